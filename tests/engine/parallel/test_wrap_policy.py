@@ -52,12 +52,12 @@ def test_blocks_are_chosen_by_class_size_and_name(choice, names):
     ("choice", "words"),
     [
         ("class Blok", "Block (2)"),
-        ("class Net", "matches only the whole Net"),
+        ("class Net", "'Net' matches no part of the model"),
         (
             "class Linear Blokk",
             "'Blokk' matches no part of the model. Did you mean 'Block'? Its classes are: ",
         ),
-        ("class Block Net", "'Net' matches only the whole Net"),
+        ("class Block Net", "'Net' matches no part of the model"),
         ("name layers.* heat", "'heat' matches no part of the model. Did you mean 'head'? Its"),
         ("name layers.* foo.*", "'foo.*' matches no part of the model"),
         ("size 1e9", "matches no part of the model"),
@@ -66,33 +66,25 @@ def test_blocks_are_chosen_by_class_size_and_name(choice, names):
         ("class NonDynamicallyQuantizableLinear", "matches no part"),
     ],
 )
-def test_a_choice_that_divides_nothing_tells_the_classes_there_are(choice, words):
+def test_choice_that_matches_nothing_lists_the_classes(choice, words):
     problem = select_wrap_units(Net(), choice).problem
     assert words in problem
     assert choice in problem
     assert "MultiheadAttention (2)" in problem
 
 
-def test_a_block_that_is_the_whole_is_none():
-    whole = nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
-    assert "which is the whole model" in select_wrap_units(whole, "name 0").problem
-    assert not select_wrap_units(whole, "class Linear").problem
-
-
-def test_what_shares_a_weight_stays_with_the_rest():
+def test_tied_modules_are_gathered_with_the_model():
     found = select_wrap_units(Net(tied=True), "class Block Linear Embedding")
     assert found.names == ("layers.0", "layers.0.wide", "layers.1", "layers.1.wide")
     assert "table, head share a weight" in found.text
-    assert (
-        "shares a weight with another part"
-        in select_wrap_units(Net(tied=True), "name head").problem
-    )
+    problem = select_wrap_units(Net(tied=True), "name head").problem
+    assert "What shares a weight is gathered with the model" in problem
 
 
-def test_small_models_without_blocks_are_cut_by_size():
+def test_small_models_without_blocks_are_split_by_size():
     model = nn.Sequential(nn.Linear(9, 9), nn.Linear(9, 1), nn.Linear(1, 9))
     assert select_wrap_units(model, "auto").names == ("0", "2")
-    assert "the whole at once" in select_wrap_units(nn.Linear(3, 3), "auto").text
+    assert "the full model at once" in select_wrap_units(nn.Linear(3, 3), "auto").text
 
 
 @pytest.mark.parametrize(
@@ -100,11 +92,11 @@ def test_small_models_without_blocks_are_cut_by_size():
     [
         (nn.Parameter(torch.tensor(1.0)), "own has no dimension"),
         (nn.Parameter(torch.zeros(3, dtype=torch.complex64)), "own is complex"),
-        (nn.Parameter(torch.zeros(3, 2).T), "own does not lie in memory in one piece"),
+        (nn.Parameter(torch.zeros(3, 2).T), "own is not contiguous"),
         (nn.UninitializedParameter(), "own has no shape before the first batch"),
     ],
 )
-def test_what_cannot_be_cut_is_named(parameter, words):
+def test_parameter_that_cannot_be_sharded_is_named(parameter, words):
     model = Net()
     model.own = parameter
     assert words in select_wrap_units(model, "auto").problem

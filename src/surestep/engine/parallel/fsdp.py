@@ -1,15 +1,13 @@
-"""Many processes that hold a part of every parameter each: FSDP2, torch's `fully_shard`.
+"""Each process has a shard of every parameter: FSDP2, torch's `fully_shard`.
 
-A block's parameters are gathered right before it is used and let go behind it; its gradients are
-added up over the ranks, each of which keeps its part. Every forward gathers, so that all ranks go
-forward equally often, in evaluations too.
+A block's parameters are gathered right before it is used and freed after it; its gradients are
+summed over the ranks, and each rank keeps its shard. Every forward gathers, so all ranks run the
+same number of forward passes, in evaluations too.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,12 +24,11 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.distributed.utils import _sync_params_and_buffers
 
-from surestep.base.errors import TaskError
+from surestep.base.errors import ParallelError, TaskError
 from surestep.engine.distributed.communicator import Communicator
-from surestep.engine.distributed.shards import to_local
+from surestep.engine.distributed.shards import is_sharded, to_local
 from surestep.engine.optim.local_shards import local_shards
 from surestep.engine.parallel.distributed import DistributedStrategy
-from surestep.engine.parallel.meta_init import broadcast_weights, check_filled
 from surestep.engine.parallel.single import NO_GRADIENTS, NOTHING
 from surestep.engine.parallel.wrap_policy import in_order
 from surestep.engine.plan.plan import Plan
@@ -39,96 +36,11 @@ from surestep.engine.state.state import WHOLE, State
 from surestep.engine.step_outcome import GradNorm, StepOutcome
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_BUCKET = 250 * 2**20  # bytes of buffers sent at once: DDP's own
-
-
-def shard_model(model: nn.Module, plan: Plan) -> nn.Module:
-    """Cut the parameters of a model over the ranks, in place; block by block to the device.
-
-    Args:
-        model: on the host.
-        plan: its blocks, and what is cut.
-    """
-    keeps = plan.parallel_shard == "grad_op"
-    how: dict[str, Any] = {
-        "mesh": make_mesh(plan),
-        "mp_policy": _precision(plan),
-        "offload_policy": _offload(plan),
-        # None is torch's own: all but the outermost are let go after their forward.
-        "reshard_after_forward": False if keeps else None,
-    }
-    ready = partial(broadcast_weights, device=plan.device) if plan.parallel_meta_init else _nothing
-    for norm in _norms(model) if plan.precision in _HALF else ():
-        ready(norm)
-        fully_shard(norm, **how | {"mp_policy": MixedPrecisionPolicy()})
-    for block in in_order(model, plan.parallel_wrap_policy):
-        if not isinstance(block, FSDPModule):
-            ready(block)
-            fully_shard(block, **how)
-    ready(model)
-    check_filled(model)
-    fully_shard(model, **how)
-    for part in _cut_modules(model):  # gradients are added up as in one process, not averaged
-        part.set_gradient_divide_factor(1.0)
-        part.set_force_sum_reduction_for_comms(True)
-    model.register_forward_hook(_let_go)
-    return model
-
-
-def _nothing(_: nn.Module) -> None:
-    """Do nothing: each rank has all values."""
-
-
-def _norms(model: nn.Module) -> list[nn.Module]:
-    """Return the normalisation whose weights must be as precise as its running statistics."""
-    kind = nn.modules.batchnorm._NormBase
-    norms = [each for each in model.modules() if isinstance(each, kind)]
-    return [each for each in norms if any(True for _ in each.parameters())]
-
-
-def make_mesh(plan: Plan) -> DeviceMesh:
-    """Return how the ranks stand: in a row, or of hybrid in rows of `parallel.shard_size`."""
-    kind, ranks, size = plan.device.type, plan.parallel_ranks, plan.parallel_shard_size
-    if plan.parallel_shard == "hybrid":
-        return init_device_mesh(kind, (ranks // size, size), mesh_dim_names=("replicate", "shard"))
-    return init_device_mesh(kind, (ranks,), mesh_dim_names=("shard",))
-
-
-def _precision(plan: Plan) -> MixedPrecisionPolicy:
-    """Gather in half precision where the forward computes in it; gradients are added up in fp32.
-
-    What is cast within the forward is left to autocast, so that it is the same as in one process.
-    """
-    half = _HALF.get(plan.precision)
-    if half is None:
-        return MixedPrecisionPolicy()
-    return MixedPrecisionPolicy(half, torch.float32, cast_forward_inputs=False)
-
-
-def _offload(plan: Plan) -> OffloadPolicy:
-    if plan.parallel_offload == "off":
-        return OffloadPolicy()
-    return CPUOffloadPolicy(pin_memory=plan.device.type != "cpu")
-
-
-def _let_go(model: nn.Module, *_: object) -> None:
-    """Let go what a forward without a backward gathered: it would be stale after the next step."""
-    if not torch.is_grad_enabled():
-        reshard(model)
-
-
-def reshard(model: nn.Module) -> None:
-    """Let all parameters be parts again, where some are still gathered."""
-    for part in _cut_modules(model):
-        part.reshard()
-
-
-def _cut_modules(model: nn.Module) -> list[FSDPModule]:
-    return [each for each in model.modules() if isinstance(each, FSDPModule)]
+_BUCKET_BYTES = 250 * 2**20  # of buffers that are sent at once, as in DDP
 
 
 class FSDPStrategy(DistributedStrategy):
-    """The verbs of a step on parameters that are cut over the ranks."""
+    """The methods of a step on parameters that are sharded over the ranks."""
 
     copies_model = False
     gathers_blocks = True
@@ -138,18 +50,19 @@ class FSDPStrategy(DistributedStrategy):
         super().__init__(plan, state, world, name)
         assert isinstance(state.model, FSDPModule)
         self.root: FSDPModule = state.model
-        self.keeps = plan.parallel_shard == "grad_op"
+        self.keeps_gathered = plan.parallel_shard == "grad_op"
         self.device = plan.device
-        mesh = mesh_of_params(self.parameters)
-        self.group = mesh.get_group(mesh.ndim - 1)
+        shard: Any = self.parameters[0].data
+        assert isinstance(shard, DTensor)
+        self.group = shard.device_mesh.get_group(shard.device_mesh.ndim - 1)
         self.has_buffers = any(True for _ in state.model.buffers())
-        self.synced = True
-        if plan.optim_implementation != "own":  # of a user's own nobody knows what it looks at
+        self._is_synced = True
+        if plan.optim_implementation != "own":  # a custom optimizer may look at anything
             self.step = self._step_locally
 
     @classmethod
     def label(cls, plan: Plan) -> str:
-        """Return what is sharded too."""
+        """Return the strategy with what is sharded."""
         return f"fsdp {plan.parallel_shard}"
 
     @classmethod
@@ -158,37 +71,36 @@ class FSDPStrategy(DistributedStrategy):
         return shard_model(model, plan)
 
     def sync_grads(self, *, when: bool) -> AbstractContextManager[Any]:
-        """Let gradients of all but the last backward stay on their rank.
+        """Keep the gradients of all but the last backward on their rank.
 
-        What is kept between forward and backward is then kept over the micro-batches too. As with
-        DDP, the buffers of the first rank are those of all where gradients are added up.
+        With grad_op, the gathered parameters are kept over the micro-batches too. As with DDP, the
+        buffers of rank 0 become those of all when gradients are summed.
         """
-        if when is not self.synced:
-            self.synced = when
+        if when is not self._is_synced:
+            self._is_synced = when
             self.root.set_requires_gradient_sync(when)
-            if self.keeps:
+            if self.keeps_gathered:
                 self.root.set_reshard_after_backward(when)
         if when and self.has_buffers:
-            buffers = list(self.module.buffers())
             all_ranks: Any = dist.group.WORLD
-            _sync_params_and_buffers(all_ranks, buffers, _BUCKET, 0)  # sends them as DDP does
+            _sync_params_and_buffers(all_ranks, list(self.module.buffers()), _BUCKET_BYTES, 0)
         return NOTHING
 
     def clip_grad_norm(self) -> GradNorm:
-        """Measure and clip as one process does: the squares of all parts travel at once."""
-        named = [
+        """Measure and clip as one process does: the squares of all shards are summed at once."""
+        with_grad = [
             (name, each.grad)
             for name, each in zip(self.names, self.parameters, strict=True)
             if each.grad is not None
         ]
-        if not named:
+        if not with_grad:
             raise TaskError(NO_GRADIENTS)
-        names, grads = [name for name, _ in named], [to_local(grad) for _, grad in named]
+        names, grads = [name for name, _ in with_grad], [to_local(grad) for _, grad in with_grad]
         squares = torch.stack([each.double() for each in torch._foreach_norm(grads)]).square_()
         squares = squares.to(self.device)
         dist.all_reduce(squares, group=self.group)
-        kind = torch.promote_types(grads[0].dtype, torch.float32)
-        norms, total = squares.sqrt().to(kind), squares.sum().sqrt().to(kind)
+        dtype = torch.promote_types(grads[0].dtype, torch.float32)
+        norms, total = squares.sqrt().to(dtype), squares.sum().sqrt().to(dtype)
         if self.max_norm is not None:
             factor = torch.clamp(self.max_norm / (total + 1e-6), max=1.0)
             torch._foreach_mul_(grads, factor.to(grads[0].device))
@@ -202,8 +114,110 @@ class FSDPStrategy(DistributedStrategy):
             return self.guard.step(loss_sum, grad_norm)
 
 
-def mesh_of_params(parameters: Sequence[nn.Parameter]) -> DeviceMesh:
-    """Return how the ranks stand that hold the parts."""
-    part = parameters[0].data
-    assert isinstance(part, DTensor)
-    return part.device_mesh
+def shard_model(model: nn.Module, plan: Plan) -> nn.Module:
+    """Shard the parameters of a model over the ranks, in place, block by block on the device.
+
+    Args:
+        model: on the host.
+        plan: has its blocks, and what is sharded.
+    """
+    half, device = _HALF.get(plan.precision), plan.device
+    # Only what the forward computes in is cast here: autocast does the rest, as in one process.
+    precision = MixedPrecisionPolicy()
+    if half is not None:
+        precision = MixedPrecisionPolicy(half, torch.float32, cast_forward_inputs=False)
+    offload = OffloadPolicy()
+    if plan.parallel_offload != "off":
+        offload = CPUOffloadPolicy(pin_memory=device.type != "cpu")
+    options: dict[str, Any] = {
+        "mesh": _make_mesh(plan),
+        "mp_policy": precision,
+        "offload_policy": offload,
+        # None is torch's default: all but the root are freed after their forward.
+        "reshard_after_forward": False if plan.parallel_shard == "grad_op" else None,
+    }
+
+    def shard(module: nn.Module, **more: Any) -> None:
+        if plan.parallel_meta_init:
+            _broadcast_weights(module, device)
+        fully_shard(module, **options | more)
+
+    if half is not None:  # norms must be as precise as their running statistics
+        for module in list(model.modules()):
+            if isinstance(module, nn.modules.batchnorm._NormBase) and [*module.parameters()]:
+                shard(module, mp_policy=MixedPrecisionPolicy())
+    for block in in_order(model, plan.parallel_wrap_policy):
+        if not isinstance(block, FSDPModule):
+            shard(block)
+    if plan.parallel_meta_init:
+        _broadcast_weights(model, device)
+    _check_no_meta_tensors(model)
+    fully_shard(model, **options)
+    for part in _sharded_modules(model):  # gradients are summed as in one process, not averaged
+        part.set_gradient_divide_factor(1.0)
+        part.set_force_sum_reduction_for_comms(True)
+    model.register_forward_hook(_free_after_evaluation)
+    return model
+
+
+def _make_mesh(plan: Plan) -> DeviceMesh:
+    """Return the mesh of the ranks: one row, or with hybrid rows of `parallel.shard_size`."""
+    device, ranks, size = plan.device.type, plan.parallel_ranks, plan.parallel_shard_size
+    if plan.parallel_shard != "hybrid":
+        return init_device_mesh(device, (ranks,), mesh_dim_names=("shard",))
+    names = ("replicate", "shard")
+    return init_device_mesh(device, (ranks // size, size), mesh_dim_names=names)
+
+
+def _sharded_modules(model: nn.Module) -> list[FSDPModule]:
+    return [each for each in model.modules() if isinstance(each, FSDPModule)]
+
+
+def _free_after_evaluation(model: nn.Module, *_: object) -> None:
+    """Free what a forward without a backward gathered: the next step would make it stale."""
+    if not torch.is_grad_enabled():
+        for part in _sharded_modules(model):
+            part.reshard()
+
+
+@torch.no_grad()
+def _broadcast_weights(module: nn.Module, device: torch.device) -> None:
+    """Give all ranks rank 0's tensors of a module, on the device, except for sharded ones.
+
+    The other ranks have only their shapes, on torch's meta device: the values are drawn once, by
+    the code that draws them in one process. A tensor that is shared stays shared.
+    """
+    sent: dict[int, tuple[Tensor, Tensor]] = {}  # a tensor and its copy, by the tensor's id
+    for part in module.modules():
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None or is_sharded(tensor):
+                    continue
+                if id(tensor) not in sent:
+                    sent[id(tensor)] = tensor, _broadcast(tensor, device)
+                tensors[name] = sent[id(tensor)][1]  # type: ignore[assignment]  # the same type
+
+
+def _broadcast(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor with rank 0's values."""
+    if tensor.is_meta:
+        filled = torch.empty_like(tensor, device=device)
+        if isinstance(tensor, nn.Parameter):
+            filled = nn.Parameter(filled, requires_grad=tensor.requires_grad)
+    else:
+        tensor.data = tensor.data.to(device)
+        filled = tensor
+    dist.broadcast(filled.data, 0)
+    return filled
+
+
+def _check_no_meta_tensors(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if isinstance(value, Tensor) and value.is_meta:
+                raise ParallelError(
+                    f"{name + '.' if name else ''}{key} is a tensor that is neither a parameter "
+                    "nor a buffer, so parallel.meta_init=True cannot send it. Call "
+                    f"self.register_buffer({key!r}, ...) in its module, or remove "
+                    "parallel.meta_init."
+                )
