@@ -8,7 +8,7 @@ import surestep
 from surestep.base.errors import TaskError
 from surestep.engine.checks.vary import VariedModel
 from tests import tiny
-from tests.engine.test_model_loss import Own, own_task
+from tests.engine.losses.test_model_loss import Own, own_task
 
 
 def test_a_loss_that_is_no_mean_over_its_items_is_refused(tmp_path):

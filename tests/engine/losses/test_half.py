@@ -10,8 +10,8 @@ from surestep.engine.losses.adapt import as_loss
 from tests import tiny
 from tests.engine.losses.table import CASES as OWN
 from tests.engine.losses.table import N, as_type, rows
-from tests.engine.losses.test_of_torch import CASES as OF_TORCH
-from tests.engine.test_loss import CASES as SIMPLE
+from tests.engine.losses.test_adapt import CASES as SIMPLE
+from tests.engine.losses.test_torch_losses import CASES as OF_TORCH
 
 HALF = [torch.bfloat16, torch.float16]
 ALL = {

@@ -120,7 +120,7 @@ def test_it_is_said_when_the_run_opens(tmp_path, capsys):
             surestep.losses.multilabel(pos_weight="balanced"),
             "no sample of label 0, 1, 2",
         ),
-        (Stream(), BALANCED, "a stream is not read twice. Say a number for each class"),
+        (Stream(), BALANCED, "a stream is not read twice. Set a number for each class"),
     ],
     ids=["class missing", "no indices", "no ones", "stream"],
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from surestep.engine.schedule.curves import lr_factor
-from tests.engine.schedule.test_rate import LR, STEPS, equal, ours, shape
+from tests.engine.schedule.test_curves import LR, STEPS, equal, ours, shape
 from tests.needs import needs
 
 W = 7

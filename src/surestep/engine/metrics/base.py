@@ -106,7 +106,7 @@ class MeanMetric:
         self.count = self.count + counted
 
     def compute(self, world: Communicator = ALONE) -> dict[str, Value]:
-        """Return the mean over all ranks; not a number where nothing was counted."""
+        """Return the mean over all ranks; NaN if nothing was counted."""
         total, count = world.all_reduce_sum([float(self.total), float(self.count)])
         return {self.name: total / count if count else float("nan")}
 
@@ -158,7 +158,7 @@ def check_metric(name: str, metric: Any) -> None:
             f"metrics[{name!r}]={metric.__name__} is a class. Write {metric.__name__}()."
         )
     if hasattr(metric, "compute"):
-        missing = [each for each in ("update", "reset") if not hasattr(metric, each)]
+        missing = [verb for verb in ("update", "reset") if not hasattr(metric, verb)]
         if missing:
             raise TaskError(
                 f"metrics[{name!r}] is a {kind}, which has compute and lacks "
@@ -178,20 +178,20 @@ def metric_modes(name: str, metric: Any) -> dict[str, Literal["min", "max"] | No
     What has several values, as a torchmetrics collection, is known by "name_key".
     """
     if isinstance(getattr(metric, "higher_is_better", None), Mapping):
-        each = metric.higher_is_better.items()
-        return {f"{name}_{key}": _named(higher) for key, higher in each}
+        directions = metric.higher_is_better.items()
+        return {f"{name}_{key}": _named(higher) for key, higher in directions}
     if isinstance(metric, nn.ModuleDict):
-        return {f"{name}_{key}": _direction(each) for key, each in metric.items()}
+        return {f"{name}_{key}": _direction(part) for key, part in metric.items()}
     return {name: _direction(metric)}
 
 
 def table_metric_names(metrics: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of metrics that are known to be tables before they are computed."""
-    return tuple(name for name, each in metrics.items() if is_confusion(each))
+    return tuple(name for name, metric in metrics.items() if is_confusion(metric))
 
 
 def is_confusion(metric: Any) -> bool:
-    """Say whether a metric is a confusion matrix: rows are true classes, columns predicted ones."""
+    """Return whether a metric is a confusion matrix: rows true, columns predicted classes."""
     return "ConfusionMatrix" in type(metric).__name__
 
 

@@ -50,7 +50,7 @@ def has_torchmetrics(metric: Any) -> bool:
 
 
 def _is_lossy(part: Any, state: str, how: Callable[..., Any] | None) -> bool:
-    """Say whether a state of several ranks is not that of all samples."""
+    """Return whether a state of several ranks is not that of all samples."""
     if type(part)._sync_dist is not _metric_class(part)._sync_dist:
         return False  # it has a way of its own
     if how is None:
@@ -59,14 +59,14 @@ def _is_lossy(part: Any, state: str, how: Callable[..., Any] | None) -> bool:
 
 
 def _metric_class(part: Any) -> Any:
-    return next(each for each in type(part).__mro__ if each.__name__ == "Metric")
+    return next(kind for kind in type(part).__mro__ if kind.__name__ == "Metric")
 
 
 def _parts(metric: Any) -> Iterator[Any]:
     """Yield the torchmetrics objects in a metric."""
-    for each in metric.modules() if isinstance(metric, nn.Module) else ():
-        if hasattr(each, "_reductions") and hasattr(each, "dist_sync_fn"):
-            yield each
+    for module in metric.modules() if isinstance(metric, nn.Module) else ():
+        if hasattr(module, "_reductions") and hasattr(module, "dist_sync_fn"):
+            yield module
 
 
 @contextmanager
@@ -75,8 +75,8 @@ def sync_metrics(metric: Any, world: Communicator) -> Iterator[None]:
     if world.size == 1:
         yield
         return
-    for each in _parts(metric):
-        each.dist_sync_fn = partial(all_gather_uneven, world=world)
+    for part in _parts(metric):
+        part.dist_sync_fn = partial(all_gather_uneven, world=world)
     with warnings.catch_warnings():
         # A rank without samples has what the others have seen.
         warnings.filterwarnings("ignore", message="The ``compute`` method of metric")
@@ -88,20 +88,20 @@ def all_gather_uneven(own: Tensor, group: Any = None, *, world: Communicator) ->
 
     Args:
         own: of this rank; the first dimension may differ from that of others.
-        group: not looked at, since all ranks take part.
+        group: ignored, since all ranks take part.
         world: the ranks.
     """
-    told = json.dumps([str(own.dtype).removeprefix("torch."), list(own.shape)])
-    seen = [json.loads(each) for each in world.all_gather_text(told)]
+    text = json.dumps([str(own.dtype).removeprefix("torch."), list(own.shape)])
+    seen = [json.loads(other) for other in world.all_gather_text(text)]
     sizes = [torch.Size(shape).numel() for _, shape in seen]
     if not any(sizes):
         return [own] * world.size
-    name, like = next(each for each, size in zip(seen, sizes, strict=True) if size)
+    name, like = next(layout for layout, size in zip(seen, sizes, strict=True) if size)
     flat = torch.zeros(max(sizes), dtype=getattr(torch, name), device=own.device)
     flat[: own.numel()] = own.reshape(-1)
-    each_flat = [torch.empty_like(flat) for _ in seen]
-    dist.all_gather(each_flat, flat)
+    gathered = [torch.empty_like(flat) for _ in seen]
+    dist.all_gather(gathered, flat)
     return [
-        found[:size].view(shape if size else [0, *like[1:]])
-        for found, size, (_, shape) in zip(each_flat, sizes, seen, strict=True)
+        tensor[:size].view(shape if size else [0, *like[1:]])
+        for tensor, size, (_, shape) in zip(gathered, sizes, seen, strict=True)
     ]

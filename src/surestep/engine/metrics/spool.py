@@ -57,7 +57,8 @@ class Spool:
     def layout(self) -> dict[str, list[Any]]:
         """Return the type and the shape of each column's rows, as JSON can hold it."""
         return {
-            name: [str(each.dtype), list(each.row_shape)] for name, each in self._columns.items()
+            name: [str(column.dtype), list(column.row_shape)]
+            for name, column in self._columns.items()
         }
 
     def add(self, name: str, tensor: Tensor) -> None:
@@ -83,8 +84,8 @@ class Spool:
         if not self.is_on_disk and self._size <= self.limit:
             return
         try:
-            for each in [column] if self.is_on_disk else self._columns.values():
-                each.write_out(self.folder)
+            for full in [column] if self.is_on_disk else self._columns.values():
+                full.write_out(self.folder)
         except OSError as error:
             raise self._not_written(error) from error
         self.is_on_disk = True

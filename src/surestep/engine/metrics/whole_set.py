@@ -1,6 +1,6 @@
 """Metrics over all predictions of a set at once: AUC, F1, correlations.
 
-Such a metric is no mean over batches. Each rank keeps what it has seen in a spool, in bounded
+Such a metric is not a mean over batches. Each rank keeps what it has seen in a spool, in bounded
 memory; then one rank gathers it, in the order of the data, and computes.
 """
 
@@ -130,12 +130,12 @@ class WholeSetMetric:
             self._spool.add(str(number), tensor)
         self._pieces.append(Piece(at.start, rows))
         if not self._template:
-            self._template = map_tensors(kept, lambda each: each.new_empty(0))
+            self._template = map_tensors(kept, lambda tensor: tensor.new_empty(0))
 
     def _check(self, kept: Any, tensors: list[Tensor], rows: int) -> None:
-        odd = _other_leaf(kept)
-        if odd is not None or not tensors:
-            kind = "nothing" if odd is None else f"a {type(odd).__name__}"
+        leaf = _other_leaf(kept)
+        if leaf is not None or not tensors:
+            kind = "nothing" if leaf is None else f"a {type(leaf).__name__}"
             raise TaskError(
                 f"metrics[{self.name!r}] keeps tensors of a whole set, and was given {kind}. {_SAY}"
                 "."
@@ -172,23 +172,23 @@ class WholeSetMetric:
             return named_values(self.name, self.metric.function(outputs, targets))
         except Exception as error:  # whatever the user's function raises
             raise TaskError(
-                f"metrics[{self.name!r}] fails on {sum(each.rows for each in pieces)} rows, all of "
-                f"the set: {type(error).__name__}: {error}"
+                f"metrics[{self.name!r}] fails on all {sum(piece.rows for piece in pieces)} rows: "
+                f"{type(error).__name__}: {error}"
             ) from error
 
     def _value_of_ranks(self, world: Communicator) -> dict[str, Value]:
         """Gather all rows on the rank that has the first, and let it compute."""
-        own = {"pieces": [each[:2] for each in self._pieces], "rows": self._spool.layout()}
-        told = [json.loads(text) for text in world.all_gather_text(json.dumps(own))]
+        own = {"parts": [piece[:2] for piece in self._pieces], "rows": self._spool.layout()}
+        ranks = [json.loads(text) for text in world.all_gather_text(json.dumps(own))]
         pieces = sorted(
             Piece(position, rows, rank)
-            for rank, each in enumerate(told)
-            for position, rows in each["pieces"]
+            for rank, stored in enumerate(ranks)
+            for position, rows in stored["parts"]
         )
         if not pieces:
             return self._unknown()
-        layouts = [each["rows"] for each in told if each["pieces"]]
-        if any(each != layouts[0] for each in layouts):
+        layouts = [stored["rows"] for stored in ranks if stored["parts"]]
+        if any(layout != layouts[0] for layout in layouts):
             raise TaskError(
                 f"metrics[{self.name!r}] keeps {layouts[0]} on one rank and others elsewhere: "
                 f"{layouts}. {_SAY}, all of one row shape and type."
@@ -241,14 +241,14 @@ def _other_leaf(value: Any) -> Any:
     if isinstance(value, Mapping):
         value = tuple(value.values())
     if isinstance(value, (tuple, list)):
-        return next((odd for each in value if (odd := _other_leaf(each)) is not None), None)
+        return next((leaf for part in value if (leaf := _other_leaf(part)) is not None), None)
     return None if isinstance(value, Tensor) else value
 
 
 def plain_value(value: Any) -> Value:
     """Return a number; of a table or a curve the nested list of its numbers."""
     if isinstance(value, (tuple, list)):
-        return [plain_value(each) for each in value]
+        return [plain_value(part) for part in value]
     if isinstance(value, Tensor) and value.numel() != 1:
         return list(value.tolist())
     return float(value)
@@ -257,5 +257,5 @@ def plain_value(value: Any) -> Value:
 def named_values(name: str, value: Any) -> dict[str, Value]:
     """Return the value of a metric by its name, or its values by "name_key" if it has several."""
     if isinstance(value, Mapping):
-        return {f"{name}_{key}": plain_value(each) for key, each in value.items()}
+        return {f"{name}_{key}": plain_value(part) for key, part in value.items()}
     return {name: plain_value(value)}

@@ -1,8 +1,8 @@
-"""The curves: pure functions of the place after warm-up, from 1 at the peak down to 0.
+"""The curves: pure functions of the position after the warm-up, from 1 at the peak down to 0.
 
-A place is counted in steps, or in stairs where `schedule.interval` says so; so are all lengths
-here. Each function takes the length that is left to the curve and its own options, and returns the
-curve. A curve may be asked beyond its end, where it stays as it ended.
+Positions and lengths are counted in intervals of `schedule.interval`, by default one step. Each
+function takes the length from the warm-up to the end of the run and its own options, and returns
+the curve. Beyond its end a curve keeps its last value.
 """
 
 import math
@@ -22,7 +22,7 @@ def warm_up(length: float, start: float | None = None) -> Curve:
     if length <= 1 and start is None:
         return _one
     first = 1 / length if start is None else start
-    return lambda place: first + (1 - first) * min(place / length, 1.0)
+    return lambda position: first + (1 - first) * min(position / length, 1.0)
 
 
 def constant(_: float) -> Curve:
@@ -36,12 +36,12 @@ def _one(_: float) -> float:
 
 def linear(length: float) -> Curve:
     """Fall on a line."""
-    return lambda place: 1 - min(place / length, 1.0)
+    return lambda position: 1 - min(position / length, 1.0)
 
 
 def cosine(length: float) -> Curve:
     """Fall on half a cosine wave."""
-    return lambda place: (1 + math.cos(math.pi * min(place / length, 1.0))) / 2
+    return lambda position: (1 + math.cos(math.pi * min(position / length, 1.0))) / 2
 
 
 def cosine_restarts(
@@ -50,10 +50,10 @@ def cosine_restarts(
     """Fall on half a cosine wave, again and again."""
     starts = restarts(length, T_0=T_0, T_mult=T_mult, cycles=cycles)
 
-    def at(place: float) -> float:
-        cycle = min(bisect_right(starts, place + HAIR), len(starts) - 1)
+    def at(position: float) -> float:
+        cycle = min(bisect_right(starts, position + HAIR), len(starts) - 1)
         begin, end = starts[cycle - 1], starts[cycle]
-        return (1 + math.cos(math.pi * min((place - begin) / (end - begin), 1.0))) / 2
+        return (1 + math.cos(math.pi * min((position - begin) / (end - begin), 1.0))) / 2
 
     return at
 
@@ -75,27 +75,27 @@ def restarts(
 
 def step(_: float, *, step_size: float, gamma: float) -> Curve:
     """Multiply by gamma every step_size."""
-    return lambda place: float(gamma ** int(place / step_size + HAIR))
+    return lambda position: float(gamma ** int(position / step_size + HAIR))
 
 
 def multi_step(_: float, *, milestones: Sequence[float], gamma: float) -> Curve:
     """Multiply by gamma at each milestone."""
-    return lambda place: float(gamma ** bisect_right(milestones, place + HAIR))
+    return lambda position: float(gamma ** bisect_right(milestones, position + HAIR))
 
 
 def exponential(_: float, *, gamma: float) -> Curve:
-    """Multiply by gamma at each place."""
-    return lambda place: float(gamma**place)
+    """Multiply by gamma at each interval."""
+    return lambda position: float(gamma**position)
 
 
 def polynomial(length: float, *, power: float) -> Curve:
     """Fall as a power of what is left."""
-    return lambda place: float((1 - min(place / length, 1.0)) ** power)
+    return lambda position: float((1 - min(position / length, 1.0)) ** power)
 
 
 def inverse_sqrt(_: float, *, timescale: float) -> Curve:
-    """Fall with the square root of the place."""
-    return lambda place: 1 / math.sqrt((place + timescale) / timescale)
+    """Fall with the square root of the position."""
+    return lambda position: 1 / math.sqrt((position + timescale) / timescale)
 
 
 def warmup_stable_decay(length: float, *, decay: float, decay_shape: str) -> Curve:
@@ -106,20 +106,22 @@ def warmup_stable_decay(length: float, *, decay: float, decay_shape: str) -> Cur
         "cosine": lambda share: (1 + math.cos(math.pi * share)) / 2,
         "1-sqrt": lambda share: 1 - math.sqrt(share),
     }[decay_shape]
-    return lambda place: fall(min((place - stable) / decay, 1.0)) if place > stable else 1.0
+    return lambda position: (
+        fall(min((position - stable) / decay, 1.0)) if position > stable else 1.0
+    )
 
 
 def anneal(points: Sequence[tuple[float, float]], strategy: str) -> Curve:
-    """Go from point to point, (place, value), on half cosine waves or on lines."""
-    ends = [place for place, _ in points]
+    """Connect points (position, value) by half cosine waves or lines."""
+    ends = [position for position, _ in points]
     values = [value for _, value in points]
     inner = ends[1:-1]
     waves = strategy == "cos"
 
-    def at(place: float) -> float:
-        phase = bisect_left(inner, place)
+    def at(position: float) -> float:
+        phase = bisect_left(inner, position)
         begin, end = ends[phase], ends[phase + 1]
-        share = min((place - begin) / (end - begin), 1.0) if end != begin else 1.0
+        share = min((position - begin) / (end - begin), 1.0) if end != begin else 1.0
         first, last = values[phase], values[phase + 1]
         if waves:
             return last + (first - last) / 2 * (math.cos(math.pi * share) + 1)
@@ -159,11 +161,11 @@ def cyclic(
     halves = 0.5 if mode == "triangular2" else 1.0
     shrink = gamma if mode == "exp_range" else 1.0
 
-    def at(place: float) -> float:
-        cycle = math.floor(1 + place / period)
-        share = 1.0 + place / period - cycle
+    def at(position: float) -> float:
+        cycle = math.floor(1 + position / period)
+        share = 1.0 + position / period - cycle
         height = share / ratio if share <= ratio else (share - 1) / (ratio - 1)
-        return float(height * halves ** (cycle - 1) * shrink**place)
+        return float(height * halves ** (cycle - 1) * shrink**position)
 
     return at
 
@@ -184,31 +186,31 @@ CURVES: dict[str, Callable[..., Curve]] = {
     "reduce_on_plateau": constant,
 }
 
-# Lengths among the options of a curve, which `interval` turns into stairs.
+# Options of curves that are lengths.
 LENGTHS = ("T_0", "step_size", "timescale", "decay", "step_size_up", "step_size_down")
-# These say where they end: no floor is laid under them.
+# These end at a value that they compute: no minimum is applied.
 ENDS_BY_ITSELF = ("one_cycle", "reduce_on_plateau")
 
 
 def lr_factor(shape: ScheduleSpec) -> Factor:
     """Return the factor on the peak rate, by the number of steps taken before this one.
 
-    Warm-up of W steps is LinearLR(start_factor=1/W, total_iters=W); with warmup_start=0 it is that
-    of transformers. The curve of the catalog follows it, over what is left of the run. With
-    `interval` above one step the same is walked in stairs of that length.
+    A warm-up of W steps is LinearLR(start_factor=1/W, total_iters=W); with warmup_start=0 it is
+    that of transformers. The curve follows it, to the end of the run. With an `interval` above one
+    step the factor changes once per interval.
 
     Source: https://docs.pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate
     """
     every, warmup = shape.interval, shape.warmup / shape.interval
     rise = warm_up(warmup, shape.warmup_start)
-    curve, ratio, cut = curve_of(shape), _floor(shape), shape.min_lr_mode == "cut"
+    curve, ratio, is_cut = curve_of(shape), _floor(shape), shape.min_lr_mode == "cut"
 
     def at(steps_taken: int) -> float:
-        place = steps_taken if every == 1 else math.floor(steps_taken / every + HAIR)
-        if place < warmup:
-            return rise(place)
-        value = curve(place - warmup)
-        return max(ratio, value) if cut else ratio + (1 - ratio) * value
+        position = steps_taken if every == 1 else math.floor(steps_taken / every + HAIR)
+        if position < warmup:
+            return rise(position)
+        value = curve(position - warmup)
+        return max(ratio, value) if is_cut else ratio + (1 - ratio) * value
 
     return at
 
@@ -218,7 +220,7 @@ def _floor(shape: ScheduleSpec) -> float:
 
 
 def curve_of(shape: ScheduleSpec) -> Curve:
-    """Return what follows the warm-up, by its place in stairs, without its floor."""
+    """Return the curve after the warm-up, without its minimum."""
     length, own = decay_steps(shape), dict(shape.curve_options)
     if length <= 0:  # the run is all warm-up
         return CURVES["constant"](length)
@@ -227,16 +229,16 @@ def curve_of(shape: ScheduleSpec) -> Curve:
             own[name] /= shape.interval
     if shape.name == "one_cycle":
         own["min_lr_ratio"] = shape.min_lr_ratio
-    if shape.name == "multi_step":  # milestones are places of the run, not of what is left of it
-        own["milestones"] = [(each - shape.warmup) / shape.interval for each in own["milestones"]]
+    if shape.name == "multi_step":  # counted from the start of the run
+        own["milestones"] = [(step - shape.warmup) / shape.interval for step in own["milestones"]]
     if shape.name == "reduce_on_plateau":
         own = {}
     if shape.name in CURVES:
         return CURVES[shape.name](length, **own)
     function = load_plugin(SCHEDULES, shape.name)
-    return lambda place: float(function(place, length, **own))
+    return lambda position: float(function(position, length, **own))
 
 
 def decay_steps(shape: ScheduleSpec) -> float:
-    """Return what is left after the warm-up, in stairs."""
+    """Return the length after the warm-up, in intervals."""
     return (shape.total - shape.warmup) / shape.interval

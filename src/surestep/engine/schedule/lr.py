@@ -1,7 +1,7 @@
-"""The rate and the momentum at each step, by the number of steps taken before it.
+"""The learning rate and the momentum at each step, by the number of steps taken before it.
 
-Nothing is stepped and nothing is saved: a skipped step does not move the rate, and a resumed run
-is at the right rate because it knows how many steps it took. Only `reduce_on_plateau` has a memory.
+There is no scheduler to step or to save: a skipped step does not change the rate, and a resumed run
+has the right rate because it knows how many steps it took. Only `reduce_on_plateau` has a state.
 """
 
 import math
@@ -24,19 +24,19 @@ from surestep.engine.schedule.curves import (
 )
 from surestep.engine.schedule.registry import Factor, ScheduleSpec, UserFunction
 
-# A fall smaller than this is not made. Source: torch.optim.lr_scheduler.ReduceLROnPlateau's eps.
+# A smaller reduction is not made. Source: torch.optim.lr_scheduler.ReduceLROnPlateau's eps.
 SMALLEST_FALL = 1e-8
 
 
 @dataclass
 class PlateauState:
-    """How far the rate has fallen, and what is remembered to judge the next evaluation.
+    """How far the rate has fallen, and what the next evaluation is compared with.
 
     Attributes:
         scale: the share of the peak that is left.
         best: the best metric so far.
-        bad: evaluations in a row that were no better.
-        cooling: evaluations to come that are not counted, since the rate has just fallen.
+        bad: consecutive evaluations without improvement.
+        cooling: next evaluations that do not count, since the rate has just fallen.
     """
 
     scale: float = 1.0
@@ -53,10 +53,10 @@ class PlateauState:
         min_lr_ratio: float,
         lr: float,
     ) -> bool:
-        """Take in a new value of the metric; say whether the rate falls.
+        """Add a new value of the metric; return whether the rate falls.
 
         Args:
-            value: the metric; one that is not a number is no better.
+            value: the metric; NaN is not an improvement.
             own: factor, patience, threshold, threshold_mode, cooldown.
             mode: whether a smaller or a larger metric is better.
             min_lr_ratio: the floor.
@@ -81,7 +81,7 @@ class PlateauState:
         return True
 
     def forget(self) -> None:
-        """Forget what was measured, which says nothing of another metric; the rate stays."""
+        """Forget the values so far, when the metric changes; the rate stays."""
         self.best, self.bad = None, 0
 
     def _is_better(self, value: float, own: Mapping[str, Any], mode: str) -> bool:
@@ -111,15 +111,15 @@ def momentum(shape: ScheduleSpec) -> Factor | None:
     else:
         height = curve_of(shape)
 
-        def curve(place: float) -> float:
-            return high - (high - low) * height(place)
+        def curve(position: float) -> float:
+            return high - (high - low) * height(position)
 
     every, warmup = shape.interval, shape.warmup / shape.interval
     return lambda steps_taken: curve(max(math.floor(steps_taken / every + HAIR) - warmup, 0.0))
 
 
 def make_lr_factor(shape: ScheduleSpec, plateau: PlateauState, own: UserFunction | None) -> Factor:
-    """Return the factor of a run: with the memory of a plateau, or by the Task's own function."""
+    """Return the factor of a run, with the state of a plateau or by the Task's function."""
     if own is not None:
         return _checked(own, int(shape.total))
     at = lr_factor(shape)
@@ -129,15 +129,15 @@ def make_lr_factor(shape: ScheduleSpec, plateau: PlateauState, own: UserFunction
 
 
 def _checked(function: UserFunction, total: int) -> Factor:
-    """Return the Task's function, whose every answer is checked.
+    """Return the Task's function with a check of every value.
 
     Raises:
-        TaskError: it is none, fails, or returns something else than a number of at least 0.
+        TaskError: it is not a function, fails, or returns anything but a number of at least 0.
     """
     if not callable(function):
         raise TaskError(
             f"schedule is a {type(function).__name__}, not a function of (steps_taken, total). "
-            "Give one that returns the factor on the rate, or say Config(schedule=...)."
+            "Give one that returns the factor on the rate, or use Config(schedule=...)."
         )
 
     def at(steps_taken: int) -> float:
@@ -149,14 +149,14 @@ def _checked(function: UserFunction, total: int) -> Factor:
             )
         return float(value)
 
-    for place in (0, total - 1):
+    for position in (0, total - 1):
         try:
-            at(place)
+            at(position)
         except TaskError:
             raise
         except Exception as error:
             raise TaskError(
-                f"Task(schedule=...) failed for steps_taken={place} and total={total}: "
+                f"Task(schedule=...) failed for steps_taken={position} and total={total}: "
                 f"{type(error).__name__}: {error}. It is called as schedule(steps_taken, total)."
             ) from error
     return at
@@ -165,7 +165,7 @@ def _checked(function: UserFunction, total: int) -> Factor:
 def momentum_writer(
     shape: ScheduleSpec, optimizer: torch.optim.Optimizer
 ) -> Callable[[int], None] | None:
-    """Return what writes the cycled momentum into parameter groups; None where it is left alone.
+    """Return what writes the cycled momentum into parameter groups; None if it is not cycled.
 
     Raises:
         ConfigError: a group has neither a momentum nor betas.
@@ -179,7 +179,7 @@ def momentum_writer(
 
     def write(steps_taken: int) -> None:
         value = at(steps_taken)
-        for group in optimizer.param_groups:  # asked anew: loading a state replaces them
+        for group in optimizer.param_groups:  # loading a state replaces them
             if "betas" in group:
                 group["betas"] = (value, *group["betas"][1:])
             else:
@@ -189,25 +189,25 @@ def momentum_writer(
 
 
 def no_momentum_message(name: str) -> str:
-    """Say what to type where an optimizer has no momentum to cycle."""
+    """Return the message for an optimizer without a momentum to cycle."""
     return (
-        f"schedule.name={name!r} cycles the momentum, and the optimizer has none. Say "
+        f"schedule.name={name!r} cycles the momentum, and the optimizer has none. Use "
         "optim.momentum=0.9 with optim.name='sgd', an optimizer with betas such as 'adamw', or "
         "schedule.cycle_momentum=False."
     )
 
 
 def cycle_ends(shape: ScheduleSpec) -> tuple[int, ...]:
-    """List after how many steps taken a cycle has ended, where that is to be saved."""
+    """List after how many steps a cycle ends, if a checkpoint is to be saved there."""
     if not shape.save_cycles:
         return ()
     length, own = shape.total - shape.warmup, shape.curve_options
     if shape.name == "cosine_restarts":
-        places = restarts(length, T_0=own["T_0"], T_mult=own["T_mult"], cycles=own["cycles"])[1:]
+        positions = restarts(length, T_0=own["T_0"], T_mult=own["T_mult"], cycles=own["cycles"])[1:]
     else:
         period = own["step_size_up"] + own["step_size_down"]
-        places = [period * each for each in range(1, int(length / period + HAIR) + 1)]
-    ends = (shape.warmup + place for place in places if place <= length + HAIR)
+        positions = [period * cycle for cycle in range(1, int(length / period + HAIR) + 1)]
+    ends = (shape.warmup + position for position in positions if position <= length + HAIR)
     return tuple(math.ceil(end - HAIR) for end in ends)
 
 

@@ -233,8 +233,8 @@ class ScheduleSpec:
         total: the length of the run.
         warmup: the length of the linear rise before it.
         warmup_start: where that rise begins, as a share of the peak; None is one step's share.
-        min_lr_ratio: the floor, as a share of the peak.
-        min_lr_mode: whether the curve is scaled to end at the floor, or cut where it meets it.
+        min_lr_ratio: the minimum, as a share of the peak.
+        min_lr_mode: "scale" to end at the minimum, or "cut" to stop there.
         interval: how many steps the rate stays constant.
         curve_options: the options of its curve alone.
         momentum: the lowest and the highest, where it is cycled with the rate.

@@ -138,7 +138,7 @@ def test_a_direction_is_taken_from_what_is_said(tmp_path):
             lambda: surestep.whole_set(f1, preprocess=lambda o, t: (o, t[1:])),
             r"a tensor with shape \(7,\) where there are 8 rows",
         ),
-        (lambda: surestep.whole_set(lambda outputs: 0.0), "fails on 8 rows.*TypeError"),
+        (lambda: surestep.whole_set(lambda outputs: 0.0), "fails on all 8 rows.*TypeError"),
     ],
 )
 def test_what_cannot_be_kept_or_computed_is_refused_before_the_first_step(tmp_path, metric, words):
@@ -172,5 +172,5 @@ def test_a_failure_on_the_whole_set_says_which_metric_and_why(tmp_path):
             raise ValueError("103 samples")
         return 0.0
 
-    with pytest.raises(TaskError, match=r"metrics\['m'\] fails on 103 rows.*ValueError: 103"):
+    with pytest.raises(TaskError, match=r"metrics\['m'\] fails on all 103 rows.*ValueError: 103"):
         evaluated(tmp_path / "run", {"m": surestep.whole_set(fails)})

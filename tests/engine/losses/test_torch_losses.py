@@ -76,7 +76,7 @@ def test_uneven_parts_add_up(plain, outputs, targets):
 
 
 def test_every_loss_of_torch_that_is_known_has_a_case():
-    from tests.engine.test_loss import CASES as FIRST
+    from tests.engine.losses.test_adapt import CASES as FIRST
 
     tried = {type(case[0]) for case in (*CASES.values(), *FIRST.values())}
     assert set(KNOWN) <= tried

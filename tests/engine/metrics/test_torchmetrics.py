@@ -80,5 +80,5 @@ def test_a_rate_can_say_what_is_best(tmp_path):
         **{"train": (X, y), "val": (X, y), "metrics": {"at": rates}},
     }
     run = tiny.fit(tmp_path, parts, validation={"metric": "at_ap"})
-    assert run.status["monitor"] == ["val/at_ap", "max"]
+    assert run.status["monitor"] == ("val/at_ap", "max")
     assert set(run.best.metrics) == {"val/at_ap", "val/at_f1", "val/loss"}
