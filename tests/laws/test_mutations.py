@@ -50,7 +50,7 @@ from surestep.record.checkpoint.manifest import read_manifest
 from surestep.record.run import Run
 from surestep.record.run_writer import RunWriter
 from surestep.trainer import build as wire
-from surestep.trainer import extend as lengthening
+from surestep.trainer import config_diff as lengthening
 from surestep.trainer import run_identity as identity
 from tests.laws.test_buffers import Observed, task_of
 from tests.laws.test_buffers import check_resume as check_buffers

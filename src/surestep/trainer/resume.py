@@ -17,8 +17,14 @@ from surestep.record.io import read_json
 from surestep.record.run import Run
 from surestep.record.run_writer import RunWriter
 from surestep.record.schemas import PLAN
-from surestep.trainer.config_diff import ConfigChange, apply_allow, check_allow, compare, table
-from surestep.trainer.extend import compare_length
+from surestep.trainer.config_diff import (
+    ConfigChange,
+    apply_allow,
+    check_allow,
+    compare,
+    compare_length,
+    table,
+)
 from surestep.trainer.planning import PreparedTask, TaskOrigin
 from surestep.trainer.run_identity import run_identity
 
