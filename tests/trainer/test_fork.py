@@ -82,7 +82,7 @@ def test_a_step_that_is_missing_lists_those_there_are(tmp_path, first):
 
 @pytest.mark.parametrize("which", ["newest", "", "-1"])
 def test_what_is_no_checkpoint_is_refused(tmp_path, first, which):
-    with pytest.raises(ConfigError, match="behind the @ comes a step, best or last"):
+    with pytest.raises(ConfigError, match="after the @ comes a step, best or last"):
         branch(tmp_path, which, epochs=3)
 
 
