@@ -115,7 +115,7 @@ def test_a_bad_recipe_is_one_sentence_and_no_run(surestep, recipe, folder, case,
         ("random.py", "random.py has the name of a module that is used already: random. Rename"),
         ("numpy.py", "numpy.py has the name of a module that is used already: numpy. Rename it"),
         ("my-recipe.py", "Rename it, for example to my_recipe.py."),
-        ("3layers.py", "3layers.py cannot be imported: '3layers' is no Python name. Rename it"),
+        ("3layers.py", "3layers.py cannot be imported: '3layers' is not a Python name. Rename it"),
     ],
 )
 def test_a_name_that_is_no_recipe_is_refused(surestep, recipe, command, name, message):

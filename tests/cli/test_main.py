@@ -69,7 +69,7 @@ def test_ctrl_c_before_the_training_is_130(surestep, monkeypatch):
 def test_a_command_without_a_recipe_says_what_to_type(surestep, command):
     answer = surestep(command)
     assert (answer.code, answer.out) == (2, "")
-    assert f"Say `surestep {command} digits`" in answer.err
+    assert f"Type `surestep {command} digits`" in answer.err
 
 
 @pytest.mark.parametrize("command", ["train", "plan"])

@@ -73,7 +73,7 @@ def test_the_results_as_json(surestep, recipe, folder):
     answer = surestep("train", recipe(), "--run", "r", "--json")
     found, run = json.loads(answer.out), Run(folder / "r")
     assert found["run"] == "r"
-    assert found["status"] == run.status
+    assert found["status"] == json.loads(json.dumps(run.status))
     assert found["best"]["metrics"] == run.best.metrics
     assert found["best"]["path"] == f"r/checkpoints/{run.best.path.name}"
     assert set(found["test"]) == {"test/loss", "test/accuracy"}

@@ -82,7 +82,7 @@ def test_a_teacher_may_be_built_by_a_function_and_is_measured_with(tmp_path):
 @pytest.mark.parametrize(
     ("parts", "sentence"),
     [
-        (lambda: {"loss": "model"}, "A teacher needs a loss that takes what it says"),
+        (lambda: {"loss": "model"}, "A teacher needs a loss that takes its outputs"),
         (lambda: {"teacher": lambda: 3}, "The function given as teacher returned a int"),
         (
             lambda: {"teacher": nn.Linear(10, 4)},

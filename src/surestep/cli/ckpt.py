@@ -64,16 +64,21 @@ def list_run(words: list[str]) -> int:
     found = examine_all(run.checkpoints, every_byte=every_byte)
     kept = _explain_retention(run, found)
     if parsed.json:
-        print_json(dumps([_list_json(each, kept.get(each.path, [])) for each in found], indent=1))
+        print_json(
+            dumps(
+                [_list_json(checkpoint, kept.get(checkpoint.path, [])) for checkpoint in found],
+                indent=1,
+            )
+        )
     elif not found:
         print_escaped(no_checkpoint_message(run.path), file=sys.stderr)
     else:
         names = ("step", "epochs + samples", "metrics", "size", "age", "verified", "kept as")
-        rows = [_list_row(each, kept.get(each.path, [])) for each in found]
+        rows = [_list_row(checkpoint, kept.get(checkpoint.path, [])) for checkpoint in found]
         show.print_table(str(run.path), names, rows)
-    for each in found:
-        for problem in each.problems:
-            print_escaped(f"{each.path}: {problem}", file=sys.stderr)
+    for checkpoint in found:
+        for problem in checkpoint.problems:
+            print_escaped(f"{checkpoint.path}: {problem}", file=sys.stderr)
     if not every_byte and found:
         print_escaped(
             f"The {format_bytes(size)} were not read, only sizes, manifests and records. "
@@ -86,7 +91,7 @@ def list_run(words: list[str]) -> int:
 def _explain_retention(run: Run, found: list[InspectionResult]) -> dict[Path, list[str]]:
     """Return why each is kept; if the plan cannot be read, print that and list the rest."""
     try:
-        saved = [each.saved for each in found if each.saved and each.good]
+        saved = [checkpoint.saved for checkpoint in found if checkpoint.saved and checkpoint.good]
         return explain_retention(run.path, run.monitor, saved)
     except RunError as error:
         print_escaped(str(error), file=sys.stderr)
@@ -96,7 +101,7 @@ def _explain_retention(run: Run, found: list[InspectionResult]) -> dict[Path, li
 def _list_row(found: InspectionResult, kept: list[str]) -> tuple[str, ...]:
     verified = "yes" if found.verified else "not read"
     if found.verified is False:
-        verified = f"damaged: {', '.join(each.partition(':')[0] for each in found.problems)}"
+        verified = f"damaged: {', '.join(problem.partition(':')[0] for problem in found.problems)}"
     elif found.problems:
         verified = "cannot be read"
     epochs = "not known"
@@ -148,25 +153,25 @@ def verify(words: list[str]) -> int:
     parsed = parse(VerifyOptions, words, "surestep ckpt verify")
     found = []
     for folder in _named_folders(parsed.name):
-        each = examine(folder, every_byte=True)
-        if each is None:
+        checkpoint = examine(folder, every_byte=True)
+        if checkpoint is None:
             continue
-        found.append(each)
+        found.append(checkpoint)
         if not parsed.json:
-            for problem in each.problems or (f"good, {each.bytes:,} bytes",):
-                print_escaped(f"{each.path}: {problem}")
+            for problem in checkpoint.problems or (f"good, {checkpoint.bytes:,} bytes",):
+                print_escaped(f"{checkpoint.path}: {problem}")
     if parsed.json:
         rows = [
             {
-                "path": str(each.path),
-                "bytes": each.bytes,
-                "verified": each.verified,
-                "problems": each.problems,
+                "path": str(checkpoint.path),
+                "bytes": checkpoint.bytes,
+                "verified": checkpoint.verified,
+                "problems": checkpoint.problems,
             }
-            for each in found
+            for checkpoint in found
         ]
         print_json(dumps(rows, indent=1))
-    return 0 if all(each.good for each in found) else 1
+    return 0 if all(checkpoint.good for checkpoint in found) else 1
 
 
 def _named_folders(name: str) -> list[Path]:
@@ -270,15 +275,17 @@ def diff(words: list[str]) -> int:
         return 0 if found.same else 1
     print_escaped(f"A is {a}\nB is {b}", file=sys.stderr)
     if found.values:
-        values = [(each.name, _shorten(each.before), _shorten(each.now)) for each in found.values]
+        values = [
+            (value.name, _shorten(value.before), _shorten(value.now)) for value in found.values
+        ]
         show.print_table("Values that are not tensors", ("what", "A", "B"), values)
     apart = [(t.kind, t.name, t.before or "", t.now or "") for t in found.unmatched]
     if apart:
         title = "Tensors in one only, or of another shape or type"
         show.print_table(title, ("kind", "tensor", "A", "B"), apart)
-    kinds = {each.kind for each in found.changed}
+    kinds = {entry.kind for entry in found.changed}
     for kind in sorted(kinds, key=lambda kind: (kind != "model", kind)):
-        moved = [each for each in found.changed if each.kind == kind]
+        moved = [entry for entry in found.changed if entry.kind == kind]
         _print_changed(kind, moved, len(moved) if parsed.all else ROWS)
     print_escaped(f"{found.equal} tensors are bitwise identical, {len(found.changed)} changed.")
     return 0 if found.same else 1
@@ -287,10 +294,10 @@ def diff(words: list[str]) -> int:
 def _print_changed(kind: str, moved: list[ChangedTensor], limit: int) -> None:
     rows = [
         (
-            *(each.name, f"{each.changed:,} of {each.elements:,}"),
-            *(f"{each.largest:.3g}", f"{each.relative:.3g}"),
+            *(tensor.name, f"{tensor.changed:,} of {tensor.elements:,}"),
+            *(f"{tensor.largest:.3g}", f"{tensor.relative:.3g}"),
         )
-        for each in moved[:limit]
+        for tensor in moved[:limit]
     ]
     called = "buffers that the state_dict leaves out" if kind == "buffers" else kind
     title = f"Changed in the {called}: |B - A|, and its norm over that of A"
@@ -306,7 +313,7 @@ def _shorten(value: Any) -> str:
 
 def _diff_json(found: CheckpointDiff) -> dict[str, Any]:
     parts = ("values", "unmatched", "changed")
-    lists = {part: [each._asdict() for each in getattr(found, part)] for part in parts}
+    lists = {part: [entry._asdict() for entry in getattr(found, part)] for part in parts}
     return {"same": found.same, "equal_tensors": found.equal, **lists}
 
 

@@ -2,15 +2,12 @@
 
 import os
 import shutil
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from textwrap import wrap
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from surestep.base.errors import SurestepError
 from surestep.base.places import flag
-from surestep.base.text import print_escaped
 from surestep.cli.relevant_options import applies
 from surestep.config.config import iter_options
 from surestep.config.not_set import NotSet
@@ -67,7 +64,7 @@ def help_page(
     own: type[Any],
     typed: Mapping[str, Any],
 ) -> str:
-    """Return the options that apply; with --help-all every option with its value in the Plan.
+    """Return the options that apply; with --help-all every option.
 
     Args:
         usage: "surestep train digits".
@@ -79,10 +76,8 @@ def help_page(
     """
     shows_all = HELP_ALL in words
     hints = {name: _set_by(found, value) for name, value in outline.options.items()}
-    if shows_all and found is not None:
-        hints = _values_of_plan(found)
-    of_config = {name: _of_config(name, each, hints.get(name)) for name, each in iter_options()}
-    chosen = {**DEFAULTS, **{k: str(v) for k, v in outline.options.items()}, **typed}
+    of_config = {name: _of_config(name, field, hints.get(name)) for name, field in iter_options()}
+    chosen = {**DEFAULTS, **{name: str(value) for name, value in outline.options.items()}, **typed}
     if NPROC in " ".join(words) or int(os.environ.get("WORLD_SIZE") or "1") > 1:
         chosen["parallel.ranks"] = "several"
     shown = [name for name in of_config if shows_all or applies(name, chosen.get)]
@@ -157,8 +152,10 @@ def _set_by(found: RecipeFile | None, value: Any) -> str:
 
 def _metavar(annotation: Any) -> str:
     """Return the type of an option as users think of it."""
-    members = [each for each in _members(annotation) if each not in (type(None), NotSet)]
-    words = [each if isinstance(each, str) else _WORDS.get(each, "VALUE") for each in members]
+    members = [member for member in _members(annotation) if member not in (type(None), NotSet)]
+    words = [
+        member if isinstance(member, str) else _WORDS.get(member, "VALUE") for member in members
+    ]
     return "|".join(dict.fromkeys(words)) if "VALUE" not in words else "VALUE"
 
 
@@ -176,27 +173,4 @@ def _members(annotation: Any) -> list[Any]:
         return [
             f"{_WORDS.get(inner[0], 'TEXT')} ..." if several else " ".join(["FLOAT"] * len(inner))
         ]
-    return [member for each in inner for member in _members(each)] if inner else [annotation]
-
-
-def _values_of_plan(found: RecipeFile) -> dict[str, str]:
-    """Return the value of each option with its reason, from the Plan of the recipe."""
-    from surestep.recipes.load import load_file
-    from surestep.trainer.planning import plan_task
-
-    recipe = load_file(found)
-    set_in_recipe = recipe.config.set_options()
-    try:
-        parameters = recipe.typed({})
-        origin = recipe.origin(parameters, dict.fromkeys(set_in_recipe, f"recipe {recipe.name}"))
-        planned = plan_task(recipe.build(parameters, recipe.config), recipe.config, origin=origin)
-    except SurestepError as error:
-        print_escaped(f"The defaults are not known: {error}", file=sys.stderr)
-        return {}
-    return {
-        **{name: "(None: not an option of what was chosen)" for name, _ in iter_options()},
-        "epochs": "(not set: max_steps decides)",
-        "max_steps": "(not set: epochs decide)",
-        **{k: f"({value}: set in recipe {recipe.name})" for k, value in set_in_recipe.items()},
-        **{option: f"({value}: {reason})" for option, value, reason in planned.plan.decisions},
-    }
+    return [member for entry in inner for member in _members(entry)] if inner else [annotation]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from surestep.base.errors import ConfigError
-from surestep.engine.distributed.launcher_env import BY_NPROC, NPROC, NPROC_SAID, read_launched
+from surestep.engine.distributed.launcher_env import BY_NPROC, NPROC, NPROC_VARIABLE, read_launched
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGQUIT")
 _SAVING_S = "600"  # time to stop after the first signal, in which a process saves
@@ -80,7 +80,7 @@ def _silence_torchrun(processes: int) -> Iterator[None]:
     # One thread per core in every process would oversubscribe the cores; torchrun sets 1 too.
     if processes > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ[NPROC_SAID] = str(processes)
+    os.environ[NPROC_VARIABLE] = str(processes)
     try:
         yield
     finally:

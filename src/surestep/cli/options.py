@@ -107,7 +107,7 @@ def read_command_line(command: str, words: list[str], options: type[Own]) -> Par
             print(help_page(usage, words, None, Outline(parameters={}), options, split.options))
             raise SystemExit(0)
         raise RecipeError(
-            f"Which recipe? It comes first. Say `surestep {command} digits`, or a file. "
+            f"Which recipe? It comes first. Type `surestep {command} digits`, or a file. "
             f"Built-in recipes: {', '.join(BUILT_IN)}."
         )
     found = find(name)
@@ -135,7 +135,7 @@ def split_words(words: list[str], options: type[Any], parameters: Iterable[str])
     """
     of_config = dict(iter_options())
     own = {field.name.rstrip("_") for field in fields(options)} | {"help", "help_all"}
-    known = {*of_config, *own, *ALIASES, *(f"task.{each}" for each in parameters)}
+    known = {*of_config, *own, *ALIASES, *(f"task.{parameter}" for parameter in parameters)}
     on_or_off = {name for name, field in of_config.items() if "bool" in str(field.annotation)}
     result = SplitWords([], {}, [])
     entries = _entries(words)
@@ -185,17 +185,17 @@ def _unknown(name: str, value: str, known: Iterable[str]) -> str:
         option = re.match(r"[a-z_.]+=", instead)
         meant = f"Use {'--' if option else ''}{instead}."
     else:
-        meant = _similar(name.replace("_", "-"), [each.replace("_", "-") for each in known])
+        meant = _similar(name.replace("_", "-"), [name.replace("_", "-") for name in known])
     return f"There is no option {flag(name)!r}. {meant}"
 
 
 def _similar(name: str, known: list[str]) -> str:
-    """Name options that are spelled alike; within a group they are compared without its name."""
+    """Name options of similar spelling; within a group they are compared without its name."""
     group, _, own = name.rpartition(".")
-    inner = [each.rpartition(".")[2] for each in known if each.rpartition(".")[0] == group]
+    inner = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == group]
     if group and inner:
         return suggest_names(own, inner, f"--{group}.")
-    in_groups = [f"--{each}" for each in known if each.endswith(f".{own}")]
+    in_groups = [f"--{name}" for name in known if name.endswith(f".{own}")]
     if in_groups:
         return f"Did you mean {' or '.join(map(repr, in_groups))}?"
     return suggest_names(own, known, "--")

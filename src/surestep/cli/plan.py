@@ -60,7 +60,7 @@ def imagined_launch(ranks: int | None, local: int | None) -> LaunchInfo | None:
             f"--ranks {ranks} with --local-ranks {local} is not allowed: both are 1 or more."
         )
     if ranks % local:
-        part = max(each for each in range(1, local) if ranks % each == 0)
+        part = max(number for number in range(1, local) if ranks % number == 0)
         raise ConfigError(
             f"--ranks {ranks} does not fill machines of {local} ranks each{default}. Use "
             f"--local-ranks {part}, or --ranks {ranks - ranks % local + local}."

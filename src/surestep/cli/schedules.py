@@ -35,16 +35,16 @@ def run(words: list[str]) -> int:
     if name is not None and name not in names:
         raise ConfigError(f"There is no schedule {name!r}. {suggest_names(name, names)}")
     if parsed.json:
-        rows = [_row(each) for each in names]
+        rows = [_row(name) for name in names]
         print_json(json.dumps(rows if name is None else _row(name), indent=1))
     elif name is not None:
         _print_one(_row(name))
     else:
-        for each in names:
-            entry = schedule_info(each)
+        for schedule in names:
+            entry = schedule_info(schedule)
             texts = {"for": entry.purpose, "options": ", ".join(entry.takes) or "none"}
             texts |= {"factor on the peak": entry.formula, "equal to": entry.source}
-            show.print_entry(each, texts)
+            show.print_entry(schedule, texts)
         print("One with its options: surestep schedules cosine. Drawn for a run:")
         print("surestep plan digits --schedule.name linear --plot rate.png")
     return 0
@@ -69,7 +69,7 @@ def _print_one(row: dict[str, Any]) -> None:
     show.print_table(row["name"], (), [(part, row[part]) for part in parts])
     if row["options"]:
         options = [
-            (f"schedule.{option}", each["about"], f"{each['default']}: {each['reason']}")
-            for option, each in row["options"].items()
+            (f"schedule.{option}", entry["about"], f"{entry['default']}: {entry['reason']}")
+            for option, entry in row["options"].items()
         ]
         show.print_table("Options", ("option", "what it is", "default"), options)

@@ -62,9 +62,9 @@ def show_plan(asked: ParsedCommand[Any], launched: LaunchInfo | None) -> int:
         plot_schedule(plan, Path(own.plot), task.schedule)
         print_escaped(f"Drawn: {own.plot}", file=sys.stderr)
     if own.json:
-        decisions = [each._asdict() for each in plan.decisions]
+        decisions = [decision._asdict() for decision in plan.decisions]
         shown = {"decisions": decisions, "rates": rates, "footprint": asdict(memory)}
-        shown["ranks"] = [{**asdict(each), "total": each.total} for each in ranks]
+        shown["ranks"] = [{**asdict(rank), "total": rank.total} for rank in ranks]
         shown |= {} if init is None else {"init": asdict(init)}
         print_json(dumps({**shown, "groups": group_rows, "layers": layers}, indent=1))
         return 0
@@ -99,7 +99,9 @@ def is_decided(decision: ResolvedOption, chosen: Choice) -> bool:
 
 def _print_decisions(plan: Plan, asked: ParsedCommand[Any]) -> None:
     chosen = {option: value for option, value, _ in plan.decisions}.get
-    shown = [each for each in plan.decisions if asked.own.all or is_decided(each, chosen)]
+    shown = [
+        decision for decision in plan.decisions if asked.own.all or is_decided(decision, chosen)
+    ]
     rows = []
     for option, value, reason in shown:
         if option == "steps_per_epoch" and value is None:
@@ -107,10 +109,10 @@ def _print_decisions(plan: Plan, asked: ParsedCommand[Any]) -> None:
         elif option == "parallel.deepspeed" and value:
             value = "see below"
         rows.append((option, value, reason))
-    for name, each in asked.recipe.parameters.items():
+    for name, parameter in asked.recipe.parameters.items():
         place = asked.set_options.get(f"task.{name}")
         reason = f"set {set_where(place)}" if place else "the recipe's default"
-        rows.append((f"task.{name}", asked.parameters.get(name, each.default), reason))
+        rows.append((f"task.{name}", asked.parameters.get(name, parameter.default), reason))
     show.print_table("Plan", ("option", "value", "reason"), rows)
     if plan.parallel_deepspeed:
         print("DeepSpeed's configuration:", dumps(dict(plan.parallel_deepspeed), indent=1))
@@ -137,20 +139,24 @@ def _group_rows(groups: Iterable[ParameterGroup], model: nn.Module) -> list[dict
     """Return a row for each group, and one for what the model itself has frozen."""
     rows: list[dict[str, Any]] = [
         {
-            "group": each.name,
-            "lr": each.lr,
-            "times_lr": each.multiple,
-            "weight_decay": each.weight_decay,
-            "parameters": sum(p.numel() for p in each.parameters.values()),
-            "frozen": FOR_GOOD if each.trained_from is None else each.trained_from,
-            "names": list(each.parameters),
+            "group": group.name,
+            "lr": group.lr,
+            "times_lr": group.multiple,
+            "weight_decay": group.weight_decay,
+            "parameters": sum(p.numel() for p in group.parameters.values()),
+            "frozen": FOR_GOOD if group.trained_from is None else group.trained_from,
+            "names": list(group.parameters),
         }
-        for each in groups
+        for group in groups
     ]
-    frozen = {name: each for name, each in model.named_parameters() if not each.requires_grad}
+    frozen = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if not parameter.requires_grad
+    }
     if frozen:
         row = {"group": "requires_grad=False", "lr": None, "times_lr": None, "weight_decay": None}
-        size = sum(each.numel() for each in frozen.values())
+        size = sum(entry.numel() for entry in frozen.values())
         rows.append({**row, "parameters": size, "frozen": FOR_GOOD, "names": list(frozen)})
     return rows
 
@@ -162,10 +168,10 @@ def _layer_rows(model: nn.Module, plan: Plan) -> list[dict[str, Any]] | None:
         return None
     layers = layers_of(model)
     rows = []
-    for each in layers:
-        factor = decay ** (len(layers) - each.index)
-        row = {"layer": each.index, "modules": list(each.modules)}
-        row["parameters"] = sum(parameter.numel() for parameter in each.parameters)
+    for layer in layers:
+        factor = decay ** (len(layers) - layer.index)
+        row = {"layer": layer.index, "modules": list(layer.modules)}
+        row["parameters"] = sum(parameter.numel() for parameter in layer.parameters)
         lr = None if plan.optim_lr is None else plan.optim_lr * factor
         rows.append({**row, "factor": factor, "lr": lr})
     return rows
@@ -173,24 +179,24 @@ def _layer_rows(model: nn.Module, plan: Plan) -> list[dict[str, Any]] | None:
 
 def _print_groups(groups: list[dict[str, Any]], layers: list[dict[str, Any]] | None) -> None:
     rows = []
-    for each in groups:
-        until = each["frozen"] or "-"
+    for group in groups:
+        until = group["frozen"] or "-"
         if isinstance(until, int):
             until = f"{until} steps are taken"
         rate, decay = "-", "-"
         if until != FOR_GOOD:
-            rate = _format_rate(each["lr"], each["times_lr"])
-            decay = "its own" if each["weight_decay"] is None else f"{each['weight_decay']:g}"
-        rows.append((each["group"], rate, decay, f"{each['parameters']:,}", until))
+            rate = _format_rate(group["lr"], group["times_lr"])
+            decay = "its own" if group["weight_decay"] is None else f"{group['weight_decay']:g}"
+        rows.append((group["group"], rate, decay, f"{group['parameters']:,}", until))
     columns = ("group", "lr", "weight decay", "parameters", "frozen until")
     show.print_table("Parameter groups", columns, rows)
     if layers is not None:
         rows = [
             (
-                *(each["layer"], ", ".join(each["modules"]), f"{each['parameters']:,}"),
-                *(show.format_number(each["factor"]), _format_rate(each["lr"], each["factor"])),
+                *(layer["layer"], ", ".join(layer["modules"]), f"{layer['parameters']:,}"),
+                *(show.format_number(layer["factor"]), _format_rate(layer["lr"], layer["factor"])),
             )
-            for each in layers
+            for layer in layers
         ]
         show.print_table("Layers", ("layer", "modules", "parameters", "factor", "lr"), rows)
 
@@ -222,10 +228,10 @@ def _print_ranks(ranks: list[RankMemory], plan: Plan, launched: LaunchInfo) -> N
     chosen = " ".join(filter(None, (plan.parallel_strategy, plan.parallel_shard)))
     rows = [
         [
-            f"{each.strategy} (chosen)" if each.strategy == chosen else each.strategy,
-            *(format_bytes(getattr(each, kind)) for kind in kinds),
+            f"{rank.strategy} (chosen)" if rank.strategy == chosen else rank.strategy,
+            *(format_bytes(getattr(rank, kind)) for kind in kinds),
         ]
-        for each in ranks
+        for rank in ranks
     ]
     title = f"Memory on each of {launched.size} ranks, {launched.local_size} on a machine"
     show.print_table(title, ("strategy", *kinds), rows)

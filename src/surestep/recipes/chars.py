@@ -77,7 +77,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Predict the next character at each place."""
+    """Predict the next character."""
 
     def __init__(self, width: int, layers: int, heads: int, length: int) -> None:
         super().__init__()

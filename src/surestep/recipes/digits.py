@@ -29,7 +29,7 @@ def images() -> tuple[Tensor, Tensor]:
 
 
 def accuracy(logits: Tensor, digit: Tensor) -> Tensor:
-    """Return the share of images whose digit is named rightly."""
+    """Return the share of images whose digit is classified correctly."""
     return (logits.argmax(dim=1) == digit).float().mean()
 
 

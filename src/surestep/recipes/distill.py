@@ -1,6 +1,6 @@
 """A small network learns digits from a few bad labels, and from what a larger one thinks of each.
 
-The teacher is trained on 1,200 images with their right labels, by a run of its own. Then it is
+The teacher is trained on 1,200 images with their right labels, by a separate run. Then it is
 frozen, and the student sees 200 of the images, three in ten with a label drawn at random: its loss
 is 0.9 of how far it is from the teacher's softened classes, and 0.1 of the cross-entropy with the
 labels. The teacher sees the same inputs, in eval mode.
@@ -40,7 +40,7 @@ def network(width: int) -> nn.Sequential:
 
 @cache
 def train_teacher(width: int, steps: int) -> nn.Module:
-    """Return a teacher, trained on 1,200 images by a run of its own."""
+    """Return a teacher, trained on 1,200 images by a separate run."""
     x, y = images()
     teacher = network(width)
     asked = surestep.Config(

@@ -27,7 +27,7 @@ BUILT_IN = (
     "tabular",
 )
 SHIPPED = Path(__file__).parent
-COMPUTED = "computed by the recipe"  # the value of an option that only running the recipe tells
+COMPUTED = "computed by the recipe"  # the value of an option that the source does not show
 
 
 class Parameter(NamedTuple):
@@ -96,11 +96,11 @@ def find(name: str) -> RecipeFile:
 
 
 def _check_name(name: str, path: Path) -> None:
-    """Refuse a name under which Python would import something else."""
+    """Reject a name under which Python would import something else."""
     if not name.isidentifier():
         raise RecipeError(
-            f"{path.name} cannot be imported: {name!r} is no Python name. Rename it, for example "
-            f"to {_as_name(name)}.py."
+            f"{path.name} cannot be imported: {name!r} is not a Python name. Rename it, for "
+            f"example to {_as_name(name)}.py."
         )
     taken = getattr(sys.modules.get(name), "__spec__", None) or importlib.util.find_spec(name)
     if taken is not None and taken.origin != str(path):
@@ -111,7 +111,7 @@ def _check_name(name: str, path: Path) -> None:
 
 
 def _as_name(text: str) -> str:
-    name = "".join(each if each.isalnum() else "_" for each in text)
+    name = "".join(character if character.isalnum() else "_" for character in text)
     return name if name.isidentifier() else f"my_{name}"
 
 
@@ -134,7 +134,7 @@ def _names_bound_by(node: ast.AST) -> list[str]:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             return [name]
         case ast.Assign(targets=targets):
-            return [each.id for each in targets if isinstance(each, ast.Name)]
+            return [target.id for target in targets if isinstance(target, ast.Name)]
         case ast.AnnAssign(target=ast.Name(id=name)) | ast.NamedExpr(target=ast.Name(id=name)):
             return [name]
         case ast.alias(name=name, asname=other):
@@ -154,33 +154,35 @@ def _parameters(function: ast.AST | None) -> dict[str, Parameter] | None:
     defaults = [*missing, *given.defaults, *given.kw_defaults]
     about = parse_attributes(ast.get_docstring(function))
     return {
-        each.arg: Parameter(
-            None if default is None else ast.unparse(default), about.get(each.arg, "")
+        argument.arg: Parameter(
+            None if default is None else ast.unparse(default), about.get(argument.arg, "")
         )
-        for each, default in zip([*positional, *given.kwonlyargs], defaults, strict=True)
+        for argument, default in zip([*positional, *given.kwonlyargs], defaults, strict=True)
     }
 
 
 def parse_attributes(doc: str | None) -> dict[str, str]:
-    """Return what a docstring says of each parameter or attribute."""
+    """Return the description of each parameter or attribute in a docstring."""
     found = parse_docstring(inspect.cleandoc(doc or "")).params
-    return {each.arg_name: (each.description or "").replace("\n", " ") for each in found}
+    return {
+        parameter.arg_name: (parameter.description or "").replace("\n", " ") for parameter in found
+    }
 
 
 def _options(value: ast.expr, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the options of `Config(epochs=1, optim=Optim(lr=0.1))` by full name."""
     if not isinstance(value, ast.Call):
         return
-    for each in value.keywords:
-        if each.arg is None:
+    for keyword in value.keywords:
+        if keyword.arg is None:
             continue
-        if isinstance(each.value, ast.Call) and not prefix:
-            yield from _options(each.value, f"{each.arg}.")
+        if isinstance(keyword.value, ast.Call) and not prefix:
+            yield from _options(keyword.value, f"{keyword.arg}.")
             continue
         try:
-            yield prefix + each.arg, ast.literal_eval(each.value)
+            yield prefix + keyword.arg, ast.literal_eval(keyword.value)
         except ValueError:
-            yield prefix + each.arg, COMPUTED
+            yield prefix + keyword.arg, COMPUTED
 
 
 def sha256(path: Path) -> str:

@@ -74,7 +74,7 @@ class Network(nn.Module):
 
 @cache
 def pretrain(width: int, steps: int) -> dict[str, Tensor]:
-    """Return the weights of a network trained on the digits 0 to 4, by a run of its own."""
+    """Return the weights of a network trained on the digits 0 to 4, by a separate run."""
     task = surestep.Task(lambda: Network(width), nn.CrossEntropyLoss(), train=images_of(0, 4))
     asked = surestep.Config(
         max_steps=steps,

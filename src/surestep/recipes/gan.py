@@ -5,9 +5,9 @@ real ones, with a gradient penalty. In every fifth step, the generator learns to
 the critic takes for real. Evaluations measure a moving average of the weights, which draws better
 than the last weights do.
 
-Judged by the energy distance to real digits that were not trained on: twice the mean distance of a
-drawn and a real image, without the mean distances within both. It is zero for one distribution only
-(Szekely and Rizzo 2013, https://doi.org/10.1016/j.jspi.2013.03.018).
+Measured by the energy distance to real digits that were not trained on: twice the mean distance of
+a drawn and a real image, without the mean distances within both. Only the same distribution has
+zero (Szekely and Rizzo 2013, https://doi.org/10.1016/j.jspi.2013.03.018).
 
 Expected, seed 0: 0.010 on val and 0.002 on test; both are of 300 images, and of so many real ones
 two samples are up to 0.005 apart. Real digits with each pixel from another image are at 0.02, the
@@ -86,7 +86,7 @@ def step(manual_step: surestep.ManualStep) -> None:
 
 def energy_distance(drawn: Tensor, real: Tensor) -> Tensor:
     """Return the distance of two samples of the same size, without bias: below zero by chance."""
-    within = sum(torch.cdist(each, each).sum() / (len(each) - 1) for each in (drawn, real))
+    within = sum(torch.cdist(sample, sample).sum() / (len(sample) - 1) for sample in (drawn, real))
     return (2 * torch.cdist(drawn, real).mean() - within / len(real)).double()
 
 

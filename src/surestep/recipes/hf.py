@@ -3,7 +3,7 @@
 The model is made from a config, with random weights: nothing is downloaded. It computes its loss
 itself (`loss="model"`). Each sample is one function, of its own length; a batch is padded by the
 `collate_fn`, and padding has the label -100, so that each character weighs the same in whatever
-batch it stands. Functions of like length stand in one batch, which saves most of the padding.
+batch it is in. Functions of similar length share a batch, which saves most of the padding.
 No source file is in two parts.
 
 Expected, seed 0: 2.31 bits per character on val and on test, where the frequencies of characters
@@ -61,7 +61,7 @@ def batch(samples: list[Tensor]) -> dict[str, Tensor]:
 def bits_per_char(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the bits that the characters take, and how many they are.
 
-    What the model predicts stands one place to the left of its label.
+    A prediction is one position to the left of its label.
     """
     found, wanted = logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten()
     nats = nn.functional.cross_entropy(found, wanted, ignore_index=PADDING, reduction="sum")
@@ -74,7 +74,7 @@ def llama(width: int, layers: int, heads: int, length: int) -> Any:
         from transformers import LlamaConfig, LlamaForCausalLM
     except ImportError as error:
         raise ImportError(
-            "The recipe hf needs transformers. Say `pip install 'surestep[hf]'`."
+            "The recipe hf needs transformers. Run `pip install 'surestep[hf]'`."
         ) from error
     return LlamaForCausalLM(
         LlamaConfig(
@@ -110,6 +110,6 @@ def task(width: int = 96, layers: int = 2, heads: int = 4, length: int = 160) ->
         val=functions(files[0::20], length),
         test=functions(files[1::20], length),
         collate_fn=batch,
-        sampler=surestep.samplers.by_length([len(each) for each in train]),
+        sampler=surestep.samplers.by_length([len(function) for function in train]),
         metrics={"bits_per_char": bits_per_char},
     )

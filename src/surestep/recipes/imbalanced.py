@@ -1,8 +1,8 @@
-"""Few against many: 20 malignant tumours among 214 benign ones, by 30 figures of each.
+"""Few against many: 20 malignant tumours among 214 benign ones, by 30 measurements of each.
 
 By counts of tumours, a network does well that finds few of the malignant. Class weights, balanced
 by the data trained on, let both classes weigh the same; the mean of the loss is over the weights.
-The run is judged by balanced accuracy, which sees each class as one half. Val and test have the mix
+The run monitors balanced accuracy, which sees each class as one half. Val and test have the mix
 of the whole data, 37% malignant, so that what is measured of them rests on 42 tumours and not on 6.
 
 Expected of the 115 tumours of the test set, over five seeds: all 43 that are malignant are found,
@@ -26,7 +26,7 @@ config = surestep.Config(
 
 
 def tumours() -> tuple[Tensor, Tensor]:
-    """Return figures (569, 30) as measured and 1 for malignant (569,), shuffled once for all."""
+    """Return measurements (569, 30) and 1 for malignant (569,), shuffled once for all."""
     from sklearn.datasets import load_breast_cancer
 
     bunch = load_breast_cancer()
@@ -57,7 +57,7 @@ def balanced_accuracy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def task(hidden: int = 32, malignant: int = 20, balanced: bool = True) -> surestep.Task:
-    """Tell malignant tumours from benign ones with a multilayer perceptron.
+    """Distinguish malignant tumours from benign ones with a multilayer perceptron.
 
     Args:
         hidden: width of the hidden layer.

@@ -40,7 +40,7 @@ class Recipe:
 
     @property
     def config(self) -> Config:
-        """What the recipe asks for."""
+        """The config of the recipe."""
         config = getattr(self.module, "config", None)
         if not isinstance(config, Config):
             raise RecipeError(
@@ -50,7 +50,7 @@ class Recipe:
 
     @property
     def callbacks(self) -> list[Callback]:
-        """The recipe's watchers, as it names them; `prepare` checks them."""
+        """The recipe's callbacks; `prepare` checks them."""
         callbacks: list[Callback] = getattr(self.module, "callbacks", [])
         return callbacks
 
@@ -75,9 +75,10 @@ class Recipe:
         about = parse_attributes(self.function.__doc__)
         return {
             name: Parameter(
-                None if each.default is each.empty else repr(each.default), about.get(name, "")
+                None if parameter.default is parameter.empty else repr(parameter.default),
+                about.get(name, ""),
             )
-            for name, each in self.parameters.items()
+            for name, parameter in self.parameters.items()
         }
 
     def typed(
@@ -103,8 +104,8 @@ class Recipe:
                 typed[name] = _parse(types[name], value)
             except ValueError as error:
                 faults.append(placed(full, not_allowed(full, value, str(error)), locations))
-        for name, each in self.parameters.items():
-            if each.default is each.empty and name not in values:
+        for name, parameter in self.parameters.items():
+            if parameter.default is parameter.empty and name not in values:
                 faults.append(f"{self.name}'s task needs {name}: set --task.{name} VALUE.")
         if faults:
             raise RecipeError("\n".join(faults))
@@ -119,8 +120,11 @@ class Recipe:
                 f"{self.path}: an annotation of task() is not known: {error}."
             ) from error
         return {
-            name: hints.get(name, str if each.default in (None, each.empty) else type(each.default))
-            for name, each in self.parameters.items()
+            name: hints.get(
+                name,
+                str if parameter.default in (None, parameter.empty) else type(parameter.default),
+            )
+            for name, parameter in self.parameters.items()
         }
 
     def build(
@@ -130,22 +134,22 @@ class Recipe:
 
         Args:
             parameters: what it is called with.
-            config: what is asked.
-            facts: of the machine that is planned for; of this one where not said.
+            config: the options.
+            facts: of the machine that is planned for; None is this one.
 
         Raises:
             RecipeError: it raised, or returned no Task.
-            ConfigError: the device that was said cannot be had.
+            ConfigError: the device is not available.
         """
         set_seed(resolve_seed(config))
         device = resolve_device(config, facts or read_facts())
         try:
-            with use_device(device):  # what a recipe puts on "cuda" is to lie on the Plan's device
+            with use_device(device):  # "cuda" in a recipe is the Plan's device
                 task = self.function(**parameters)
         except SurestepError:
             raise
         except Exception as error:
-            raise RecipeError(_what_happened(self.path, error)) from error
+            raise RecipeError(_describe(self.path, error)) from error
         if not isinstance(task, Task):
             raise RecipeError(
                 f"{self.path}: task() returned a {type(task).__name__}, not a surestep.Task. Is a "
@@ -153,10 +157,10 @@ class Recipe:
             )
         return task
 
-    def origin(self, parameters: Mapping[str, Any], said: Mapping[str, str]) -> TaskOrigin:
+    def origin(self, parameters: Mapping[str, Any], set_at: Mapping[str, str]) -> TaskOrigin:
         """Describe where the Task came from."""
         recipe = {"name": self.name, "path": str(self.path), "sha256": sha256(self.path)}
-        return TaskOrigin(self.name, recipe, parameters, said)
+        return TaskOrigin(self.name, recipe, parameters, set_at)
 
 
 def _parse(kind: Any, value: Any) -> Any:
@@ -213,12 +217,12 @@ def load_file(found: RecipeFile) -> Recipe:
         raise
     except Exception as error:
         del sys.modules[name]
-        raise RecipeError(_what_happened(path, error)) from error
+        raise RecipeError(_describe(path, error)) from error
     return Recipe(name, path, module)
 
 
-def _what_happened(path: Path, error: BaseException) -> str:
-    """Say what a recipe raised, and on which of its lines."""
+def _describe(path: Path, error: BaseException) -> str:
+    """Return what a recipe raised, and on which of its lines."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == str(path)]
     line = own[-1].lineno if own else getattr(error, "lineno", None)

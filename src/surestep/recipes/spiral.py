@@ -27,12 +27,12 @@ def points(samples: int, noise: float) -> tuple[Tensor, Tensor]:
 
 
 def accuracy(logits: Tensor, arm: Tensor) -> Tensor:
-    """Return the share of points whose arm is named rightly."""
+    """Return the share of points whose arm is named correctly."""
     return (logits.argmax(dim=1) == arm).float().mean()
 
 
 def task(hidden: int = 128, samples: int = 2000, noise: float = 0.15) -> surestep.Task:
-    """Tell the arms apart with a multilayer perceptron.
+    """Classify the arms with a multilayer perceptron.
 
     Args:
         hidden: width of the two hidden layers.

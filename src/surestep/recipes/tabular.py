@@ -1,4 +1,4 @@
-"""Regression on a table: the progress of diabetes in 442 patients, by 10 figures of each.
+"""Regression on a table: the progress of diabetes in 442 patients, by 10 measurements of each.
 
 Inputs and target are standardised by the patients trained on, and by no others: means that have
 seen the test set make a result look better than it is. Huber's loss counts large errors linearly,
@@ -26,7 +26,7 @@ config = surestep.Config(
 
 
 def patients() -> tuple[Tensor, Tensor]:
-    """Return figures (442, 10) as measured and progress (442, 1), shuffled once for all."""
+    """Return measurements (442, 10) and progress (442, 1), shuffled once for all."""
     from sklearn.datasets import load_diabetes
 
     # What scikit-learn has scaled, it has scaled by all patients, those of the test too.

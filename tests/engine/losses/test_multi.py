@@ -59,7 +59,7 @@ def parts(**more: Any) -> dict[str, Any]:
         ({"items": "tokens"}, r"does not name one of 2 losses\. Use items=\{'mask': 'tokens'\}"),
         ({"items": len}, r"items=a function does not name one of 2 losses"),
         ({"teacher": nn.Linear(4, 3)}, r"A teacher goes with one loss, and the Task has several"),
-        ({"step": lambda turn: None}, r"several losses and a step of its own"),
+        ({"step": lambda turn: None}, r"several losses and a custom step"),
         ({"metrics": {"loss_mask": max}}, r"A metric cannot be called 'loss_mask'"),
         ({"loss": MASK, "loss_weights": {"a": 1}}, r"loss_weights names several losses, and the"),
         ({"loss": MASK, "items": {"a": "tokens"}}, r"items names several losses, and the Task"),
@@ -123,7 +123,7 @@ def no_model(returns):
             r"the loss 'mask' is declared .* Task\(items=\{'mask': 'tokens'\}\)",
         ),
         ({"loss": BOTH | {"kind": lambda o, t: o}}, r"loss\['kind'\]: The loss has shape"),
-        ({"loss": BOTH | {"kind": nn.PReLU()}}, r"The loss has parameters of its own"),
+        ({"loss": BOTH | {"kind": nn.PReLU()}}, r"The loss has parameters, which"),
     ],
 )
 def test_first_batch_is_tried_with_each_and_what_fails_is_named(tmp_path, more, sentence):

@@ -168,7 +168,9 @@ class Terms:
                 targets = targets, select_samples(self._teacher_outputs, rows, samples)
             value = self._value(outputs, targets)
             number = float(value)
-        half = self._widest is None and any(each.dtype in HALF for each in flatten_tensors(outputs))
+        half = self._widest is None and any(
+            tensor.dtype in HALF for tensor in flatten_tensors(outputs)
+        )
         rounding = TOLERANCE_OF_HALF if half else _TOLERANCES.get(value.dtype, TOLERANCE_OF_HALF)
         total = number if self.loss.is_sum else number * items
         return Term(number, items, total, len(rows), tokens, max(rounding, least_tolerance))
@@ -207,7 +209,7 @@ class Gap(NamedTuple):
     @property
     def size(self) -> float:
         """The difference of the sums over items, relative to the size of their terms."""
-        totals = [each.total for each in self.parts]
+        totals = [part.total for part in self.parts]
         scale = abs(self.whole.total) + sum(map(abs, totals))
         return (sum(totals) - self.whole.total) / scale if scale else 0.0
 
@@ -221,7 +223,7 @@ class Gap(NamedTuple):
     @property
     def tolerance(self) -> float:
         """The relative error that rounding explains."""
-        return max(each.tolerance for each in (self.whole, *self.parts))
+        return max(entry.tolerance for entry in (self.whole, *self.parts))
 
 
 Trial = Callable[[int], Gap]  # takes the number of times that it was run before
@@ -281,7 +283,7 @@ def _first_wide(terms: Terms, trials: Iterable[Trial]) -> Gap | None:
 
 
 def _differs_on_average(trial: Trial, run: Callable[[Trial, int], Gap]) -> bool:
-    """Tell a difference from the spread of a loss or a model that draws random numbers."""
+    """Distinguish a difference from the spread of a loss or a model that draws random numbers."""
     sizes = [run(trial, seed).size for seed in range(_REPEATS)]
     error = statistics.stdev(sizes) / math.sqrt(_REPEATS)
     return abs(statistics.mean(sizes)) > max(8 * error, 1e-2)
@@ -290,7 +292,7 @@ def _differs_on_average(trial: Trial, run: Callable[[Trial, int], Gap]) -> bool:
 def _output_trials(terms: Terms) -> Iterator[Trial]:
     """Yield comparisons of outputs that can be split by sample."""
     outputs = terms.batch.head.outputs
-    numbers = sum(each.numel() for each in flatten_tensors(outputs))
+    numbers = sum(tensor.numel() for tensor in flatten_tensors(outputs))
     for split in draw_splits(terms.batch.head.micro_batch.samples, numbers):
 
         def compare(_: int, split: Split = split) -> Gap:
@@ -352,13 +354,13 @@ def _all_rows(split: Split) -> list[range]:
 
 
 def _compare_calls(terms: Terms, outputs: Sequence[Any], split: Split) -> Gap:
-    half = any(each.dtype in HALF for each in flatten_tensors(outputs[0]))
+    half = any(tensor.dtype in HALF for tensor in flatten_tensors(outputs[0]))
     least = TOLERANCE_OF_HALF if half else _TOLERANCE_OF_CALLS
     if terms.loss.kind == "in training":
         least = max(least, _TOLERANCE_OF_DRAWS)
     whole, *parts = (
-        terms.compute(map_tensors(each, Tensor.clone), rows, least_tolerance=least)
-        for each, rows in zip(outputs, _all_rows(split), strict=True)
+        terms.compute(map_tensors(output, Tensor.clone), rows, least_tolerance=least)
+        for output, rows in zip(outputs, _all_rows(split), strict=True)
     )
     return Gap(whole, tuple(parts), split.seed is not None)
 
@@ -367,7 +369,7 @@ def _explain(loss: Loss, gap: Gap, name: str) -> str:
     """Return the error for a loss that does not add up, with what to type instead."""
     whole = gap.whole
     divisor = whole.items if loss.divides else 1.0
-    together = sum(each.total for each in gap.parts) / divisor
+    together = sum(part.total for part in gap.parts) / divisor
     number = "" if len(gap.parts) != 2 else "two "
     how = " (outputs varied at random)" if gap.varied else ""
     declared = "a mean over its items" if loss.divides else "a sum"
@@ -390,7 +392,7 @@ def _explain(loss: Loss, gap: Gap, name: str) -> str:
         return f"{gives}It is a mean over the targets that are not -100: {setting}."
     count = _setting("items", "a function of the batch that counts them", name)
     return gives + (
-        f"Say what it is a mean over, {count}, or Task(loss_is_separable=False) where it "
+        f"Declare what it is a mean over, {count}, or Task(loss_is_separable=False) where it "
         "compares samples."
     )
 
@@ -398,7 +400,7 @@ def _explain(loss: Loss, gap: Gap, name: str) -> str:
 def _adds_up(gap: Gap, weight: Callable[[Term], float]) -> bool:
     """Return whether the values, each times its weight, add up."""
     terms = (gap.whole, *gap.parts)
-    totals = [each.value * weight(each) for each in terms if weight(each)]  # 0 items may give NaN
+    totals = [term.value * weight(term) for term in terms if weight(term)]  # 0 items may give NaN
     return abs(2 * totals[0] - sum(totals)) <= gap.tolerance * sum(map(abs, totals))
 
 

@@ -28,8 +28,8 @@ def watch_norms(model: nn.Module, samples: int) -> Iterator[set[nn.Module]]:
         if len(shape) > 1 and shape.numel() == samples * shape[1]:
             found.add(module)
 
-    norms = [each for each in model.modules() if isinstance(each, BATCH_NORM)]
-    handles = [each.register_forward_pre_hook(see) for each in norms]
+    norms = [module for module in model.modules() if isinstance(module, BATCH_NORM)]
+    handles = [norm.register_forward_pre_hook(see) for norm in norms]
     try:
         yield found
     finally:
@@ -64,7 +64,7 @@ def check_validation(
     Raises:
         DataError: its last batch has one sample.
     """
-    bare = {each for each in narrow if getattr(each, "running_mean", None) is None}
+    bare = {layer for layer in narrow if getattr(layer, "running_mean", None) is None}
     single = find_single(layout, None)
     if single is not None and (names := _names(model, bare, layout.ranks)):
         raise DataError(
@@ -77,8 +77,8 @@ def _names(model: nn.Module, layers: set[nn.Module], ranks: int) -> list[str]:
     """Name layers; SyncBatchNorm takes the values of all ranks."""
     return [
         name
-        for name, each in model.named_modules()
-        if each in layers and (ranks == 1 or not isinstance(each, nn.SyncBatchNorm))
+        for name, module in model.named_modules()
+        if module in layers and (ranks == 1 or not isinstance(module, nn.SyncBatchNorm))
     ]
 
 

@@ -193,7 +193,7 @@ class _Checks:
     def forward_and_loss(self, micro: MicroBatch) -> tuple[Any, list[tuple[LossHead, Tensor]]]:
         """Return the outputs of a micro-batch, and each loss with its value, checked."""
         tracker, loss = OutputActivationTracker(), self.feed.loss
-        is_needed = any(each.check is not None for _, each in named_losses(loss))
+        is_needed = any(entry.check is not None for _, entry in named_losses(loss))
         with tracker if is_needed else nullcontext():
             outputs = self.forward(micro)
         tried = []
@@ -241,10 +241,10 @@ class _Checks:
         more = self.feed.first_samples(_SAMPLES) if needs_more else None
         if more is not None and all(more[1].samples > head.micro_batch.samples for head in heads):
             try:
-                return [(more[0], *each) for each in self.forward_and_loss(more[1])[1]]
+                return [(more[0], *entry) for entry in self.forward_and_loss(more[1])[1]]
             except Exception:  # the model takes no other number of samples, or memory ran out
                 pass
-        return [(self.raw, *each) for each in tried]
+        return [(self.raw, *entry) for entry in tried]
 
     def _check_additivity(self, raw: Any, head: LossHead, value: Tensor) -> None:
         """Check that the loss adds up over its parts, if its denominator is only declared."""
@@ -318,10 +318,10 @@ def _compute_metric(opened: OpenMetric) -> dict[str, Value]:
 
 
 def _check_monitor(task: Task, found: dict[str, Value], judged_by: str) -> None:
-    """Check that the metric that judges is a number which its object returns."""
+    """Check that the monitored metric is a number which its object returns."""
     name = judged_by.split("/")[-1]
-    objects = [each for each, metric in task.metrics.items() if hasattr(metric, "compute")]
-    of_object = any(name == each or name.startswith(f"{each}_") for each in objects)
+    objects = [entry for entry, metric in task.metrics.items() if hasattr(metric, "compute")]
+    of_object = any(name == entry or name.startswith(f"{entry}_") for entry in objects)
     if of_object and name not in found:
         raise TaskError(
             f"validation.metric={judged_by!r} is not what the metric returns. "
@@ -330,7 +330,7 @@ def _check_monitor(task: Task, found: dict[str, Value], judged_by: str) -> None:
     if isinstance(found.get(name), list):
         raise TaskError(
             f"validation.metric={judged_by!r} is a table, and which of two tables is better is not "
-            "known. Judge by a metric that is one number."
+            "known. Use a metric that is one number."
         )
 
 

@@ -59,7 +59,7 @@ class _BroadcastDetector(DispatchMode):
         self.found = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        shapes = [tuple(each.shape) for each in args if isinstance(each, Tensor)]
+        shapes = [tuple(arg.shape) for arg in args if isinstance(arg, Tensor)]
         if self.samples > 1 and {(self.samples, 1), (self.samples,)} <= {*shapes}:
             self.found = True
         return func(*args, **(kwargs or {}))
@@ -92,16 +92,17 @@ def compute_checked_loss(loss: Loss, outputs: Any, targets: Any, micro: MicroBat
         try:
             value = loss.value(outputs, targets)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            shapes = [tuple(each.shape) for each in flatten_tensors((outputs, targets))]
+            shapes = [tuple(tensor.shape) for tensor in flatten_tensors((outputs, targets))]
             raise TaskError(
                 f"The loss fails on the first batch, whose outputs and targets have shapes "
                 f"{shapes}: {error}"
             ) from error
     # torch's own losses broadcast where a dispatch mode does not see it, but warn.
-    if broadcast.found or any("Using a target size" in str(each.message) for each in warned):
+    if broadcast.found or any("Using a target size" in str(entry.message) for entry in warned):
         raise TaskError(
-            f"In the loss, a tensor of shape ({samples}, 1) meets one of shape ({samples},): each "
-            "is compared with each. Use outputs.squeeze(-1) or targets.unsqueeze(-1)."
+            f"In the loss, a tensor of shape ({samples}, 1) is combined with one of shape "
+            f"({samples},): each is compared with each. Use outputs.squeeze(-1) or "
+            "targets.unsqueeze(-1)."
         )
     for name, part in value.items() if isinstance(value, Mapping) else [("", value)]:
         called = f"The loss part {name!r}" if name else "The loss"
@@ -122,5 +123,5 @@ def check_first_loss(loss: float, classes: int, name: str = "") -> None:
     if loss > 2 * expected + 0.5:
         warn(
             f"{called} is {loss:.3g}, and guessing evenly among {classes} classes would give "
-            f"{expected:.3g}. Look at the scale of the inputs and the last layer's first weights.",
+            f"{expected:.3g}. Check the scale of the inputs and the last layer's first weights.",
         )

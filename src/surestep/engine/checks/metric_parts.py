@@ -36,14 +36,14 @@ class _MetricError(Exception):
     """The metric fails on samples: it is not defined for them."""
 
 
-def check_mean(name: str, metric: Any, outputs: Any, micro: MicroBatch, loss: Loss) -> None:
+def check_mean(name: str, metric: Any, outputs: Any, micro_batch: MicroBatch, loss: Loss) -> None:
     """Compare a metric of the first batch with that of its parts.
 
     Args:
         name: of the metric.
         metric: as it was given; torchmetrics, and those of inputs, are exact as they are.
         outputs: what the metric gets.
-        micro: the batch, on the device.
+        micro_batch: on the device.
         loss: counts what the mean is over.
 
     Raises:
@@ -52,19 +52,19 @@ def check_mean(name: str, metric: Any, outputs: Any, micro: MicroBatch, loss: Lo
     exact = has_torchmetrics(metric) if hasattr(metric, "compute") else None
     if exact or isinstance(metric, InputMetric):
         return
-    if micro.samples < 2 or not is_per_sample(outputs, micro.samples):
+    if micro_batch.samples < 2 or not is_per_sample(outputs, micro_batch.samples):
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a metric that is not defined for few samples
-        _compare(_Measurement(name, metric, micro, loss), outputs)
+        _compare(_Measurement(name, metric, micro_batch, loss), outputs)
 
 
 def _compare(measurement: "_Measurement", outputs: Any) -> None:
     name, metric = measurement.name, measurement.metric
     tensors = flatten_tensors(outputs)
-    half = any(each.dtype in HALF for each in tensors)
+    half = any(tensor.dtype in HALF for tensor in tensors)
     tolerance = TOLERANCE_OF_HALF if half else _TOLERANCE
-    for split in draw_splits(measurement.micro.samples, sum(each.numel() for each in tensors)):
+    for split in draw_splits(measurement.micro.samples, sum(tensor.numel() for tensor in tensors)):
         taken = _with_both_signs(outputs, split.take(outputs))
         unsplit = Split(split.rows, [], split.seed)
         try:
@@ -93,7 +93,7 @@ def _with_both_signs(outputs: Any, varied: Any) -> Any:
     Zeros are varied to values above 0 only, since a loss may be defined for probabilities alone. A
     metric that fails on other values proves nothing.
     """
-    zero = iter([not bool(each.any()) for each in flatten_tensors(outputs)])
+    zero = iter([not bool(tensor.any()) for tensor in flatten_tensors(outputs)])
 
     def center(tensor: Tensor) -> Tensor:
         return tensor - tensor.mean() if next(zero) and tensor.is_floating_point() else tensor

@@ -18,7 +18,7 @@ from surestep.engine.losses.model_loss import extract_loss
 
 
 def check_shift(
-    model: nn.Module, feed: BatchLoader, raw: Any, micro: MicroBatch, mean: float
+    model: nn.Module, feed: BatchLoader, raw: Any, micro_batch: MicroBatch, mean: float
 ) -> None:
     """Check that the first label of each row is an item if the loss depends on it, and only then.
 
@@ -28,16 +28,16 @@ def check_shift(
         model: in eval mode; it is called again.
         feed: counts items.
         raw: the batch, as it was read.
-        micro: the same, on the device.
+        micro_batch: the micro-batch of it, on the device.
         mean: its loss.
 
     Raises:
         TaskError: the items are counted differently.
     """
-    labels = micro.kwargs.get("labels")
+    labels = micro_batch.kwargs.get("labels")
     if not isinstance(labels, Tensor) or labels.dim() < 2 or labels.is_floating_point():
         return
-    depends = _depends_on_first(model, feed, micro, mean)
+    depends = _depends_on_first(model, feed, micro_batch, mean)
     counts = feed.loss.items(raw, _flip(labels, 0)) != feed.loss.items(raw, labels)
     if depends is not None and depends != counts:
         uses, items = ("uses", "tokens") if depends else ("does not use", "next tokens")

@@ -22,17 +22,17 @@ class Split(NamedTuple):
 
     Attributes:
         rows: the samples.
-        cuts: where they are split, counted from the first of them.
+        bounds: row numbers at which they are split, counted from the first of them.
         seed: of the variation; None keeps what the model returns.
     """
 
     rows: range
-    cuts: list[int]
+    bounds: list[int]
     seed: int | None
 
     def parts(self) -> list[range]:
         """Return the samples of each part, counted from the first of them all."""
-        return [range(*each) for each in itertools.pairwise((0, *self.cuts, len(self.rows)))]
+        return [range(*entry) for entry in itertools.pairwise((0, *self.bounds, len(self.rows)))]
 
     def take(self, outputs: Any) -> Any:
         """Return copies of the outputs of these samples, varied if there is a seed."""
@@ -67,8 +67,8 @@ def draw_splits(samples: int, numbers: int, most: int | None = None) -> Iterator
         count = min(allowed, max(3, _TRIAL_SIZE // size), _SINGLES if single else allowed)
         start = draw(samples - count + 1)
         # Or a single sample, less than half of the others, and the rest.
-        cuts = list(range(1, count)) if single else sorted({1, 1 + draw(max(1, count // 2))})
-        yield Split(range(start, start + count), cuts, seed)
+        bounds = list(range(1, count)) if single else sorted({1, 1 + draw(max(1, count // 2))})
+        yield Split(range(start, start + count), bounds, seed)
 
 
 def is_per_sample(outputs: Any, samples: int) -> bool:
@@ -76,7 +76,7 @@ def is_per_sample(outputs: Any, samples: int) -> bool:
     tensors = flatten_tensors(outputs)
     if not tensors or has_opaque(outputs):
         return False
-    return all(each.dim() and len(each) == samples for each in tensors)
+    return all(tensor.dim() and len(tensor) == samples for tensor in tensors)
 
 
 def take_samples(outputs: Any, rows: range) -> Any:
@@ -89,7 +89,7 @@ def has_samples(batch: Any, samples: int) -> bool:
     if has_opaque(batch):
         return False
     tensors = flatten_tensors(batch)
-    has_rows = any(each.dim() and len(each) == samples for each in tensors)
+    has_rows = any(tensor.dim() and len(tensor) == samples for tensor in tensors)
     return has_rows or _is_list_of_samples(batch, samples)
 
 
@@ -105,9 +105,9 @@ def select_samples(value: Any, rows: range, samples: int) -> Any:
     if _is_list_of_samples(value, samples):
         return type(value)(value[rows.start : rows.stop])
     if type(value) is dict:
-        return {key: select_samples(each, rows, samples) for key, each in value.items()}
+        return {key: select_samples(entry, rows, samples) for key, entry in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(select_samples(each, rows, samples) for each in value)
+        return type(value)(select_samples(entry, rows, samples) for entry in value)
 
     def select(tensor: Tensor) -> Tensor:
         per_sample = tensor.dim() > 0 and len(tensor) == samples
@@ -117,10 +117,10 @@ def select_samples(value: Any, rows: range, samples: int) -> Any:
 
 
 def _is_list_of_samples(value: Any, samples: int) -> bool:
-    """Tell a list with an element for each sample from a tuple of full tensors, such as (x, y)."""
+    """Distinguish a list of samples from a tuple of full tensors, such as (x, y)."""
     if not isinstance(value, (list, tuple)) or len(value) != samples or hasattr(value, "_fields"):
         return False
-    return not any(each.dim() and len(each) == samples for each in flatten_tensors(value))
+    return not any(tensor.dim() and len(tensor) == samples for tensor in flatten_tensors(value))
 
 
 def has_opaque(value: Any) -> bool:

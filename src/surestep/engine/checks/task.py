@@ -17,22 +17,22 @@ def check_model(model: nn.Module) -> None:
     if len(devices) > 1:
         raise TaskError(
             f"The model's parameters are on several devices: {', '.join(devices)}. Build it on one "
-            "and say device= in the Config."
+            "and set device= in the Config."
         )
 
 
 def check_teacher(teacher: nn.Module | None, model: nn.Module) -> None:
-    """Check that a teacher is a model of its own.
+    """Check that a teacher is a separate model.
 
     Raises:
-        TaskError: it shares parameters with the model, which training would move.
+        TaskError: it shares parameters with the model, which training would update.
     """
-    held = {id(each) for each in model.parameters()}
+    held = {id(parameter) for parameter in model.parameters()}
     shared = [] if teacher is None else [n for n, p in teacher.named_parameters() if id(p) in held]
     if shared:
         raise TaskError(
             f"The teacher shares parameters with the model, and would be trained with it: "
-            f"{', '.join(shared[:3])}. Give a copy: copy.deepcopy(model)."
+            f"{', '.join(shared[:3])}. Pass a copy: copy.deepcopy(model)."
         )
 
 
@@ -40,15 +40,15 @@ def check_loss(loss: object) -> None:
     """Check that the loss has nothing to train.
 
     Raises:
-        TaskError: it has parameters, which no optimizer would hold and no checkpoint would keep.
+        TaskError: it has parameters, which no optimizer would update and no checkpoint would save.
     """
-    for each in loss.values() if isinstance(loss, Mapping) else ():
-        check_loss(each)
+    for entry in loss.values() if isinstance(loss, Mapping) else ():
+        check_loss(entry)
     if isinstance(loss, nn.Module):
-        names = [name for name, each in loss.named_parameters() if each.requires_grad]
+        names = [name for name, parameter in loss.named_parameters() if parameter.requires_grad]
         if names:
             raise TaskError(
-                f"The loss has parameters of its own, which nothing would train: "
+                f"The loss has parameters, which nothing would train: "
                 f"{', '.join(names)}. Make them a part of the model, and let it return what the "
                 "loss needs."
             )

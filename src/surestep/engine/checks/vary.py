@@ -92,9 +92,9 @@ class VariedModel:
     def __init__(self, model: nn.Module, last: dict[str, nn.Parameter]) -> None:
         self._model = model
         stored = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        half = {name: each for name, each in stored.items() if each.dtype in HALF}
-        self._widens = 0 < sum(each.numel() for each in half.values()) <= _LARGEST
-        widened = {name: self._widen(each) for name, each in half.items()}
+        half = {name: tensor for name, tensor in stored.items() if tensor.dtype in HALF}
+        self._widens = 0 < sum(tensor.numel() for tensor in half.values()) <= _LARGEST
+        widened = {name: self._widen(tensor) for name, tensor in half.items()}
         self._last = {name: widened.get(name, weight).detach() for name, weight in last.items()}
         self._tensors = {**widened, **self._last}
         self._device = next(iter(stored.values())).device.type
@@ -125,7 +125,7 @@ def find_last_weights(
 
     Only plain tensors are taken: a subclass may be packed or quantized.
     """
-    names = {id(each): name for name, each in model.named_parameters()}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     finished: list[nn.Module] = []
     handle = register_module_forward_hook(lambda module, *_: finished.append(module))
     try:
@@ -135,13 +135,13 @@ def find_last_weights(
     layers: list[list[nn.Parameter]] = []
     for module in reversed(finished):
         matrices = [
-            each
-            for each in module.parameters(recurse=False)
-            if each.dim() > 1
-            and each.dtype in _VARIED
-            and type(each) in (Tensor, nn.Parameter)
-            and id(each) in names
+            parameter
+            for parameter in module.parameters(recurse=False)
+            if parameter.dim() > 1
+            and parameter.dtype in _VARIED
+            and type(parameter) in (Tensor, nn.Parameter)
+            and id(parameter) in names
         ]
         if matrices and not isinstance(module, _RECURRENT) and finished.count(module) == 1:
             layers.append(matrices)
-    return {names[id(each)]: each for matrices in layers[:_LAYERS] for each in matrices}
+    return {names[id(matrix)]: matrix for matrices in layers[:_LAYERS] for matrix in matrices}

@@ -76,7 +76,7 @@ def find_samples(
         is_bad: takes a step on a batch; returns whether it was not finite.
         independent: the model treats each sample alone.
     """
-    alone = independent and all(each.is_separable for _, each in named_losses(loss))
+    alone = independent and all(entry.is_separable for _, entry in named_losses(loss))
     try:
         return _Search(batch, loss, is_bad).run(alone=alone)
     except CannotSplitBatchError as error:
@@ -113,18 +113,20 @@ class _Search:
             if companions is None:
                 has_untried = True
             else:
-                found += self._halve([each for each in group if each not in companions], companions)
+                found += self._halve(
+                    [entry for entry in group if entry not in companions], companions
+                )
         return self._explain(found, alone=alone, has_untried=has_untried)
 
     def _explain(self, found: list[Sample], *, alone: bool, has_untried: bool) -> BisectResult:
         if self.tries >= MAX_TRIES:
             return self._result(found, f"the search ended after {self.tries} tries", known=False)
         if found:
-            each = "each " if len(found) > 1 else ""
-            how = f"{each}alone {'is' if each else 'it is'} not finite"
+            several = len(found) > 1
+            how = "each alone is not finite" if several else "alone it is not finite"
             if not alone:
-                subject = "each beside finite samples is" if each else "beside finite samples it is"
-                how = f"{subject} not finite, and without it they are ({_COUPLED})"
+                who = "each beside finite samples is" if several else "beside finite samples it is"
+                how = f"{who} not finite, and without it they are ({_COUPLED})"
             return self._result(found, how, known=not has_untried)
         if has_untried:
             return BisectResult(
@@ -179,7 +181,7 @@ class _Search:
     def _result(self, found: list[Sample], how: str, *, known: bool = True) -> BisectResult:
         micros = self.batch.micro_batches
         positions = sorted(micros[micro].position + row for micro, row in found)
-        return BisectResult(tuple(SampleRef(each, None) for each in positions), how, known)
+        return BisectResult(tuple(SampleRef(position, None) for position in positions), how, known)
 
 
 def _halves(group: list[Sample]) -> list[list[Sample]]:
@@ -200,8 +202,8 @@ def select_samples(batch: Batch, rows: Sequence[Sequence[int]], loss: Loss) -> B
     ]
     return batch._replace(
         micro_batches=tuple(parts),
-        items=sum((each.items for each in parts), 0.0),
-        samples=sum(each.samples for each in parts),
+        items=sum((part.items for part in parts), 0.0),
+        samples=sum(part.samples for part in parts),
         part_items=sum_part_items(parts) if loss.components else (),
     )
 

@@ -78,7 +78,7 @@ class StepHistory:
         """Return the losses, gradient norms and learning rates; empty if no step is known."""
         if not self.steps:
             return ""
-        columns = zip(*(each[1:] for each in self.steps), strict=True)
+        columns = zip(*(step[1:] for step in self.steps), strict=True)
         rows = [
             f"{name} {', '.join('none' if value is None else f'{value:.3g}' for value in column)}"
             for name, column in zip(("loss", "gradient norm", "lr"), columns, strict=True)
@@ -107,7 +107,9 @@ def diagnose(parts: StepContext, batch: Batch, *, index: Tensor | range | None) 
     samples = BisectResult(how="the step taken again is finite", known=False)
     if bad:
         samples = _search(parts, batch, divisor)
-    refs = [SampleRef(each.position, _index_at(index, each.position)) for each in samples.samples]
+    refs = [
+        SampleRef(sample.position, _index_at(index, sample.position)) for sample in samples.samples
+    ]
     samples = replace(samples, samples=tuple(refs), of=batch.samples)
     return Diagnosis(loss, tuple(bad), cause, samples, _largest_weights(parts), outputs.value)
 
@@ -150,9 +152,9 @@ def _watch(
     tracker = NonFiniteTracker(modules, _tensors_before(parts, batch))
     with modules.track(), tracker:
         result = rerun_step(parts, batch, divisor)
-    causes = [tracker.cause_of(each) for each in result.bad.values()]
-    known = [each for each in causes if each is not None]
-    return result, min(known, key=lambda each: each.order, default=None)
+    causes = [tracker.cause_of(tensor) for tensor in result.bad.values()]
+    known = [cause for cause in causes if cause is not None]
+    return result, min(known, key=lambda name: name.order, default=None)
 
 
 def _tensors_before(parts: StepContext, batch: Batch) -> dict[tuple[str, str], Tensor]:
@@ -160,12 +162,12 @@ def _tensors_before(parts: StepContext, batch: Batch) -> dict[tuple[str, str], T
     found: dict[tuple[str, str], Tensor] = {}
     for micro in batch.micro_batches:
         content: Mapping[str, Any] = {
-            **{f"input {number}": each for number, each in enumerate(micro.args)},
-            **{f"input {name!r}": each for name, each in micro.kwargs.items()},
+            **{f"input {number}": arg for number, arg in enumerate(micro.args)},
+            **{f"input {name!r}": kwarg for name, kwarg in micro.kwargs.items()},
             "the targets": micro.targets,
         }
-        for name, each in content.items():
-            for count, tensor in enumerate(flatten_tensors(each)):
+        for name, value in content.items():
+            for count, tensor in enumerate(flatten_tensors(value)):
                 found["batch", f"{name}, tensor {count}" if count else name] = tensor
     model = parts.state.model
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -184,20 +186,23 @@ def _search(parts: StepContext, batch: Batch, divisor: float) -> BisectResult:
 
     training = {module for module, mode in parts.train_modes.wanted if mode}
     has_batch_statistics = any(
-        isinstance(each, BATCH_NORM) and (each in training or not each.track_running_stats)
-        for each in parts.state.model.modules()
+        isinstance(module, BATCH_NORM) and (module in training or not module.track_running_stats)
+        for module in parts.state.model.modules()
     )
     return find_samples(batch, parts.loss, is_bad, independent=not has_batch_statistics)
 
 
 def _largest_weights(parts: StepContext) -> dict[str, float]:
     """Return the largest absolute values of parameters."""
-    local = {name: to_local(each.detach()) for name, each in parts.state.model.named_parameters()}
-    largest = {name: each.abs().max() for name, each in local.items() if each.numel()}
+    local = {
+        name: to_local(parameter.detach())
+        for name, parameter in parts.state.model.named_parameters()
+    }
+    largest = {name: value.abs().max() for name, value in local.items() if value.numel()}
     if not largest:
         return {}
-    values = torch.stack([each.float().cpu() for each in largest.values()]).tolist()
-    ranked = sorted(zip(largest, values, strict=True), key=lambda each: -each[1])
+    values = torch.stack([value.float().cpu() for value in largest.values()]).tolist()
+    ranked = sorted(zip(largest, values, strict=True), key=lambda value: -value[1])
     return dict(ranked[:_LARGEST])
 
 
@@ -241,10 +246,10 @@ def describe_samples(diagnosis: Diagnosis) -> str:
 
 def _names(found: BisectResult, limit: int = 8) -> str:
     names = [
-        f"at position {each.position}"
-        if each.index is None
-        else f"{each.index} (position {each.position})"
-        for each in found.samples[:limit]
+        f"at position {sample.position}"
+        if sample.index is None
+        else f"{sample.index} (position {sample.position})"
+        for sample in found.samples[:limit]
     ]
     more = len(found.samples) - limit
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")

@@ -35,7 +35,7 @@ class CodeLocation(NamedTuple):
 class OutputFingerprint:
     """A hash of the finite values that modules return; reads the device each time.
 
-    If the loss and all gradients are NaN, only this tells one step from another.
+    If the loss and all gradients are NaN, only this distinguishes one step from another.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class ModuleTracker(TorchFunctionMode):
             self._called = outer
         module = self._running[-1][0] if self._running else None
         at: CodeLocation | None = None
-        nodes = [each.grad_fn for each in flatten_tensors(result)]
+        nodes = [tensor.grad_fn for tensor in flatten_tensors(result)]
         while nodes:
             node = nodes.pop()
             if node is not None and node not in self._nodes:

@@ -128,11 +128,13 @@ class NonFiniteTracker(DispatchMode):
         if _is_view(schema) or schema.name.startswith(_UNINITIALIZED):
             return func(*args, **kwargs)
         self.operations += 1
-        read = [each for each in flatten_tensors((args, kwargs)) if is_floating(each)]
+        read = [tensor for tensor in flatten_tensors((args, kwargs)) if is_floating(tensor)]
         if schema.name in _OVERWRITES:
-            read = [each for each in read if each is not args[0]]
-        bad = [each for each in read if _storage(each) in self._marks and has_nonfinite(each)]
-        marks = [self._marks[_storage(each)] for each in bad]
+            read = [tensor for tensor in read if tensor is not args[0]]
+        bad = [
+            tensor for tensor in read if _storage(tensor) in self._marks and has_nonfinite(tensor)
+        ]
+        marks = [self._marks[_storage(tensor)] for tensor in bad]
         had_nan = _has_nan(bad)
         inputs = tuple(map(_summarize, read)) if schema.is_mutable else None  # before it is written
         result = func(*args, **kwargs)
@@ -143,7 +145,7 @@ class NonFiniteTracker(DispatchMode):
                 continue
             cause = _inherited(marks, new_nan=_has_nan([output]) and not had_nan)
             if cause is None:
-                literal = any(_is_infinite(each) for each in (*args, *kwargs.values()))
+                literal = any(_is_infinite(arg) for arg in (*args, *kwargs.values()))
                 candidates = [] if marks or literal or inputs is not None else read
                 given = next(filter(has_nonfinite, candidates), None)
                 shown = tuple(map(_summarize, read)) if inputs is None else inputs
@@ -192,8 +194,8 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _is_view(schema: Any) -> bool:
-    infos = [each.alias_info for each in schema.returns]
-    return any(each is not None and not each.is_write for each in infos)
+    infos = [entry.alias_info for entry in schema.returns]
+    return any(info is not None and not info.is_write for info in infos)
 
 
 def _outputs(schema: Any, args: Any, kwargs: Any, result: Any) -> Iterable[Tensor]:
@@ -203,7 +205,9 @@ def _outputs(schema: Any, args: Any, kwargs: Any, result: Any) -> Iterable[Tenso
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[index] if index < len(args) else kwargs.get(argument.name)
             outputs += [
-                each for each in flatten_tensors(value) if all(each is not o for o in outputs)
+                tensor
+                for tensor in flatten_tensors(value)
+                if all(tensor is not output for output in outputs)
             ]
     return outputs
 
@@ -240,7 +244,7 @@ def has_nonfinite(tensor: Tensor) -> bool:
 
 
 def _has_nan(tensors: Iterable[Tensor]) -> bool:
-    return any(bool(torch.isnan(_stored_values(each)).any()) for each in tensors)
+    return any(bool(torch.isnan(_stored_values(tensor)).any()) for tensor in tensors)
 
 
 def is_floating(value: object) -> bool:

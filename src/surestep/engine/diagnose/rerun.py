@@ -31,10 +31,12 @@ def preserve_state(parts: StepContext) -> Iterator[None]:
     L-BFGS.
     """
     model, state = parts.state.model, parts.state
-    grads = [(each, each.grad) for each in model.parameters()]
+    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
     hooks = parts.on_backward
     updates = parts.custom_update is not None
-    optimizers = [OptimizerSnapshot(each) for each in state.optimizers.values()] if updates else []
+    optimizers = (
+        [OptimizerSnapshot(optimizer) for optimizer in state.optimizers.values()] if updates else []
+    )
     scale: dict[str, Any] = state.scaler.state_dict()
     with ExitStack() as stack:
         stack.enter_context(preserve_torch_rng(parts.randomness.device))
@@ -42,8 +44,8 @@ def preserve_state(parts: StepContext) -> Iterator[None]:
         stack.enter_context(preserve_modes(model.modules()))
         stack.enter_context(preserve_buffers(model, parts.loss.module))
         stack.enter_context(disable_compile(model))
-        for each in optimizers:
-            each.save()
+        for snapshot in optimizers:
+            snapshot.save()
         for module, training in parts.train_modes.wanted:
             module.training = training
         parts.on_backward = []
@@ -52,8 +54,8 @@ def preserve_state(parts: StepContext) -> Iterator[None]:
         finally:
             parts.on_backward = hooks
             metrics.pop_logged()
-            for each in optimizers:
-                each.restore()
+            for snapshot in optimizers:
+                snapshot.restore()
             if updates:
                 state.scaler.load_state_dict(scale)
                 parts.strategy.reset_guard()
@@ -68,9 +70,13 @@ def rerun_step(parts: StepContext, batch: Batch, divisor: float) -> RerunResult:
     """
     if parts.custom_update is None:
         loss_sum = forward_backward(parts, batch, divisor).loss_sum
-        names = {id(each): name for name, each in parts.state.model.named_parameters()}
+        names = {id(parameter): name for name, parameter in parts.state.model.named_parameters()}
         parameters = parts.strategy.parameters
-        seen = {names[id(each)]: each.grad for each in parameters if each.grad is not None}
+        seen = {
+            names[id(parameter)]: parameter.grad
+            for parameter in parameters
+            if parameter.grad is not None
+        }
         seen = {"": loss_sum, **seen}
     else:
         rate = parts.lr_factor(parts.state.progress.steps_taken)
@@ -79,5 +85,5 @@ def rerun_step(parts: StepContext, batch: Batch, divisor: float) -> RerunResult:
         loss_sum, seen = update.loss_sum, {"": update.loss_sum}
         if update.norms is not None:
             seen["gradients"] = update.norms.total
-    bad = {name: each for name, each in seen.items() if has_nonfinite(each)}
+    bad = {name: tensor for name, tensor in seen.items() if has_nonfinite(tensor)}
     return RerunResult(loss_sum, bad)

@@ -16,11 +16,11 @@ from surestep.base.errors import ConfigError
 
 NPROC = "--nproc"
 BY_NPROC = f"surestep {NPROC}"
-NPROC_SAID = "SURESTEP_NPROC"  # in the environment of the processes that it starts
+NPROC_VARIABLE = "SURESTEP_NPROC"  # in the environment of the processes that it starts
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # What only this launcher sets; accelerate starts through torchrun, so it comes first.
 _MARKS = {
-    NPROC_SAID: BY_NPROC,
+    NPROC_VARIABLE: BY_NPROC,
     "ACCELERATE_MIXED_PRECISION": "accelerate launch",
     "TORCHELASTIC_RUN_ID": "torchrun",
     "CROSS_SIZE": "deepspeed",

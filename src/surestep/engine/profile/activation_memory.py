@@ -75,7 +75,7 @@ def _kept_bytes(
 ) -> int:
     """Return the bytes saved for the backward, without weights and inputs."""
     given = [*model.parameters(), *model.buffers(), *flatten_tensors(tuple(micro))]
-    excluded = {each.untyped_storage().data_ptr() for each in given}
+    excluded = {tensor.untyped_storage().data_ptr() for tensor in given}
     saved: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -85,8 +85,8 @@ def _kept_bytes(
         return tensor
 
     def keep_inputs(module: nn.Module, args: Any, kwargs: Any) -> None:
-        for each in flatten_tensors((args, kwargs)):
-            keep(each)  # a checkpointed module is recomputed from these
+        for tensor in flatten_tensors((args, kwargs)):
+            keep(tensor)  # a checkpointed module is recomputed from these
 
     with ExitStack() as stack:
         stack.enter_context(activation_checkpointing(model, choice))
@@ -99,7 +99,7 @@ def _kept_bytes(
             outputs = model(*micro.args, **micro.kwargs)
             for head in split_heads(feed.loss, outputs, micro):
                 head.loss.value(head.outputs, loss_targets(head.loss, head.micro_batch))
-    return sum(each.untyped_storage().nbytes() for each in saved.values())
+    return sum(entry.untyped_storage().nbytes() for entry in saved.values())
 
 
 class _KernelRecorder(DispatchMode):

@@ -81,8 +81,8 @@ def estimate_memory(
     trained = list(trainable_parameters(model).values())
     return MemoryEstimate(
         modules=_module_rows(model),
-        parameters=sum(each.numel() for each in model.parameters()),
-        trained=sum(each.numel() for each in trained),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        trained=sum(parameter.numel() for parameter in trained),
         weights=tensor_bytes(model.parameters()),
         buffers=tensor_bytes(model.buffers()),
         gradients=tensor_bytes(trained),
@@ -107,8 +107,8 @@ def _module_rows(model: nn.Module) -> list[tuple[str, str, int, int]]:
         children.append(("(itself)" if children else "model", model, own))
     rows = []
     for name, child, parameters in children:
-        trained = sum(each.numel() for each in parameters if each.requires_grad)
-        numbers = sum(each.numel() for each in parameters)
+        trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+        numbers = sum(parameter.numel() for parameter in parameters)
         rows.append((name, type(child).__name__, numbers, trained))
     return rows
 
@@ -122,7 +122,7 @@ def sharded_bytes(parameters: Iterable[Tensor], ranks: int) -> int:
         rows = parameter.shape[0]
         return math.ceil(rows / ranks) * (parameter.numel() // rows)
 
-    return sum(numbers(each) * each.element_size() for each in parameters)
+    return sum(numbers(parameter) * parameter.element_size() for parameter in parameters)
 
 
 def estimate_rank_memory(
@@ -154,7 +154,7 @@ def estimate_rank_memory(
         full.weights // 2 if half == 2 else 0,  # autocast keeps a copy of each weight
         full.activations,
     )
-    block_bytes = sorted((tensor_bytes(each.parameters()) for each in blocks), reverse=True)
+    block_bytes = sorted((tensor_bytes(block.parameters()) for block in blocks), reverse=True)
     shards = (("full", ranks), ("grad_op", ranks), ("hybrid", local))
     fsdp = [_fsdp(model, full, block_bytes, name, count, half) for name, count in shards]
     return [ddp, *fsdp, *_zero(model, full, block_bytes, ranks, half)]
@@ -164,7 +164,7 @@ def _fsdp(
     model: nn.Module, full: MemoryEstimate, blocks: list[int], name: str, ranks: int, half: int
 ) -> RankMemory:
     """A shard of each parameter; the root's own are full from forward to backward."""
-    trained = [each for each in model.parameters() if each.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradients = sharded_bytes(trained, ranks)
     share = gradients / max(1, tensor_bytes(trained))
     root = full.weights - sum(blocks)
@@ -190,7 +190,12 @@ def _zero(
     on each rank beside their shards.
     """
     weights, gradients = full.weights // half, full.gradients // half
-    small = tensor_bytes(each for each in model.parameters() if each.numel() <= _PERSISTENT) // half
+    small = (
+        tensor_bytes(
+            parameter for parameter in model.parameters() if parameter.numel() <= _PERSISTENT
+        )
+        // half
+    )
     optimizer = None if full.optimizer is None else (full.optimizer + full.gradients) // ranks
     gathered = 2 * (blocks[0] if blocks else full.weights) // half
     return [

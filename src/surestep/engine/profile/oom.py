@@ -1,4 +1,4 @@
-"""What is held in memory, counted when there is none left."""
+"""What is in memory, counted when there is none left."""
 
 import gc
 import resource
@@ -18,25 +18,25 @@ LARGEST = 20
 
 
 def memory_snapshot(state: State, device: torch.device) -> dict[str, Any]:
-    """Return what is held, in bytes: by kind, and the largest other tensors by shape.
+    """Return the bytes in memory: by kind, and the largest other tensors by shape.
 
-    What autograd alone holds for the backward is no tensor of Python's: it is in `allocated` (of
-    the device's allocator; of the host the most that the process ever held) and in no kind. On
+    What autograd alone saves for the backward is not a Python object: it is in `allocated` (of the
+    device's allocator; of the host the most that the process ever had) and in no kind. On
     CUDA, `segments` is torch.cuda.memory_snapshot().
     """
     parameters = list(state.model.parameters())
     kinds: dict[str, list[Tensor]] = {
-        "weights": [each.detach() for each in parameters],
+        "weights": [parameter.detach() for parameter in parameters],
         "buffers": list(state.model.buffers()),
-        "gradients": [each.grad for each in parameters if each.grad is not None],
+        "gradients": [parameter.grad for parameter in parameters if parameter.grad is not None],
         "optimizer": [
-            each
+            tensor
             for optimizer in state.optimizers.values()
-            for each in flatten_tensors(list(optimizer.state.values()))
+            for tensor in flatten_tensors(list(optimizer.state.values()))
         ],
         "average": list(state.average.tensors.values()) if state.average is not None else [],
     }
-    known = {each.data_ptr() for tensors in kinds.values() for each in tensors}
+    known = {tensor.data_ptr() for tensors in kinds.values() for tensor in tensors}
     found: dict[str, Any] = {kind: tensor_bytes(tensors) for kind, tensors in kinds.items()}
     if device.type == "cuda":
         found["allocated"] = torch.cuda.max_memory_allocated(device)
@@ -56,11 +56,11 @@ def _largest(known: set[int], device: torch.device) -> list[dict[str, Any]]:
     """Return the tensors that are none of the known ones, added up by shape and type."""
     counts: Counter[tuple[tuple[int, ...], str]] = Counter()
     sizes: Counter[tuple[tuple[int, ...], str]] = Counter()
-    for each in _tensors(device):
-        if each.data_ptr() not in known:
-            key = (tuple(each.shape), str(each.dtype))
+    for tensor in _tensors(device):
+        if tensor.data_ptr() not in known:
+            key = (tuple(tensor.shape), str(tensor.dtype))
             counts[key] += 1
-            sizes[key] += tensor_bytes([each])
+            sizes[key] += tensor_bytes([tensor])
     return [
         {"shape": list(shape), "dtype": dtype, "tensors": counts[shape, dtype], "bytes": size}
         for (shape, dtype), size in sizes.most_common(LARGEST)
@@ -69,13 +69,13 @@ def _largest(known: set[int], device: torch.device) -> list[dict[str, Any]]:
 
 def _tensors(device: torch.device) -> Iterable[Tensor]:
     seen: set[int] = set()
-    for each in gc.get_objects():
+    for candidate in gc.get_objects():
         if (
-            type(each) is Tensor
-            and each.device.type == device.type
-            and each.layout is torch.strided
+            type(candidate) is Tensor
+            and candidate.device.type == device.type
+            and candidate.layout is torch.strided
         ):
-            place = each.data_ptr()
+            place = candidate.data_ptr()
             if place not in seen:
                 seen.add(place)
-                yield each
+                yield candidate

@@ -145,13 +145,15 @@ class Profile(Callback):
 def _table(record: Any, seconds: float) -> list[str]:
     """Return the most expensive operations by their own time, without what they call."""
     averages = record.key_averages()
-    on_device = any(each.self_device_time_total for each in averages)
+    on_device = any(operation.self_device_time_total for operation in averages)
     attribute = "self_device_time_total" if on_device else "self_cpu_time_total"
-    operations = [each for each in averages if not each.is_user_annotation]
-    operations.sort(key=lambda each: -getattr(each, attribute))
+    operations = [operation for operation in averages if not operation.is_user_annotation]
+    operations.sort(key=lambda operation: -getattr(operation, attribute))
     lines = [f"{'operation':<44} {'calls':>7} {'ms':>9} {'of the time':>12}"]
-    for each in operations[:_MOST_EXPENSIVE]:
-        own_s = getattr(each, attribute) / 1e6
+    for operation in operations[:_MOST_EXPENSIVE]:
+        own_s = getattr(operation, attribute) / 1e6
         share = own_s / seconds
-        lines.append(f"{each.key[:44]:<44} {each.count:>7} {own_s * 1e3:>9.2f} {share:>12.1%}")
+        lines.append(
+            f"{operation.key[:44]:<44} {operation.count:>7} {own_s * 1e3:>9.2f} {share:>12.1%}"
+        )
     return lines

@@ -28,7 +28,7 @@ class AveragedWeights:
     Attributes:
         tensors: what the model would hold if it were the average, by name; half-precision weights
             are averaged in fp32, where a share of 0.001 is not lost to rounding.
-        computed_at: the number of updates after which BatchNorm's statistics were computed anew.
+        computed_at: the number of updates after which BatchNorm's statistics were last computed.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class AveragedWeights:
         self.averaging = averaging
         wanted = {id(parameter) for parameter in trained}
         named = model.named_parameters()
-        self._weights = {name: each for name, each in named if id(each) in wanted}
+        self._weights = {name: tensor for name, tensor in named if id(tensor) in wanted}
         self._buffers = _buffers(model, averaging.buffers)
         self.tensors = {
-            name: each.detach().clone().to(_averaged_in(each))
-            for name, each in (*self._weights.items(), *self._own_buffers().items())
+            name: weight.detach().clone().to(_averaged_in(weight))
+            for name, weight in (*self._weights.items(), *self._own_buffers().items())
         }
         self.computed_at = 0
 
@@ -78,22 +78,22 @@ class AveragedWeights:
             now |= self._own_buffers()
         averaged = [to_local(self.tensors[name]) for name in now]
         pairs = zip(map(to_local, now.values()), averaged, strict=True)
-        values = [each.to(mine.dtype) for each, mine in pairs]
+        values = [pair.to(mine.dtype) for pair, mine in pairs]
         share = self.update_weight(update)
         if outcome.nonfinite_flag is None:
             torch._foreach_lerp_(averaged, values, share)
             return
         good = torch.eq(outcome.nonfinite_flag, 0)
-        shares = {kind: good.to(kind).mul_(share) for kind in {each.dtype for each in averaged}}
-        torch._foreach_lerp_(averaged, values, [shares[each.dtype] for each in averaged])
+        shares = {kind: good.to(kind).mul_(share) for kind in {tensor.dtype for tensor in averaged}}
+        torch._foreach_lerp_(averaged, values, [shares[tensor.dtype] for tensor in averaged])
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Let the model hold the averaged tensors, and hand its own back.
+        """Use the averaged tensors as the model's; restore its own afterwards.
 
-        Nothing is copied but what is cut over ranks: it is gathered from where it lies.
+        Nothing is copied but what is sharded over ranks: it is gathered.
         """
-        weights = {name: _kept(each) for name, each in self._weights.items()}
+        weights = {name: _kept(weight) for name, weight in self._weights.items()}
         buffers = self._own_buffers()
         try:
             for name, parameter in self._weights.items():
@@ -108,8 +108,8 @@ class AveragedWeights:
     @torch.no_grad()
     def begin(self, steps_taken: int) -> None:
         """Begin with the weights and buffers that the model has after `steps_taken` steps."""
-        for name, each in (*self._weights.items(), *self._own_buffers().items()):
-            to_local(self.tensors[name]).copy_(to_local(each))
+        for name, weight in (*self._weights.items(), *self._own_buffers().items()):
+            to_local(self.tensors[name]).copy_(to_local(weight))
         self.computed_at = self.n_updates(steps_taken)
 
     def load(self, tensors: dict[str, Tensor], steps_taken: int) -> None:
@@ -118,25 +118,25 @@ class AveragedWeights:
         Raises:
             CheckpointError: names or shapes differ; nothing is loaded then.
         """
-        shapes = {name: tuple(each.shape) for name, each in self.tensors.items()}
-        if {name: tuple(each.shape) for name, each in tensors.items()} != shapes:
+        shapes = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+        if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != shapes:
             raise CheckpointError(
-                "The average in the checkpoint is of another model, or average.buffers was "
-                "another. Go back to the config it was trained with."
+                "The average in the checkpoint is of a different model, or average.buffers was "
+                "different. Go back to the config it was trained with."
             )
-        for name, each in self.tensors.items():
-            each.copy_(tensors[name])
+        for name, tensor in self.tensors.items():
+            tensor.copy_(tensors[name])
         self.computed_at = self.n_updates(steps_taken)
 
     def _own_buffers(self) -> dict[str, Tensor]:
         """Return the model's buffers of which the average has its own, as they are now."""
         found = {name: owner[key] for name, (owner, key) in self._buffers.items()}
-        return {name: each for name, each in found.items() if each is not None}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def _set_buffers(self, tensors: dict[str, Tensor]) -> None:
-        for name, each in tensors.items():
+        for name, tensor in tensors.items():
             owner, key = self._buffers[name]
-            owner[key] = each
+            owner[key] = tensor
 
 
 def _kept(parameter: Tensor) -> Tensor:
@@ -156,19 +156,19 @@ def _averaged_in(tensor: Tensor) -> torch.dtype:
 
 
 def _buffers(model: nn.Module, kind: str) -> dict[str, Buffer]:
-    """Return the places of the buffers that the average has of its own.
+    """Return the buffers that the average has itself: their module's dict, and their key.
 
     Averaged ones are finite numbers with a fraction. Whole numbers are counts, a mask of -inf has
     no average, and a sparse one is a table: those of the model hold.
     """
-    places: dict[str, Buffer] = {}
+    buffers: dict[str, Buffer] = {}
     for prefix, module in model.named_modules():
         if kind == "copy" or (kind == "recompute" and not isinstance(module, BATCH_NORM)):
             continue
         for key, buffer in module._buffers.items():
             if buffer is not None and (kind == "recompute" or _has_average(buffer)):
-                places[f"{prefix}.{key}" if prefix else key] = (module._buffers, key)
-    return places
+                buffers[f"{prefix}.{key}" if prefix else key] = (module._buffers, key)
+    return buffers
 
 
 def _has_average(buffer: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """Loss spikes: losses far above those before them, found among what a log point has read.
 
-z = (loss - median) / scale, over the last WINDOW finite losses. Each loss is judged by those before
-it alone, so the same are found wherever the log points are. A fall is never a spike.
+z = (loss - median) / scale, over the last WINDOW finite losses. Each loss is compared only with
+those before it, so the same are found wherever the log points are. A fall is never a spike.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from surestep.engine.batch import Batch
 
 WINDOW = 128
-LEAST = 32  # losses before the first is judged
+LEAST = 32  # losses before the first comparison
 # In one run of each recipe that ships the largest was 6.2 (tabular, whose losses have a long tail),
 # then 4.9 (spiral), 2.6 (imbalanced) and 2.5 (digits).
 THRESHOLD = 10.0
@@ -35,7 +35,7 @@ class LossSpike(NamedTuple):
 
 @dataclass
 class SpikeDetector:
-    """What the next losses are judged by, and what was left out after spikes; a part of State.
+    """What the next losses are compared with, and what was left out after spikes; a part of State.
 
     Attributes:
         losses: the last finite ones, oldest first.
@@ -55,7 +55,7 @@ class SpikeDetector:
             if loss is None or not math.isfinite(loss):
                 continue
             count = len(ordered)
-            # Nine of ten losses are no spike by this look alone, which costs next to nothing.
+            # This cheap comparison excludes nine of ten losses.
             if count >= LEAST and loss > ordered[count * 9 // 10]:
                 median, scale = _spread(ordered)
                 if scale and loss - median > THRESHOLD * scale:
@@ -91,7 +91,7 @@ def _spread(ordered: list[float]) -> tuple[float, float]:
     has nearly learnt all have a long tail upwards.
     """
     median = _median(ordered)
-    deviation = _median(sorted(abs(each - median) for each in ordered))
+    deviation = _median(sorted(abs(loss - median) for loss in ordered))
     upper = ordered[len(ordered) * 9 // 10] - median
     return median, max(NORMAL * deviation, upper / UPPER, FLOOR * abs(median))
 

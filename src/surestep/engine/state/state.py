@@ -24,7 +24,7 @@ class Progress(NamedTuple):
     """How far the run is. A step that was skipped counts as a step, not as a step taken."""
 
     step: int = 0  # global batches consumed
-    steps_taken: int = 0  # moves of the parameters: what the schedule goes by
+    steps_taken: int = 0  # updates of the parameters; the schedule follows them
     epoch: int = 0
     position: int = 0  # samples of this epoch that were consumed
     items: float = 0.0  # of the whole run
@@ -32,7 +32,7 @@ class Progress(NamedTuple):
 
 @dataclass
 class StepCounts:
-    """Steps that did not move the parameters, by reason, and those that were clipped."""
+    """Steps that did not update the parameters, by reason, and those that were clipped."""
 
     overflow: int = 0
     nonfinite: int = 0
@@ -42,11 +42,11 @@ class StepCounts:
 
     @property
     def skipped(self) -> int:
-        """Count the steps that moved nothing."""
+        """Count the steps that updated nothing."""
         return self.overflow + self.nonfinite + self.no_items + self.after_spike
 
     def add(self, outcome: StepOutcome, *, left_out: bool = False) -> None:
-        """Count a step that moved nothing; for none of these reasons, it had no items."""
+        """Count a step that updated nothing; without a reason, it had no items."""
         self.overflow += outcome.overflow
         self.nonfinite += outcome.nonfinite
         self.after_spike += left_out
@@ -55,10 +55,10 @@ class StepCounts:
 
 @dataclass
 class BestMetric:
-    """How the evaluations stand: the best one, and how many came since.
+    """The best evaluation, and the number of evaluations since.
 
-    `measured` says whose metrics the latest are: the weights', or their average's. `is_due` says
-    that this step is to be evaluated and was not yet: a run that was stopped then does so first.
+    `measured` is what the latest metrics are of: the weights, or their average. `is_due` is whether
+    this step was not evaluated yet: a run that was stopped does so first.
     """
 
     metric: str | None = None
@@ -71,7 +71,7 @@ class BestMetric:
     is_due: bool = False
 
     def reset(self) -> None:
-        """Forget the best one, and how many came since."""
+        """Forget the best one, and the evaluations since."""
         self.best = self.best_step = None
         self.since_best = 0
 
@@ -84,10 +84,10 @@ class BestMetric:
         delta: float,
         counts: bool = True,
     ) -> bool:
-        """Take in a new value of the metric; say whether it is the best so far.
+        """Add a value of the metric; return whether it is the best so far.
 
-        A value that is not a number is never the best. `counts` is whether an evaluation that is
-        no better counts for early stopping.
+        NaN is never the best. `counts` is whether an evaluation without improvement counts for
+        early stopping.
         """
         gain = 0.0 if self.best is None else (self.best - value) * (1 if mode == "min" else -1)
         if value == value and (self.best is None or gain > delta):
@@ -98,7 +98,7 @@ class BestMetric:
 
 
 class Stateful(Protocol):
-    """Something with a state of its own, as numbers, text, tensors, or lists and dicts of those."""
+    """Something with a state, as numbers, text, tensors, or lists and dicts of those."""
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return the state as it is now."""
@@ -184,5 +184,7 @@ def _copied(value: Any) -> Any:
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that are trained, by name; one that is shared stands once."""
-    return {name: each for name, each in model.named_parameters() if each.requires_grad}
+    """Return the parameters that are trained, by name; one that is shared is in it once."""
+    return {
+        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+    }

@@ -1,4 +1,4 @@
-"""Weights to start from: what a Task may say of them, and what became of them."""
+"""Initial weights: what a Task may pass, and a report of what was loaded."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +40,9 @@ class InitWeights:
                 "surestep.InitWeights(path, ...)."
             )
         if isinstance(self.skip, str):
-            raise TaskError(f"Init(skip={self.skip!r}) is text. Give a list: skip=[{self.skip!r}].")
+            raise TaskError(
+                f"InitWeights(skip={self.skip!r}) is text. Give a list: skip=[{self.skip!r}]."
+            )
 
     @property
     def name(self) -> str:
@@ -49,7 +51,7 @@ class InitWeights:
 
     @property
     def typed(self) -> str:
-        """What stands for the weights in something to type."""
+        """The weights as a user types them in a call."""
         return "state_dict" if isinstance(self.weights, Mapping) else repr(str(self.weights))
 
 
@@ -58,15 +60,15 @@ Source = InitWeights | str | Path | Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class InitReport:
-    """What became of each tensor, of the file and of the model.
+    """What was loaded, and what was not.
 
     Attributes:
-        source: what was read.
+        source: the file or folder that was read.
         files: its files, each with its SHA-256.
-        prefix: what was taken off the file's names.
-        loaded: names of the model whose values are the file's now.
-        missing: names of the model that the file has not, left at their first values on purpose.
-        unexpected: names of the file that were left out on purpose.
+        prefix: that was removed from the file's names.
+        loaded: names of the model that were loaded.
+        missing: names of the model that are not in the file, and were skipped on purpose.
+        unexpected: names of the file that were skipped on purpose.
         converted: "torch.bfloat16 -> torch.float32" and how many, where types differ.
     """
 
@@ -79,16 +81,16 @@ class InitReport:
     files: dict[str, str] = field(default_factory=dict)
 
     def rows(self) -> list[tuple[str, int, str]]:
-        """Return a table: what became of tensors, how many, and their names."""
-        told = [
+        """Return a table: what happened to tensors, how many, and their names."""
+        rows = [
             ("loaded", len(self.loaded), summarize_names(self.loaded)),
             ("missing, left as they are", len(self.missing), summarize_names(self.missing)),
             ("unexpected, left out", len(self.unexpected), summarize_names(self.unexpected)),
         ]
-        told += [("loaded with another type", n, types) for types, n in self.converted.items()]
+        rows += [("loaded with another type", n, types) for types, n in self.converted.items()]
         if self.prefix:
-            told.append(("without their prefix", len(self.loaded), self.prefix))
-        return told + [("sha256", 1, f"{file}: {sha}") for file, sha in self.files.items()]
+            rows.append(("without their prefix", len(self.loaded), self.prefix))
+        return rows + [("sha256", 1, f"{file}: {sha}") for file, sha in self.files.items()]
 
     def sentence(self) -> str:
         """Return the table as a line."""
@@ -101,11 +103,11 @@ class InitReport:
 
 
 def as_init(init: Source) -> InitWeights:
-    """Return what a Task says of its weights to start from, as an Init."""
+    """Return the initial weights of a Task as InitWeights."""
     return init if isinstance(init, InitWeights) else InitWeights(init)
 
 
 def summarize_names(names: list[str], limit: int = 8) -> str:
-    """Name the first of them, and count the rest."""
+    """Return the first names, and the number of the rest."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

@@ -148,7 +148,7 @@ class Task:
         if self.train is None and self.step is None:
             raise TaskError(
                 "The Task has no data to train on. Pass Task(train=...), or step= if a step makes "
-                "its own data, from an environment say."
+                "its own data, such as from an environment."
             )
         self._check_step()
         self._check_loss()
@@ -173,12 +173,12 @@ class Task:
         for name in self.val_sets():
             if "/" in name or name in ("train", "test"):
                 raise TaskError(
-                    f"A validation set cannot be called {name!r}: that is another part's name, or "
+                    f"A validation set cannot be called {name!r}: the name is taken, or "
                     "has a slash. Choose another name."
                 )
 
     def _check_pairs(self) -> None:
-        """Refuse `Task(net, loss, X, Y)`, where the targets would be taken for validation data."""
+        """Reject `Task(net, loss, X, Y)`, which would use the targets as validation data."""
         arrays = (torch.Tensor, np.ndarray)
         if not isinstance(self.train, arrays) or not isinstance(self.val, arrays):
             return
@@ -222,9 +222,9 @@ class Task:
         named_options = {"items": self.items, "reduction": self.reduction}
         by_name = [name for name, value in named_options.items() if isinstance(value, Mapping)]
         if self.loss_weights or by_name:
-            said = "loss_weights" if self.loss_weights else by_name[0]
+            option = "loss_weights" if self.loss_weights else by_name[0]
             raise TaskError(
-                f"{said} names several losses, and the Task has one. Say "
+                f"{option} names several losses, and the Task has one. Pass "
                 "Task(loss={'mask': ..., 'kind': ...}), or leave the names out."
             )
         if self.loss is None and self.reduction != "mean":
@@ -235,7 +235,7 @@ class Task:
             self._check_in_training()
         if self.teacher is not None and (self.loss is None or self.loss in _OF_MODEL):
             raise TaskError(
-                "A teacher needs a loss that takes what it says. Say "
+                "A teacher needs a loss that takes its outputs. Pass "
                 "Task(loss=surestep.losses.distillation())."
             )
         if isinstance(self.loss, str) and self.loss not in _OF_MODEL:
@@ -247,7 +247,7 @@ class Task:
             )
 
     def _check_in_training(self) -> None:
-        """Refuse what needs a loss in evaluations, or batches that are tensors."""
+        """Reject what needs a loss in evaluations, or batches that are tensors."""
         for name in ("step", "batch_transform", "batched"):
             if getattr(self, name):
                 instead = ", and give collate_fn" if name == "batched" else ""
@@ -259,11 +259,11 @@ class Task:
         if self.step is None:
             if self.optimizers:
                 raise TaskError(
-                    "Task(optimizers=...) names several optimizers, and nothing says when each is "
-                    "stepped. Say Task(step=...), a function of a surestep.ManualStep."
+                    "Task(optimizers=...) names several optimizers, but no step decides when each "
+                    "is stepped. Pass Task(step=...), a function of a surestep.ManualStep."
                 )
             if self.loss is None:
-                raise TaskError("The Task has no loss. Say Task(loss=...), or bring a step=.")
+                raise TaskError("The Task has no loss. Pass Task(loss=...), or a step=.")
             return
         if not callable(self.step):
             raise TaskError(
@@ -271,12 +271,12 @@ class Task:
             )
         if isinstance(self.loss, Mapping):
             raise TaskError(
-                "The Task has several losses and a step of its own, and which items a micro-batch "
-                "is weighted by is not plain. Give one loss that returns a dict of named means."
+                "The Task has several losses and a custom step, so the items that weight "
+                "a micro-batch are not known. Pass one loss that returns a dict of named means."
             )
         if self.loss is None and (self.val is not None or self.test is not None):
             raise TaskError(
-                "The Task has data to evaluate on and no loss to measure. Say Task(loss=...), "
+                "The Task has data to evaluate on and no loss to measure. Pass Task(loss=...), "
                 "which the model's forward is measured by; your own step does not use it."
             )
         if self.optimizers and self.optimizer is not None:
@@ -343,9 +343,9 @@ class Task:
         return [f"loss_{name}" for name in self.loss] if isinstance(self.loss, Mapping) else []
 
     def counts_targets(self) -> bool:
-        """Say whether targets are enough to count items: no function of the batch does."""
-        said = self.items.values() if isinstance(self.items, Mapping) else (self.items,)
-        return not any(map(callable, said))
+        """Return whether targets are enough to count items: no function of the batch does it."""
+        items = self.items.values() if isinstance(self.items, Mapping) else (self.items,)
+        return not any(map(callable, items))
 
     def val_sets(self) -> dict[str, Any]:
         """Return the validation data by name; the only one is called "val"."""
