@@ -26,7 +26,7 @@ ALONE = (
     "tests/laws/test_law_7_kills.py",
     "tests/torture/test_torture.py",
     "tests/multi_rank/",  # its files share the results of a launch
-    "tests/record/checkpoint/test_keep_together.py",
+    "tests/record/checkpoint/test_concurrent_processes.py",
     "tests/cli/test_interrupt.py",
 )
 

@@ -7,7 +7,7 @@ import pytest
 
 from surestep.cli.main import main
 from tests.cli.test_replay import BAD
-from tests.record.spoiled import change, in_time, spoil
+from tests.record.damage import change, in_time, spoil
 
 INCIDENT = "incidents/step-00000003"
 COMMANDS = {

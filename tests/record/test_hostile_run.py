@@ -15,7 +15,7 @@ from surestep.record.incident import incidents_of, read_incident
 from surestep.record.lock import RunLock
 from surestep.record.skipped_samples import read_samples
 from tests import tiny
-from tests.record.spoiled import DAMAGES, GONE, change, in_time, spoil
+from tests.record.damage import DAMAGES, GONE, change, in_time, spoil
 from tests.trainer.test_replay import DIVIDES, failed
 
 INCIDENT, BATCH = "incidents/{}/incident.json", "incidents/{}/batch.safetensors"

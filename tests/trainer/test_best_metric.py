@@ -8,7 +8,7 @@ import pytest
 from surestep.engine.distributed.communicator import ALONE
 from surestep.trainer.best_metric import TopK
 from tests import tiny
-from tests.record.checkpoint.test_keep import saved_with
+from tests.record.checkpoint.test_retention import saved_with
 
 
 @pytest.fixture

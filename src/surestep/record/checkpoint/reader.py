@@ -127,40 +127,33 @@ def open_checkpoint(path: Path, *, is_verified: bool = False) -> CheckpointReade
         CheckpointError: of another format, or not readable.
     """
     manifest = read_manifest(path) if is_verified else verify(path)
-    found = CheckpointReader(path, manifest, read_record(path, manifest))
-    _check_headers(found)
-    return found
+    record = read_record(path, manifest)
+    check_readable(path, manifest)
+    return CheckpointReader(path, manifest, record)
 
 
-def check_readable(path: Path, record: Mapping[str, Any]) -> None:
-    """Check that a checkpoint with verified bytes and record can be opened.
+def check_readable(path: Path, manifest: Manifest) -> None:
+    """Check that the headers of the files have exactly the tensors of the manifest.
 
     Raises:
-        CorruptCheckpointError: it cannot.
+        CorruptCheckpointError: they do not, or a file cannot be opened.
     """
-    _check_headers(CheckpointReader(path, read_manifest(path), record))
-
-
-def _check_headers(found: CheckpointReader) -> None:
-    """Check that the headers of the files have exactly the tensors of the manifest."""
     expected: dict[str, dict[str, tuple[str, list[int]]]] = {}
-    for named in found.manifest.tensors.values():
+    for named in manifest.tensors.values():
         for name, stored in named.items():
             for part in stored.slices:
                 within = expected.setdefault(part.file, {})
                 if name in within:
-                    raise checkpoint_error(
-                        found.path, MANIFEST, f"{name!r} is twice in {part.file}"
-                    )
+                    raise checkpoint_error(path, MANIFEST, f"{name!r} is twice in {part.file}")
                 within[name] = (stored.dtype, list(part.shape))
     for file, tensors in expected.items():
-        with _reading(found.path, file), safe_open(found.path / file, "pt") as opened:
+        with _reading(path, file), safe_open(path / file, "pt") as opened:
             slices = {name: opened.get_slice(name) for name in list(opened.keys())}
             actual = {n: (s.get_dtype(), list(s.get_shape())) for n, s in slices.items()}
         for name in actual.keys() | tensors.keys():
             if actual.get(name) != tensors.get(name):
                 raise checkpoint_error(
-                    found.path,
+                    path,
                     file,
                     f"{format_value(name)} is {actual.get(name, 'not there')} in it instead of "
                     f"{tensors.get(name, 'not there')}",

@@ -25,7 +25,7 @@ from surestep.base.errors import CheckpointError, ParallelError
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.state.state import State
 from surestep.record.checkpoint.errors import checkpoint_error, lacks_memory
-from surestep.record.checkpoint.manifest import MANIFEST, RECORD, manifest_text
+from surestep.record.checkpoint.manifest import MANIFEST, RECORD, manifest_text, read_manifest
 from surestep.record.checkpoint.reader import check_readable
 from surestep.record.checkpoint.staging import SnapshotStager, StateSnapshot
 from surestep.record.checkpoint.state_json import (
@@ -294,7 +294,7 @@ def _check_loadable(folder: Path, snapshot: StateSnapshot, tensors: str) -> Mapp
     """
     record = parse_state_json(folder, snapshot.record, snapshot.step)
     if snapshot.layout.readable != tensors:
-        check_readable(folder, record)
+        check_readable(folder, read_manifest(folder))
         snapshot.layout.readable = tensors
     return record
 

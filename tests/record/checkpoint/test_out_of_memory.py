@@ -38,5 +38,5 @@ def test_a_save_that_cannot_be_verified_for_memory_lets_the_run_go_on(
         tiny.fit(tmp_path, max_steps=6, **said)  # the end cannot be saved either
     told = capsys.readouterr().err
     assert "not enough memory" in told
-    assert "The run goes on, and the next save tries again." in told
+    assert "The run continues, and the next save tries again." in told
     assert list_checkpoints(tmp_path / "checkpoints") == tiny_saved
