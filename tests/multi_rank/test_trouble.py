@@ -150,7 +150,7 @@ def test_unused_parameter_is_named_with_the_option_that_allows_it(ended, rank):
     case = ended["unused"]
     assert case.codes == [1, 1]
     assert "TaskError: No gradient reaches spare.weight (rank 0-1), spare.bias" in case.wrote[rank]
-    assert "say parallel.find_unused_parameters=True." in case.wrote[rank]
+    assert "set parallel.find_unused_parameters=True." in case.wrote[rank]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -100,7 +100,7 @@ def test_a_box_is_put_back_where_it_was():
 def test_what_is_no_box_is_refused():
     with as_rank(1, (4,)) as mesh:
         tensor = DTensor.from_local(torch.ones(2), mesh, (Partial(),), run_check=False)
-        with pytest.raises(ParallelError, match=r"P\(sum\).*no box.*Cut each dimension once"):
+        with pytest.raises(ParallelError, match=r"P\(sum\).*not boxes.*Shard each dimension once"):
             local_shard(tensor, is_first=False)
 
 

@@ -1,4 +1,4 @@
-"""Copies that ranks hold of the same parameters: whether they are the same, bit for bit."""
+"""Compares, bit for bit, the copies that ranks have of the same parameters."""
 
 import hashlib
 import json
@@ -16,10 +16,10 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def find_mismatched(world: Communicator, model: nn.Module) -> dict[str, str]:
-    """Return which parameters differ between ranks that hold the same part, and on which ranks.
+    """Return which parameters differ between ranks that have the same shard, and on which ranks.
 
-    One pass over the parameters and one read of the device; what travels is one short text a rank,
-    and more only where there is a difference.
+    This takes one pass over the parameters and one read of the device. Each rank sends one short
+    text, and more only if there is a difference.
     """
     own = digests(model)
     parts: dict[str, list[Any]] = {}
@@ -42,19 +42,19 @@ def find_mismatched(world: Communicator, model: nn.Module) -> dict[str, str]:
 
 
 def _disagree(world: Communicator, short: Mapping[str, str]) -> bool:
-    """Say whether two ranks say different things of the same part."""
+    """Return whether two ranks have different values for the same shard."""
     known: dict[str, str] = {}
-    said = [json.loads(text) for text in world.all_gather_text(json.dumps(short))]
+    gathered = [json.loads(text) for text in world.all_gather_text(json.dumps(short))]
     return any(
-        known.setdefault(part, value) != value for each in said for part, value in each.items()
+        known.setdefault(part, value) != value for each in gathered for part, value in each.items()
     )
 
 
 def digests(model: nn.Module) -> dict[str, tuple[str, int]]:
-    """Return of each parameter which part of it is here, and a sum over the bits of that.
+    """Return for each parameter which shard is here, and a sum over its bits.
 
-    The sum of whole numbers is the same in whatever order it is taken. Parameters without values,
-    as on the meta device, are left out.
+    The sum of integers does not depend on the order. Parameters without values, as on the meta
+    device, are omitted.
     """
     found = list(_held(model))
     if not found:
@@ -77,7 +77,7 @@ def _held(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
 
 
 def _part(parameter: Any) -> str:
-    """Return which slice of a DTensor is here; ranks with the same one hold copies of it."""
+    """Return which shard of a DTensor is here; ranks with the same one have copies of it."""
     where = parameter.device_mesh.get_coordinate() or ()
     placed = zip(where, parameter.placements, strict=False)
     return ".".join(str(at) for at, how in placed if how.is_shard())

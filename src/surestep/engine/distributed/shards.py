@@ -1,8 +1,8 @@
-"""What one rank holds of each tensor, so that many ranks can save and load a State together.
+"""The shard of each tensor on one rank, so that several ranks can save and load a State together.
 
-A copy in each process (DDP), and a process alone, hold everything; the first rank writes. Of a
-DTensor (FSDP) each rank holds a box. A way that keeps weights and optimizer state neither in the
-model nor in the optimizer says through a `Keeper` what it has.
+A single process, and each process of DDP, has full tensors; rank 0 writes them. Of a DTensor (FSDP)
+each rank has one box. A strategy that keeps weights and optimizer state neither in the model nor in
+the optimizer has a `ShardedStateProvider`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
 
 from surestep.base.errors import ParallelError
 
-if TYPE_CHECKING:  # this is read by commands that start without torch
+if TYPE_CHECKING:  # commands that start without torch import this
     import torch
     from torch import Tensor, nn
     from torch.distributed.tensor import DTensor
@@ -22,13 +22,13 @@ Sizes = tuple[int, ...]
 
 
 class TensorShard(NamedTuple):
-    """A tensor as this rank has it.
+    """The shard of a tensor on this rank.
 
     Attributes:
-        whole: the shape of the whole tensor.
-        offset: where the local box begins in it.
-        local: the box, which may be empty.
-        writes: whether this rank is the one that writes the box; of copies only one is.
+        full_shape: the shape of the full tensor.
+        offset: where the shard begins in it.
+        local: the shard, which may be empty.
+        writes: whether this rank writes the shard; of copies, only one is written.
     """
 
     full_shape: Sizes
@@ -45,12 +45,11 @@ class TensorMeta(NamedTuple):
 
 
 class ShardedStateProvider(Protocol):
-    """Where a way keeps the parameters and the optimizer state that model and optimizer lack.
+    """Gives access to parameters and optimizer state that are not in the model and the optimizer.
 
-    The names are the model's own, and all that is said here is of whole tensors, whatever is kept.
-    All ranks call each of these, and take from each iterator to its end: to yield may mean to
-    gather. What was yielded is copied before the next is asked for, so one whole tensor at a time
-    need be there, and of a tensor that is gathered on all ranks a single rank writes.
+    Names are those of the model, and shapes those of full tensors. All ranks call each method, and
+    exhaust each iterator: yielding may gather. The caller copies each tensor before it asks for the
+    next, so one full tensor exists at a time, and one rank writes it.
     """
 
     def described(self) -> Mapping[str, TensorMeta]:
@@ -62,31 +61,31 @@ class ShardedStateProvider(Protocol):
         ...
 
     def put_weight(self, name: str, whole: Tensor) -> None:
-        """Give a parameter its value, which each rank has whole, on the host."""
+        """Set a parameter from its full value on the host, which each rank has."""
         ...
 
     def groups(self, optimizer: str) -> Sequence[Sequence[str]]:
-        """Return the names of the parameters in each group of the optimizer of a name."""
+        """Return the names of the parameters in each group of an optimizer."""
         ...
 
     def slots(self, optimizer: str) -> Iterator[tuple[str, str, TensorShard]]:
-        """Yield an optimizer's state as (parameter, slot, piece), counts of steps included."""
+        """Yield an optimizer's state as (parameter, slot, shard), step counts included."""
         ...
 
     def put_slots(self, optimizer: str, parameter: str, slots: Mapping[str, Tensor]) -> None:
-        """Give a parameter's optimizer state its values, which each rank has whole, on the host."""
+        """Set a parameter's optimizer state from full values on the host, which each rank has."""
         ...
 
 
 def local_shard(tensor: Tensor, *, is_first: bool) -> TensorShard:
-    """Return what this rank holds of a tensor.
+    """Return the shard of a tensor on this rank.
 
     Args:
         tensor: of the model, an optimizer or an average.
-        is_first: this is the first rank, which writes what all of them hold.
+        is_first: this is rank 0, which writes what all of them have.
 
     Raises:
-        ParallelError: it is cut in a way that is no box.
+        ParallelError: the shard is not a box.
     """
     whole = tuple(tensor.shape)
     if is_sharded(tensor):
@@ -101,11 +100,11 @@ def local_shard(tensor: Tensor, *, is_first: bool) -> TensorShard:
 def shard_extent(tensor: DTensor) -> tuple[Sizes, Sizes, bool]:
     """Return where this rank's box begins, its shape, and whether it is the first copy of it.
 
-    A dimension is cut as `torch.chunk` does it, once for each dimension of the mesh that cuts it:
-    the last boxes may be smaller, or empty.
+    A dimension is split as by `torch.chunk`, once for each mesh dimension that splits it: the last
+    boxes may be smaller, or empty.
 
     Raises:
-        ParallelError: it is cut in a way that is no box.
+        ParallelError: the shard is not a box.
     """
     mesh = tensor.device_mesh
     at = mesh.get_coordinate()
@@ -122,37 +121,34 @@ def shard_extent(tensor: DTensor) -> tuple[Sizes, Sizes, bool]:
             is_first_copy &= at[axis] == 0
         else:
             raise ParallelError(
-                f"A tensor of {tuple(tensor.shape)} is laid out as {placement} over the ranks, "
-                "which is no box of it and cannot be saved or loaded. Cut each dimension once, or "
-                "leave out what cuts it a second time."
+                f"A tensor of {tuple(tensor.shape)} has the placement {placement} over the ranks, "
+                "whose shards are not boxes and cannot be saved or loaded. Shard each dimension "
+                "once."
             )
     return tuple(offset), tuple(shape), is_first_copy
 
 
 def is_sharded(tensor: Any) -> TypeGuard[DTensor]:
-    """Say whether a tensor is laid out over ranks by torch.
-
-    Without import: it takes half a second, and who has such a tensor has imported it.
-    """
+    """Return whether a tensor is a DTensor, without its import, which takes half a second."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def is_model_sharded(model: nn.Module) -> bool:
-    """Say whether a model holds parts of its parameters: torch's (FSDP) or DeepSpeed's (ZeRO 3)."""
+    """Return whether a model has shards of its parameters, by FSDP or by ZeRO 3."""
     return any(is_sharded(each) or hasattr(each, "ds_tensor") for each in model.parameters())
 
 
 def to_local(value: Any) -> Any:
-    """Return this rank's box of a tensor that is cut, which is no copy; anything else as it is."""
+    """Return this rank's shard of a DTensor, not copied; any other value unchanged."""
     cut: Any = value
     return cut.detach().to_local() if is_sharded(value) else value
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Return the whole of a tensor; where ranks share it, all of them must ask for it together.
+    """Return the full tensor; if it is sharded, all ranks must call this together.
 
-    Parts that lie on the host travel from the device: NCCL does not reach them.
+    Shards on the host are sent from the device, since NCCL cannot reach them.
     """
     if not is_sharded(tensor):
         return tensor
@@ -162,7 +158,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def distribute_like(like: DTensor, local: Tensor) -> DTensor:
-    """Return a tensor laid out as another one, with this rank's box of it; nothing is sent."""
+    """Return a DTensor with the placement of another one and this rank's shard; nothing is sent."""
     from torch.distributed.tensor import DTensor
 
     placed: DTensor = DTensor.from_local(

@@ -1,4 +1,4 @@
-"""Accelerate holds the model and its devices; the step is ours.
+"""Accelerate prepares the model; the step is surestep's.
 
 Source: https://huggingface.co/docs/accelerate/package_reference/accelerator
 """
@@ -13,7 +13,7 @@ from surestep.engine.plan.plan import Plan
 
 
 class AccelerateStrategy(DDPStrategy):
-    """The verbs of a step on a model that Accelerate has prepared, in one process or in many."""
+    """The methods of a step on a model that Accelerate has prepared, in one or more processes."""
 
     needs_ranks = False
     extra = "accelerate"

@@ -1,8 +1,8 @@
-"""Many processes with a copy of the model each, for steps of a Task's own.
+"""A copy of the model in each process, for manual steps.
 
-A step of the user's own calls parts of the model, goes backward several times and asks for
-gradients of gradients. DDP's reducer counts on one forward of the whole model and one backward, so
-here the gradients of an optimizer are added up when it is stepped: in one message of each dtype.
+A manual step calls parts of the model, runs several backward passes and uses gradients of
+gradients. DDP relies on one forward of the full model and one backward, so here the gradients of an
+optimizer are summed when it is stepped: in one message for each dtype.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from surestep.engine.state.state import State
 
 
 class ManualAllReduceStrategy(DistributedStrategy):
-    """The verbs of one of the optimizers of a step, on a copy of the model in each process."""
+    """The methods of one optimizer of a manual step, on a copy of the model in each process."""
 
     def __init__(self, plan: Plan, state: State, world: Communicator, name: str) -> None:
         super().__init__(plan, state, world, name)
@@ -32,23 +32,23 @@ class ManualAllReduceStrategy(DistributedStrategy):
 
     @torch.no_grad()
     def reduce_grads(self) -> None:
-        """Add up the gradients of all ranks; what no rank has a gradient of stays without.
+        """Sum the gradients of all ranks; a parameter without one on any rank stays without.
 
         Raises:
             ParallelError: the ranks do not step the same optimizer.
         """
-        for parameter, there in zip(self.parameters, self._somewhere(), strict=True):
+        for parameter, there in zip(self.parameters, self._has_grad_anywhere(), strict=True):
             if there and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         having = [each for each in self.parameters if each.grad is not None]
-        # Of a backward with create_graph they are nodes of a graph, and not to be written into.
+        # After create_graph they are nodes of a graph, which must not be changed in place.
         grads = [each.grad.detach().clone() for each in having if each.grad is not None]
         coalesced(grads, dist.all_reduce)
         for parameter, grad in zip(having, grads, strict=True):
             parameter.grad = grad
 
-    def _somewhere(self) -> list[bool]:
-        """Say of each parameter whether some rank has a gradient of it; all step alike."""
+    def _has_grad_anywhere(self) -> list[bool]:
+        """Return for each parameter whether some rank has a gradient of it."""
         flags = [0.0] * self._flags
         flags[self._own] = 1.0
         end = self._first + len(self.parameters)
@@ -70,14 +70,14 @@ def _count(optimizer: torch.optim.Optimizer) -> int:
 
 @torch.no_grad()
 def broadcast_module(model: nn.Module, *, weights: bool) -> None:
-    """Give all ranks the buffers of the first, as DDP does; at the start its weights too."""
+    """Give all ranks the buffers of rank 0, as DDP does, and with `weights` its parameters."""
     held = [each.detach() for each in model.buffers()]
     held += [each.detach() for each in model.parameters()] if weights else []
     coalesced(held, lambda flat: dist.broadcast(flat, 0))
 
 
 def coalesced(tensors: Sequence[Tensor], send: Callable[[Tensor], object]) -> None:
-    """Send tensors in one message of each dtype, and write back what comes of it."""
+    """Send tensors in one message for each dtype, and write back the results."""
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for each in tensors:
         kinds.setdefault((each.dtype, each.device), []).append(each)

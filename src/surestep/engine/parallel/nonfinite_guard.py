@@ -1,4 +1,4 @@
-"""The guards that read the device at every step; `single.Sticky` does not."""
+"""The guards that read the device at every step; `single.DeviceGuard` does not."""
 
 import math
 
@@ -15,20 +15,20 @@ class HostGuard:
         self.optimizer = optimizer
 
     def step(self, loss_sum: Tensor, grad_norm: Tensor) -> StepOutcome:
-        """Step where both are finite."""
+        """Step if both are finite."""
         if not all_finite(loss_sum, grad_norm):
             return StepOutcome(False, nonfinite=True)
         self.optimizer.step()
         return StepOutcome(True)
 
     def recover(self) -> None:
-        """Do nothing: each step is judged anew."""
+        """Do nothing: each step is checked by itself."""
 
 
 class GradScalerGuard:
-    """Decide on the host under fp16: gradients that overflow are no failure, they lower the scale.
+    """Decide on the host under fp16: gradients that overflow lower the scale, and do not fail.
 
-    A run whose loss is finite and whose scale falls under 1 cannot be scaled: that is one.
+    If the loss is finite and the scale would fall below 1, the step fails.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
@@ -36,14 +36,14 @@ class GradScalerGuard:
         self.scaler = scaler
 
     def step(self, loss_sum: Tensor, grad_norm: Tensor) -> StepOutcome:
-        """Step where both are finite, and let the scale follow."""
+        """Step if both are finite, and update the scale."""
         outcome = self.step_only(loss_sum, grad_norm)
         if outcome.took_step:
             self.scaler.update()
         return outcome
 
     def step_only(self, loss_sum: Tensor, grad_norm: Tensor) -> StepOutcome:
-        """Step where both are finite; the scale follows only where they are not."""
+        """Step if both are finite; update the scale only if they are not."""
         if all_finite(loss_sum, grad_norm):
             self.scaler.step(self.optimizer)
             return StepOutcome(True)
@@ -55,7 +55,7 @@ class GradScalerGuard:
         return StepOutcome(False, nonfinite=True)
 
     def recover(self) -> None:
-        """Do nothing: each step is judged anew."""
+        """Do nothing: each step is checked by itself."""
 
 
 def all_finite(*values: Tensor) -> bool:

@@ -188,18 +188,17 @@ class SingleProcessStrategy:
         return GradNorm(total, norms, names)
 
     def reset_guard(self) -> None:
-        """Let steps be taken again after one that was not finite."""
+        """Allow steps again after one that was not finite."""
         self.guard.recover()
 
     def leave(self) -> None:
-        """Let go of what was put around the model, when the session closes."""
+        """Remove wrappers and hooks from the model, when the session closes."""
 
 
 def _values(parameter: Tensor) -> Tensor:
-    """Return the values of a gradient; of a sparse one, each row that was looked up once.
+    """Return the values of a gradient, which share its memory.
 
-    Rows that stand in it twice are added up first: their sum is the gradient. The values are the
-    gradient's own memory, so that what clips them clips it.
+    Rows that a sparse gradient has twice are summed first: their sum is the gradient.
     """
     grad = parameter.grad
     assert grad is not None
@@ -215,18 +214,18 @@ def _norms(grads: list[Tensor]) -> list[Tensor]:
 
 
 class FusedAdamW(torch.optim.AdamW):
-    """torch's fused AdamW, whose step goes to torch's kernel by the shortest way.
+    """torch's fused AdamW, with a step that calls torch's kernel directly.
 
-    State, groups, hooks, loading and saving are torch's own, and so are the numbers, bit for bit.
-    Where a hook or a profiler watches, or something is not plain, torch's own step is taken. Else
-    two things are left out: sorting the tensors of each group by device and dtype, which are
-    alike, and the wrapper that looks for hooks. Measured on the small MLP, in docs/decisions/0003.
+    State, groups, hooks, loading, saving and the numbers are torch's. With a hook, a profiler or an
+    unusual option, torch's own step runs. Otherwise two things are skipped: sorting the tensors of
+    each group by device and dtype, and the wrapper that checks for hooks. docs/decisions/0003 has
+    the measurements.
     """
 
     state_class_name = "AdamW"  # in checkpoints: the state is that of torch's
 
     def step(self, closure: Any = None) -> Any:
-        """Move the parameters once, unless `found_inf` is 1."""
+        """Update the parameters, unless `found_inf` is 1."""
         watched = (
             profiler._is_profiler_enabled
             or self._optimizer_step_pre_hooks
@@ -264,7 +263,7 @@ class FusedAdamW(torch.optim.AdamW):
     step.hooked = True  # type: ignore[attr-defined]  # torch need not wrap it: hooks are seen to
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, and look whether all are still alike."""
+        """Add a group, and check whether all parameters have one device and dtype."""
         # torch's wrapper imports its compiler at the first call, so that a graph leaves it out.
         add: Any = torch.optim.AdamW.add_param_group
         getattr(add, "__wrapped__", add)(self, param_group)
@@ -309,10 +308,10 @@ def _torch_step(optimizer: FusedAdamW, closure: Any) -> Any:
 
 
 class DeviceGuard:
-    """Decide on the device: from the first value that is not finite on, every step is skipped.
+    """Decide on the device: after the first value that is not finite, every step is skipped.
 
-    So the state that the host sees at the next log point is the one before that step. The poison
-    is 0 while everything was finite and NaN for ever after: 0 * inf and 0 * NaN are NaN.
+    So the state that the host sees at the next log point is the one before that step. The flag is 0
+    while everything was finite, and NaN from then on: 0 * inf and 0 * NaN are NaN.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
@@ -322,17 +321,17 @@ class DeviceGuard:
         self.found_inf = torch.zeros((), device=device)
 
     def step(self, loss_sum: Tensor, grad_norm: Tensor) -> StepOutcome:
-        """Step with torch's own switch: a fused kernel does nothing where found_inf is 1."""
-        poison = torch.add(torch.add(self.nonfinite, loss_sum, alpha=0), grad_norm, alpha=0)
-        self.nonfinite = poison
-        torch.ne(poison, 0, out=self.found_inf)
+        """Step with torch's switch: a fused kernel does nothing if found_inf is 1."""
+        flag = torch.add(torch.add(self.nonfinite, loss_sum, alpha=0), grad_norm, alpha=0)
+        self.nonfinite = flag
+        torch.ne(flag, 0, out=self.found_inf)
         self.optimizer.grad_scale = None
         self.optimizer.found_inf = self.found_inf
         self.optimizer.step()
-        return StepOutcome(True, poison)
+        return StepOutcome(True, flag)
 
     def recover(self) -> None:
-        """Forget the poison."""
+        """Reset the flag."""
         self.nonfinite = torch.zeros_like(self.nonfinite)
 
 

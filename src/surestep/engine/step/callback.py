@@ -137,45 +137,26 @@ class Callback:
 
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
-_AFTER_EPOCH = "on_evaluate(state, metrics), which is called after each evaluation, once an epoch"
-_BEFORE_STEP, _AFTER_STEP = "on_batch(state, batch)", "on_step(state, result)"
 _GRADIENTS = "on_backward(state), which sees the gradients before they are clipped"
-# Hooks of Lightning, the Hugging Face Trainer and Keras, and surestep's hook for each.
+_EVALUATED = "on_evaluate(state, metrics), which is called after each evaluation"
+_STATE = "state_dict() and load_state_dict(state), which are saved with each checkpoint"
+# Words in the hooks of Lightning, the Hugging Face Trainer and Keras, and surestep's hook for each.
 _ELSEWHERE = {
-    **dict.fromkeys(
-        ("on_fit_start", "on_train_start", "on_train_begin", "on_init_end"), "on_start(state)"
-    ),
-    **dict.fromkeys(("on_fit_end", "on_train_end"), "on_end(state)"),
-    **dict.fromkeys(("on_epoch_end", "on_train_epoch_end"), _AFTER_EPOCH),
-    **dict.fromkeys(
-        ("on_epoch_begin", "on_epoch_start", "on_train_epoch_start"),
-        f"{_BEFORE_STEP}, where state.progress.position is 0",
-    ),
-    **dict.fromkeys(
-        ("on_batch_begin", "on_batch_start", "on_train_batch_begin", "on_train_batch_start"),
-        _BEFORE_STEP,
-    ),
-    "on_step_begin": _BEFORE_STEP,
-    **dict.fromkeys(("on_batch_end", "on_train_batch_end", "on_step_end"), _AFTER_STEP),
-    **dict.fromkeys(("on_optimizer_step", "on_before_zero_grad"), _AFTER_STEP),
-    **dict.fromkeys(
-        (
-            *("on_after_backward", "on_before_backward", "on_before_optimizer_step"),
-            "on_pre_optimizer_step",
-        ),
-        _GRADIENTS,
-    ),
-    **dict.fromkeys(
-        (
-            *("on_validation_start", "on_validation_end", "on_validation_epoch_end"),
-            *("on_test_begin", "on_test_end", "on_test_epoch_end", "on_validation_batch_end"),
-        ),
-        "on_evaluate(state, metrics), which is called after each evaluation",
-    ),
-    **dict.fromkeys(
-        ("on_save_checkpoint", "on_load_checkpoint"),
-        "state_dict() and load_state_dict(state), which are saved with each checkpoint",
-    ),
+    "checkpoint": _STATE,
+    "backward": _GRADIENTS,
+    "optimizer_step": _GRADIENTS,
+    "zero_grad": "on_step(state, result)",
+    "validation": _EVALUATED,
+    "test": _EVALUATED,
+    "epoch_end": _EVALUATED,
+    "epoch": "on_batch(state, batch), and check whether state.progress.position is 0",
+    "batch_end": "on_step(state, result)",
+    "step_end": "on_step(state, result)",
+    "batch": "on_batch(state, batch)",
+    "step_begin": "on_batch(state, batch)",
+    "end": "on_end(state)",
+    "start": "on_start(state)",
+    "begin": "on_start(state)",
 }
 
 
@@ -188,8 +169,9 @@ def check_hooks(callback: Callback) -> None:
     kind = type(callback)
     for name in (name for name in dir(kind) if name.startswith("on_")):
         if name not in HOOKS:
-            meant = f"Use {_ELSEWHERE[name]}." if name in _ELSEWHERE else suggest_names(name, HOOKS)
-            raise ConfigError(f"{kind.__name__}.{name} is never called: it is not a hook. {meant}")
+            hook = next((hook for word, hook in _ELSEWHERE.items() if word in name), None)
+            advice = suggest_names(name, HOOKS) if hook is None else f"Use {hook}."
+            raise ConfigError(f"{kind.__name__}.{name} is never called: it is not a hook. {advice}")
         takes = list(signature(getattr(Callback, name)).parameters)[1:]
         try:
             signature(getattr(callback, name)).bind(*takes)

@@ -11,11 +11,10 @@ FULL_SHARE = 0.01  # of the time of a run goes to full collections, at most
 
 @contextmanager
 def import_without_collecting() -> Iterator[None]:
-    """Keep the collector out of the imports of a command, and never let it walk what they made.
+    """Keep the collector out of the imports of a command, and never let it scan what they created.
 
-    Imports make many objects and little garbage: walking them takes 0.2 s before the first step. A
-    process that imported torch before is not a new command's, and is left alone. No code of the
-    user runs within it: whether that leaves the collector on is the user's choice.
+    Imports create many objects and little garbage: scanning them takes 0.2 s before the first step.
+    A process that has imported torch before is not that of a new command, and is not changed.
     """
     ours = "torch" not in sys.modules or gc.get_freeze_count() > 0
     if not (ours and gc.isenabled()):
@@ -34,14 +33,14 @@ def manual_gc() -> Iterator[Callable[[int], object]]:
     """Keep Python's garbage collector out of the steps; yield a function that calls it.
 
     That function takes the oldest generation to collect, from 0 to 2, as `gc.collect` does. A full
-    collection walks every object that was made since: 20 ms where the first steps have imported
+    collection scans every object that was created since: 20 ms where the first steps have imported
     a large module. So it waits until it is a small share of the run, and young objects alone are
     collected until then.
     """
-    if not gc.isenabled():  # somebody else minds it
+    if not gc.isenabled():  # the user has disabled it
         yield lambda _: None
         return
-    frozen = gc.get_freeze_count() > 0  # then somebody else's objects are among the frozen
+    frozen = gc.get_freeze_count() > 0  # then other frozen objects are not ours to unfreeze
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -1,4 +1,4 @@
-"""What the host reads of the steps since the last log point."""
+"""Log points: the values of the last steps, read from the device at once."""
 
 import json
 import math
@@ -16,14 +16,14 @@ from surestep.engine.step.train_step import StepResult
 
 Reason = Literal["overflow", "nonfinite", "no_items", "spike"]
 Logged = dict[str, list[float | None]]  # by name, an entry for each step
-SKIP = "--on-nonfinite skip (on_nonfinite='skip' in Python)"  # what to type to go on over them
+SKIP = "--on-nonfinite skip (on_nonfinite='skip' in Python)"  # the option that skips them
 
 
 class SkippedStep(NamedTuple):
-    """A step that moved nothing, where in the data its batch was, and why.
+    """A step that updated nothing, where in the data its batch was, and why.
 
-    `positions` are the first of its epoch and the end; None where the batch was the user's own.
-    `guilty` are the positions of the samples that did it; None where that is not known.
+    `positions` are its first position in the epoch and the end; None for a batch of `train_step()`.
+    `guilty` are the positions of the samples that caused it; None if that is not known.
     """
 
     step: int
@@ -34,7 +34,7 @@ class SkippedStep(NamedTuple):
 
 
 def skipped_step(result: StepResult, batch: Batch) -> SkippedStep:
-    """Return what there is to say about a step that moved nothing."""
+    """Describe a step that updated nothing."""
     outcome, first = result.outcome, result.progress_before.position
     placed = batch.position == first and batch.end > first
     where = (first, batch.end) if placed else None
@@ -46,12 +46,11 @@ def skipped_step(result: StepResult, batch: Batch) -> SkippedStep:
 
 @dataclass(frozen=True)
 class LogPoint:
-    """What the host read: a list entry for each step since the last log point.
+    """Values of the steps since the last log point: a list entry for each step.
 
-    `loss` and `grad_norm` are None for a step without items. `data_wait_s` are the seconds of
-    `seconds` in which the next batch was waited for; `places` are those
-    before each step; `skips` are the steps that moved nothing, as
-    far as the host knew.
+    `loss` and `grad_norm` are None for a step without items. `data_wait_s` is the part of `seconds`
+    in which the loop waited for data; `progress_before` is that before each step; `skips` are the
+    steps that updated nothing, as far as the host knew.
     """
 
     first_step: int
@@ -83,13 +82,14 @@ def read_logged(
 ) -> tuple[Logged, float]:
     """Return what was logged by name, an entry for each step, and the time that all took.
 
-    None is for a step that logged none. The time is the first rank's, so that all tell one speed.
+    An entry is None if the step logged no such value. The time is that of rank 0, so that all ranks
+    report one speed.
 
     Args:
         results: of the steps.
         seconds: that they took, by the clock of this rank.
-        world: the ranks, of which each has logged its share of the means.
-        gone: some may not be there any more; nothing is known then.
+        world: the ranks; each has logged its share of the means.
+        gone: a rank may have left: the values of the others are not read.
     """
     flat = [(i, name, value) for i, result in enumerate(results) for name, value in result.logged]
     values = read_scalars([value for _, _, value in flat])
@@ -103,15 +103,15 @@ def read_logged(
 
 
 def _of_all_ranks(world: Communicator, table: Logged, seconds: float) -> tuple[Logged, float]:
-    told = [json.loads(text) for text in world.all_gather_text(json.dumps([table, seconds]))]
-    tables = [each for each, _ in told]
+    gathered = [json.loads(text) for text in world.all_gather_text(json.dumps([table, seconds]))]
+    tables = [each for each, _ in gathered]
     names = dict.fromkeys(name for each in tables for name in each)
     summed = {
         name: [_sum(entries) for entries in zip(*rows, strict=True)]
         for name in names
         if (rows := [each[name] for each in tables if name in each])
     }
-    return summed, float(told[0][1])
+    return summed, float(gathered[0][1])
 
 
 def _sum(entries: Iterable[float | None]) -> float | None:
@@ -120,23 +120,21 @@ def _sum(entries: Iterable[float | None]) -> float | None:
 
 
 def is_fatal(result: StepResult, loss: float | None, norm: float | None) -> bool:
-    """Say whether a step fails the run; what the host did not know is known from the numbers."""
+    """Return whether a step fails the run, by its outcome and the values that were read."""
     finite = all(value is None or math.isfinite(value) for value in (loss, norm))
     return result.is_fatal or (result.outcome.nonfinite_flag is not None and not finite)
 
 
 def nonfinite_error(result: StepResult, loss: float | None) -> NonFiniteError:
-    """Return the error that names a step, its loss and the parameters it would have spoilt."""
+    """Return the error that names a step, its loss and the parameters it would have corrupted."""
     names: list[str] = []
     if result.norms is not None:
         bad = (~torch.isfinite(result.norms.per_parameter)).tolist()
         names = [name for name, is_bad in zip(result.norms.names, bad, strict=True) if is_bad]
     return NonFiniteError(
         f"{describe_nonfinite_step(result, loss, names)} The state is the one before that step. "
-        "Look at "
-        f"the batch in epoch {result.epoch + 1} at position {result.progress_before.position}; "
-        "lower "
-        f"optim.lr; or go on over such steps with {SKIP}.",
+        f"Check the batch in epoch {result.epoch + 1} at position "
+        f"{result.progress_before.position}; lower optim.lr; or skip such steps with {SKIP}.",
         step=result.step,
         loss=float("nan") if loss is None else loss,
         parameters=names,
@@ -144,8 +142,8 @@ def nonfinite_error(result: StepResult, loss: float | None) -> NonFiniteError:
 
 
 def describe_nonfinite_step(result: StepResult, loss: float | None, names: list[str]) -> str:
-    """Say which step was not finite, with its loss and the parameters it would have spoilt."""
-    if result.norms and not result.norms.names:  # ZeRO: ranks have pieces of gradients
+    """Return which step was not finite, its loss and the parameters it would have corrupted."""
+    if result.norms and not result.norms.names:  # ZeRO: ranks have shards of gradients
         norm = float(result.norms.total)
         return (
             f"Step {result.step} was not finite: its loss is {loss}, and the norm of its gradients "

@@ -37,25 +37,25 @@ _REASONS = {"pause": "a callback asked to pause", "max_time": "max_time is over"
 
 @dataclass
 class Loop:
-    """Steps over a feed, with what happens between them.
+    """Steps over a batch loader, with what happens between them.
 
     Attributes:
         on_log: called with each log point.
-        notices: asked at each log point whether there is something to tell.
-        compare: compares the copies of several ranks; called at each log point that is due.
-        act: does what callbacks ask for, by request.
-        after_first: called once, after the first step that moved the parameters.
-        out_of_memory: makes the error of a step that had not enough, where somebody can.
-        explain: makes the error of a step that was not finite say why, where somebody can.
-        blame: returns the positions of the samples for which a step is skipped, where it is known.
-        own: batches of the user's own since the last log point, by the steps before them: nobody
-            could read them again.
-        stopping: why the loop stops after this step; None while it goes on.
-        interrupted: why the run pauses, such as "Ctrl-C": leave as soon as the step is done.
+        notices: called at each log point; they return a message, or None.
+        check_replicas: compares the copies of several ranks, at each log point that is due.
+        handlers: do what callbacks request, by request.
+        after_first: called once, after the first step that updated the parameters.
+        out_of_memory: returns the error for a step that ran out of memory.
+        explain: returns the error for a step that was not finite.
+        blame: returns the positions of the samples for which a step is skipped, if known.
+        manual_batches: batches passed to `train_step()` since the last log point, by step: they
+            cannot be read again.
+        stopping: why the loop stops after this step; None while it continues.
+        interrupted: why the run pauses after this step, such as "Ctrl-C".
         deadline: pause after this, in seconds of `time.monotonic()`.
-        went_back: an earlier place was loaded at the last log point.
-        forsaken: this rank leaves by an error, of which the others may know nothing.
-        worker_error: a data worker of this rank died, and the ranks stop together for it.
+        worker_error: a data worker of this rank died, and the ranks stop together.
+        rolled_back: an earlier checkpoint was loaded at the last log point.
+        is_failing: this rank leaves by an error, of which the others may not know.
     """
 
     parts: StepContext
@@ -81,24 +81,24 @@ class Loop:
         self._pending: list[StepResult] = []
         self._skips: list[SkippedStep] = []
         self._clock = time.perf_counter()
-        self.data_wait_s = self._told_s = 0.0  # for data: of all steps, and what was told of it
+        self.data_wait_s = self._reported_wait_s = 0.0
         self._cadence = PeriodicTrigger(self.plan.logging_every, self.plan.steps_per_epoch)
         self._next_look = 0
         self._started = self._doing = self.ends_epoch = self.rolled_back = self.is_failing = False
         self._asked: list[Request] = []
-        self._find_watchers()
+        self._find_hooks()
 
     def add_callback(self, callback: Callback) -> None:
-        """Add a watcher."""
+        """Add a callback."""
         self.callbacks.append(callback)
-        self._find_watchers()
+        self._find_hooks()
 
-    def _find_watchers(self) -> None:
+    def _find_hooks(self) -> None:
         self._on_batch = callbacks_with(self.callbacks, "on_batch")
         self._on_step = callbacks_with(self.callbacks, "on_step")
         self._on_log = callbacks_with(self.callbacks, "on_log")
         watching = callbacks_with(self.callbacks, "on_backward")
-        self.parts.on_backward = [self._watcher(each) for each in watching]
+        self.parts.on_backward = [self._backward_hook(each) for each in watching]
 
     @property
     def state(self) -> State:
@@ -106,9 +106,9 @@ class Loop:
         return self.parts.state
 
     def steps(self) -> Generator[StepResult, None, None]:
-        """Train from the state's place to the end of the run, yielding after each step.
+        """Train from the progress of the state to the end of the run, and yield after each step.
 
-        Leaving the loop early leaves a state that can be saved and gone on from.
+        If you leave the loop early, the state can be saved and resumed.
 
         Raises:
             NonFiniteError: at the log point after a loss or gradient that is not finite; the state
@@ -142,24 +142,24 @@ class Loop:
                         break
                     yield result
                     if self.rolled_back or state.progress is not place:
-                        break  # somebody loaded another place while we were away
+                        break  # other progress was loaded while the caller had control
                     if place.step >= end or self.stopping is not None:
                         self.check_workers()
                         return
                     asked = time.perf_counter()
                 else:
                     place = self.state.progress
-                    if place.position:  # nothing is left of this epoch
+                    if place.position:  # this epoch has no more batches
                         self.state.progress = place._replace(epoch=place.epoch + 1, position=0)
 
     def _count_from_here(self) -> None:
-        """Let the next log point be due as seen from this place."""
+        """Schedule the next log point from the current progress."""
         self.rolled_back = False
         self._cadence.start(self.state.progress.items, self.world.seconds)
         self._next_look = self._cadence.next_check_step(self.state.progress.step)
 
     def step(self, batch: Batch) -> StepResult:
-        """Take one step on a batch that is on the device, and let the callbacks look."""
+        """Take one step on a batch that is on the device, and call the callbacks."""
         if not self._started:
             self.start()
         for callback in self._on_batch:
@@ -176,8 +176,8 @@ class Loop:
         except (RuntimeError, MemoryError) as error:
             if self.out_of_memory is not None and ran_out(error):
                 raise self.out_of_memory(error) from error
-            if (said := self.world.explain_error(error)) is not error:
-                raise said from error
+            if (explained_error := self.world.explain_error(error)) is not error:
+                raise explained_error from error
             raise
         except ValueError as error:
             if (explained := explain_single(error, batch.samples)) is not None:
@@ -193,7 +193,7 @@ class Loop:
         if not result.outcome.took_step:
             self._skips.append(skipped_step(result, batch))
         if result.outcome.nonfinite:
-            self._judge(result, batch)
+            self._check_skip(result, batch)
         if self.rolled_back:
             return result
         for callback in self._on_step:
@@ -203,7 +203,7 @@ class Loop:
         return result
 
     def _order_of(self, batch: Batch) -> Tensor | None:
-        """Return the index of the sample at each position; nothing of batches of the user's own."""
+        """Return the index of the sample at each position; empty for batches of `train_step()`."""
         if batch.end == batch.position or isinstance(self.loader.source, StreamLoader):
             return torch.empty(0)
         return self.loader.epoch_order(batch.epoch)
@@ -217,7 +217,7 @@ class Loop:
             self.run_requests()
 
     def queue_request(self, request: Request | None) -> None:
-        """Take in what a callback asks for; it is done when the step is."""
+        """Note what a callback requests; it is done after the step."""
         if request is None:
             return
         if self.world.size > 1:
@@ -230,7 +230,7 @@ class Loop:
             self._asked.append(request)
 
     def interrupt(self, why: str) -> None:
-        """Leave as soon as the step is done; where there are several ranks, all after the next."""
+        """Stop after this step; several ranks stop together, after the next."""
         if self.world.size > 1:
             self.world.requests.add(why)
             return
@@ -241,13 +241,13 @@ class Loop:
         self.stopping = self.stopping or self.interrupted
 
     def check_time(self) -> None:
-        """Leave as soon as the step is done if the deadline has passed."""
+        """Stop after this step if the deadline has passed."""
         if self.deadline is not None and time.monotonic() >= self.deadline:
             self.deadline = None
             self.interrupt("max_time")
 
     def stop_together(self, error: WorkerError) -> bool:
-        """Ask all ranks to stop, for a data worker that died; say whether new ones start for that.
+        """Request that all ranks stop because a data worker died; return whether to start new ones.
 
         The step at which the ranks agree needs a batch of each of them.
         """
@@ -267,7 +267,7 @@ class Loop:
             raise self.worker_error or WorkerError("A data worker of another rank died.")
 
     def apply_agreed_requests(self) -> None:
-        """Take in what one of the ranks asked all of them for."""
+        """Apply what one of the ranks requested from all of them."""
         agreed, self.world.agreed = self.world.agreed, set()
         for why in agreed.intersection((WORKER_DIED, *PAUSES)):
             self._leave(why)
@@ -276,9 +276,9 @@ class Loop:
         self._asked += [each for each in (Request.SAVE, Request.EVALUATE) if each.value in agreed]
 
     def run_requests(self) -> None:
-        """Do what callbacks asked for, each thing once; what that leads to waits for a step."""
+        """Do what callbacks requested, once each; requests made meanwhile wait for a step."""
         if self._asked and not self._doing:
-            self.log_point()  # what is not read yet may undo what was asked for
+            self.log_point()  # a bad step that is not read yet undoes requests
             asked, self._asked = dict.fromkeys(self._asked), []
             self._doing = True
             try:
@@ -288,7 +288,7 @@ class Loop:
                 self._doing = False
 
     def log_point(self) -> None:
-        """Read what the steps since the last log point left on the device.
+        """Read the values of the steps since the last log point from the device.
 
         Raises:
             NonFiniteError: a step's loss or gradient was not finite.
@@ -317,21 +317,21 @@ class Loop:
             raise error if self.explain is None else self.explain(error, result, own)
 
     def _uncount(self, results: list[StepResult]) -> None:
-        """Take steps that moved nothing out of the counts: they were after the first bad one."""
+        """Remove skipped steps from the counts: they were after the first bad one."""
         counts = self.state.counts
         counts.after_spike -= sum(result.samples == 0 for result in results)
         counts.no_items -= sum(result.norms is None and result.samples > 0 for result in results)
 
     def on_rollback(self) -> None:
-        """Go on from the place that was just loaded, as if nothing had followed on it."""
+        """Continue from the checkpoint that was just loaded."""
         self.rolled_back = True
         self._skips, self._asked = [], []
         self.parts.strategy.reset_guard()
         if not self.interrupted:
-            self.stopping = None  # who asked for it has seen what is undone
+            self.stopping = None  # it was requested by a step that is undone
 
     def maybe_log(self, *, force: bool = False) -> bool:
-        """Take a log point where one is due; say whether it was."""
+        """Take a log point if one is due; return whether it was."""
         place = self.state.progress
         due = self._cadence.is_due(place.step, place.items, self.world.seconds) or force
         if due:
@@ -341,8 +341,8 @@ class Loop:
         self._next_look = self._cadence.next_check_step(place.step)
         return due
 
-    def _judge(self, result: StepResult, batch: Batch) -> None:
-        """Fail at once where the host knows that a step was not finite and may not skip it."""
+    def _check_skip(self, result: StepResult, batch: Batch) -> None:
+        """Fail now if the host knows that a step was not finite, and it must not be skipped."""
         counts = self.state.counts
         if self.plan.on_nonfinite == "skip" and counts.nonfinite <= self.plan.max_nonfinite_steps:
             if self.blame is not None:
@@ -368,7 +368,8 @@ class Loop:
         now = time.perf_counter()
         own_s, self._clock = now - self._clock, now
         logged, seconds = read_logged(results, own_s, self.world, gone=self.is_failing)
-        waited, self._told_s = self.data_wait_s - self._told_s, self.data_wait_s
+        wait_s = self.data_wait_s - self._reported_wait_s
+        self._reported_wait_s = self.data_wait_s
         point = LogPoint(
             first_step=results[0].step,
             epoch=results[-1].epoch,
@@ -379,7 +380,7 @@ class Loop:
             samples=sum(result.samples for result in results),
             items=sum(result.items for result in results),
             seconds=seconds,
-            data_wait_s=waited,
+            data_wait_s=wait_s,
             progress=self.state.progress,
             progress_before=[result.progress_before for result in results],
             skips=[each for each in skips if each.step <= results[-1].step],
@@ -389,5 +390,5 @@ class Loop:
         for callback in self._on_log:
             self.queue_request(callback.on_log(self.state, point))
 
-    def _watcher(self, callback: Callback) -> Callable[[State], None]:
+    def _backward_hook(self, callback: Callback) -> Callable[[State], None]:
         return lambda state: self.queue_request(callback.on_backward(state))

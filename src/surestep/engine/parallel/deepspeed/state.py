@@ -1,7 +1,7 @@
-"""Weights and optimizer state as DeepSpeed keeps them: flat pieces in fp32, cut over the ranks.
+"""Weights and optimizer state of DeepSpeed: flat fp32 tensors, sharded over the ranks.
 
-They are gathered, and put back, one tensor at a time; where a parameter's piece lies is what the
-engine says of it. Its own checkpoints are pickles and are not used.
+They are gathered, and set, one tensor at a time; the engine knows where the shard of a parameter
+is. DeepSpeed's own checkpoints are pickles, and are not used.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
