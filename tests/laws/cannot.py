@@ -191,7 +191,7 @@ SCHEDULE: list[Case] = [
         {**ONE_CYCLE, "schedule.base_momentum": 0.9, "schedule.max_momentum": 0.5},
         *({}, "Use a lower base_momentum"),
     ),
-    ({**ONE_CYCLE, **RPROP}, {}, "Say optim.momentum=0.9"),
+    ({**ONE_CYCLE, **RPROP}, {}, "Use optim.momentum=0.9"),
     (
         {**ONE_CYCLE, "schedule.three_phase": True, "schedule.pct_start": 0.6},
         {},

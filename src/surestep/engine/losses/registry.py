@@ -15,25 +15,12 @@ from surestep.engine.losses.regression import Huber, Mae, Mse, Quantile
 from surestep.engine.losses.segmentation import Dice, DiceBce, DiceCe, Focal
 
 BUILT_IN: dict[str, type[LossModule]] = {
-    "binary": Binary,
-    "multiclass": MultiClass,
-    "multilabel": MultiLabel,
-    "mse": Mse,
-    "mae": Mae,
-    "huber": Huber,
-    "quantile": Quantile,
-    "margin": Margin,
-    "triplet": Triplet,
-    "contrastive": Contrastive,
-    "contrastive_pairs": ContrastivePairs,
-    "distillation": Distillation,
-    "dice": Dice,
-    "dice_bce": DiceBce,
-    "dice_ce": DiceCe,
-    "focal": Focal,
-    "next_token": NextToken,
-    "masked_tokens": MaskedTokens,
-    "ctc": CTC,
+    loss.name: loss
+    for loss in (
+        *(Binary, MultiClass, MultiLabel, Mse, Mae, Huber, Quantile),
+        *(Margin, Triplet, Contrastive, ContrastivePairs, Distillation),
+        *(Dice, DiceBce, DiceCe, Focal, NextToken, MaskedTokens, CTC),
+    )
 }
 
 _OF_MODEL = ("model", "model in training")

@@ -1,8 +1,8 @@
 """Regression: numbers compared element by element."""
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,11 @@ class _Elementwise(LossModule):
     """A mean over elements of two tensors of one shape."""
 
     over = "elements"
+    function: ClassVar[Callable[..., Tensor]]
+
+    def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the error summed over elements."""
+        return sum_in_fp32(self.function, outputs, targets)
 
     def check(self, first: FirstBatch) -> None:
         """Check that shapes are equal and targets floating point numbers."""
@@ -35,10 +40,7 @@ class Mse(_Elementwise):
     doc = LossDoc(
         "regression: the mean", _NUMBERS, _SAME, "(x - t)^2", "elements", _TORCH.format("MSELoss")
     )
-
-    def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the squared error summed."""
-        return sum_in_fp32(functional.mse_loss, outputs, targets)
+    function = staticmethod(functional.mse_loss)
 
 
 class Mae(_Elementwise):
@@ -48,10 +50,7 @@ class Mae(_Elementwise):
     doc = LossDoc(
         "regression: the median", _NUMBERS, _SAME, "|x - t|", "elements", _TORCH.format("L1Loss")
     )
-
-    def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the absolute error summed."""
-        return sum_in_fp32(functional.l1_loss, outputs, targets)
+    function = staticmethod(functional.l1_loss)
 
 
 class Huber(_Elementwise):
