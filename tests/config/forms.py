@@ -373,12 +373,12 @@ GROUPS = [
     (
         "python",
         "Optim(groups=[{'params': [torch.zeros(1)], 'lr': 1e-3}])",
-        "Write groups=[surestep.ParamGroup('head.*', lr=0.001)]",
+        "Use groups=[surestep.ParamGroup('head.*', lr=1e-3)]",
     ),
     (
         "python",
         "Optim(groups=[{'params': 'head.*', 'betas': (0, 0)}])",
-        "optim.groups has no betas",
+        "optim.groups takes a name pattern, lr, weight_decay and freeze",
     ),
     ("toml", "optim = 'AdamW'", {"optim.name": "adamw"}),
     ("toml", "early_stop = 5", {"early_stop.patience": 5}),

@@ -1,7 +1,7 @@
 """Parameter groups: a name pattern, and the settings of the parameters that it matches."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -147,24 +147,13 @@ def _one(value: Any) -> ParamGroup:
         return parse_param_group(str(value))
     options = {_NAMES.get(str(name), str(name)): setting for name, setting in value.items()}
     pattern = options.pop("params", options.pop("pattern", None))
-    wrong = [name for name in options if name not in _NAMES.values()]
-    if not isinstance(pattern, str) or wrong:
-        raise ConfigError(_instead_of(value, wrong))
+    if not isinstance(pattern, str) or not options.keys() <= set(_NAMES.values()):
+        raise ConfigError(
+            "optim.groups takes a name pattern, lr, weight_decay and freeze. Use "
+            "groups=[surestep.ParamGroup('head.*', lr=1e-3)]; for other options of parameters use "
+            "Task(optimizer=lambda groups: torch.optim.AdamW(groups))."
+        )
     return ParamGroup(pattern, **options)
-
-
-def _instead_of(group: Mapping[str, Any], wrong: Sequence[str]) -> str:
-    """Return what to write instead of one of torch's parameter groups."""
-    own = [name for name in ("lr", "weight_decay") if isinstance(group.get(name), int | float)]
-    settings = ", ".join(f"{name}={group[name]!r}" for name in own) or "lr=1e-3"
-    pattern = group.get("params", group.get("pattern"))
-    what = f"has no {wrong[0]}" if wrong else "takes patterns on the names of parameters"
-    pattern = pattern if isinstance(pattern, str) else "head.*"
-    return (
-        f"optim.groups {what}. Write groups=[surestep.ParamGroup({pattern!r}, {settings})]; "
-        "parameters "
-        "themselves go to Task(optimizer=lambda groups: torch.optim.AdamW(groups))."
-    )
 
 
 Groups = Annotated[tuple[str, ...], BeforeValidator(_texts)]

@@ -37,8 +37,8 @@ def _bare_number(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _share(text: str) -> float | None:
-    """Parse a share, "10%" or a number in (0, 1); None if the text is a duration."""
+def _read_share(text: str) -> float | None:
+    """Parse "10%", or a number below 1; None if the text is something else."""
     word = text.strip()
     try:
         share = float(word[:-1]) / 100 if word.endswith("%") else float(word)
@@ -47,36 +47,37 @@ def _share(text: str) -> float | None:
     return share if word.endswith("%") or 0 < share < 1 else None
 
 
-def _percent(text: str, share: float) -> str:
-    """Format a share of the run as it is stored: "10%"."""
-    word = text.strip()
-    return f"{format_number(float(word[:-1]) if word.endswith('%') else round(share * 100, 12))}%"
-
-
-def _duration(*units: Unit) -> AfterValidator:
-    """Parse an interval; a number below 1 is a fraction of an epoch."""
-    return AfterValidator(lambda text: str(parse_duration(_fraction_of_epoch(text), units)))
-
-
-def _period(*units: Unit) -> AfterValidator:
-    """Parse an interval, or a share of the run such as "25%"."""
+def _interval(*units: Unit, shares: bool) -> AfterValidator:
+    """Parse an interval; "0.25" is a fraction of an epoch, and "25%" may be a share of the run."""
 
     def read(text: str) -> str:
-        text = _fraction_of_epoch(text)
-        share = _share(text)
-        if share is None:
+        share, is_percent = _read_share(text), text.strip().endswith("%")
+        if share is None or (is_percent and not shares):
             return str(parse_duration(text, units))
-        if not 0 < share < 1:
-            raise ValueError("must be a share of the run between 0% and 100%")
-        return _percent(text, share)
+        return _percent(text) if is_percent else f"{format_number(share)} epochs"
 
     return AfterValidator(read)
 
 
-def _fraction_of_epoch(text: str) -> str:
-    """Return "0.25 epochs" for "0.25", the meaning of Lightning's val_check_interval."""
-    share = _share(text)
-    return text if share is None or text.strip().endswith("%") else f"{format_number(share)} epochs"
+def _length(*, at_least_zero: bool) -> AfterValidator:
+    """Parse a length in steps or epochs, or a share of the run: "10%" or 0.1."""
+
+    def read(text: str) -> str:
+        if at_least_zero and text.strip() in ("0", "0 steps", "0 epochs", "0%"):
+            return "0%"
+        if _read_share(text) is None:
+            return str(parse_duration(text, ("steps", "epochs")))
+        return _percent(text)
+
+    return AfterValidator(read)
+
+
+def _percent(text: str) -> str:
+    """Return a share of the run as it is stored: "10%"."""
+    share, word = _read_share(text), text.strip()
+    if share is None or not 0 < share <= 1:
+        raise ValueError("must be a share of the run between 0% and 100%")
+    return f"{format_number(float(word[:-1]) if word.endswith('%') else round(share * 100, 12))}%"
 
 
 def _time(value: Any) -> Any:
@@ -91,36 +92,10 @@ def _time(value: Any) -> Any:
     return str(parse_duration(text, ("minutes",)))
 
 
-def _warmup(text: str) -> str:
-    share = _share(text)
-    if share is not None:
-        if not 0 <= share <= 1:
-            raise ValueError("must be a share of the run between 0% and 100%")
-        return _percent(text, share)
-    if text.strip() in ("0", "0 steps", "0 epochs"):
-        return "0%"
-    return str(parse_duration(text, ("steps", "epochs")))
-
-
-def parse_length(text: str) -> str:
-    """Parse "500 steps", "2 epochs" or a share of the run such as "10%", above zero.
-
-    Raises:
-        ValueError: anything else.
-    """
-    if _share(text) is None:
-        return str(parse_duration(text, ("steps", "epochs")))
-    length = _warmup(text)
-    if length == "0%":
-        raise ValueError("must be above 0%")
-    return length
-
-
 def _recomputed(text: str) -> str:
     words = text.split()
-    if words[:1] == ["every"] and (len(words) != 2 or not words[1].isdigit() or int(words[1]) < 1):
-        raise ValueError("must be off, on, 'every 2' or names of modules")
-    if not words:
+    is_count = len(words) == 2 and words[1].isdigit() and int(words[1]) > 0
+    if not words or (words[0] == "every" and not is_count):
         raise ValueError("must be off, on, 'every 2' or names of modules")
     return " ".join(words)
 
@@ -211,12 +186,14 @@ Whole = Annotated[int, Field(ge=0)]
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 Number = BeforeValidator(_text)
 DURATION = "a Duration in the Plan"
-Period = Annotated[str, _period("epochs", "steps", "items"), Number, DURATION]
-ClockPeriod = Annotated[str, _period("epochs", "steps", "items", "minutes"), Number, DURATION]
+Period = Annotated[str, _interval("epochs", "steps", "items", shares=True), Number, DURATION]
+ClockPeriod = Annotated[
+    str, _interval("epochs", "steps", "items", "minutes", shares=True), Number, DURATION
+]
 Clock = Annotated[str, BeforeValidator(_time), DURATION]
-StepPeriod = Annotated[str, _duration("epochs", "steps"), Number, DURATION]
-Warmup = Annotated[str, AfterValidator(_warmup), Number]
-Length = Annotated[str, AfterValidator(parse_length), Number]
+StepPeriod = Annotated[str, _interval("epochs", "steps", shares=False), Number, DURATION]
+Warmup = Annotated[str, _length(at_least_zero=True), Number]
+Length = Annotated[str, _length(at_least_zero=False), Number]
 Milestones = Annotated[tuple[Length, ...], BeforeValidator(_milestones)]
 Steps = Annotated[str, BeforeValidator(_range)]
 SamplesOrFile = Annotated[str | tuple[int, ...], BeforeValidator(_samples)]
