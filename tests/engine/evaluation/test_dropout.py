@@ -4,7 +4,7 @@ from torch import nn
 
 from surestep.base.errors import TaskError
 from surestep.engine.evaluate.evaluate import eval_mode
-from surestep.engine.evaluate.mc_dropout import dropout_modules, mean_and_std
+from surestep.engine.evaluate.predict import dropout_modules, mean_and_std
 
 
 def encoder(dropout):

@@ -148,7 +148,7 @@ def test_one_number_for_a_batch_is_left_out_and_told_of():
         ),
         (lambda y: "words", "returned a str, which holds no tensor with a row"),
         (lambda y: y.sum(), r"returned a tensor of shape \(\), which holds no tensor with a row"),
-        (lambda y: {"a": y} | ({"b": y} if len(y) == 4 else {}), "output_b is there for 4 of 20"),
+        (lambda y: {"a": y} | ({"b": y} if len(y) == 4 else {}), "output_b exists for 4 of 20"),
     ],
 )
 def test_outputs_without_a_row_for_each_sample_are_refused(answer, message):
@@ -228,7 +228,7 @@ def test_outputs_that_are_not_numbers_have_no_class():
     assert found["prediction"][3] == -1
     assert (found["prediction"] == -1).sum() == 1
     assert found.notices == (
-        "1 predictions are -1: the outputs there are not numbers. Look at the inputs and the "
+        "1 predictions are -1: the outputs there are not numbers. Check the inputs and the "
         "weights.",
     )
 

@@ -1,4 +1,4 @@
-"""Evaluation: the same shape as a step, without gradients, weighted by items."""
+"""Evaluation: forward passes without gradients, weighted by items."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -33,19 +33,19 @@ from surestep.engine.value import Value, number
 
 
 class EvaluationInterrupted(Exception):
-    """An evaluation was left: the run stops. Nothing is known of what it would have measured."""
+    """An evaluation was interrupted, because the run stops."""
 
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put every module in eval mode, and each back into its own mode."""
+    """Put every module in eval mode, and restore the modes."""
     with preserve_modes(model.modules()):
         model.eval()
         yield
 
 
 class EvalAccumulator:
-    """A loss and metrics, added up on the device over an evaluation."""
+    """The sums of a loss and of metrics over an evaluation, on the device."""
 
     def __init__(
         self,
@@ -77,11 +77,11 @@ class EvalAccumulator:
             part.count(samples)
 
     def losses(self) -> dict[str, float]:
-        """Read the device: the mean loss, and of several each; NaN where nothing was counted.
+        """Return the mean loss, and of several losses each; waits for the device.
 
-        A loss that is a sum is reported per sample, so that sets of any size can be compared.
-        What has no items adds nothing to the weighted sum of several, as in a step. None where the
-        model returns its losses in train mode alone.
+        NaN if nothing was counted. A declared sum is reported per sample, to compare splits of any
+        size. A loss without items adds nothing to the weighted sum of several, as in a step. Empty
+        if the model returns losses in train mode only.
         """
         if self.loss.is_in_training_only:
             return {}
@@ -99,7 +99,7 @@ class EvalAccumulator:
         return {"loss": mean} | {f"loss_{name}": mean for name, mean in means.items()}
 
     def compute(self) -> dict[str, Value]:
-        """Read the device: the losses and each metric; NaN where nothing was counted."""
+        """Return the losses and each metric, NaN if nothing was counted; waits for the device."""
         result: dict[str, Value] = {**self.losses()}
         for metric in self.metrics:
             result |= metric.compute(self.world)
@@ -112,7 +112,7 @@ def eval_step(
     totals: EvalAccumulator,
     autocast: AbstractContextManager[Any],
 ) -> None:
-    """Add one micro-batch to the totals; where there are metrics, their count is read."""
+    """Add one micro-batch to the totals."""
     loss = totals.loss
     with autocast:
         outputs = model(*micro.args, **micro.kwargs)
@@ -133,12 +133,12 @@ def eval_step(
 
 
 def metric_weight(loss: Loss, micro: MicroBatch) -> int:
-    """Return what a metric's mean is over; samples where there are no targets."""
+    """Return the denominator of a metric's mean; samples if there are no targets."""
     return micro.rows if micro.targets is None else loss.count(micro.targets)
 
 
 def positions_of(micro: MicroBatch) -> range:
-    """Return the positions of a micro-batch's samples in its set."""
+    """Return the positions of a micro-batch's samples in its split."""
     return range(micro.position, micro.position + micro.rows)
 
 
@@ -152,13 +152,13 @@ def evaluate(
     grad_off: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
     world: Communicator = ALONE,
 ) -> dict[str, Value]:
-    """Measure the mean loss and the metrics over one part of the data; waits for the device.
+    """Return the mean loss and the metrics of one split; waits for the device.
 
-    What the batch size is does not matter. `torch.no_grad` is the default because a model that
-    keeps a tensor from its forward could not train on with an inference tensor.
+    The batch size does not matter. `torch.no_grad` is the default because a model that keeps a
+    tensor of its forward could not train with an inference tensor.
 
     Raises:
-        Interrupted: the feed was told to leave off.
+        EvaluationInterrupted: `feed.leave` asks to stop.
     """
     totals = EvalAccumulator(loss, metrics, feed.device, world)
     with (
@@ -181,13 +181,13 @@ def evaluate(
 def _explained(
     error: Exception, model: nn.Module, micro: MicroBatch, feed: BatchLoader
 ) -> SurestepError:
-    """Return an error of an evaluation as one that names the part of the data."""
+    """Return an error of an evaluation with the name of the split."""
     if isinstance(error, IndexError):
         where = f"the evaluation of the {feed.subset} data"
         target = explain_target(error, [micro], None, where)
         if target is not None:
             return target
-    shapes = [tuple(each.shape) for each in flatten_tensors((micro.args, dict(micro.kwargs)))]
+    shapes = [tuple(x.shape) for x in flatten_tensors((micro.args, dict(micro.kwargs)))]
     why = explain_forward(error, model, micro, alone=feed.layout.ranks == 1)
     return TaskError(
         f"The model or the loss fails on the {feed.subset} data, whose inputs have shapes {shapes} "
@@ -196,12 +196,10 @@ def _explained(
 
 
 def _micro_batches(feed: BatchLoader, model: nn.Module, loss: Loss) -> Iterator[MicroBatch]:
-    """Yield the micro-batches of a part, each with torch seeded for its place.
-
-    So are the generators that the model and the loss keep.
+    """Yield the micro-batches of a split, each with the generators seeded for its position.
 
     Raises:
-        Interrupted: the feed was told to leave off.
+        EvaluationInterrupted: `feed.leave` asks to stop.
     """
     randomness = ModelRNG(feed.seed, feed.device)
     randomness.generators += map(Seeded, own_generators(model, code_of_losses(loss)).found)
@@ -224,40 +222,33 @@ def evaluate_parts(
     world: Communicator = ALONE,
     warn: Callable[[str], object] | None = None,
 ) -> dict[str, Value]:
-    """Measure several parts of the data; by "part/metric".
+    """Return the metrics of several splits, by "split/metric"; waits for the device.
 
-    Args:
-        model: on the device of the feeds.
-        feeds: of each part.
-        loss: what is measured.
-        metrics: by name.
-        autocast: the context of a forward.
-        grad_off: the context that keeps no gradients.
-        world: the ranks.
-        warn: called with the reason why the loss of a part is not finite, if it is not; the part
-            is then read a second time. None looks for no reason.
+    `warn` is called with the reason why a loss is not finite; the split is then read again. None
+    searches for no reason.
 
     Raises:
-        TaskError: there is something to measure, and no loss to measure it by.
+        TaskError: the Task has no loss.
     """
     if feeds and loss.kind == "none":
-        raise TaskError("The Task has no loss to measure. Say Task(loss=...).")
-    how: Any = {"autocast": autocast, "grad_off": grad_off, "world": world}
-    found: dict[str, dict[str, Value]] = {}
+        raise TaskError("The Task has no loss to measure. Set Task(loss=...).")
+    options: Any = {"autocast": autocast, "grad_off": grad_off, "world": world}
+    found: dict[str, Value] = {}
     for part, feed in feeds.items():
-        found[part] = evaluate(model, feed, loss, metrics, **how)
-        if warn is not None and not math.isfinite(number(found[part].get("loss", 0.0))):
+        values = evaluate(model, feed, loss, metrics, **options)
+        found |= {f"{part}/{name}": value for name, value in values.items()}
+        if warn is None or math.isfinite(number(values.get("loss", 0.0))):
+            continue
+        with (
+            preserve_buffers(model, own_module(loss)),
+            eval_mode(model),
+            grad_off(),
+            preserve_torch_rng(feed.device),
+        ):
+            micro_batches = _micro_batches(feed, model, loss)
             forward = forward_of(model, autocast)
-            with (
-                preserve_buffers(model, own_module(loss)),
-                eval_mode(model),
-                grad_off(),
-                preserve_torch_rng(feed.device),
-            ):
-                reason = explain_nonfinite(
-                    part, _micro_batches(feed, model, loss), loss, forward, world
-                )
-                pop_logged()
-            if reason:
-                warn(reason)
-    return {f"{part}/{name}": value for part, each in found.items() for name, value in each.items()}
+            reason = explain_nonfinite(part, micro_batches, loss, forward, world)
+            pop_logged()
+        if reason:
+            warn(reason)
+    return found

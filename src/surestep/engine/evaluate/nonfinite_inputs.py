@@ -1,12 +1,11 @@
-"""Why the loss of a set is not a finite number: which samples, and whether the data are at fault.
+"""Why the loss of a split is not finite: which samples, and whether the data are the cause.
 
-Nothing is looked for while a set is measured. Only if its loss is not finite is the set read a
-second time.
+Nothing is searched while a split is measured. Only if its loss is not finite, it is read again.
 """
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from itertools import chain
 from typing import Any, NamedTuple
@@ -22,17 +21,20 @@ from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.losses.adapt import Loss, loss_targets
 from surestep.engine.losses.multi import split_heads
 
-_NAMED = 5  # samples that a message lists
+_LISTED = 5  # samples that a message lists
 _WHAT = ("inputs", "targets")
 Forward = Callable[[MicroBatch], Any]
 
 
 class Found(NamedTuple):
-    """Positions in a set whose loss is not finite, by where the first such value is."""
+    """Positions in a split whose loss is not finite, by where the first such value is.
+
+    `neither` holds the first sample of a micro-batch, since its outputs are not finite.
+    """
 
     inputs: list[int]
     targets: list[int]
-    neither: list[int]  # of the first sample of a micro-batch, since the outputs are to blame
+    neither: list[int]
 
 
 def explain_nonfinite(
@@ -42,50 +44,44 @@ def explain_nonfinite(
     forward: Forward,
     world: Communicator,
 ) -> str:
-    """Return which samples make the loss of a set not finite, and what to do; "" if none does.
+    """Return which samples make the loss of a split not finite, and what to do; "" if none does.
 
-    Args:
-        part: the name of the set.
-        micro_batches: all of this rank's.
-        loss: what is measured.
-        forward: returns the outputs of a micro-batch; called for each, since ranks share a forward.
-        world: the ranks.
+    `forward` is called for each micro-batch of this rank, since ranks share a forward.
     """
     found = Found([], [], [])
     for micro in micro_batches:
         outputs = forward(micro)
         if micro.items and not _is_finite_loss(loss, outputs, micro):
-            own = _of_micro(micro)
-            for mine, more in zip(found, own, strict=True):
-                mine += more
-    each = [json.loads(text) for text in world.all_gather_text(json.dumps(found))]
-    lists = (sorted(chain.from_iterable(kind)) for kind in zip(*each, strict=True))
-    return _text(part, Found(*lists))
+            for positions, more in zip(found, _bad_samples(micro), strict=True):
+                positions += more
+    of_ranks = [json.loads(text) for text in world.all_gather_text(json.dumps(found))]
+    lists = (sorted(chain.from_iterable(kind)) for kind in zip(*of_ranks, strict=True))
+    return _describe(part, Found(*lists))
 
 
 def check_in_memory(part: str, feed: BatchLoader, loss: Loss, forward: Forward) -> None:
-    """Check a set in memory before the run: a sample with a NaN that makes the loss NaN.
+    """Check a split in memory before the run.
 
     Raises:
-        DataError: there is one.
+        DataError: a sample with a value that is not finite makes the loss not finite.
     """
     if not isinstance(feed.source, InMemory):
         return
     bad = _nonfinite_rows(feed.source)
-    for position in bad[:_NAMED]:
+    for position in bad[:_LISTED]:
         raw = next(feed.source.read(0, None, [range(position, position + 1)]))
         micro = feed.move_micro(feed.micro_batch(raw, position, 1))
-        found = _of_micro(micro)
+        found = _bad_samples(micro)
         if micro.items and not found.neither and not _is_finite_loss(loss, forward(micro), micro):
             kind = 0 if found.inputs else 1
-            raise DataError(_of_data(part, _WHAT[kind], bad))
+            raise DataError(_describe_data(part, _WHAT[kind], bad))
 
 
 def _nonfinite_rows(source: InMemory) -> list[int]:
-    """Return the positions of samples that hold a value that is not finite."""
+    """Return the positions of samples with a value that is not finite."""
     rows: set[int] = set()
     for tensor in flatten_tensors(source.tensors):
-        # A sum is quick and needs no memory; it may overflow, so that is looked at again.
+        # A sum is quick and needs no memory; it may overflow, so the rows are checked again.
         if tensor.is_floating_point() and not math.isfinite(float(tensor.sum())):
             rows.update(_bad_rows(tensor))
     if source.index is None:
@@ -99,8 +95,8 @@ def _bad_rows(tensor: Tensor) -> list[int]:
     return found
 
 
-def _of_micro(micro: MicroBatch) -> Found:
-    """Return the samples of a micro-batch that hold a value that is not finite."""
+def _bad_samples(micro: MicroBatch) -> Found:
+    """Return the samples of a micro-batch with a value that is not finite."""
     found = []
     for value in ((micro.args, dict(micro.kwargs)), micro.targets):
         rows: set[int] = set()
@@ -113,30 +109,28 @@ def _of_micro(micro: MicroBatch) -> Found:
 
 
 def _is_finite_loss(loss: Loss, outputs: Any, micro: MicroBatch) -> bool:
-    values: Iterator[Any] = (
+    values = [
         head.loss.value(head.outputs, loss_targets(head.loss, head.micro_batch))
         for head in split_heads(loss, outputs, micro)
-    )
-    return all(
-        bool(torch.isfinite(each).all()) for value in values for each in flatten_tensors(value)
-    )
+    ]
+    return all(bool(torch.isfinite(value).all()) for value in flatten_tensors(values))
 
 
-def _text(part: str, found: Found) -> str:
+def _describe(part: str, found: Found) -> str:
     for what, positions in zip(_WHAT, (found.inputs, found.targets), strict=True):
         if positions:
-            return _of_data(part, what, positions)
+            return _describe_data(part, what, positions)
     if not found.neither:
         return ""
     return (
         f"{part}/loss is not finite: the inputs and targets of {part} are finite, and the loss of "
-        f"the batch that begins at sample {found.neither[0]} is not. Look at the model's outputs "
-        "for it, and at the precision: fp16 overflows above 65,504."
+        f"the batch that begins at sample {found.neither[0]} is not. Check the model's outputs "
+        "for it, and the precision: fp16 overflows above 65,504."
     )
 
 
-def _of_data(part: str, what: str, positions: list[int]) -> str:
-    listed = ", ".join(map(str, positions[:_NAMED])) + (", ..." * (len(positions) > _NAMED))
+def _describe_data(part: str, what: str, positions: list[int]) -> str:
+    listed = ", ".join(map(str, positions[:_LISTED])) + (", ..." * (len(positions) > _LISTED))
     which = f"sample {listed} has" if len(positions) == 1 else f"samples {listed} have"
     return (
         f"{part}/loss is not finite: {which} NaN or infinite values in the {what}. No weights can "
@@ -146,7 +140,7 @@ def _of_data(part: str, what: str, positions: list[int]) -> str:
 
 
 def forward_of(model: nn.Module, autocast: AbstractContextManager[Any]) -> Forward:
-    """Return what computes the outputs of a micro-batch."""
+    """Return a function that computes the outputs of a micro-batch."""
 
     def forward(micro: MicroBatch) -> Any:
         with autocast:

@@ -1,4 +1,7 @@
-"""Predictions: what a model says of each sample, in the order of the data."""
+"""The predictions of a model for each sample, in the order of the data.
+
+Monte-Carlo dropout: Gal and Ghahramani 2016, https://arxiv.org/abs/1506.02142
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -13,40 +16,39 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from surestep.base.errors import DataError
+from surestep.base.errors import ConfigError, DataError, TaskError
 from surestep.engine.batch import TARGETS, MicroBatch, batch_as_inputs, map_tensors
 from surestep.engine.data.batch_loader import BatchLoader, make_loader
 from surestep.engine.data.stream import is_stream
 from surestep.engine.evaluate.evaluate import eval_mode
-from surestep.engine.evaluate.mc_dropout import check_passes, dropout_modules, mean_and_std
-from surestep.engine.evaluate.prediction_buffer import PredictionBuffer, flatten_outputs
 from surestep.engine.losses.adapt import Loss, items_only_loss
 from surestep.engine.losses.base import at_least_fp32
 from surestep.engine.losses.multi import code_of_losses
 from surestep.engine.metrics.base import pop_logged
+from surestep.engine.metrics.spool import Spool
 from surestep.engine.model.generators import Seeded, own_generators
 from surestep.engine.model.preserve import preserve_buffers
 from surestep.engine.plan.plan import Plan
 from surestep.engine.rng import ModelRNG, preserve_torch_rng
 from surestep.engine.task.task import Task
 
-_ROWS = 1024  # looked at once
+_ROWS = 1024  # predictions that are checked at a time
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model said of each sample of a part, in the order of the data.
+    """The predictions of a model for each sample of a split, in the order of the data.
 
     Attributes:
-        arrays: by name, each with a row for each sample; above 256 MiB they are mapped to temporary
-            files, which are there as long as the arrays. "index" is the sample's number in the
-            part; "output" what the model returned ("output_<name>" of several); "target" what
-            stands beside it in the data. Where the loss chooses among classes, "prediction" is the
-            chosen one, or -1 where the outputs are not numbers. With Monte-Carlo dropout
-            "output" is the mean over the passes and "spread" their standard deviation; of classes
-            also "probability", the mean of the softmax, and its "entropy" in nats.
+        arrays: by name, each with a row per sample; above 256 MiB they are mapped to temporary
+            files, which exist as long as the arrays. "index" is the sample's number in the split;
+            "output" what the model returned ("output_<name>" of several); "target" the targets. If
+            the loss chooses among classes, "prediction" is the class, or -1 if the outputs are NaN.
+            With Monte-Carlo dropout "output" is the mean over the passes and "spread" their
+            standard deviation; of classes also "probability", the mean of the softmax, and its
+            "entropy" in nats.
         passes: of Monte-Carlo dropout, or None.
-        notices: what there is to say about them.
+        notices: messages about the predictions.
     """
 
     arrays: Mapping[str, NDArray[Any]]
@@ -61,9 +63,9 @@ class Predictions:
 
 
 def make_predict_loader(data: Any, part: str, *, task: Task, plan: Plan) -> BatchLoader:
-    """Make the feed of a part to predict on: whole, in order, with or without targets."""
+    """Return the loader of a split to predict on: all of it, in order, with or without targets."""
     if isinstance(data, DataLoader) and is_stream(data) and data.num_workers > 1:
-        # Several workers would take turns, and the order of the stream would be lost.
+        # Several workers would alternate, and the order of the stream would be lost.
         data = DataLoader(
             data.dataset,
             data.batch_size,
@@ -78,22 +80,20 @@ def make_predict_loader(data: Any, part: str, *, task: Task, plan: Plan) -> Batc
 
 
 def _inputs_and_targets(task: Task, batch: Any) -> tuple[Any, Any]:
-    """Tell inputs from targets, which need not be there."""
-    plain = task.inputs is None and task.loss is not None and task.loss != "model"
+    """Split a batch into inputs and targets, which may be missing."""
+    is_plain = task.inputs is None and task.loss is not None and task.loss != "model"
     names = (*TARGETS, *task.loss) if isinstance(task.loss, Mapping) else TARGETS
-    if plain and _is_inputs_alone(batch, names):
+    if isinstance(batch, Mapping):
+        has_targets = any(key in names for key in batch)
+    else:
+        has_targets = isinstance(batch, (tuple, list)) and len(batch) != 1
+    if is_plain and not has_targets:
         args, kwargs, targets = batch_as_inputs(batch)
     else:
         args, kwargs, targets = task.split_batch(batch)
     if isinstance(targets, Mapping) and targets.keys() == kwargs.keys():
         targets = None  # a batch without labels, for a model that computes its own loss
     return (kwargs or args), targets
-
-
-def _is_inputs_alone(batch: Any, names: tuple[str, ...]) -> bool:
-    if isinstance(batch, Mapping):
-        return not any(key in names for key in batch)
-    return not isinstance(batch, (tuple, list)) or len(batch) == 1
 
 
 def predict(
@@ -107,16 +107,16 @@ def predict(
     watch: Callable[[int], object] | None = None,
     folder: Path | None = None,
 ) -> Predictions:
-    """Return what the model says of each sample of one part, in eval mode; waits for the device.
+    """Return the predictions of a model in eval mode; waits for the device.
 
     Args:
-        model: on the feed's device.
-        feed: of `prediction_feed`.
-        loss: says what of the outputs is a prediction, and whether it is of classes.
+        model: on the device of `feed`.
+        feed: of `make_predict_loader`.
+        loss: selects the prediction from the outputs; it may be of classes.
         autocast: the context of a forward.
-        passes: of Monte-Carlo dropout: dropout alone is in train mode. What is dropped depends on
-            the seed, the pass, and the place and size of the batch.
-        grad_off: the context that keeps no gradients.
+        passes: of Monte-Carlo dropout, with only dropout in train mode. The dropped units depend on
+            the seed, the pass, and the position and size of the batch.
+        grad_off: the context without gradients.
         watch: called after each batch with the number of samples done.
         folder: of the temporary files of what does not fit into memory.
 
@@ -132,43 +132,42 @@ def predict(
         for module in dropping:
             module.training = True
         randomness = ModelRNG(feed.seed, feed.device)
-        own = own_generators(model, code_of_losses(loss))  # named as in training
+        own = own_generators(model, code_of_losses(loss))  # under the same names as in training
         randomness.generators += map(Seeded, own.found)
-        one = _Predictor(model, loss, autocast, randomness)
+        predictor = _Predictor(model, loss, autocast, randomness)
         for batch in feed.batches(epoch=0):
             for micro in batch.micro_batches:
-                rows.add(
-                    micro, one.mc_dropout_outputs(micro, passes) if passes else one.plain(micro)
+                named = (
+                    predictor.mc_dropout_outputs(micro, passes)
+                    if passes
+                    else predictor.plain_outputs(micro)
                 )
+                rows.add(micro, named)
             if watch is not None:
                 watch(batch.end)
         pop_logged()
     if not rows.n_samples:
         raise DataError("There is no sample to predict.")
     arrays = rows.arrays()
-    return Predictions(arrays, passes, (*rows.warnings(), *_doubts(arrays)))
+    return Predictions(arrays, passes, (*rows.warnings(), *_find_problems(arrays)))
 
 
-def _doubts(arrays: Mapping[str, NDArray[Any]]) -> Iterator[str]:
-    """Say what of the predictions is not as it should be."""
+def _find_problems(arrays: Mapping[str, NDArray[Any]]) -> Iterator[str]:
     chosen = arrays.get("prediction", np.empty(0))
     if unknown := sum(
         int((chosen[first : first + _ROWS] == -1).sum()) for first in range(0, len(chosen), _ROWS)
     ):
         yield (
-            f"{unknown} predictions are -1: the outputs there are not numbers. Look at the inputs "
+            f"{unknown} predictions are -1: the outputs there are not numbers. Check the inputs "
             "and the weights."
         )
-    spread = [each for name, each in arrays.items() if name.startswith("spread")]
-    if spread and not any(each.any() for each in spread):
-        yield (
-            "The spread is 0 everywhere: the dropout modules of the model take no part in these "
-            "outputs."
-        )
+    spread = [array for name, array in arrays.items() if name.startswith("spread")]
+    if spread and not any(array.any() for array in spread):
+        yield "The spread is 0 everywhere: no dropout module of the model affects these outputs."
 
 
 class _Predictor:
-    """Answers a micro-batch, under the seed of its place."""
+    """Computes the outputs of a micro-batch under the seed of its position."""
 
     def __init__(
         self,
@@ -182,50 +181,216 @@ class _Predictor:
         self.autocast = autocast
         self.randomness = randomness
 
-    def outputs(self, micro: MicroBatch, *walk: int) -> Any:
-        """Return what of the model's outputs is a prediction."""
-        self.randomness.seed_micro_batch(-1, micro.position, *walk)
+    def _outputs(self, micro: MicroBatch, *number: int) -> Any:
+        self.randomness.seed_micro_batch(-1, micro.position, *number)
         with self.autocast:
             return self.loss.predictions(self.model(*micro.args, **micro.kwargs))
 
-    def plain(self, micro: MicroBatch) -> dict[str, Any]:
-        """Return the outputs, and the class where there is one."""
-        outputs = self.outputs(micro)
-        said = {"output": outputs}
+    def plain_outputs(self, micro: MicroBatch) -> dict[str, Any]:
+        """Return the outputs, and the class if there is one."""
+        outputs = self._outputs(micro)
+        named = {"output": outputs}
         if self._is_of_classes(outputs):
-            said["prediction"] = _chosen(outputs)
-        return said
+            named["prediction"] = _choose(outputs)
+        return named
 
     def mc_dropout_outputs(self, micro: MicroBatch, passes: int) -> dict[str, Any]:
-        """Return mean and spread over the passes; of classes their mean probability too."""
+        """Return mean and spread over the passes; of classes also their mean probability."""
 
-        def one_pass(number: int) -> dict[str, Tensor]:
+        def run_pass(number: int) -> dict[str, Tensor]:
             # Copied, since a model may write into its inputs.
             args = map_tensors(micro.args, Tensor.clone)
             kwargs = map_tensors(dict(micro.kwargs), Tensor.clone)
-            outputs = self.outputs(micro._replace(args=args, kwargs=kwargs), number)
+            outputs = self._outputs(micro._replace(args=args, kwargs=kwargs), number)
             tensors = flatten_outputs(outputs, "output")
             if self._is_of_classes(outputs):
                 tensors["probability"] = at_least_fp32(outputs).softmax(dim=1)
             return tensors
 
-        mean, spread = mean_and_std(one_pass, passes)
-        chance = mean.pop("probability", None)
-        said: dict[str, Any] = dict(mean)
+        mean, spread = mean_and_std(run_pass, passes)
+        probability = mean.pop("probability", None)
+        named: dict[str, Any] = dict(mean)
         for name in mean:
-            said[name.replace("output", "spread", 1)] = spread[name]
-        if chance is not None:
-            said["probability"] = chance
-            said["prediction"] = _chosen(chance)
-            said["entropy"] = torch.special.entr(chance).sum(dim=1)
-        return said
+            named[name.replace("output", "spread", 1)] = spread[name]
+        if probability is not None:
+            named["probability"] = probability
+            named["prediction"] = _choose(probability)
+            named["entropy"] = torch.special.entr(probability).sum(dim=1)
+        return named
 
     def _is_of_classes(self, outputs: Any) -> bool:
         scores = isinstance(outputs, Tensor) and outputs.is_floating_point()
         return scores and self.loss.kind == "classes" and outputs.dim() > 1
 
 
-def _chosen(scores: Tensor) -> Tensor:
-    """Return the class of the largest score, classes in dimension 1; -1 where one is NaN."""
+def _choose(scores: Tensor) -> Tensor:
+    """Return the class of the largest score, classes in dimension 1; -1 if one is NaN."""
     known = ~scores.isnan().any(dim=1)
     return scores.argmax(dim=1).where(known, -1)
+
+
+def check_passes(passes: int | None) -> None:
+    """Raise ConfigError if there are too few passes for a spread."""
+    if passes is not None and passes < 2:
+        raise ConfigError(
+            f"Monte-Carlo dropout with {passes} passes has no spread. Use 2 or more, such as 30."
+        )
+
+
+def dropout_modules(model: nn.Module) -> list[nn.Module]:
+    """List the modules whose only difference in train mode is that they drop units.
+
+    A TransformerEncoderLayer with dropout is one: in eval mode torch skips its dropout modules.
+
+    Raises:
+        TaskError: there are none.
+    """
+    found = [module for module in model.modules() if _drops(module)]
+    if not found:
+        raise TaskError(
+            f"{type(model).__name__} has no dropout, so Monte-Carlo dropout would give the same "
+            "outputs each time. Leave --mc-dropout out, or train with nn.Dropout modules (a "
+            "functional dropout within forward() is not found)."
+        )
+    return found
+
+
+def _drops(module: nn.Module) -> bool:
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    if isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
+        return module.dropout > 0
+    if isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
+        return any(_drops(part) for part in module.modules() if part is not module)
+    return False
+
+
+def mean_and_std(
+    run_pass: Callable[[int], Mapping[str, Tensor]], passes: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the mean and the standard deviation (over passes - 1) of named tensors.
+
+    By Welford's algorithm, so no pass is stored.
+    """
+    mean: dict[str, Tensor] = {}
+    squares: dict[str, Tensor] = {}
+    kinds: dict[str, torch.dtype] = {}
+    for number in range(1, passes + 1):
+        for name, value in run_pass(number).items():
+            wide = value if value.device.type == "mps" else value.double()
+            if number == 1:
+                mean[name], squares[name] = wide.clone(), torch.zeros_like(wide)
+                kinds[name] = torch.float64 if value.dtype == torch.float64 else torch.float32
+                continue
+            away = wide - mean[name]
+            mean[name] += away / number
+            squares[name] += away * (wide - mean[name])
+    spread = {name: (value / (passes - 1)).sqrt() for name, value in squares.items()}
+    return (
+        {name: value.to(kinds[name]) for name, value in mean.items()},
+        {name: value.to(kinds[name]) for name, value in spread.items()},
+    )
+
+
+def flatten_outputs(value: Any, name: str) -> dict[str, Tensor]:
+    """Return the tensors of nested outputs by name: "output", or "output_<key>" of several."""
+    if isinstance(value, Tensor):
+        return {name: value}
+    pairs: Any = ()
+    fields = getattr(value, "_fields", None)
+    if isinstance(value, Mapping):
+        pairs = value.items()
+    elif isinstance(value, tuple) and fields is not None:
+        pairs = zip(fields, value, strict=True)
+    elif isinstance(value, (tuple, list)):
+        pairs = enumerate(value)
+    found: dict[str, Tensor] = {}
+    for key, member in pairs:
+        found |= flatten_outputs(member, f"{name}_{key}")
+    return found
+
+
+class PredictionBuffer:
+    """Tensors by name, each with a row for each sample; on the host, in bounded memory.
+
+    Outputs must have a row for each sample. Targets that have not are left out, with a warning.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.n_samples = 0
+        self._spool = Spool(folder=folder)
+        self._left_out: dict[str, str] = {}
+
+    def add(self, micro: MicroBatch, named: Mapping[str, Any]) -> None:
+        """Append the outputs and the targets of a micro-batch.
+
+        Raises:
+            TaskError: outputs without a row for each sample.
+        """
+        tensors: dict[str, Tensor] = {}
+        rows = micro.rows
+        for name, value in named.items():
+            tensors |= flatten_outputs(value, name)
+        outputs = {name: tensor for name, tensor in tensors.items() if tensor.dim()}
+        for name in tensors.keys() - outputs.keys():
+            self._left_out[name] = "one number for a whole batch"
+        if not outputs:
+            kind = _describe_output(named.get("output"))
+            raise TaskError(
+                f"The model returned {kind}, which holds no tensor with a row for each "
+                "sample. Return a tensor, or a dict or tuple of tensors."
+            )
+        for name, tensor in outputs.items():
+            if reason := self._mismatch(name, tensor, rows):
+                raise TaskError(
+                    f"The model's {name} has {reason}. Predictions have a row for each sample, all "
+                    "of one shape: pad all samples to one length (collate_fn), or leave it out of "
+                    "what the model returns."
+                )
+            self._spool.add(name, tensor)
+        self._add_targets(micro)
+        step = 0 if micro.is_ready else 1  # all rows of a ready batch are of one element
+        self._spool.add("index", micro.position + step * torch.arange(rows))
+        self.n_samples += rows
+
+    def _add_targets(self, micro: MicroBatch) -> None:
+        for name, tensor in flatten_outputs(micro.targets, "target").items():
+            if reason := self._mismatch(name, tensor, micro.rows):
+                self._left_out.setdefault(name, reason)
+            elif name not in self._left_out:
+                self._spool.add(name, tensor)
+
+    def _mismatch(self, name: str, tensor: Tensor, samples: int) -> str:
+        """Return why a tensor cannot be appended to those before it; "" if it can."""
+        shape = tuple(tensor.shape)
+        if not shape or shape[0] != samples:
+            return f"shape {shape} for a batch of {samples} samples"
+        return self._spool.mismatch(name, tensor)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays, the index first and the targets last.
+
+        Raises:
+            TaskError: outputs that only some batches have.
+        """
+        found = {"index": self._spool.array("index")}
+        names = [name for name in self._spool.names if name not in (*self._left_out, "index")]
+        for name in sorted(names, key=lambda name: name.startswith("target")):
+            if self._spool.rows(name) != self.n_samples:
+                raise TaskError(
+                    f"{name} exists for {self._spool.rows(name)} of {self.n_samples} samples. "
+                    "Return the same names for every batch."
+                )
+            found[name] = self._spool.array(name)
+        return found
+
+    def warnings(self) -> Iterator[str]:
+        """Yield what was left out."""
+        for name, reason in self._left_out.items():
+            yield f"{name} is left out: {reason}."
+
+
+def _describe_output(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""BatchNorm's statistics under averaged weights, which no training step has seen."""
+"""BatchNorm's statistics for averaged weights."""
 
 from itertools import islice
 
@@ -17,10 +17,10 @@ from surestep.engine.task.task import Task
 def recompute_statistics(
     average: AveragedWeights, parts: StepContext, task: Task, plan: Plan
 ) -> None:
-    """Compute them from the training data, once for each update of the average.
+    """Compute BatchNorm's statistics from the training data, once for each update of the average.
 
-    They are plain means over the batches, as torch.optim.swa_utils.update_bn makes them; a
-    BatchNorm that is kept in eval mode keeps its own. Whatever else the forward moves is put back.
+    They are plain means over the batches, as torch.optim.swa_utils.update_bn computes them. A
+    BatchNorm that is kept in eval mode keeps its own. Everything else is restored.
     """
     updates = average.n_updates(parts.state.progress.steps_taken)
     if average.averaging.buffers != "recompute" or average.computed_at == updates:
@@ -40,7 +40,7 @@ def recompute_statistics(
                 module.training = trains
             for norm in norms:
                 norm.reset_running_stats()
-                norm.momentum = None  # torch's word for a plain mean
+                norm.momentum = None  # a plain mean
             _forward(parts, task, plan)
         finally:
             for norm, momentum in zip(norms, momenta, strict=True):
@@ -50,9 +50,9 @@ def recompute_statistics(
 
 
 def _forward(parts: StepContext, task: Task, plan: Plan) -> None:
-    """Run the first epoch's batches through the model, apart from those that the loop is at.
+    """Run the batches of the first epoch, read again, through the model.
 
-    A stream that does not say how long it is may have no end: of it, as many as the run has read.
+    Of a stream without a length, as many as the run has read: it may have no end.
     """
     count = None if plan.steps_per_epoch is not None else parts.state.progress.step
     whole, loss = plan.single_process(), parts.loss
