@@ -135,11 +135,11 @@ BASE = {"body.0.weight": torch.zeros(5, 4)}
         (lambda t: t.update(x=torch.ones(1)), {}, r"has x, which the model has not.* skip=\['x'\]"),
         (lambda t: t.update(weights(classes=9)), {}, r"head.weight is \(9, 5\) there but \(3, 5\)"),
         (lambda t: t.update({"head.bias": torch.ones(3).int()}), {}, "torch.int32 there but"),
-        (lambda t: t.clear(), {}, "Nothing in the state dict fits"),
-        (lambda t: None, {"prefix": "encoder"}, "Nothing in the state dict fits"),
+        (lambda t: t.clear(), {}, "Nothing in the state dict matches"),
+        (lambda t: None, {"prefix": "encoder"}, "Nothing in the state dict matches"),
         (lambda t: None, {"into": "bodi"}, "names no part of the model. Did you mean 'body'"),
-        (lambda t: None, {"skip": ["haed"]}, r"skip=\['haed'\].* fits no name .* 'head'"),
-        (lambda t: None, {"skip": ["body", "head"]}, "Nothing in the state dict fits"),
+        (lambda t: None, {"skip": ["haed"]}, r"skip=\['haed'\].* matches no name .* 'head'"),
+        (lambda t: None, {"skip": ["body", "head"]}, "Nothing in the state dict matches"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_is_loaded(change, said, sentence):

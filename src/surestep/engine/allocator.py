@@ -4,7 +4,7 @@ By its defaults glibc gives freed memory back to the kernel, by thresholds that 
 freed before. A step that crosses them gets its activations back from the kernel page by page:
 thousands of page faults a step, in some processes and not in others that run the same code.
 
-Memory that stays can also lie on huge pages of 2 MiB: one entry of the processor's table of
+Memory that stays can also use huge pages of 2 MiB: one entry of the processor's table of
 addresses then covers what 512 entries cover with pages of 4 KiB.
 
 Sources: https://man7.org/linux/man-pages/man3/mallopt.3.html,
@@ -59,7 +59,7 @@ def retain_freed_memory() -> bool:
     glibc cannot report its thresholds, so they cannot be put back.
 
     Returns:
-        Whether glibc accepted the settings; where it did not, none is changed.
+        Whether glibc accepted the settings; if it did not, none is changed.
     """
     mallopt = ctypes.CDLL(None).mallopt
     if not any(mallopt(_M_MMAP_THRESHOLD, value) for value in _MMAP_THRESHOLDS):
@@ -96,7 +96,7 @@ def return_free_memory() -> None:
 
 
 class _Symbol(ctypes.Structure):
-    """What `dladdr` tells: Dl_info of <dlfcn.h>."""
+    """Dl_info of <dlfcn.h>, which `dladdr` fills."""
 
     _fields_ = [
         ("file", ctypes.c_char_p),
@@ -107,18 +107,17 @@ class _Symbol(ctypes.Structure):
 
 
 def _has_huge_pages() -> bool:
-    """Return whether a reserve on huge pages is worth asking for, and costs nothing else.
+    """Return whether the kernel gives huge pages on request only, and a reserve costs no memory.
 
-    Where the kernel uses them for all memory, nothing is to be asked for. Where it counts memory
-    that was only reserved, or the process is limited by it, the reserve would take from others.
+    It costs memory if the kernel counts what is only reserved, or the process has a limit on it.
     """
-    limits = [resource.getrlimit(each)[0] for each in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
+    limits = [resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
     try:
         asks = "[madvise]" in _KERNEL.read_text()
         counts = Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2"
     except OSError:
         return False
-    return asks and not counts and all(each == resource.RLIM_INFINITY for each in limits)
+    return asks and not counts and all(limit == resource.RLIM_INFINITY for limit in limits)
 
 
 def _name() -> str:

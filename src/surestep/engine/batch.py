@@ -1,4 +1,4 @@
-"""A global batch, cut into micro-batches."""
+"""A global batch and its micro-batches; functions on nested tensors."""
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ TARGETS = ("target", "targets", "label", "labels", "y")
 
 
 class MicroBatch(NamedTuple):
-    """What one forward sees: `model(*args, **kwargs)` against `targets`.
+    """What one forward gets: `model(*args, **kwargs)` and `targets`.
 
     With Task(batched=True) it is one element of the data, which counts as one sample.
     """
@@ -37,11 +37,11 @@ class MicroBatch(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What one optimizer step sees.
+    """What one optimizer step gets.
 
-    `end` is the place in the epoch after it; `ends_epoch` says that no other follows in the epoch.
-    `part_items` are the items of each of several losses, of which `items` is the sum.
-    `left_out` says that it has no micro-batches since it follows on a loss spike.
+    `end` is the position after it; `ends_epoch` marks the last of an epoch. `part_items` are the
+    items of each of several losses, of which `items` is the sum. `after_spike`: it has no
+    micro-batches, because it follows a loss spike.
     """
 
     micro_batches: tuple[MicroBatch, ...]
@@ -57,92 +57,87 @@ class Batch(NamedTuple):
 
 def sum_part_items(micro_batches: Iterable[MicroBatch]) -> tuple[float, ...]:
     """Add up the items of each of several losses."""
-    return tuple(map(sum, zip(*(each.part_items for each in micro_batches), strict=True)))
+    return tuple(map(sum, zip(*(micro.part_items for micro in micro_batches), strict=True)))
 
 
 def split_batch(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
-    """Tell inputs from targets, where the Task says nothing: (args, kwargs, targets).
+    """Split a batch into (args, kwargs, targets), by default.
 
     `(x, y)` is one input and its targets; of a longer tuple the last is the targets. Of a dict the
-    targets are at "target", "targets", "label", "labels" or "y", and the rest go by name.
+    targets are at "target", "targets", "label", "labels" or "y", and the rest is passed by name.
 
     Raises:
-        DataError: no such key, or more than one, or neither a tuple nor a dict.
+        DataError: the targets are ambiguous or missing.
     """
     if isinstance(batch, (tuple, list)) and len(batch) >= 2:
         return tuple(batch[:-1]), {}, batch[-1]
     if isinstance(batch, Mapping):
         named = [key for key in batch if key in TARGETS]
         if len(named) == 1:
-            return (), {k: v for k, v in batch.items() if k != named[0]}, batch[named[0]]
+            return (), {key: batch[key] for key in batch if key != named[0]}, batch[named[0]]
         raise DataError(
             f"A batch has the keys {sorted(map(str, batch))}, and which holds the targets is not "
-            "plain. Say Task(inputs=lambda batch: ({'x': batch['x']}, batch['y']))."
+            "clear. Set Task(inputs=lambda batch: ({'x': batch['x']}, batch['y']))."
         )
     raise DataError(
-        f"A batch is a {type(batch).__name__}, and which part is the targets is not plain. Let the "
-        "dataset return (x, y), or say Task(inputs=lambda batch: (batch, targets))."
+        f"A batch is a {type(batch).__name__}, and which part is the targets is not clear. Let the "
+        "dataset return (x, y), or set Task(inputs=lambda batch: (batch, targets))."
     )
 
 
 def split_named(batch: Any, names: Iterable[str]) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
-    """Tell inputs from the targets of several losses: in a dict they go by the losses' names.
+    """Split a batch into inputs and the targets of several losses, by the losses' names in a dict.
 
     Raises:
-        DataError: they do not, and which are the targets is not plain otherwise.
+        DataError: as `split_batch`, for other batches.
     """
     if not isinstance(batch, Mapping) or not all(name in batch for name in names):
         return split_batch(batch)
     targets = {name: batch[name] for name in names}
-    return (), {key: each for key, each in batch.items() if key not in targets}, targets
+    return (), {key: value for key, value in batch.items() if key not in targets}, targets
 
 
 def batch_as_inputs(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
-    """Return all of a batch as inputs, where no loss takes targets: (args, kwargs, None)."""
+    """Return all of a batch as inputs: (args, kwargs, None)."""
     if isinstance(batch, Mapping):
         return (), batch, None
     return (tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)), {}, None
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return nested tensors with each of them changed; containers keep their types.
-
-    Args:
-        value: tensors in any nesting of mappings, tuples, lists and dataclasses.
-        change: called once for each tensor, in the order of `tensors_in`.
-    """
+    """Return nested tensors, each changed; containers keep their types."""
     if isinstance(value, Tensor):
         return change(value)
     if type(value) is dict:
-        return {key: map_tensors(each, change) for key, each in value.items()}
+        return {key: map_tensors(member, change) for key, member in value.items()}
     if isinstance(value, Mapping):
         return _with_values(value, {key: map_tensors(value[key], change) for key in value})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(each, change) for each in value))
+        return type(value)(*(map_tensors(member, change) for member in value))
     if isinstance(value, (tuple, list)):
-        return type(value)(map_tensors(each, change) for each in value)
+        return type(value)(map_tensors(member, change) for member in value)
     if is_dataclass(value) and not isinstance(value, type):
         changed = copy.copy(value)
-        for each in fields(value):
-            mapped = map_tensors(getattr(value, each.name), change)
-            object.__setattr__(changed, each.name, mapped)
+        for field in fields(value):
+            mapped = map_tensors(getattr(value, field.name), change)
+            object.__setattr__(changed, field.name, mapped)
         return changed
     return value
 
 
 def _with_values(value: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
-    """Return a mapping of the same type with other values; a dict where it cannot be copied."""
+    """Return a mapping of the same type with other values; a dict if it cannot be changed."""
     try:
         changed: Any = copy.copy(value)
-        for key, each in values.items():
-            changed[key] = each
+        for key, member in values.items():
+            changed[key] = member
     except TypeError:
         return values
     return changed
 
 
 def move(value: Any, device: torch.device) -> Any:
-    """Copy the tensors of a nested batch to `device`, without waiting where they are pinned."""
+    """Copy the tensors of a nested batch to `device`, without waiting if they are pinned."""
     return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))
 
 
@@ -150,14 +145,14 @@ Split = Callable[[Any], tuple[tuple[Any, ...], Mapping[str, Any], Any]]
 
 
 def channels_last(split: Split) -> Split:
-    """Return `split` with its images, (samples, channels, height, width), laid out so."""
+    """Return `split` with images (samples, channels, height, width) in channels-last layout."""
 
-    def laid_out(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
+    def split_and_convert(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
         args, kwargs, targets = split(batch)
-        named = {name: _channels_last(each) for name, each in kwargs.items()}
+        named = {name: _channels_last(value) for name, value in kwargs.items()}
         return tuple(map(_channels_last, args)), named, targets
 
-    return laid_out
+    return split_and_convert
 
 
 def _channels_last(value: Any) -> Any:
@@ -173,9 +168,9 @@ def flatten_tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Mapping):
         value = list(value.values())
     elif is_dataclass(value) and not isinstance(value, type):
-        value = [getattr(value, each.name) for each in fields(value)]
+        value = [getattr(value, field.name) for field in fields(value)]
     if isinstance(value, (tuple, list)):
-        return [tensor for each in value for tensor in flatten_tensors(each)]
+        return [tensor for member in value for tensor in flatten_tensors(member)]
     return []
 
 
@@ -201,24 +196,23 @@ def only_element(elements: Sequence[Any]) -> Any:
 
 
 def as_empty(micro: MicroBatch) -> MicroBatch:
-    """Return a micro-batch that counts as none, of a rank that goes along with the others."""
+    """Return a micro-batch without items, of a rank that has none while others have."""
     return micro._replace(items=0, samples=0, part_items=tuple(0 for _ in micro.part_items))
 
 
 def dummy_micro_batch(micro: MicroBatch) -> MicroBatch:
-    """Return what a rank without items walks over, as the others do; none of it counts.
+    """Return what a rank without items uses in a manual step; it is not counted.
 
-    It holds a sample, and says so, since the user's step may divide by what it is told.
+    It holds one sample, since the user's step may divide by the number.
     """
     return micro._replace(items=1, samples=max(micro.samples, 1))
 
 
 def zero_loss(outputs: Any) -> Tensor:
-    """Return 0 that depends on outputs, so that a backward from it goes where theirs would go.
+    """Return 0 that depends on the outputs, for the backward of a rank without items.
 
-    A rank without items goes through the model all the same, since the others wait for it there.
     It is the sum of no elements: 0 times a logit of -inf would be NaN.
     """
-    parts = [each[None][:0].sum() for each in flatten_tensors(outputs) if each.requires_grad]
+    parts = [x[None][:0].sum() for x in flatten_tensors(outputs) if x.requires_grad]
     total = sum(parts[1:], start=parts[0])
     return total.float() if total.dtype.itemsize < torch.float32.itemsize else total

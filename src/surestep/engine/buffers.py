@@ -1,7 +1,7 @@
-"""Buffers that a model's state_dict leaves out, where training moves them; and those of a loss.
+"""Buffers that a model's state_dict leaves out and training changes, and those of a loss.
 
-Most are tables that follow from the sizes of the model, such as masks and rotary angles: no
-checkpoint need hold them. What differs from what was built is part of the State.
+Most follow from the sizes of the model, such as masks and rotary angles, and need not be saved.
+Those that differ from their first values are part of the State.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +29,7 @@ def every_buffer(model: nn.Module) -> Iterator[Slot]:
 
 
 def empty_buffers(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
-    """Return the owners of the buffers of a state_dict that are None until training fills them."""
+    """Return the owners of a state_dict's buffers that are None until training fills them."""
     return {
         name: (owner, key)
         for name, owner, key in every_buffer(model)
@@ -51,7 +51,7 @@ def initial_values(model: nn.Module, slots: Slots = left_out_of_state) -> dict[s
 def changed_buffers(
     model: nn.Module, before: Mapping[str, Tensor | None], slots: Slots = left_out_of_state
 ) -> dict[str, Tensor]:
-    """Return those that are not as they were built; waits for the device.
+    """Return the buffers that differ from their first values; waits for the device.
 
     Raises:
         CheckpointError: one of them is sparse.
@@ -62,7 +62,7 @@ def changed_buffers(
         if name in before and now is not None and not _same(now, before[name]):
             if now.layout is not torch.strided:
                 raise CheckpointError(
-                    f"The sparse buffer {name} was moved in training, and a checkpoint holds no "
+                    f"The sparse buffer {name} changed in training, and a checkpoint holds no "
                     "sparse buffers with persistent=False. Register it with persistent=True."
                 )
             found[name] = now
@@ -76,16 +76,16 @@ def restore_buffers(
     values: Mapping[str, Tensor],
     slots: Slots = left_out_of_state,
 ) -> None:
-    """Give the buffers these values; those that are not named are as they were built.
+    """Load values into the buffers; the others get their first values.
 
-    One that has grown meanwhile, as tables do, or that was None, is replaced.
+    One that has a different shape, or was None, is replaced.
     """
     for name, owner, key in slots(model):
         if name not in before and name not in values:
             continue
         now, value = owner._buffers[key], values.get(name, before.get(name))
         if now is None or value is None:
-            device = next((each.device for each in model.parameters()), torch.device("cpu"))
+            device = next((p.device for p in model.parameters()), torch.device("cpu"))
             owner._buffers[key] = None if value is None else value.to(device, copy=True)
         elif now.shape == value.shape and now.layout == value.layout:
             now.copy_(value)

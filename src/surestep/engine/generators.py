@@ -1,15 +1,17 @@
-"""Generators that data keeps to itself: found, and seeded by place like the global ones.
+"""Generators that data, a model or a loss owns: found, and seeded by position like the global ones.
 
-A dataset or a transform that makes a generator in `__init__` draws from its history, so a run that
-is gone on with, or one with other workers, would draw otherwise, and nobody would see it. What is
-found is seeded before each sample. What is not found can have `set_sample_seed(seed)`.
+A dataset or a transform that makes a generator in `__init__` draws from its history, so a resumed
+run, or one with a different number of workers, would silently draw other numbers. Generators that
+are found are seeded before each sample or micro-batch. For other random state, a class can have
+`set_sample_seed(seed)`.
 """
 
 import random
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -20,31 +22,39 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from surestep.base.errors import TaskError
+from surestep.base.warn import warn
 
 HOOK = "set_sample_seed"
-# A walk ends here, however large the data is: it takes some milliseconds at the most.
+# Limits of a search, however large the data is: it takes some milliseconds.
 OBJECTS, MEMBERS, DEPTH = 2000, 64, 8
 _LEAVES = (Tensor, np.ndarray, np.generic, str, bytes, int, float, complex, bool, type(None), type)
 _INSTALLED = tuple(
     sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
-_SEEDED: tuple[Any, ...] = (  # with the global functions, whose methods they have
+_GLOBAL: tuple[Any, ...] = (  # seeded with the global functions, which are their methods
     torch.default_generator,
     random.random.__self__,  # type: ignore[attr-defined]
     np.random.random.__self__,  # type: ignore[attr-defined]
 )
+_OF_MODULE = frozenset(vars(nn.Module()))
+_FIX_DRAWS = (
+    "Draw from torch's, numpy's or Python's global generator, or set "
+    "activation_checkpointing='off'."
+)
 
 
 class DatasetRNG(NamedTuple):
-    """A generator that data holds, and how to seed it.
+    """A generator that data or a model owns, and how to seed it.
 
     Attributes:
         path: where it was found, such as "dataset.transform.rng".
-        kind: its type's name, or the hook's.
-        seed: takes a seed; None where it takes none.
-        salt: two of one dataset draw differently: this is mixed into their seed.
-        state: returns its state; None where that cannot be read.
+        kind: the name of its type.
+        seed: takes a seed; None if it takes none.
+        salt: mixed into the seed, so that two generators draw different numbers.
+        state: returns its state; None if that cannot be read.
     """
 
     path: str
@@ -54,19 +64,29 @@ class DatasetRNG(NamedTuple):
     state: Callable[[], Any] | None = None
 
     def reseed(self, seed: int) -> None:
-        """Seed it for a place."""
+        """Seed it for a position."""
         if self.seed is not None:
             self.seed(seed ^ self.salt)
 
 
+class Seeded(NamedTuple):
+    """A generator with the interface of torch's."""
+
+    own: DatasetRNG
+
+    def manual_seed(self, seed: int) -> None:
+        """Seed it for a position."""
+        self.own.reseed(seed)
+
+
 @dataclass(frozen=True)
 class LoadingSeedInfo:
-    """How the randomness of loading is seeded.
+    """How the loading of the training data is seeded.
 
     Attributes:
-        sliced: tensors in memory, of which nothing is drawn.
-        together: what sees several samples at once, so that the first position seeds it.
-        own: generators that the data keeps to itself, and that are seeded too.
+        sliced: tensors in memory, whose loading draws nothing.
+        together: what gets several samples at once, so that the first position seeds it.
+        own: generators that the data owns, which are seeded too.
         unseeded: those that take no seed.
     """
 
@@ -77,21 +97,21 @@ class LoadingSeedInfo:
 
     @property
     def what(self) -> str:
-        """Say what is seeded for several samples at once."""
+        """Describe what is seeded for several samples at once."""
         return " and ".join(self.together) + (" draw" if len(self.together) > 1 else " draws")
 
     @property
     def also(self) -> str:
-        """Name the data's own generators, which are seeded with the rest."""
+        """Name the data's own generators."""
         return f"; own generators too: {', '.join(self.own)}" if self.own else ""
 
 
 class DatasetRNGs:
-    """The generators that data holds, by the names of what is looked through.
+    """The generators that objects own, by the names of these objects.
 
-    Attributes, lists and dicts are looked through, and of code that is not an installed package
-    the variables that functions close over and the globals that they name; so far as `OBJECTS`,
-    `MEMBERS` and `DEPTH` allow. What has the hook is not looked into.
+    Attributes, lists and dicts are searched, and for code that is not an installed package the
+    closures and globals of functions, within `OBJECTS`, `MEMBERS` and `DEPTH`. An object with the
+    hook is not searched.
     """
 
     def __init__(self, **roots: Any) -> None:
@@ -101,15 +121,15 @@ class DatasetRNGs:
         self._find()
 
     def reseed(self, seed: int) -> None:
-        """Seed them for a place."""
-        for each in self.found:
-            each.reseed(seed)
+        """Seed them for a position."""
+        for rng in self.found:
+            rng.reseed(seed)
 
     def has_new(self) -> bool:
-        """Say whether there is one that was not there before, and so was not seeded.
+        """Return whether one was created since the search, so it was not seeded.
 
-        Many are made by the first load in a process, where `self.rng is None`. So attributes that
-        were None are watched, and how many there are; that takes a microsecond.
+        Many are created by the first load of a process, `if self.rng is None`. So the number of
+        attributes is watched, and those that were None; that takes a microsecond.
         """
         for members, count, empty in self._watched:  # `any` over a generator takes six times that
             if len(members) != count or (empty and _are_filled(members, empty)):
@@ -120,26 +140,26 @@ class DatasetRNGs:
 
     def _find(self) -> None:
         self.found, self._watched = [], []
-        waiting = [(name, each, 0) for name, each in self.roots.items()]
-        seen = set(map(id, _SEEDED))
+        waiting = [(name, value, 0) for name, value in self.roots.items()]
+        visited = set(map(id, _GLOBAL))
         paths: Counter[str] = Counter()
-        for path, value, depth in waiting:  # grows while it is walked
-            if isinstance(value, _LEAVES) or ismodule(value) or id(value) in seen:
+        for path, value, depth in waiting:  # grows in the loop
+            if isinstance(value, _LEAVES) or ismodule(value) or id(value) in visited:
                 continue
-            seen.add(id(value))
-            if len(seen) > OBJECTS:
+            visited.add(id(value))
+            if len(visited) > OBJECTS:
                 break
-            own = _own(path, value, paths)
+            own = _as_generator(path, value, paths)
             if own is not None:
                 self.found.append(own)
             elif depth < DEPTH:
-                waiting.extend((path + at, each, depth + 1) for at, each in _members(value))
+                waiting.extend((path + at, member, depth + 1) for at, member in _members(value))
                 self._watch(value)
 
     def _watch(self, value: Any) -> None:
         members = value if isinstance(value, dict) else getattr(value, "__dict__", None)
         if isinstance(members, dict) and len(members) <= MEMBERS > len(self._watched):
-            empty = [name for name, each in members.items() if each is None]
+            empty = [name for name, member in members.items() if member is None]
             self._watched.append((members, len(members), empty))
 
 
@@ -147,19 +167,19 @@ def _are_filled(members: dict[Any, Any], names: list[Any]) -> bool:
     return any(members.get(name) is not None for name in names)
 
 
-def _own(path: str, value: Any, paths: Counter[str]) -> DatasetRNG | None:
-    kind, seed = type(value).__name__, _seeding(value)
+def _as_generator(path: str, value: Any, paths: Counter[str]) -> DatasetRNG | None:
+    kind, seed = type(value).__name__, _seed_function(value)
     if seed is None and not isinstance(value, random.SystemRandom):
         return None
     paths[path] += 1
     if paths[path] > 1:  # an attribute of a class and one of its object have the same path
         path = f"{path}#{paths[path]}"
     salt = int.from_bytes(blake2b(path.encode(), digest_size=8).digest(), "little") >> 1
-    return DatasetRNG(path, kind, seed, salt, _state_reader(value))
+    return DatasetRNG(path, kind, seed, salt, _state_function(value))
 
 
-def _seeding(value: Any) -> Callable[[int], object] | None:
-    """Return what seeds a generator; None where it is none, or takes no seed."""
+def _seed_function(value: Any) -> Callable[[int], object] | None:
+    """Return what seeds a generator; None for anything else, or if it takes no seed."""
     hook: Callable[[int], object] | None = getattr(type(value), HOOK, None)
     if callable(hook):
         return partial(hook, value)
@@ -174,8 +194,13 @@ def _seeding(value: Any) -> Callable[[int], object] | None:
     return partial(_seed_bits, value) if isinstance(value, np.random.BitGenerator) else None
 
 
-def _state_reader(value: Any) -> Callable[[], Any] | None:
-    """Return what reads the state of a generator; None where it has none that can be read."""
+def _seed_bits(bits: np.random.BitGenerator, seed: int) -> None:
+    # A bit generator has no method for it, and may be shared.
+    bits.state = type(bits)(seed).state
+
+
+def _state_function(value: Any) -> Callable[[], Any] | None:
+    """Return what reads the state of a generator, or None."""
     if callable(getattr(type(value), HOOK, None)) or isinstance(value, random.SystemRandom):
         return None
     if isinstance(value, torch.Generator):
@@ -188,54 +213,48 @@ def _state_reader(value: Any) -> Callable[[], Any] | None:
     return lambda: bits.state
 
 
-def is_same_state(one: Any, other: Any) -> bool:
-    """Return whether two states of one generator are equal."""
+def _is_same_state(one: Any, other: Any) -> bool:
     if isinstance(one, Mapping):
-        return all(is_same_state(one[key], other[key]) for key in one)
+        return all(_is_same_state(one[key], other[key]) for key in one)
     return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else one == other
 
 
-def _seed_bits(bits: np.random.BitGenerator, seed: int) -> None:
-    # A bit generator has no method for it, and others may hold this very one.
-    bits.state = type(bits)(seed).state
-
-
 def _members(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds, with how one gets there."""
+    """Yield what an object holds, with the path to it."""
     if isinstance(value, Mapping):
-        yield from ((f"[{key!r}]", each) for key, each in islice(value.items(), MEMBERS))
+        yield from ((f"[{key!r}]", member) for key, member in islice(value.items(), MEMBERS))
     elif isinstance(value, (list, tuple, set, frozenset)):
-        yield from ((f"[{i}]", each) for i, each in enumerate(islice(value, MEMBERS)))
+        yield from ((f"[{i}]", member) for i, member in enumerate(islice(value, MEMBERS)))
     if isinstance(value, partial):
         yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
     elif ismethod(value):
         yield ".__self__", value.__self__
         yield "", value.__func__
     elif isroutine(value):
-        yield from _named_by(value)
+        yield from _function_members(value)
     else:
-        yield from _of_class(value)
-    for name, each in list(getattr(value, "__dict__", {}).items())[:OBJECTS]:
-        yield f".{name}", each
+        yield from _class_members(value)
+    for name, member in list(getattr(value, "__dict__", {}).items())[:OBJECTS]:
+        yield f".{name}", member
 
 
-def _of_class(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object has by its class: its slots, the class's own, and its methods."""
-    for each in type(value).__mro__:
-        if _is_installed(sys.modules.get(each.__module__)):
+def _class_members(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an object has by its class: slots, class attributes and methods."""
+    for kind in type(value).__mro__:
+        if _is_installed(sys.modules.get(kind.__module__)):
             continue
-        for name, member in list(vars(each).items()):
+        for name, member in list(vars(kind).items()):
             if ismemberdescriptor(member):
                 member = getattr(value, name, None)
             if not name.startswith("__") or isroutine(member):
                 yield f".{name}", member
 
 
-def _named_by(function: Any) -> Iterator[tuple[str, Any]]:
+def _function_members(function: Any) -> Iterator[tuple[str, Any]]:
     """Yield what a function closes over, and the globals that it names.
 
-    Not of libraries, whose generators may serve other ends: Hugging Face's datasets draw the names
-    of files from one.
+    Not of libraries, whose generators may have other uses: Hugging Face's datasets draw file names
+    from one.
     """
     code = getattr(function, "__code__", None)
     if code is None or _is_installed(sys.modules.get(function.__module__)):
@@ -250,14 +269,111 @@ def _named_by(function: Any) -> Iterator[tuple[str, Any]]:
             yield f":{name}", function.__globals__[name]
 
 
-def is_installed(kind: type) -> bool:
-    """Return whether a class is Python's or of a package that was installed."""
-    return _is_installed(sys.modules.get(kind.__module__))
-
-
 def _is_installed(module: ModuleType | None) -> bool:
-    """Say whether a module is Python's or a package that was installed, and not the user's own."""
+    """Return whether a module is Python's or of an installed package."""
     if module is None:
         return False
     file = getattr(module, "__file__", None) or ""
     return module.__name__ in sys.builtin_module_names or file.startswith(_INSTALLED)
+
+
+def own_generators(model: nn.Module | None, others: Mapping[str, Any]) -> DatasetRNGs:
+    """Find the generators of a model, in attributes and methods of its modules, and of others.
+
+    `others` are losses and functions by name.
+    """
+    roots: dict[str, Any] = {}
+
+    def add(name: str, value: Any) -> None:
+        free, number = name, 1
+        while free in roots and roots[free] is not value:  # two classes may have one name
+            number += 1
+            free = f"{name}#{number}"
+        roots[free] = value
+
+    for name, value in [("model", model), *others.items()]:
+        if isinstance(value, nn.Module):
+            for path, member in _module_members(value, name):
+                add(path, member)
+        elif value is not None:
+            add(name, value)
+    return DatasetRNGs(**roots)
+
+
+def _module_members(model: nn.Module, root: str) -> Iterator[tuple[str, Any]]:
+    """Yield what may hold a generator: attributes that are not torch's, and methods."""
+    visited: set[type] = set()
+    for name, module in model.named_modules():
+        path = f"{root}.{name}" if name else root
+        for key, value in vars(module).items():
+            if key not in _OF_MODULE and not isinstance(value, (Tensor, nn.Module)):
+                yield f"{path}.{key}", value
+        for kind in type(module).__mro__:
+            if kind not in visited and not _is_installed(sys.modules.get(kind.__module__)):
+                for key, value in vars(kind).items():
+                    yield f"{kind.__qualname__}.{key}", value
+            visited.add(kind)
+
+
+def check_own_generators(
+    found: DatasetRNGs, checkpointing: str, compiles: bool
+) -> list[DatasetRNG]:
+    """Check that what is drawn from a model's generators can be drawn again in a recomputation.
+
+    Returns:
+        Those that `forbid_draws` watches in each recomputation.
+
+    Raises:
+        TaskError: the forward is computed twice, and draws of the second cannot be watched.
+    """
+    watched = found.found if checkpointing != "off" else []
+    for rng in watched:
+        if compiles or rng.state is None:
+            raise TaskError(
+                f"activation_checkpointing={checkpointing!r} computes the forward twice, and the "
+                f"second one may draw different numbers from {rng.path}. {_FIX_DRAWS}"
+            )
+    for rng in found.found:
+        if rng.seed is None:
+            warn(
+                f"{rng.path} ({rng.kind}) takes no seed, so a resumed run draws other numbers. "
+                "Use random.Random, numpy.random.default_rng() or torch.Generator."
+            )
+    return watched
+
+
+@contextmanager
+def forbid_draws(watched: Sequence[DatasetRNG]) -> Iterator[None]:
+    """Recompute a forward within this; raise TaskError if it draws from one of `watched`."""
+    states = [(rng, rng.state, rng.state()) for rng in watched if rng.state is not None]
+    try:
+        yield
+    finally:  # torch leaves a recomputation by an exception when it has all that it needs
+        for rng, read_state, before in states:
+            if not _is_same_state(before, read_state()):
+                raise TaskError(
+                    "activation_checkpointing computes the forward twice, and the second one drew "
+                    f"different numbers from {rng.path}. {_FIX_DRAWS}"
+                )
+
+
+def find_late(found: DatasetRNGs, generators: list[Any]) -> Callable[[], None]:
+    """Return a function to call after the first step: it warns of generators made in that step.
+
+    It appends them to `generators`, to be seeded from the next micro-batch on.
+    """
+
+    def find() -> None:
+        before = {rng.path for rng in found.found}
+        if not found.has_new():
+            return
+        late = [rng for rng in found.found if rng.path not in before]
+        generators.extend(map(Seeded, late))
+        if late:
+            warn(
+                f"{late[0].path} ({late[0].kind}) was made in the first step. So the first step of "
+                "a resumed run draws other numbers. Make it in __init__: then it is seeded for "
+                "each micro-batch."
+            )
+
+    return find

@@ -1,9 +1,9 @@
-"""numpy's and Python's global generators, where a model or a loss draws from them.
+"""numpy's and Python's global generators, if a model or a loss draws from them.
 
-They are seeded like torch's at each micro-batch, and are handed back as the user's program had
-them. That costs 20 µs a micro-batch, so it is done where something draws: the first step of a
-process is seeded, and watched. If nothing drew, later steps compare 8 bytes of each generator
-before and after. A step in which something draws for the first time is computed again, with seeds.
+They are seeded like torch's at each micro-batch, and restored afterwards. That costs 20 us a
+micro-batch, so it is done only if something draws: the first step of a process is seeded and
+watched. If nothing drew, later steps compare 8 bytes of each generator before and after. A step in
+which something draws for the first time is computed again, with seeds.
 """
 
 import random
@@ -19,7 +19,7 @@ import numpy as np
 # numpy's stubs do not export them.
 from numpy.random import get_bit_generator, set_bit_generator  # type: ignore[attr-defined]
 
-_WORDS = 4 * 624  # bytes of a Mersenne twister's words, which the place of the next one follows
+_WORDS = 4 * 624  # bytes of the words of an MT19937, before the index of the next one
 _SIZE = _WORDS + 4
 _PYTHON_LAYOUT = Struct("@i624I")  # the index of the next word, and the words
 
@@ -54,16 +54,16 @@ def _numpy_memory(bits: Any) -> memoryview | None:
 
 
 class GlobalGenerators:
-    """The two generators during a step: seeded at each micro-batch, or only watched.
+    """The two generators during a step: seeded for each micro-batch, or only watched.
 
     Attributes:
-        seeded: `seed` is to be called for each micro-batch, within `preserved`.
-        watched: 8 bytes of the state of each: a draw changes them. Only valid if not `seeded`.
+        seeded: call `seed` for each micro-batch, within `preserved`.
+        watched: 8 bytes of the state of each, which a draw changes; valid if not `seeded`.
     """
 
     def __init__(self, *, lazy: bool) -> None:
         self._own = np.random.MT19937(0)
-        self._bits = get_bit_generator()  # held: `watched` is its memory
+        self._bits = get_bit_generator()  # kept alive: `watched` is its memory
         numpy_memory, python_memory = _numpy_memory(self._bits), _python_memory()
         self._lazy = lazy and numpy_memory is not None and python_memory is not None
         self.seeded = True
@@ -80,7 +80,7 @@ class GlobalGenerators:
     def seed(self, seed: int) -> None:
         """Seed both for a micro-batch."""
         if self._lazy:
-            self._look()
+            self._check_draws()
         np.random.seed(seed % 2**32)
         random.seed(seed)
         if self._lazy:
@@ -88,33 +88,33 @@ class GlobalGenerators:
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """Let a step draw from its own generators; hand those of the program back untouched.
+        """Preserve the program's generators during a step.
 
-        After a step in which nothing drew, `seeded` is off where that is allowed.
+        After a step in which nothing drew, `seeded` is off if that is allowed.
         """
         self._seeds = ()
         with preserve_globals(self._own):
             yield
             if self._lazy:
-                self._look()
+                self._check_draws()
                 self.seeded, self._lazy = self._drew, not self._drew
 
     def notice(self) -> None:
-        """Seed from now on: something drew in a step that was only watched."""
+        """Seed from now on, since something drew in a step that was only watched."""
         self.seeded, self._lazy, self._drew = True, False, True
 
-    def _look(self) -> None:
-        """See whether something drew since the last seed."""
+    def _check_draws(self) -> None:
+        """Note whether something drew since the last seed."""
         if self._seeds and self._seeds != tuple(view[0] for view in self._in_step):
             self._drew = True
 
 
 @contextmanager
 def preserve_globals(own: np.random.MT19937 | None = None) -> Iterator[None]:
-    """Hand numpy's and Python's global generators back as they were.
+    """Restore numpy's and Python's global generators.
 
-    numpy draws from another bit generator meanwhile: to copy its state takes 90 µs. What is lost
-    is the second half of a pair of gaussians, which loading data drops as well.
+    numpy draws from a different bit generator meanwhile: to copy its state takes 90 us. What is
+    lost is the second of a pair of gaussians, which loading data drops as well.
     """
     bits, kept = get_bit_generator(), random.getstate()
     set_bit_generator(np.random.MT19937(0) if own is None else own)
@@ -131,16 +131,13 @@ _PRESERVED: list[Any] = []  # bit generators of the program, while its generator
 
 
 def state_of_globals() -> tuple[Any, Any] | None:
-    """Return the state of both, for `repeat_draws`; None in a step that is only watched.
-
-    If something draws in such a step, it is computed again, and this is asked again.
-    """
+    """Return the state of both, for `repeat_draws`; None in a step that is only watched."""
     return (random.getstate(), np.random.get_state(legacy=False)) if _PRESERVED else None
 
 
 @contextmanager
 def repeat_draws(state: tuple[Any, Any] | None) -> Iterator[None]:
-    """Draw what was drawn after `state_of_globals`, and leave the generators as they are now."""
+    """Draw again what was drawn after `state_of_globals`, and restore the generators."""
     now = state_of_globals() if state is not None else None
     _put(state)
     try:

@@ -89,22 +89,22 @@ def use_deterministic_algorithms() -> None:
 
 
 def clear_numpy_gauss_cache() -> None:
-    """Drop the second half of a pair of gaussians that numpy's global generator has kept.
+    """Drop the second of a pair of gaussians that numpy's global generator has stored.
 
-    Loading without workers drops it too. So what this process draws is the same with workers.
+    Loading without workers drops it too, so this process draws the same numbers with workers.
     """
     set_bit_generator(get_bit_generator())
 
 
 def seed_loading(seed: int) -> None:
-    """Seed what a dataset may draw from; 90 µs cheaper than `torch.manual_seed`'s walk."""
+    """Seed what a dataset may draw from; 90 us faster than `torch.manual_seed`."""
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
 
 
 def reset_numpy_bit_generator() -> None:
-    """Let a worker load by numpy's usual bit generator, whichever the program has chosen."""
+    """Use numpy's default bit generator in a worker, whichever the program has set."""
     set_bit_generator(np.random.MT19937(0))
 
 
@@ -112,10 +112,10 @@ _SPARE: list[np.random.MT19937] = []
 
 
 class preserve_rng:
-    """Let a dataset draw at its place in this process, and hand the generators back untouched.
+    """Preserve the generators of this process while a dataset draws; seed them first.
 
-    numpy draws by another bit generator meanwhile, which must be seeded first: to copy its state
-    and put it back takes 70 µs. What is lost is what `forget_gaussian` drops.
+    numpy draws by a different bit generator meanwhile: to copy and restore its state takes 70 us.
+    What is lost is what `clear_numpy_gauss_cache` drops.
     """
 
     def __enter__(self) -> None:
@@ -133,7 +133,7 @@ class preserve_rng:
 
 @contextmanager
 def preserve_torch_rng(device: torch.device) -> Iterator[None]:
-    """Hand torch's, numpy's and Python's generators back as they were."""
+    """Restore torch's, numpy's and Python's generators."""
     devices = [] if device.type == "cpu" else [device]
     kind = device.type if devices else "cuda"
     with torch.random.fork_rng(devices=devices, device_type=kind), preserve_globals():
@@ -141,15 +141,10 @@ def preserve_torch_rng(device: torch.device) -> Iterator[None]:
 
 
 class ModelRNG:
-    """Seed the generators that a model on `device` draws from.
+    """Seeds the generators that a model on `device` draws from.
 
-    numpy's and Python's are seeded once, at the first place, within `kept_generators`; for training
-    at each place, where something draws from them.
-
-    Args:
-        seed: of the run.
-        device: of the model.
-        training: the global generators in a step, where this is for training.
+    numpy's and Python's are seeded once, at the first position; in training (`training`) for each
+    micro-batch, if something draws from them.
     """
 
     def __init__(
@@ -166,15 +161,12 @@ class ModelRNG:
         elif device.type == "mps":
             self.generators.append(torch.mps)  # it has one generator, seeded by the module
 
-    def seed_micro_batch(self, step: int, position: int, *walk: int) -> None:
+    def seed_micro_batch(self, step: int, position: int, *number: int) -> None:
         """Seed for the micro-batch of `step` whose first sample is at `position`.
 
-        Args:
-            step: global batches before it.
-            position: in the order of the epoch.
-            walk: in a step of the user's own, the number of the walk over the batch.
+        In a manual step, `number` is the number of the pass over the batch.
         """
-        seed = derive_seed("model", self.seed, step, position, *walk)
+        seed = derive_seed("model", self.seed, step, position, *number)
         for generator in self.generators:
             generator.manual_seed(seed)
         if self.training is not None:
@@ -185,10 +177,10 @@ class ModelRNG:
             np.random.seed(seed % 2**32)
             random.seed(seed)
 
-    def noise_generator(self, step: int, walk: int, call: int, *position: int) -> torch.Generator:
-        """Return a generator of its own, for noise that each sample of a batch has a row of.
+    def noise_generator(self, step: int, number: int, call: int, *position: int) -> torch.Generator:
+        """Return a generator of noise with a row for each sample of a batch.
 
-        A ready-made batch has one by its `position`.
+        A ready batch has one for its `position`.
         """
-        generator = torch.Generator(self.device)
-        return generator.manual_seed(derive_seed("noise", self.seed, step, walk, call, *position))
+        seed = derive_seed("noise", self.seed, step, number, call, *position)
+        return torch.Generator(self.device).manual_seed(seed)

@@ -8,11 +8,11 @@ Value = float | list[Any]  # a table is a list of lists
 
 
 def number(value: Value) -> float:
-    """Return a value that is a number; NaN for a table, by which nothing can be judged."""
+    """Return a value that is a number; NaN for a table."""
     return float("nan") if isinstance(value, list) else value
 
 
 def shown(metrics: dict[str, Value]) -> str:
-    """Return metrics as a line of text; tables are left to the events."""
-    figures = {name: value for name, value in metrics.items() if not isinstance(value, list)}
-    return "  ".join(f"{one_line(name)} {value:.4g}" for name, value in figures.items())
+    """Return metrics as a line of text, without tables."""
+    numbers = {name: value for name, value in metrics.items() if not isinstance(value, list)}
+    return "  ".join(f"{one_line(name)} {value:.4g}" for name, value in numbers.items())

@@ -17,7 +17,13 @@ from surestep.engine.data.dataloader import loader_settings
 from surestep.engine.data.dataset import count_samples
 from surestep.engine.data.stream_loader import checkpoint_state
 from surestep.engine.distributed.communicator import ALONE, Communicator
-from surestep.engine.generators import DatasetRNG
+from surestep.engine.generators import (
+    DatasetRNG,
+    Seeded,
+    check_own_generators,
+    find_late,
+    own_generators,
+)
 from surestep.engine.global_rng import GlobalGenerators
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.multi import code_of_losses
@@ -25,12 +31,6 @@ from surestep.engine.losses.state import own_module, state_of_loss
 from surestep.engine.model.activation_checkpointing import activation_checkpointing
 from surestep.engine.model.compile import RecompileCounter, compile_model, disable_compile
 from surestep.engine.model.frozen_weights import frozen_hashes
-from surestep.engine.model.generators import (
-    Seeded,
-    check_own_generators,
-    find_late,
-    own_generators,
-)
 from surestep.engine.model.precision import autocast, grad_scaler
 from surestep.engine.model.preserve import BufferSnapshot, TrainModes
 from surestep.engine.optim.build import build_optimizer

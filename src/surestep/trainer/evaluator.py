@@ -16,9 +16,8 @@ from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.dataset import count_samples
 from surestep.engine.device import ran_out
 from surestep.engine.evaluate.evaluate import eval_mode, evaluate_parts
-from surestep.engine.evaluate.mc_dropout import check_passes
 from surestep.engine.evaluate.nonfinite_inputs import check_in_memory, forward_of
-from surestep.engine.evaluate.predict import Predictions, make_predict_loader, predict
+from surestep.engine.evaluate.predict import Predictions, check_passes, make_predict_loader, predict
 from surestep.engine.evaluate.update_bn import recompute_statistics
 from surestep.engine.metrics.base import pop_logged
 from surestep.engine.model.precision import autocast, place_model, torch_settings

@@ -30,7 +30,7 @@ from surestep.engine.metrics.base import metric_modes, table_metric_names
 from surestep.engine.model.compile import unwrap_compiled
 from surestep.engine.model.layers import blocks_of
 from surestep.engine.model.lazy import initialize_lazy, lazy_names
-from surestep.engine.model.peft import has_adapters
+from surestep.engine.model.load_weights import has_adapters
 from surestep.engine.model.precision import torch_settings
 from surestep.engine.model.preserve import preserve_modes
 from surestep.engine.optim.param_roles import param_info

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from torch import nn
 
-from surestep.engine.model.peft import base_names, has_adapters
+from surestep.engine.model.load_weights import base_names, has_adapters
 from tests import tiny
 
 

@@ -16,6 +16,7 @@ from surestep.engine.device import ran_out, sum_dtype
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.distributed.hang_monitor import is_network_error
 from surestep.engine.evaluate.nonfinite_inputs import explain_nonfinite, forward_of
+from surestep.engine.generators import Seeded, own_generators
 from surestep.engine.losses.adapt import Loss, loss_targets
 from surestep.engine.losses.multi import code_of_losses, error_prefix, split_heads
 from surestep.engine.losses.state import own_module
@@ -26,7 +27,6 @@ from surestep.engine.metrics.base import (
     pop_logged,
 )
 from surestep.engine.model.forward_errors import FAILURES, explain_forward
-from surestep.engine.model.generators import Seeded, own_generators
 from surestep.engine.model.preserve import preserve_buffers, preserve_modes
 from surestep.engine.rng import ModelRNG, preserve_torch_rng
 from surestep.engine.value import Value, number

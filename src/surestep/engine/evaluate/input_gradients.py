@@ -56,7 +56,7 @@ def input_gradients(
         if not isinstance(value, Tensor) or not value.requires_grad:
             raise TaskError(
                 "The score does not depend on the inputs. Search for detach(), argmax or no_grad "
-                "on the way to it; and pass score=lambda outputs: ... if the model returns more than "
+                "on the way to it; pass score=lambda outputs: ... if the model returns more than "
                 "a tensor."
             )
         found = torch.autograd.grad(value.sum(), wanted, allow_unused=True)

@@ -21,12 +21,12 @@ from surestep.engine.batch import TARGETS, MicroBatch, batch_as_inputs, map_tens
 from surestep.engine.data.batch_loader import BatchLoader, make_loader
 from surestep.engine.data.stream import is_stream
 from surestep.engine.evaluate.evaluate import eval_mode
+from surestep.engine.generators import Seeded, own_generators
 from surestep.engine.losses.adapt import Loss, items_only_loss
 from surestep.engine.losses.base import at_least_fp32
 from surestep.engine.losses.multi import code_of_losses
 from surestep.engine.metrics.base import pop_logged
 from surestep.engine.metrics.spool import Spool
-from surestep.engine.model.generators import Seeded, own_generators
 from surestep.engine.model.preserve import preserve_buffers
 from surestep.engine.plan.plan import Plan
 from surestep.engine.rng import ModelRNG, preserve_torch_rng

@@ -1,4 +1,4 @@
-"""Activation checkpointing: what a forward leaves for the backward is computed again instead.
+"""Activation checkpointing: activations are recomputed in the backward instead of stored.
 
 Source: https://docs.pytorch.org/docs/stable/checkpoint.html (with `use_reentrant=False`)
 """
@@ -14,9 +14,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from surestep.base.errors import ConfigError, suggest_names
-from surestep.engine.generators import DatasetRNG
+from surestep.engine.generators import DatasetRNG, forbid_draws
 from surestep.engine.global_rng import repeat_draws, state_of_globals
-from surestep.engine.model.generators import forbid_draws
 from surestep.engine.model.layers import blocks_of
 from surestep.engine.model.param_patterns import plain_name
 
@@ -24,7 +23,7 @@ _BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
 def uses_own_checkpointing(model: nn.Module) -> bool:
-    """Say whether the model brings its own, as Hugging Face models do."""
+    """Return whether the model has its own implementation, as Hugging Face models do."""
     supported = getattr(model, "supports_gradient_checkpointing", True)
     return bool(supported) and callable(getattr(model, "gradient_checkpointing_enable", None))
 
@@ -36,17 +35,17 @@ def activation_checkpointing(
     compiles: bool = False,
     watched: Sequence[DatasetRNG] = (),
 ) -> AbstractContextManager[None]:
-    """Return a context in which the chosen modules keep no activations for the backward.
+    """Return a context in which the selected modules store no activations.
 
     Args:
-        model: whose modules.
-        choice: "off"; "on" for what the model brings itself, or else for every block; "every n"
-            for each n-th block; or names of modules, as patterns with spaces between them.
+        model: the model.
+        choice: "off"; "on" for the model's own implementation, or else every block; "every n" for
+            each n-th block; or patterns of module names, separated by spaces.
         compiles: torch.compile is used, which takes no contexts of a recomputation.
         watched: generators from which no recomputation may draw; may be filled later.
 
     Raises:
-        ConfigError: nothing is chosen by it.
+        ConfigError: it selects nothing.
     """
     if choice == "off":
         return nullcontext()
@@ -56,7 +55,7 @@ def activation_checkpointing(
 
 
 def select_modules(model: nn.Module, choice: str) -> Mapping[str, nn.Module]:
-    """Return the modules that are chosen, by name; none of them lies within another.
+    """Return the selected modules by name; none is inside another.
 
     Raises:
         ConfigError: there are none.
@@ -82,7 +81,7 @@ def select_modules(model: nn.Module, choice: str) -> Mapping[str, nn.Module]:
                 f"model. {suggest_names(pattern, known)}"
             )
         found |= {name: known[name] for name in names}
-    inside = {id(part) for each in found.values() for part in list(each.modules())[1:]}
+    inside = {id(part) for module in found.values() for part in list(module.modules())[1:]}
     return {name: module for name, module in found.items() if id(module) not in inside}
 
 
@@ -90,16 +89,16 @@ def select_modules(model: nn.Module, choice: str) -> Mapping[str, nn.Module]:
 def checkpoint_modules(
     modules: Mapping[str, nn.Module], watched: Sequence[DatasetRNG] = ()
 ) -> Iterator[None]:
-    """Let the forward of these modules be run again in the backward, with the same dropout."""
+    """Recompute the forward of these modules in the backward, with the same dropout."""
     with ExitStack() as undo:
         for module in modules.values():
             own = vars(module).get("forward")
             module.forward = partial(_forward, module, module.forward, watched)
-            undo.callback(_put_back, module, own)
+            undo.callback(_restore_forward, module, own)
         yield
 
 
-def _put_back(module: nn.Module, own: Callable[..., Any] | None) -> None:
+def _restore_forward(module: nn.Module, own: Callable[..., Any] | None) -> None:
     if own is None:
         del module.forward
     else:
@@ -115,9 +114,9 @@ def _forward(
 ) -> Any:
     if not (module.training and torch.is_grad_enabled()):
         return forward(*args, **kwargs)
-    norms = [each for each in module.modules() if isinstance(each, _BatchNorm)]
+    norms = [part for part in module.modules() if isinstance(part, _BatchNorm)]
     more: dict[str, Any] = {}
-    # A compiled forward moves the statistics once by itself, and takes no context of another's.
+    # A compiled forward updates the statistics once by itself, and takes no context.
     if not torch.compiler.is_compiling():
         more["context_fn"] = partial(_contexts, norms, watched)
     return checkpoint(forward, *args, use_reentrant=False, **more, **kwargs)
@@ -126,34 +125,29 @@ def _forward(
 def _contexts(
     norms: Sequence[nn.Module] = (), watched: Sequence[DatasetRNG] = ()
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts of a forward and of its repetition, which draws the same numbers.
+    """Return the contexts of a forward and of its recomputation, which draws the same numbers.
 
-    torch itself sees to its own generators, and not to numpy's and Python's.
+    torch restores its own generators, but not numpy's and Python's.
     """
-    return nullcontext(), _repeated(norms, watched, state_of_globals())
+    return nullcontext(), _recompute(norms, watched, state_of_globals())
 
 
 @contextmanager
-def _repeated(
+def _recompute(
     norms: Sequence[nn.Module],
     watched: Sequence[DatasetRNG],
     drawn_from: tuple[Any, Any] | None,
 ) -> Iterator[None]:
-    with forbid_draws(watched), repeat_draws(drawn_from), _kept_statistics(norms):
-        yield
-
-
-@contextmanager
-def _kept_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
-    """Let a second forward move copies of the running statistics: the first has moved them."""
-    kept = [dict(norm._buffers) for norm in norms]
-    for norm, buffers in zip(norms, kept, strict=True):
+    """Recompute with the same draws; copies of the running statistics change, not these."""
+    before = [dict(norm._buffers) for norm in norms]
+    for norm, buffers in zip(norms, before, strict=True):
         for name, buffer in buffers.items():
             norm._buffers[name] = None if buffer is None else buffer.clone()
     try:
-        yield
+        with forbid_draws(watched), repeat_draws(drawn_from):
+            yield
     finally:
-        for norm, buffers in zip(norms, kept, strict=True):
+        for norm, buffers in zip(norms, before, strict=True):
             norm._buffers.update(buffers)
 
 
@@ -161,12 +155,11 @@ def _kept_statistics(norms: Sequence[nn.Module]) -> Iterator[None]:
 def model_checkpointing(
     model: Any, *, compiles: bool = False, watched: Sequence[DatasetRNG] = ()
 ) -> Iterator[None]:
-    """Switch the model's own activation checkpointing on, and off again.
+    """Use the model's own activation checkpointing, without its key-value cache.
 
-    Its cache of keys and values, which generating text needs and training does not, is off
-    meanwhile: the two do not go together, and transformers would warn of it.
+    The two exclude each other, and transformers would warn.
     """
-    # transformers 5.23 has given the older name up.
+    # transformers 5.23 has removed the older name.
     newer = getattr(model, "activation_checkpointing_enable", None)
     options: dict[str, Any] = {"use_reentrant": False}
     if not compiles:

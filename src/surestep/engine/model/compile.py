@@ -19,8 +19,8 @@ from surestep.engine.plan.plan import Plan
 def unwrap_compiled(model: nn.Module) -> nn.Module:
     """Return the model without the wrappers of `torch.compile(module)`; it still runs compiled.
 
-    They would put `_orig_mod.` before the names of all parameters, in every checkpoint. Wrappers
-    within the model are replaced in place.
+    They would add `_orig_mod.` to the names of all parameters, in every checkpoint. Wrappers within
+    the model are replaced in place.
     """
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
@@ -41,10 +41,9 @@ def _inside(wrapper: Any) -> nn.Module:
 
 
 def _framed(module: nn.Module) -> Callable[..., Any]:
-    """Return the module's call in a frame of ours.
+    """Return the module's call in a frame outside torch.nn, whose frames dynamo skips.
 
-    Dynamo passes over frames in torch.nn: a Sequential of Linears, which has no others, would run
-    uncompiled without a word.
+    A Sequential of Linears would otherwise run uncompiled.
     """
     call = module._call_impl
 
@@ -57,7 +56,7 @@ def _framed(module: nn.Module) -> Callable[..., Any]:
 
 @contextmanager
 def disable_compile(model: nn.Module) -> Iterator[None]:
-    """Let nothing of the model run compiled: dynamo gives up for good on what a mode watches."""
+    """Run the model uncompiled: dynamo gives up for good on code under a dispatch mode."""
     kept = {m: m._compiled_call_impl for m in model.modules() if m._compiled_call_impl is not None}
     for module in kept:
         module._compiled_call_impl = None
@@ -72,10 +71,7 @@ def disable_compile(model: nn.Module) -> Iterator[None]:
 def compile_model(model: nn.Module, plan: Plan, *, in_blocks: bool) -> Iterator[None]:
     """Compile the model, or each of its blocks; the names of its modules stay.
 
-    Args:
-        model: on its device.
-        plan: says how to compile.
-        in_blocks: hooks gather the parameters one block at a time.
+    `in_blocks`: hooks gather the parameters one block at a time.
     """
     if plan.compile == "off":
         yield
@@ -97,7 +93,7 @@ def compile_model(model: nn.Module, plan: Plan, *, in_blocks: bool) -> Iterator[
 
 
 def _gathered(model: nn.Module, plan: Plan) -> list[nn.Module]:
-    """Return the blocks that FSDP gathers one at a time; the model where there are none."""
+    """Return the blocks that FSDP gathers one at a time, or else the model."""
     known = {plain_name(name): module for name, module in model.named_modules()}
     return [known[name] for name in plan.parallel_wrap_policy] or [model]
 
@@ -105,8 +101,7 @@ def _gathered(model: nn.Module, plan: Plan) -> list[nn.Module]:
 def _within_hooks(module: nn.Module) -> Callable[..., Any]:
     """Return the module's call with its forward compiled, and its hooks not.
 
-    FSDP gathers and lets go in hooks, at which a graph would end: nothing within would be left to
-    compile where the forward is torch's own.
+    FSDP gathers and frees parameters in hooks, at which a graph would end.
     """
     forward = module.forward
 
@@ -130,16 +125,16 @@ def _within_hooks(module: nn.Module) -> Callable[..., Any]:
 
 
 class RecompileCounter:
-    """Counts the graphs that torch.compile makes, and tells of those that come late."""
+    """Counts the graphs that torch.compile makes."""
 
     def __init__(self) -> None:
         self._seen = _graphs()
-        self._told = False
+        self._reported = False
 
     def notice(self) -> str | None:
-        """Say how many were compiled since this was last asked; None where there were none."""
+        """Return a message about graphs since the last call, or None."""
         before, self._seen = self._seen, _graphs()
-        new, first, self._told = self._seen - before, not self._told, True
+        new, first, self._reported = self._seen - before, not self._reported, True
         if not new:
             return None
         if first:

@@ -1,4 +1,4 @@
-"""A forward that fails: which module, what it got, and how to convert it."""
+"""Errors of a forward: which module, what it got, and how to convert it."""
 
 from typing import Any
 
@@ -14,13 +14,9 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def explain_forward(error: Exception, model: nn.Module, micro: MicroBatch, *, alone: bool) -> str:
-    """Return why a forward failed: torch's words, the module, and what to convert.
+    """Return why a forward failed: torch's message, the module, and what to convert.
 
-    Args:
-        error: of the forward.
-        model: is called again to find the module, if `alone`.
-        micro: whose forward failed.
-        alone: no other rank takes part in the forward.
+    The model is called again to find the module, if this rank is `alone` in the forward.
     """
     text = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
     found = _find_failing(model, micro) if alone else None
@@ -28,7 +24,7 @@ def explain_forward(error: Exception, model: nn.Module, micro: MicroBatch, *, al
         return f"{text}."
     name, module, inputs = found
     kind = type(module).__name__
-    got = ", ".join(f"{tuple(each.shape)} of {each.dtype}" for each in inputs) or "no tensor"
+    got = ", ".join(f"{tuple(x.shape)} of {x.dtype}" for x in inputs) or "no tensor"
     where = f"module {name!r} ({kind}) got {got}"
     hint = _hint(module, inputs[0], given=flatten_tensors((micro.args, dict(micro.kwargs))))
     return f"{text}: {where}. {hint}".rstrip() if inputs else f"{text}: {where}."
@@ -62,7 +58,7 @@ def _find_failing(
 
 
 def _hint(module: nn.Module, got: Tensor, *, given: list[Tensor]) -> str:
-    """Return what to convert, if it is one of the common mistakes; else ""."""
+    """Return what to convert for the common mistakes, else ""."""
     if isinstance(module, nn.Embedding):
         if got.is_floating_point():
             return "An embedding takes integer indices: convert the inputs with .long()."
@@ -74,7 +70,7 @@ def _hint(module: nn.Module, got: Tensor, *, given: list[Tensor]) -> str:
         return ""
     weight = next(module.parameters(recurse=False), None)
     if weight is not None and weight.is_floating_point() and got.dtype != weight.dtype:
-        return _convert(got, weight.dtype, is_given=any(each.dtype == got.dtype for each in given))
+        return _convert(got, weight.dtype, is_given=any(x.dtype == got.dtype for x in given))
     if isinstance(module, nn.Linear) and got.dim() and got.shape[-1] != module.in_features:
         return (
             f"It takes {module.in_features} features in the last dimension and got "
@@ -108,17 +104,15 @@ def _channels(channels: int, got: Tensor) -> str:
     return f"It takes {channels} channels in dimension 1, and the input has {got.shape[1]}."
 
 
-TORCH_SAYS = "Expected more than 1 value per channel when training"
-
-
+_ONE_VALUE = "Expected more than 1 value per channel when training"
 OTHER_LAYER = (
     "replace the layer (GroupNorm), or keep its statistics fixed with Task(keep_eval=[layer])"
 )
 
 
 def explain_single(error: ValueError, samples: int) -> DataError | None:
-    """Return torch's error for too few values as one that says what to do; None for others."""
-    if TORCH_SAYS not in str(error):
+    """Return torch's error for a batch of one value with what to do; None for other errors."""
+    if _ONE_VALUE not in str(error):
         return None
     return DataError(
         f"A BatchNorm layer got one value per channel in a batch of {samples} samples ({error}). "

@@ -1,6 +1,6 @@
-"""Tensors that training leaves alone: a checkpoint may leave them out and keep their fingerprints.
+"""Frozen parameters: a checkpoint may hold only their fingerprints.
 
-Whoever loads it must have them already, built or read as they were; the fingerprint proves it.
+To load it, the model must have the same values already; the fingerprints prove it.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from surestep.engine.state.state import State
 
 
 def frozen_hashes(model: nn.Module, plan: Plan) -> dict[str, str]:
-    """Return the fingerprints of what checkpoints leave out: nothing where they hold all."""
+    """Return the fingerprints of what checkpoints leave out; empty if they hold everything."""
     return fingerprints(model) if plan.checkpoint_weights == "trained" else {}
 
 
@@ -29,10 +29,7 @@ def fingerprints(model: nn.Module) -> dict[str, str]:
 
 
 def fingerprint(tensor: Tensor) -> str:
-    """Return the SHA-256 of a tensor's type, shape and values.
-
-    Where ranks share it, all of them must ask for it together.
-    """
+    """Return the SHA-256 of a tensor's dtype, shape and values; all ranks call it for a shard."""
     plain = full_tensor(tensor.detach()).cpu().contiguous()
     values: Any = plain.reshape(-1).view(torch.uint8).numpy()
     digest = hashlib.sha256(f"{plain.dtype} {tuple(plain.shape)}".encode())
@@ -41,14 +38,14 @@ def fingerprint(tensor: Tensor) -> str:
 
 
 def omitted_weights(state: State) -> dict[str, str]:
-    """Return what a checkpoint of this moment leaves out, with fingerprints.
+    """Return what a checkpoint leaves out now, with fingerprints.
 
-    What was thawed meanwhile is trained, and is so for good, although it be frozen again.
+    A parameter that was unfrozen in between was trained, even if it is frozen again.
     """
-    held = {id(each) for optimizer in state.optimizers.values() for each in optimizer.state}
+    trained = {id(p) for optimizer in state.optimizers.values() for p in optimizer.state}
     own = dict(state.model.named_parameters(remove_duplicate=False))
     return {
         name: sha
         for name, sha in state.base.items()
-        if not own[name].requires_grad and id(own[name]) not in held
+        if not own[name].requires_grad and id(own[name]) not in trained
     }

@@ -1,10 +1,10 @@
-"""How deep each parameter lies: the layers of any model, in the order of its modules.
+"""The layers of a model, in the order of its modules: how deep each parameter is.
 
 A block, which is a module made of modules, is one layer. ModuleList, Sequential and the modules
-around them are opened to find the blocks. Plain modules of a list with blocks in it, or of a model
-without any, are one layer each, and normalisation belongs to the one beside it. What else stands
-side by side before, between or after blocks is one layer together: the embeddings, the head. A
-parameter that is shared lies where it stands first.
+around them are opened to find the blocks. Plain modules in a list with blocks, or in a model
+without blocks, are one layer each, together with the normalization beside them. All others before,
+between or after blocks are one layer together: the embeddings, the head. A shared parameter belongs
+to the first layer that has it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,13 +27,7 @@ NORMS = (
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of a model, counted from 1 at the input.
-
-    Attributes:
-        index: its place.
-        modules: names of what it is made of.
-        parameters: all of them, frozen ones too.
-    """
+    """A layer of a model: its number from 1 at the input, names of its modules, all parameters."""
 
     index: int
     modules: tuple[str, ...]
@@ -45,70 +39,69 @@ class _ModulePart(NamedTuple):
     module: nn.Module
     parameters: list[nn.Parameter]
     is_block: bool
-    alone: bool  # a layer of its own
+    alone: bool  # a separate layer
 
 
 def layers_of(model: nn.Module) -> tuple[Layer, ...]:
     """Return the layers of a model, from the input on; each parameter is in one."""
-    seen: set[int] = set()
-    pieces = []
-    for piece in _pieces(unwrap_module(model), ""):
-        new = [each for each in piece.parameters if id(each) not in seen]
-        seen |= {id(each) for each in new}
+    visited: set[int] = set()
+    parts = []
+    for part in _open(unwrap_module(model), ""):
+        new = [p for p in part.parameters if id(p) not in visited]
+        visited |= {id(p) for p in new}
         if new:
-            pieces.append(piece._replace(parameters=new))
+            parts.append(part._replace(parameters=new))
     return tuple(
         Layer(
             index,
-            tuple(piece.name for piece in layer),
-            tuple(each for piece in layer for each in piece.parameters),
+            tuple(part.name for part in layer),
+            tuple(p for part in layer for p in part.parameters),
         )
-        for index, layer in enumerate(_runs(pieces), start=1)
+        for index, layer in enumerate(_group(parts), start=1)
     )
 
 
 def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the blocks of a model by name, in order: what is repeated, layer by layer."""
-    pieces = _pieces(unwrap_module(model), "")
-    return {piece.name: piece.module for piece in pieces if piece.is_block}
+    """Return the blocks of a model by name, in order."""
+    return {part.name: part.module for part in _open(unwrap_module(model), "") if part.is_block}
 
 
-def _runs(pieces: list[_ModulePart]) -> Iterator[list[_ModulePart]]:
-    blocks = any(piece.is_block for piece in pieces)
-    for (is_block, alone), run in groupby(pieces, key=lambda each: (each.is_block, each.alone)):
+def _group(parts: list[_ModulePart]) -> Iterator[list[_ModulePart]]:
+    has_blocks = any(part.is_block for part in parts)
+    for (is_block, alone), run in groupby(parts, key=lambda part: (part.is_block, part.alone)):
         if is_block:
-            yield from ([piece] for piece in run)
-        elif alone or not blocks:
+            yield from ([part] for part in run)
+        elif alone or not has_blocks:
             yield from _with_norms(run)
         else:
             yield list(run)
 
 
-def _with_norms(pieces: Iterable[_ModulePart]) -> list[list[_ModulePart]]:
-    """Give each plain module a layer, with the normalisation behind it, or before the first."""
+def _with_norms(parts: Iterable[_ModulePart]) -> list[list[_ModulePart]]:
+    """Give each plain module a layer, with the normalization after it, or before the first."""
     runs: list[list[_ModulePart]] = []
-    for piece in pieces:
-        only_norms = runs and all(isinstance(each.module, NORMS) for each in runs[-1])
-        if runs and (only_norms or isinstance(piece.module, NORMS)):
-            runs[-1].append(piece)
+    for part in parts:
+        only_norms = runs and all(isinstance(norm.module, NORMS) for norm in runs[-1])
+        if runs and (only_norms or isinstance(part.module, NORMS)):
+            runs[-1].append(part)
         else:
-            runs.append([piece])
+            runs.append([part])
     return runs
 
 
-def _pieces(module: nn.Module, name: str) -> Iterator[_ModulePart]:
-    """Open a module: what is its own, then its parts in order, those that are opened as well."""
-    own, parts = list(module.parameters(recurse=False)), _parts(module)
+def _open(module: nn.Module, name: str) -> Iterator[_ModulePart]:
+    """Yield a module's own parameters, then its children in order, opened in the same way."""
+    own, children = list(module.parameters(recurse=False)), _parts(module)
     if own:
         yield _ModulePart(plain_name(name) or "(itself)", module, own, is_block=False, alone=False)
-    alone = isinstance(module, STACKS) and any(_parts(part) for _, part in parts)
-    for child_name, part in parts:
+    alone = isinstance(module, STACKS) and any(_parts(child) for _, child in children)
+    for child_name, child in children:
         full = f"{name}.{child_name}" if name else child_name
-        if _is_opened(part, module):
-            yield from _pieces(part, full)
+        if _is_opened(child, module):
+            yield from _open(child, full)
         else:
-            held, is_block = list(part.parameters()), bool(_parts(part))
-            yield _ModulePart(plain_name(full), part, held, is_block, alone)
+            parameters, is_block = list(child.parameters()), bool(_parts(child))
+            yield _ModulePart(plain_name(full), child, parameters, is_block, alone)
 
 
 def _parts(module: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -121,27 +114,27 @@ def _parts(module: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _is_opened(part: nn.Module, around: nn.Module) -> bool:
-    """Say whether the blocks inside a part are counted, rather than the part as one.
+    """Return whether the blocks inside a part are counted, rather than the part as one.
 
-    A stack in a stack is opened where it is a stage: all its parts are blocks of one type. Any
-    other block of a stack counts as one, but for a Sequential's only one of its type that holds a
-    stack of blocks itself: a backbone.
+    A stack in a stack is opened if it is a stage: all its parts are blocks of one type. Any other
+    block of a stack counts as one, except a backbone: the only one of its type in a Sequential that
+    holds a stack of blocks.
     """
-    siblings = [each for _, each in _parts(around)]
+    siblings = [child for _, child in _parts(around)]
     if not isinstance(around, STACKS):
         alone = len(siblings) == 1 and bool(_parts(part))
         return isinstance(part, STACKS) or alone or _holds_blocks(part)
     if not _holds_blocks(part):
         return False
     if isinstance(part, STACKS):
-        inner = [each for _, each in _parts(part)]
-        return len({type(each) for each in inner}) == 1 and all(_parts(each) for each in inner)
-    return isinstance(around, nn.Sequential) and sum(type(e) is type(part) for e in siblings) == 1
+        inner = [child for _, child in _parts(part)]
+        return len(set(map(type, inner))) == 1 and all(map(_parts, inner))
+    return isinstance(around, nn.Sequential) and sum(type(s) is type(part) for s in siblings) == 1
 
 
 def _holds_blocks(module: nn.Module) -> bool:
-    """Say whether a stack of blocks is somewhere in a module, or is it."""
+    """Return whether a module is or contains a stack of blocks."""
     return any(
-        isinstance(each, STACKS) and any(_parts(part) for _, part in _parts(each))
-        for each in module.modules()
+        isinstance(stack, STACKS) and any(_parts(part) for _, part in _parts(stack))
+        for stack in module.modules()
     )

@@ -16,20 +16,16 @@ from surestep.engine.model.preserve import preserve_modes
 def lazy_names(model: nn.Module) -> list[str]:
     """List the parameters and buffers that have no shape yet."""
     named = (*model.named_parameters(), *model.named_buffers())
-    return [name for name, each in named if is_lazy(each)]
+    return [name for name, tensor in named if is_lazy(tensor)]
 
 
 def initialize_lazy(model: nn.Module, micro: MicroBatch) -> None:
-    """Give lazy parameters their shapes and first values, by a forward of a batch in eval mode.
-
-    Args:
-        model: where its other parameters are.
-        micro: the first batch.
+    """Give lazy parameters their shapes and first values, by a forward in eval mode.
 
     Raises:
         TaskError: the forward fails, or leaves some without a shape.
     """
-    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
 
     def move(value: Any) -> Any:
         return value.to(device) if isinstance(value, Tensor) else value

@@ -1,10 +1,11 @@
-"""Start from weights: which tensor of a file goes where in the model, and what is left over.
+"""Initial weights: which tensor of a file goes where in the model, and what is left over.
 
-A part that is not loaded keeps its first random values, and nothing would show it but worse
-results. So every name of the model must be in the file and every name of the file in the model,
-unless `skip` says otherwise.
+A part that is not loaded keeps its random values, and only worse results would show it. So every
+name of the model must be in the file and every name of the file in the model, except for `skip`.
+A model of peft loads its base's weights; it is recognized by `peft_config`.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -14,11 +15,31 @@ import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError, suggest_names
-from surestep.engine.model.peft import base_names, has_adapters
 from surestep.engine.task.init_weights import InitReport, InitWeights, summarize_names
 
 WRAPPERS = ("module.", "model.")  # of DataParallel and DDP, of Lightning
 COMPILED = "_orig_mod."
+_PEFT_WRAPPER = re.compile(r"\.(base_layer|original_module|modules_to_save\.[^.]+)(?=\.)")
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Return whether peft has put adapters into the model."""
+    return hasattr(model, "peft_config")
+
+
+def base_names(model: nn.Module) -> dict[str, str]:
+    """Return the names of tensors of the base model, each with its name there.
+
+    Two may have the same: peft keeps a copy of a module that is fully trained.
+    """
+    base = getattr(model, "base_model", None)
+    mark = str(getattr(base, "prefix", "lora_"))
+    found = {}
+    for name, value in model.state_dict().items():
+        parts = name.split(".")
+        if isinstance(value, Tensor) and not any(part.startswith(mark) for part in parts):
+            found[name] = _PEFT_WRAPPER.sub("", name.removeprefix("base_model.model."))
+    return found
 
 
 @torch.no_grad()
@@ -28,32 +49,31 @@ def load_matching_weights(
     """Load tensors into the model, in place.
 
     Raises:
-        CheckpointError: names, shapes or types differ where `skip` does not say so; nothing is
-            loaded then.
+        CheckpointError: names, shapes or dtypes differ, except for `skip`; nothing is loaded.
     """
     own = {name: v for name, v in model.state_dict().items() if isinstance(v, Tensor)}
     _check_skip(init, [*own, *tensors])
-    called = _called(model, own, init, tensors)
-    prefix = _prefix(init, set(called.values()), tensors)
-    paired = _pair(called, _under(prefix, tensors), init.skip)
-    tied = _tied(own)
-    given = {tied[name]: name for name in paired.pairs}
-    lost = [name for name in paired.lost if tied[name] not in given]
-    _check_names(init, paired.pairs, lost, paired.extra)
-    _check_fit(init, paired.pairs, own, tensors)
-    for name, source in paired.pairs.items():
-        twin = paired.pairs[given[tied[name]]]
+    names = _names_in_file(model, own, init, tensors)
+    prefix = _prefix(init, set(names.values()), tensors)
+    matched = _match(names, _without_prefix(prefix, tensors), init.skip)
+    tied = _first_names(own)
+    given = {tied[name]: name for name in matched.pairs}
+    missing = [name for name in matched.missing if tied[name] not in given]
+    _check_names(init, matched.pairs, missing, matched.unexpected)
+    _check_fit(init, matched.pairs, own, tensors)
+    for name, source in matched.pairs.items():
+        twin = matched.pairs[given[tied[name]]]
         if twin != source and not torch.equal(tensors[twin], tensors[source]):
             raise CheckpointError(
                 f"{twin} and {source} differ in {init.name}, and here they are one tensor. Leave "
-                f"one out: Init({init.typed}, skip=[{source!r}])."
+                f"one out: InitWeights({init.typed}, skip=[{source!r}])."
             )
     converted: Counter[str] = Counter()
-    for name, source in paired.pairs.items():
+    for name, source in matched.pairs.items():
         if tensors[source].dtype != own[name].dtype:
             converted[f"{tensors[source].dtype} -> {own[name].dtype}"] += 1
         own[name].copy_(tensors[source])
-    used = set(paired.pairs.values())
+    used = set(matched.pairs.values())
     return InitReport(
         source=init.name,
         prefix=prefix,
@@ -65,36 +85,36 @@ def load_matching_weights(
 
 
 class _NameMatch(NamedTuple):
-    """The model's names with the file's, and what found no partner and was not skipped."""
+    """The model's names with the file's, and names without a partner that are not skipped."""
 
     pairs: dict[str, str]
-    lost: list[str]
-    extra: list[str]
+    missing: list[str]
+    unexpected: list[str]
 
 
-def _pair(called: dict[str, str], there: dict[str, str], skip: Sequence[str]) -> _NameMatch:
-    """Find each of the model's names in the file; one that is skipped is so on both sides."""
+def _match(names: dict[str, str], there: dict[str, str], skip: Sequence[str]) -> _NameMatch:
+    """Find each of the model's names in the file; a skipped name is skipped on both sides."""
     pairs: dict[str, str] = {}
-    lost: list[str] = []
-    extra = set(there.values())
-    for name, wanted in called.items():
+    missing: list[str] = []
+    unexpected = {source for source in there.values() if not _matches(source, skip)}
+    for name, wanted in names.items():
         source = there.get(wanted)
-        if _is_in(name, skip) or (source is not None and _is_in(source, skip)):
-            extra.discard(source or "")
+        if _matches(name, skip) or (source is not None and _matches(source, skip)):
+            unexpected.discard(source or "")
         elif source is None:
-            lost.append(name)
+            missing.append(name)
         else:
             pairs[name] = source
-    extra -= {*pairs.values(), *(name for name in extra if _is_in(name, skip))}
-    return _NameMatch(pairs, lost, [name for name in there.values() if name in extra])
+    unexpected -= set(pairs.values())
+    return _NameMatch(pairs, missing, [name for name in there.values() if name in unexpected])
 
 
-def _called(
+def _names_in_file(
     model: nn.Module, own: Iterable[str], init: InitWeights, tensors: Iterable[str]
 ) -> dict[str, str]:
-    """Return the model's names with what a file is expected to call them.
+    """Return the model's names, each with the name that the file should have.
 
-    With adapters it is the base model's name, where the file is not of a model with adapters too.
+    With adapters it is the base model's name, unless the file is of a model with adapters too.
     """
     names = {name: name for name in own}
     if has_adapters(model) and not any(name.startswith("base_model.") for name in tensors):
@@ -107,25 +127,25 @@ def _called(
     if not found:
         parts = sorted({called.partition(".")[0] for called in names.values()})
         raise CheckpointError(
-            f"Init(into={init.into!r}) names no part of the model. "
+            f"InitWeights(into={init.into!r}) names no part of the model. "
             f"{suggest_names(init.into, parts)}"
         )
     return found
 
 
 def _prefix(init: InitWeights, wanted: set[str], tensors: Iterable[str]) -> str:
-    """Return the prefix that was said, or that of a wrapper under which most names fit."""
+    """Return the given prefix, or that of the wrapper with which most names match."""
     if init.prefix:
         return f"{init.prefix.rstrip('.')}."
     candidates = [""]
-    for before in candidates:
-        longer = [before + each for each in (*WRAPPERS, COMPILED)]
-        candidates += [each for each in longer if any(n.startswith(each) for n in tensors)]
-    return max(candidates, key=lambda each: len(wanted & _under(each, tensors).keys()))
+    for before in candidates:  # grows in the loop
+        longer = [before + wrapper for wrapper in (*WRAPPERS, COMPILED)]
+        candidates += [one for one in longer if any(name.startswith(one) for name in tensors)]
+    return max(candidates, key=lambda one: len(wanted & _without_prefix(one, tensors).keys()))
 
 
-def _under(prefix: str, tensors: Iterable[str]) -> dict[str, str]:
-    """Return the names under a prefix, without it and without torch.compile's, with the file's."""
+def _without_prefix(prefix: str, tensors: Iterable[str]) -> dict[str, str]:
+    """Return the file's names by what is left without the prefix and torch.compile's."""
     return {
         name.removeprefix(prefix).replace(COMPILED, ""): name
         for name in tensors
@@ -133,8 +153,8 @@ def _under(prefix: str, tensors: Iterable[str]) -> dict[str, str]:
     }
 
 
-def _tied(own: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return each name with the first one that is the same tensor."""
+def _first_names(own: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return each name with the first name of the same tensor."""
     first: dict[tuple[object, ...], str] = {}
     found = {}
     for name, value in own.items():
@@ -143,56 +163,58 @@ def _tied(own: Mapping[str, Tensor]) -> dict[str, str]:
     return found
 
 
-def _is_in(name: str, patterns: Iterable[str]) -> bool:
-    """Say whether a name is one of these, or in a part of these, or fits one with stars."""
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a name, or a module that it is in, is one of these, or matches a wildcard."""
     return any(
-        name == each or name.startswith(f"{each.rstrip('.')}.") or fnmatchcase(name, each)
-        for each in patterns
+        name == one or name.startswith(f"{one.rstrip('.')}.") or fnmatchcase(name, one)
+        for one in patterns
     )
 
 
 def _check_skip(init: InitWeights, names: list[str]) -> None:
     for pattern in init.skip:
-        if not any(_is_in(name, [pattern]) for name in names):
+        if not any(_matches(name, [pattern]) for name in names):
             parts = {name.rpartition(".")[0] or name for name in names}
             raise CheckpointError(
-                f"Init(skip=[{pattern!r}]) fits no name of the model or of {init.name}. "
+                f"InitWeights(skip=[{pattern!r}]) matches no name of the model or of {init.name}. "
                 f"{suggest_names(pattern, sorted(parts | set(names)))}"
             )
 
 
 def _check_names(
-    init: InitWeights, pairs: dict[str, str], lost: list[str], extra: list[str]
+    init: InitWeights, pairs: dict[str, str], missing: list[str], unexpected: list[str]
 ) -> None:
     if not pairs:
         raise CheckpointError(
-            f"Nothing in {init.name} fits the model: the file has "
-            f"{summarize_names(extra, 3) or 'no names'}"
-            f"{_where(init, lost, extra)}, and the model "
-            f"{summarize_names(lost, 3) or 'none to load'}. Say "
-            "what to cut off the file's names, Init(path, prefix=...), or where they belong, "
-            "Init(path, into=...)."
+            f"Nothing in {init.name} matches the model: the file has "
+            f"{summarize_names(unexpected, 3) or 'no names'}"
+            f"{_suggest_part(init, missing, unexpected)}, and the model "
+            f"{summarize_names(missing, 3) or 'none to load'}. Set the prefix of the file's names, "
+            "InitWeights(path, prefix=...), or where they belong, InitWeights(path, into=...)."
         )
-    if lost or extra:
-        told = [f"{init.name} lacks {summarize_names(lost)}" if lost else ""]
-        told += [
-            f"{init.name} has {summarize_names(extra)}, which the model has not" if extra else ""
-        ]
+    problems = []
+    if missing:
+        problems.append(f"{init.name} lacks {summarize_names(missing)}")
+    if unexpected:
+        problems.append(f"{init.name} has {summarize_names(unexpected)}, which the model has not")
+    if problems:
         raise CheckpointError(
-            f"{'; '.join(filter(None, told))}. Where that is meant, say so: "
-            f"surestep.InitWeights({init.typed}, skip={_parts([*lost, *extra])})."
+            f"{'; '.join(problems)}. If that is intended, use "
+            f"surestep.InitWeights({init.typed}, skip={_parts([*missing, *unexpected])})."
         )
 
 
-def _where(init: InitWeights, lost: list[str], extra: list[str]) -> str:
-    """Say under which part of the model, or of the file, the names would fit."""
-    if not (lost and extra) or init.into or init.prefix:
+def _suggest_part(init: InitWeights, missing: list[str], unexpected: list[str]) -> str:
+    """Return under which part of the model, or of the file, the names would match."""
+    if not (missing and unexpected) or init.into or init.prefix:
         return ""
-    for name, others, word in ((extra[0], lost, "into"), (lost[0], extra, "prefix")):
+    for name, others, option in (
+        (unexpected[0], missing, "into"),
+        (missing[0], unexpected, "prefix"),
+    ):
         for other in others:
             if other.endswith(f".{name}"):
-                part = other.removesuffix(f".{name}")
-                return f" (they fit with {word}={part!r})"
+                return f" (they fit with {option}={other.removesuffix(f'.{name}')!r})"
     return ""
 
 
@@ -210,13 +232,12 @@ def _check_fit(
         elif _kind(here) != _kind(there):
             bad[name] = f"{source} is {there.dtype} there but {here.dtype} here"
     if bad:
-        told = list(bad.values())
-        more = f" and {len(told) - 4} more" if len(told) > 4 else ""
+        first = list(bad.values())[:4]
+        more = f" and {len(bad) - 4} more" if len(bad) > 4 else ""
         raise CheckpointError(
-            f"Of {init.name}, {'; '.join(told[:4])}{more}. Leave them as they are with "
+            f"Of {init.name}, {'; '.join(first)}{more}. Leave them as they are with "
             f"surestep.InitWeights({init.typed}, skip={_parts(list(bad))}), or build the model "
-            "with the "
-            "sizes of the file."
+            "with the sizes of the file."
         )
 
 
@@ -225,6 +246,6 @@ def _kind(value: Tensor) -> tuple[bool, bool]:
 
 
 def _parts(names: list[str], limit: int = 8) -> list[str]:
-    """Return the modules of these names, as one would type them."""
+    """Return the modules of these names."""
     found = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
     return found[:limit]

@@ -11,12 +11,12 @@ from surestep.base.errors import ConfigError, suggest_names
 
 
 def plain_name(name: str) -> str:
-    """Return a name as its user wrote the model, without the prefix of torch.compile."""
+    """Return a name without the prefix of torch.compile."""
     return name.replace("_orig_mod.", "").removesuffix("._orig_mod")
 
 
 def unwrap_module(module: nn.Module) -> nn.Module:
-    """Return the module itself where torch.compile wrapped it."""
+    """Return the module that torch.compile wrapped."""
     while "_orig_mod" in module._modules:
         module = module.get_submodule("_orig_mod")
     return module
@@ -25,8 +25,8 @@ def unwrap_module(module: nn.Module) -> nn.Module:
 def match_params(pattern: str, model: nn.Module) -> set[int]:
     """Return the ids of the parameters and buffers that a pattern matches.
 
-    A module that is matched means all in it. A tensor that is shared is matched by each of its
-    names. A type is matched by its own name and by those of the types it is made from.
+    A module's name matches everything in it, and each name of a shared tensor matches it. A type
+    is matched by its name and those of its base classes.
 
     Raises:
         ConfigError: the pattern matches nothing.
@@ -38,10 +38,10 @@ def match_params(pattern: str, model: nn.Module) -> set[int]:
             for module in model.modules()
             if any(fnmatchcase(name, kind) for name in _types(module))
         ]
-        found = {id(each) for module in modules for each in _tensors(module)}
+        found = {id(tensor) for module in modules for tensor in _tensors(module)}
     else:
         modules = []
-        found = {id(each) for name, each in _named(model) if _matches(name, pattern)}
+        found = {id(tensor) for name, tensor in _named(model) if _matches(name, pattern)}
     if found:
         return found
     if modules:
@@ -50,7 +50,7 @@ def match_params(pattern: str, model: nn.Module) -> set[int]:
             "parameters. Leave it out."
         )
     known = _known(model, pattern)
-    # A large model has thousands of names: without a near one, those of its parts will do.
+    # A large model has thousands of names: without a similar one, list its top modules.
     close = get_close_matches(pattern, known, n=3) or [name for name in known if "." not in name]
     what = "type of module" if pattern.startswith("type:") else "parameter or module"
     raise ConfigError(
@@ -76,15 +76,15 @@ def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Say whether the pattern matches a tensor's name or that of a module around it."""
+    """Return whether the pattern matches a tensor's name or that of a module around it."""
     parts = accumulate(name.split("."), lambda before, part: f"{before}.{part}")
     return any(fnmatchcase(part, pattern) for part in parts)
 
 
 def _known(model: nn.Module, pattern: str) -> list[str]:
     if pattern.startswith("type:"):
-        holding = (each for each in model.modules() if next(_tensors(each), None) is not None)
-        return list(dict.fromkeys(f"type:{type(each).__name__}" for each in holding))
+        holding = (part for part in model.modules() if next(_tensors(part), None) is not None)
+        return list(dict.fromkeys(f"type:{type(part).__name__}" for part in holding))
     names = [plain_name(name) for name, _ in model.named_parameters()]
     parts = [
         part
@@ -92,5 +92,5 @@ def _known(model: nn.Module, pattern: str) -> list[str]:
         for part in accumulate(name.split("."), lambda before, part: f"{before}.{part}")
     ]
     known = list(dict.fromkeys(parts))
-    wild = "*" in pattern and [f"{each}.*" for each in known if each not in names]
+    wild = "*" in pattern and [f"{name}.*" for name in known if name not in names]
     return [*(wild or ()), *known]

@@ -1,4 +1,4 @@
-"""Precision as objects: what the forward runs under, and what scales the loss.
+"""Precision: the context of a forward, the loss scale, and torch's process-wide settings.
 
 fp32 and tf32 run without autocast; bf16 and fp16 under `torch.autocast` on the device's own type;
 only fp16 has a loss scale. Source: https://docs.pytorch.org/docs/stable/amp.html
@@ -32,7 +32,7 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def place_model(model: nn.Module, plan: Plan) -> nn.Module:
-    """Return the model on the Plan's device, and laid out in memory as it says."""
+    """Return the model on the Plan's device, in its memory format."""
     model = model.to(plan.device)
     if plan.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub
@@ -40,11 +40,9 @@ def place_model(model: nn.Module, plan: Plan) -> nn.Module:
 
 
 def autocast(plan: Plan, *, cached: bool = True) -> AbstractContextManager[Any]:
-    """Return the context of a forward; it may be entered again and again.
+    """Return the context of a forward; it can be entered repeatedly.
 
-    Args:
-        plan: its precision and device.
-        cached: a weight is cast once within it; not where weights move within it.
+    `cached`: a weight is cast once within it; not if weights change within it.
     """
     dtype = _AUTOCAST.get(plan.precision)
     if dtype is None:
@@ -53,7 +51,7 @@ def autocast(plan: Plan, *, cached: bool = True) -> AbstractContextManager[Any]:
 
 
 def grad_scaler(plan: Plan) -> torch.amp.GradScaler:
-    """Return the loss scale; disabled, passing everything through, unless fp16 needs ours."""
+    """Return the loss scale; disabled unless fp16 needs it."""
     return torch.amp.GradScaler(
         plan.device.type,
         init_scale=plan.scaler_init_scale,
@@ -66,13 +64,10 @@ def grad_scaler(plan: Plan) -> torch.amp.GradScaler:
 
 @contextmanager
 def torch_settings(plan: Plan) -> Iterator[None]:
-    """Hold torch's process-wide settings that the Plan decides, and put the old ones back.
+    """Set torch's process-wide settings by the Plan, and restore them.
 
-    What computes attention is one of them, since a block that is computed again in the backward
-    must be computed by the same.
-
-    glibc's allocator is the exception: its settings cannot be read, so they stay, and the memory
-    that is free by then goes back to the kernel.
+    The attention backend is one, since a recomputed block must use the same. Those of glibc's
+    allocator cannot be read, so they stay; free memory is returned to the kernel.
     """
     attention = _PLAIN if plan.sdpa_backend == "auto" else sdpa_kernel(_SDPA[plan.sdpa_backend])
     deterministic = torch.are_deterministic_algorithms_enabled()

@@ -1,4 +1,4 @@
-"""What a step or a look at a model puts back: its modes and its buffers."""
+"""Restore the modes and buffers of a model."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,11 +14,10 @@ _NORMS = nn.modules.batchnorm._NormBase
 
 
 class BufferSnapshot:
-    """The buffers of a model and of a loss, to be put back where a step is skipped.
+    """The buffers of a model and of a loss, to restore them if a step is skipped.
 
-    A forward has moved BatchNorm's statistics before anybody knows that its step will not count.
-    They are found by owner and name, since some modules put a new tensor in place of the old, and
-    some of None.
+    A forward updates BatchNorm's statistics before it is known whether the step counts. Buffers are
+    found by owner and name, since some modules replace the tensor, or None.
     """
 
     def __init__(self, *modules: nn.Module | None) -> None:
@@ -28,12 +27,12 @@ class BufferSnapshot:
             if root is not None
             for module in root.modules()
             for name, buffer in module._buffers.items()
-            if not (buffer is None and isinstance(module, _NORMS))  # it keeps no statistics
+            if not (buffer is None and isinstance(module, _NORMS))  # without statistics
         ]
         self._kept: list[_Kept | None] = []
 
     def save(self) -> None:
-        """Keep a copy."""
+        """Copy the buffers."""
         before = self._kept or [None] * len(self.slots)
         with torch.no_grad():
             self._kept = [
@@ -43,9 +42,9 @@ class BufferSnapshot:
 
     @torch.no_grad()
     def restore(self, outcome: StepOutcome) -> None:
-        """Put the copy back where the step was not taken; on the device where only it knows.
+        """Restore the copy if the step was not taken; on the device if only the device knows.
 
-        The device is read where a buffer was None: once for each, in the step that filled it.
+        The device is read for a buffer that was None: once, in the step that filled it.
         """
         if outcome.nonfinite_flag is None and outcome.took_step:
             return
@@ -53,10 +52,10 @@ class BufferSnapshot:
         for (owner, name), kept in zip(self.slots, self._kept, strict=True):
             now = owner[name]
             if kept is None or now is None or now.layout is not torch.strided:
-                is_moved = now is not None if kept is None else kept.is_moved(now)
-                if is_moved and (good is None or not bool(good)):
+                has_changed = now is not None if kept is None else kept.has_changed(now)
+                if has_changed and (good is None or not bool(good)):
                     owner[name] = None if kept is None else kept.copy
-            elif now.shape != kept.copy.shape:  # a table that grew: only what it holds is new
+            elif now.shape != kept.copy.shape:  # a table that grew: only its values are new
                 owner[name] = kept.copy if good is None else now
             elif good is None:
                 now.copy_(kept.copy)
@@ -65,7 +64,7 @@ class BufferSnapshot:
 
 
 class _Kept(NamedTuple):
-    """A buffer as it was: a copy of its values, and what shows whether a sparse one was moved."""
+    """A copy of a buffer, and what shows whether a sparse one has changed."""
 
     copy: Tensor
     tensor: Tensor
@@ -73,13 +72,13 @@ class _Kept(NamedTuple):
 
     @classmethod
     def of(cls, now: Tensor, old: "_Kept | None") -> "_Kept":
-        """Keep a copy; a sparse one, which seldom moves, is copied where it is another one now."""
-        if now.layout is not torch.strided and old is not None and not old.is_moved(now):
+        """Copy a buffer; a sparse one, which rarely changes, only if it has changed."""
+        if now.layout is not torch.strided and old is not None and not old.has_changed(now):
             return old
         return cls(now.clone(), now, _version(now))
 
-    def is_moved(self, now: Tensor | None) -> bool:
-        """Say whether another tensor is there now, or the same was written to."""
+    def has_changed(self, now: Tensor | None) -> bool:
+        """Return whether the buffer was replaced or written to."""
         return now is not self.tensor or _version(self.tensor) != self.version
 
 
@@ -91,11 +90,11 @@ class TrainModes:
     """The train or eval mode that each module should have in training."""
 
     def __init__(self, model: nn.Module, keep_eval: tuple[nn.Module, ...] = ()) -> None:
-        # Asked of the model itself, since a module may keep a part in eval mode in its train().
+        # By the model itself, since a module's train() may keep a part in eval mode.
         model.train()
-        held = set(model.modules())
+        modules = set(model.modules())
         for module in keep_eval:
-            if module not in held:
+            if module not in modules:
                 raise TaskError(
                     f"keep_eval has a {type(module).__name__} that is not a part of the model. "
                     "Name a module of the model itself."
@@ -106,7 +105,7 @@ class TrainModes:
 
 @contextmanager
 def preserve_modes(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Put each module back into its own mode, train or eval."""
+    """Restore the mode of each module, train or eval."""
     modes = [(module, module.training) for module in modules]
     try:
         yield
@@ -117,7 +116,7 @@ def preserve_modes(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def preserve_buffers(*modules: nn.Module | None) -> Iterator[None]:
-    """Put back what a forward moves: its state of another kind than BatchNorm's is the run's."""
+    """Restore the buffers that a forward changes."""
     buffers = BufferSnapshot(*modules)
     buffers.save()
     tensors = [owner[name] for owner, name in buffers.slots]
@@ -125,5 +124,5 @@ def preserve_buffers(*modules: nn.Module | None) -> Iterator[None]:
         yield
     finally:
         for (owner, name), tensor in zip(buffers.slots, tensors, strict=True):
-            owner[name] = tensor  # the very one: a forward may have put another in its place
+            owner[name] = tensor  # the same object: a forward may have replaced it
         buffers.restore(StepOutcome(False))

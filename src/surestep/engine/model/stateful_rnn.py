@@ -1,8 +1,8 @@
-"""Recurrent state that is carried from batch to batch: truncated back-propagation.
+"""Recurrent state across batches, for truncated back-propagation.
 
-The state stands in buffers of the model, a row for each lane. So it is saved and resumed with the
-model, put back where a step is skipped, and cut with the batch: each forward takes the rows of its
-own lanes. In eval mode it has rows of their own, and training goes on from where it was.
+The state is in buffers of the model, a row for each lane. So it is saved and resumed with the
+model, restored if a step is skipped, and split with the batch: each forward uses the rows of its
+lanes. Eval mode has its own rows, and training continues from its state.
 """
 
 from typing import Any
@@ -36,17 +36,17 @@ class StatefulRNN(nn.Module):
         self.model, self.lanes, self.dim = model, lanes, dim
         self.is_tuple = isinstance(start, tuple)
         starts = start if isinstance(start, tuple) else (start,)
-        for index, each in enumerate(starts):
-            if each.dim() <= dim or each.shape[dim] != 1:
+        for index, one in enumerate(starts):
+            if one.dim() <= dim or one.shape[dim] != 1:
                 raise TaskError(
-                    f"start has shape {tuple(each.shape)}, and the state of one lane has size 1 in "
-                    f"dimension {dim}. Say dim=1 for nn.LSTM and nn.GRU, such as "
-                    "Carry(model, torch.zeros(layers, 1, hidden), lanes=8, dim=1)."
+                    f"start has shape {tuple(one.shape)}, and the state of one lane has size 1 in "
+                    f"dimension {dim}. Use dim=1 for nn.LSTM and nn.GRU, such as "
+                    "StatefulRNN(model, torch.zeros(layers, 1, hidden), lanes=8, dim=1)."
                 )
-            self.register_buffer(f"start_{index}", each.detach().clone())
-            self.register_buffer(f"state_{index}", each.detach().repeat_interleave(lanes, dim))
+            self.register_buffer(f"start_{index}", one.detach().clone())
+            self.register_buffer(f"state_{index}", one.detach().repeat_interleave(lanes, dim))
         self.count = len(starts)
-        self._measured: list[Tensor] = []
+        self._eval_rows: list[Tensor] = []
 
     def forward(self, *inputs: Any) -> Any:
         """Return the inner model's outputs; keep its state for the next window of these lanes."""
@@ -54,27 +54,27 @@ class StatefulRNN(nn.Module):
         if len(lane) > self.lanes:
             raise TaskError(
                 f"A batch of {len(lane)} samples holds several windows of one of the {self.lanes} "
-                f"lanes, which follow on each other. Use at most {self.lanes} at once."
+                f"lanes, which follow each other. Use at most {self.lanes} at once."
             )
         rows = self._rows()
         shape = [-1 if dim == self.dim else 1 for dim in range(rows[0].dim())]
         found = []
-        for index, held in enumerate(rows):
-            anew = first.view(shape + [1] * (held.dim() - len(shape)))
+        for index, row in enumerate(rows):
+            resets = first.view(shape + [1] * (row.dim() - len(shape)))
             start = getattr(self, f"start_{index}")
-            found.append(torch.where(anew, start, held.index_select(self.dim, lane)))
+            found.append(torch.where(resets, start, row.index_select(self.dim, lane)))
         outputs, state = self.model(*rest, tuple(found) if self.is_tuple else found[0])
         with torch.no_grad():
-            for held, new in zip(rows, state if self.is_tuple else (state,), strict=True):
-                held.index_copy_(self.dim, lane, new.detach().to(held.dtype))
+            for row, new in zip(rows, state if self.is_tuple else (state,), strict=True):
+                row.index_copy_(self.dim, lane, new.detach().to(row.dtype))
         return outputs
 
     def _rows(self) -> list[Tensor]:
-        """Return the rows of all lanes; in eval mode others, which are no part of the run."""
+        """Return the rows of all lanes; in eval mode separate ones, which are not saved."""
         rows: list[Tensor] = [getattr(self, f"state_{index}") for index in range(self.count)]
         if self.training:
             return rows
-        if not self._measured or self._measured[0].device != rows[0].device:
+        if not self._eval_rows or self._eval_rows[0].device != rows[0].device:
             with torch.inference_mode(False):  # else no_grad could not write into them later
-                self._measured = [each.clone() for each in rows]
-        return self._measured
+                self._eval_rows = [row.clone() for row in rows]
+        return self._eval_rows
