@@ -191,7 +191,7 @@ FOUR = (symbols(0, 6)[:, None], torch.arange(6), torch.ones(6).bool())
             {},
             {"batch_size": 12},
             ConfigError,
-            "batch_size=12 holds several windows.*Say batch_size=6",
+            "batch_size=12 holds several windows.*Set batch_size=6",
         ),
         ({}, {"data": {"shuffle": True}}, ConfigError, "'sequential'.*Leave data.shuffle out"),
         (
@@ -210,7 +210,7 @@ FOUR = (symbols(0, 6)[:, None], torch.arange(6), torch.ones(6).bool())
             {"val": surestep.BPTTDataset(symbols(), 7, LENGTH)},
             {},
             TaskError,
-            "val data has 7 lanes, and the model carries 6",
+            "val data has 7 lanes, and the model 6",
         ),
         (
             {"val": surestep.BPTTDataset(symbols(), 6, LENGTH)},
@@ -226,7 +226,7 @@ def test_data_that_is_not_consecutive_is_rejected(folder, parts, options, error,
 
 
 def test_initial_state_of_several_sequences_is_rejected():
-    with pytest.raises(TaskError, match=r"shape \(1, 6, 8\).*Say dim=1 for nn\.LSTM"):
+    with pytest.raises(TaskError, match=r"shape \(1, 6, 8\).*Use dim=1 for nn\.LSTM"):
         surestep.StatefulRNN(speller(nn.GRU), torch.zeros(1, 6, HIDDEN), 6, dim=1)
 
 

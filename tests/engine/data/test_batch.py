@@ -36,7 +36,7 @@ def test_a_dict_names_its_targets(key):
 
 @pytest.mark.parametrize("batch", [{"x": X}, {"x": X, "y": Y, "label": Y}], ids=["none", "two"])
 def test_a_dict_whose_targets_are_not_plain_is_refused(batch):
-.*Set Task\(inputs=lambda"):
+    with pytest.raises(DataError, match=r"keys \[.*'x'.*\].*Set Task\(inputs=lambda"):
         split_batch(batch)
 
 

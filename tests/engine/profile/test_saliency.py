@@ -78,7 +78,7 @@ def test_several_inputs_come_back_as_they_were_given():
         (nn.Embedding(5, 3), torch.arange(4), None, "No input is a floating-point tensor"),
         (nn.Linear(4, 2), torch.ones(1, 4), lambda o: o.detach(), "does not depend on the inputs"),
         (nn.Linear(4, 2), torch.ones(1, 4), lambda o: o.argmax(1), "does not depend on the inputs"),
-        (Two(), (torch.ones(1, 3), torch.arange(1)), None, "say score=lambda"),
+        (Two(), (torch.ones(1, 3), torch.arange(1)), None, "pass score=lambda"),
     ],
 )
 def test_what_has_no_gradient_is_refused(model, inputs, score, sentence):
