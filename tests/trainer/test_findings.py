@@ -149,24 +149,6 @@ def test_two_random_views_of_the_data_are_not_the_same(tmp_path):
     assert found(tmp_path, {"train": Augmented(), "val": Rows()}) == {}
 
 
-def test_sorted_classes_without_shuffling_are_reported(tmp_path):
-    order = Y.argsort(stable=True)
-    train, off = (X[order], Y[order]), {"shuffle": False}
-    each = found(tmp_path, {"train": train}, data=off)["classes-come-sorted"]
-    assert "The 3 classes of the training data come in sorted order" in each["message"]
-    assert each["fix"] == "Set data.shuffle=True."
-    assert found(tmp_path / "b", {"train": train}) == {}
-    assert found(tmp_path / "c", data=off) == {}
-
-
-def test_sorted_targets_of_a_dataset_are_reported(tmp_path):
-    order = Y.argsort(stable=True)
-    data = Rows()
-    data.targets = Y[order].tolist()
-    every = found(tmp_path, {"train": data}, data={"shuffle": False})
-    assert list(every) == ["classes-come-sorted"]
-
-
 class Unused(nn.Module):
     def __init__(self, *, detached=False):
         super().__init__()
@@ -244,4 +226,4 @@ def test_a_run_that_failed_reads_no_data_for_its_findings(tmp_path):
 
 
 def test_every_rule_has_a_test_here_that_triggers_it():
-    assert len(RULES) == 7
+    assert len(RULES) == 6

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from surestep.engine.data.dataset import count_samples
 from surestep.engine.data.open_source import dataset_fingerprint
@@ -296,46 +295,6 @@ def _same_samples(case: Case, data: Any, name: str) -> bool:
     return digest is not None and digest == train
 
 
-def classes_come_sorted(case: Case) -> Finding | None:
-    """Report data that is sorted by class and not shuffled."""
-    plan, feed = case.loop.plan, case.loop.loader
-    if plan.data_shuffle or feed.order is not None or not case.is_finished:
-        return None
-    targets = _classes(case)
-    if targets is None or len(targets) <= 2 * plan.batch_size:
-        return None
-    classes = int((targets[1:] != targets[:-1]).sum()) + 1
-    if classes < 2 or bool((targets[1:] < targets[:-1]).any()):
-        return None
-    return Finding(
-        "classes-come-sorted",
-        "warning",
-        f"The {classes} classes of the training data come in sorted order, and data.shuffle is "
-        f"off: most batches of {plan.batch_size} have one class.",
-        {"classes": classes, "samples": len(targets), "batch_size": plan.batch_size},
-        "Set data.shuffle=True.",
-    )
-
-
-def _classes(case: Case) -> Tensor | None:
-    """Return the class of each training sample, if tensors in memory or `targets` have it."""
-    source, loss = case.loop.loader.source, case.loop.parts.loss
-    if isinstance(source, InMemory) and source.index is None:
-        if loss.kind != "classes":
-            return None
-        found = case.loop.loader.split(source.tensors)[2]
-    else:
-        dataset = getattr(case.task.train, "dataset", case.task.train)
-        found = getattr(dataset, "targets", None)
-        found = torch.tensor(found) if _are_integers(found) else found
-    is_labels = isinstance(found, Tensor) and found.dim() == 1
-    return found if is_labels and not found.is_floating_point() else None
-
-
-def _are_integers(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int for item in value)
-
-
 def trains_without_gradient(case: Case) -> Finding | None:
     """Report parameters that never had a gradient, so that no step updated them."""
     if case.observed.steps < _MIN_STEPS or not case.loop.parts.strategy.has_param_grads:
@@ -403,7 +362,6 @@ RULES: tuple[Callable[[Case], Finding | None], ...] = (
     trains_without_gradient,
     hides_modules,
     validates_on_training_data,
-    classes_come_sorted,
     clips_most_steps,
     waits_for_data,
 )
