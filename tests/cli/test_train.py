@@ -177,7 +177,7 @@ def test_a_few_samples_are_learned_by_heart(surestep, recipe, folder):
 
 
 def test_targets_that_contradict_each_other_are_not_learned(surestep, recipe, monkeypatch):
-    monkeypatch.setattr("surestep.trainer.dry_run.PATIENCE_STEPS", 60)
+    monkeypatch.setattr("surestep.trainer.dry_run.MAX_STEPS", 60)
     answer = surestep("train", recipe(CONTRADICTING), "--overfit", "8")
     assert answer.code == 1
     assert answer.out.endswith(" in 60 steps.\n")

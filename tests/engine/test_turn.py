@@ -307,6 +307,6 @@ def test_no_evaluation_without_a_loss(tmp_path):
     )
     with (
         surestep.prepare(task, tiny.config(), run=tmp_path / "run") as session,
-        pytest.raises(SurestepError, match="no loss to measure"),
+        pytest.raises(SurestepError, match="no loss to evaluate"),
     ):
         session.evaluate("train")

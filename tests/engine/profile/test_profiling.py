@@ -96,7 +96,9 @@ def test_a_run_that_goes_on_is_watched_from_there_on(tmp_path, capsys, stop, tol
             capsys.readouterr()
     found = sorted(each.name for each in (tmp_path / "run" / "profile").iterdir())
     assert found == ([] if told is None else [f"operations-{told}.txt", f"trace-{told}.json"])
-    assert ("profile='3:5' is over: step 5 is done" in "".join(capsys.readouterr())) == (not told)
+    assert ("profile='3:5' is over: the run is at step 5" in "".join(capsys.readouterr())) == (
+        not told
+    )
 
 
 def test_steps_beyond_the_run_are_refused(tmp_path):
