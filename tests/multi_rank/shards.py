@@ -155,5 +155,5 @@ def shards(ranks: int) -> list[tuple[str, str]]:
         *(("offload", kind) for kind in OFFLOADED),
         *(("zero-2", kind) for kind in SHARDS if kind not in UNCOMPILED),
         *(("zero-3", kind) for kind in SHARDS if kind not in (*LONG, *OF_COPIES, *UNCOMPILED)),
-        ("zero offload", "skipped"),
+        ("zero offload", "skipping"),
     ]
