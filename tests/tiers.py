@@ -28,8 +28,8 @@ SLOW = {
     ),
     "tests/engine/data/others/": "needs datasets, torchdata and webdataset",
     "tests/engine/data/test_workers.py::test_no_worker_outlives_its_main_process": KILLS,
-    "tests/engine/evaluation/test_bounded_memory.py": MEMORY,
-    "tests/engine/model/test_checkpointing.py": NEEDS_TRANSFORMERS,
+    "tests/engine/evaluate/test_bounded_memory.py": MEMORY,
+    "tests/engine/model/test_activation_checkpointing.py": NEEDS_TRANSFORMERS,
     "tests/engine/optim/test_state_size.py::"
     "test_what_a_plan_says_of_the_optimizers_memory_is_what_it_takes[adamw8bit": NEEDS_BNB,
     "tests/engine/parallel/test_deepspeed_config.py": NEEDS_DEEPSPEED,
@@ -41,17 +41,17 @@ SLOW = {
     "tests/engine/test_allocator.py::test_the_allocator_changes_no_number": MEMORY,
     "tests/engine/test_allocator.py::test_steps_with_retained_memory_have_no_page_faults": MEMORY,
     "tests/gpu/": "needs an accelerator",
-    "tests/laws/test_breadth.py::test_every_name_of_every_registry[optimizer adamw8bit": (
+    "tests/laws/test_registries.py::test_every_name_of_every_registry[optimizer adamw8bit": (
         NEEDS_BNB
     ),
     "tests/laws/test_law_1_hugging_face.py": NEEDS_TRANSFORMERS,
     "tests/laws/test_law_2_kills.py": KILLS,
     "tests/laws/test_law_2_lora.py": "needs peft and transformers",
     "tests/laws/test_law_2_rollback_kills.py": KILLS,
-    "tests/laws/test_law_3_switches.py::test_model_of_only_torch": NEEDS_COMPILER,
-    "tests/laws/test_law_3_switches.py::test_compil": NEEDS_COMPILER,
-    "tests/laws/test_law_3_switches.py::test_each_block_is_compiled_separately": NEEDS_COMPILER,
-    "tests/laws/test_law_3_switches.py::test_profile_of_the_second_step": NEEDS_COMPILER,
+    "tests/laws/test_law_3_memory_and_speed.py::test_model_of_only_torch": NEEDS_COMPILER,
+    "tests/laws/test_law_3_memory_and_speed.py::test_compil": NEEDS_COMPILER,
+    "tests/laws/test_law_3_memory_and_speed.py::test_each_block_is_compiled": NEEDS_COMPILER,
+    "tests/laws/test_law_3_memory_and_speed.py::test_profile_of_the_second_step": NEEDS_COMPILER,
     "tests/laws/test_law_7_kills.py": KILLS,
     "tests/laws/test_law_9_changes.py::"
     "test_change_that_can_have_no_effect_is_refused[optim.min_8bit_size]": NEEDS_BNB,
@@ -67,22 +67,22 @@ SLOW = {
     "tests/laws/test_law_9_honest.py::test_said_value_is_the_planned_value[parallel.deepspeed]": (
         NEEDS_DEEPSPEED
     ),
-    "tests/laws/test_law_9_refusals.py::"
+    "tests/laws/test_law_9_rejections.py::"
     "test_wish_that_cannot_be_kept_is_refused_with_what_to_type[parallel.strategy": (
         "needs accelerate, deepspeed and a C++ compiler"
     ),
-    "tests/laws/test_law_9_refusals.py::"
+    "tests/laws/test_law_9_rejections.py::"
     "test_value_that_the_message_proposes_is_accepted[optim.min_8bit_size]": NEEDS_BNB,
-    "tests/laws/test_law_9_refusals.py::test_every_rejection_of_the_rules_is_tried": (
+    "tests/laws/test_law_9_rejections.py::test_every_rejection_of_the_rules_is_tried": (
         "needs every library of dev-all"
     ),
-    "tests/laws/test_law_9_refusals.py::"
+    "tests/laws/test_law_9_rejections.py::"
     "test_wish_that_cannot_be_kept_is_refused_with_what_to_type[compile_blocks": NEEDS_COMPILER,
-    "tests/laws/test_law_9_refusals.py::"
+    "tests/laws/test_law_9_rejections.py::"
     "test_value_that_the_message_proposes_is_accepted[compile_blocks": NEEDS_COMPILER,
-    "tests/laws/test_law_9_refusals.py::"
+    "tests/laws/test_law_9_rejections.py::"
     "test_value_that_the_message_proposes_is_accepted[parallel.zero_stage": NEEDS_DEEPSPEED,
-    "tests/laws/test_law_9_refusals.py::"
+    "tests/laws/test_law_9_rejections.py::"
     "test_value_that_the_message_proposes_is_accepted[parallel.deepspeed": NEEDS_DEEPSPEED,
     "tests/laws/test_mutations.py": "breaks each law and runs its checks again",
     "tests/multi_rank/": LAUNCHES,

@@ -7,7 +7,7 @@ import pytest
 from surestep.config.schedule import Schedule
 from surestep.engine.schedule.registry import BUILT_IN, OWN
 from tests.cli.conftest import environment
-from tests.laws.test_breadth import names_in
+from tests.laws.test_registries import names_in
 
 
 def test_the_table_shows_what_each_is_for(surestep):

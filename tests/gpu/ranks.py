@@ -14,7 +14,7 @@ from surestep.engine.distributed.shards import full_tensor
 from surestep.trainer.session import Session
 from tests.multi_rank.cases import data, net, task, trained
 from tests.multi_rank.fsdp import whole_weights
-from tests.multi_rank.ways import plain_weights
+from tests.multi_rank.strategies import plain_weights
 
 FSDP = {"parallel": {"strategy": "fsdp"}}
 # In full precision, with 100 samples: BatchNorm rejects a batch of one.

@@ -19,8 +19,8 @@ from tests.gpu.ranks import WAYS, alone, made
 from tests.multi_rank.cases import opened, trained
 from tests.multi_rank.checks import check_copies, check_losses, check_weights, distance
 from tests.multi_rank.fsdp import whole_weights
+from tests.multi_rank.strategies import plain_weights
 from tests.multi_rank.torchrun import check_ended_well, launch
-from tests.multi_rank.ways import plain_weights
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 TOLERANCE = {"bf16": 5e-3}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import surestep
-from tests.laws.tasks import Augmented, rows, session_of, with_batchnorm
+from tests.laws.support.tasks import Augmented, rows, session_of, with_batchnorm
 
 pytestmark = [
     pytest.mark.gpu,

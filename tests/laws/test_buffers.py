@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import surestep
 from surestep.base.errors import NonFiniteError
-from tests.laws.tasks import assert_same, rows, session_of, snapshot, train
+from tests.laws.support.tasks import assert_same, rows, session_of, snapshot, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 Folder = Callable[[], Path]

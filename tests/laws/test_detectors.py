@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 import surestep
 from surestep.base.errors import ConfigError, DataError, NonFiniteError, Preempted, TaskError
 from surestep.trainer.planning import plan_task
-from tests.laws.detector import Detector, Images, Recall, collate
+from tests.laws.support.detector import Detector, Images, Recall, collate
 
 SEED = 3
 

@@ -7,8 +7,8 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
 import surestep
-from tests.laws.plain import distance, order_of, two_groups
-from tests.laws.tasks import train
+from tests.laws.support.plain import distance, order_of, two_groups
+from tests.laws.support.tasks import train
 
 STEPS, BATCH, SAMPLES = 12, 16, 55
 

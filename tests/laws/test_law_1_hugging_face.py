@@ -13,9 +13,9 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import TaskError
-from tests.laws import plain
-from tests.laws.hugging_face import CASES, SAMPLES, Case, gpt2, masked
-from tests.laws.tasks import train
+from tests.laws.support import plain
+from tests.laws.support.hugging_face_models import CASES, SAMPLES, Case, gpt2, masked
+from tests.laws.support.tasks import train
 
 BATCH, STEPS, LR = 10, 8, 0.05
 SGD = {"name": "sgd", "lr": LR, "momentum": 0.0, "weight_decay": 0.0}

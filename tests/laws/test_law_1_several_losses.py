@@ -16,8 +16,8 @@ from torch.nn.utils import clip_grad_norm_
 
 import surestep
 from surestep.base.errors import NonFiniteError
-from tests.laws.plain import distance, order_of, two_groups
-from tests.laws.tasks import assert_moved, assert_same, session_of, snapshot, train
+from tests.laws.support.plain import distance, order_of, two_groups
+from tests.laws.support.tasks import assert_moved, assert_same, session_of, snapshot, train
 from tests.laws.test_law_6_no_stall import watch_the_step
 
 Folder = Callable[[], Path]

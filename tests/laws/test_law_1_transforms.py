@@ -17,8 +17,8 @@ from torch.nn import functional
 
 import surestep
 from surestep import batch_transforms
-from tests.laws import plain
-from tests.laws.tasks import mlp, rows, train
+from tests.laws.support import plain
+from tests.laws.support.tasks import mlp, rows, train
 
 Folder = Callable[[], Path]
 STEPS, BATCH = 20, 16

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from surestep.base.errors import RunError
-from tests.laws.tasks import Augmented, assert_moved, assert_same, session_of, snapshot
+from tests.laws.support.tasks import Augmented, assert_moved, assert_same, session_of, snapshot
 from tests.laws.test_law_2_resuming import Folder, task_of
 
 SHORT, LONG = 10, 20

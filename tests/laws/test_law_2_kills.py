@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.torture.asked import ask
 from tests.torture.cases import Case, pairwise
+from tests.torture.warm_process import ask
 
 Folder = Callable[[], Path]
 IN_SAVE_AT_LEAST = 0.2

@@ -13,9 +13,9 @@ from surestep.base.errors import CheckpointError
 from surestep.trainer.dry_run import dry_run
 from surestep.trainer.evaluator import evaluate_run
 from tests import tiny
-from tests.laws import plain
-from tests.laws.hugging_face import SAMPLES, bert, gpt2, masked
-from tests.laws.tasks import assert_moved, assert_same, session_of, snapshot, train
+from tests.laws.support import plain
+from tests.laws.support.hugging_face_models import SAMPLES, bert, gpt2, masked
+from tests.laws.support.tasks import assert_moved, assert_same, session_of, snapshot, train
 from tests.needs import needs
 
 peft = needs("peft")

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 import surestep
 from surestep import Request
 from surestep.record.checkpoint.reader import open_checkpoint
-from tests.laws.tasks import (
+from tests.laws.support.tasks import (
     Augmented,
     assert_moved,
     assert_same,

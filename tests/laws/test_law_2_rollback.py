@@ -18,8 +18,8 @@ from surestep.engine.state.state import State
 from surestep.engine.step.train_step import StepResult
 from surestep.trainer.fit import fit
 from surestep.trainer.session import Session
-from tests.laws.plain import order_of
-from tests.laws.spikes import (
+from tests.laws.support.plain import order_of
+from tests.laws.support.spike_task import (
     BATCH,
     CORRUPTED,
     DECAY,
@@ -31,7 +31,7 @@ from tests.laws.spikes import (
     plain_run,
     task_of,
 )
-from tests.laws.tasks import assert_moved, assert_same, session_of, snapshot
+from tests.laws.support.tasks import assert_moved, assert_same, session_of, snapshot
 
 Folder = Callable[[], Path]
 OPTIONS: dict[str, Any] = {

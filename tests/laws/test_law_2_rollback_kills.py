@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.torture.asked import ask
+from tests.torture.warm_process import ask
 
 
 def check_killed_back(folder: Callable[[], Path], *, async_save: bool = True) -> None:

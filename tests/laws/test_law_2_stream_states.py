@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from surestep.base.errors import DataError
 from surestep.engine.data import stream_loader as passes
 from surestep.engine.data import stream_state as own_state
-from tests.laws.tasks import Augmented, session_of, train
+from tests.laws.support.tasks import Augmented, session_of, train
 from tests.laws.test_law_2_resuming import OPTIONS, check_resume, task_of
 from tests.needs import needs
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from surestep.base.errors import DataError, RunError
 from surestep.engine.data import stream
 from surestep.engine.data import stream_loader as passes
-from tests.laws.tasks import Augmented, rows, session_of
+from tests.laws.support.tasks import Augmented, rows, session_of
 from tests.laws.test_law_2_resuming import OPTIONS, check_resume, task_of
 
 

@@ -17,9 +17,9 @@ from torch.optim.swa_utils import (
 
 import surestep
 from surestep.base.errors import NonFiniteError
-from tests.laws import plain
-from tests.laws.bombs import bomb
-from tests.laws.tasks import QUIET, assert_same, rows, session_of, snapshot
+from tests.laws.support import plain
+from tests.laws.support.nonfinite_tasks import bomb
+from tests.laws.support.tasks import QUIET, assert_same, rows, session_of, snapshot
 
 Folder = Callable[[], Path]
 SAMPLES, BATCH, STEPS = 48, 8, 18  # six steps an epoch

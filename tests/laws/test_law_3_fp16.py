@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 import surestep
-from tests.laws.plain import distance
-from tests.laws.tasks import mlp, rows, session_of
+from tests.laws.support.plain import distance
+from tests.laws.support.tasks import mlp, rows, session_of
 
 BATCH, STEPS, LR, SCALE = 11, 10, 0.5, 1024.0
 

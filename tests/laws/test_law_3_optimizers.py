@@ -11,10 +11,10 @@ from torch import Tensor, nn
 import surestep
 from surestep.base.errors import NonFiniteError
 from surestep.engine.optim.registry import BUILT_IN as OPTIMIZERS
-from tests.laws.breadth.optimizers import Words, deep
-from tests.laws.cases import tokens
-from tests.laws.plain import distance, order_of
-from tests.laws.tasks import assert_same, mlp, rows, train
+from tests.laws.support.loss_cases import tokens
+from tests.laws.support.plain import distance, order_of
+from tests.laws.support.registry_entries.optimizers import Words, deep
+from tests.laws.support.tasks import assert_same, mlp, rows, train
 
 Folder = Callable[[], Path]
 STEPS, BATCH = 20, 16

@@ -12,8 +12,8 @@ from torch.nn.utils import clip_grad_norm_
 
 import surestep
 from surestep.trainer.session import Session
-from tests.laws.plain import distance, order_of, seed_of
-from tests.laws.tasks import assert_same, rows, session_of, snapshot, train, with_batchnorm
+from tests.laws.support.plain import distance, order_of, seed_of
+from tests.laws.support.tasks import assert_same, rows, session_of, snapshot, train, with_batchnorm
 
 STEPS, BATCH, SWITCH = 12, 8, 5
 ADAMW = {"name": "adamw", "lr": 1e-2, "weight_decay": 0.1}

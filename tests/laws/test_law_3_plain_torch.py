@@ -18,9 +18,9 @@ from torch.optim.lr_scheduler import LambdaLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import surestep
-from tests.laws import plain
-from tests.laws.cases import tagger, tokens
-from tests.laws.tasks import (
+from tests.laws.support import plain
+from tests.laws.support.loss_cases import tagger, tokens
+from tests.laws.support.tasks import (
     Augmented,
     assert_same,
     mlp,

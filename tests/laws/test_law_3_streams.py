@@ -5,8 +5,8 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import surestep
-from tests.laws.plain import distance, usual_loop
-from tests.laws.tasks import mlp, rows, train
+from tests.laws.support.plain import distance, usual_loop
+from tests.laws.support.tasks import mlp, rows, train
 
 STEPS = 14
 

@@ -12,7 +12,7 @@ from torch import nn
 import surestep
 from surestep.engine.diagnose.diagnose import diagnose
 from tests.engine.diagnose.broken import BAD, data, model, place_of
-from tests.laws.tasks import assert_same, session_of, snapshot
+from tests.laws.support.tasks import assert_same, session_of, snapshot
 
 Folder = Callable[[], Path]
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from surestep.base.errors import NonFiniteError
-from tests.laws.bombs import BATCH, bomb
-from tests.laws.tasks import assert_moved, assert_same, session_of, snapshot
+from tests.laws.support.nonfinite_tasks import BATCH, bomb
+from tests.laws.support.tasks import assert_moved, assert_same, session_of, snapshot
 from tests.laws.test_law_5_skipping import before, files_of
 
 Folder = Callable[[], Path]

@@ -18,9 +18,9 @@ from surestep import Request
 from surestep.base.errors import NonFiniteError
 from surestep.record.io import read_json
 from surestep.trainer.session import Session
-from tests.laws import plain
-from tests.laws.bombs import BATCH, HURT, bomb
-from tests.laws.tasks import QUIET, assert_moved, assert_same, session_of, snapshot
+from tests.laws.support import plain
+from tests.laws.support.nonfinite_tasks import BATCH, HURT, bomb
+from tests.laws.support.tasks import QUIET, assert_moved, assert_same, session_of, snapshot
 
 Folder = Callable[[], Path]
 EVERY = 4  # steps between log points

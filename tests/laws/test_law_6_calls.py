@@ -15,7 +15,7 @@ from torch import nn
 
 import surestep
 from surestep.engine.step import loop
-from tests.laws.tasks import rows, session_of
+from tests.laws.support.tasks import rows, session_of
 
 Folder = Callable[[], Path]
 OURS = str(Path(surestep.__file__).parent)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from surestep.engine.losses.adapt import as_loss
 from tests.engine.losses.table import CASES, Case
-from tests.laws.reads import host_reads
+from tests.laws.support.host_reads import host_reads
 
 
 def reads_of(case: Case) -> list[str]:

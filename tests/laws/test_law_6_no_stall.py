@@ -16,10 +16,10 @@ from torch.nn import functional
 import surestep
 from surestep.base.errors import NonFiniteError
 from surestep.engine.step import loop
-from tests.laws.bombs import bomb
-from tests.laws.cases import CASES
-from tests.laws.reads import host_reads
-from tests.laws.tasks import rows, session_of, with_batchnorm
+from tests.laws.support.host_reads import host_reads
+from tests.laws.support.loss_cases import CASES
+from tests.laws.support.nonfinite_tasks import bomb
+from tests.laws.support.tasks import rows, session_of, with_batchnorm
 
 Folder = Callable[[], Path]
 OPTIONS: dict[str, Any] = {

@@ -11,8 +11,15 @@ from torch import nn
 
 import surestep
 from surestep.record.checkpoint.discovery import list_checkpoints
-from tests.laws.tasks import Augmented, assert_moved, assert_same, session_of, snapshot, train
-from tests.laws.tasks import with_batchnorm as net
+from tests.laws.support.tasks import (
+    Augmented,
+    assert_moved,
+    assert_same,
+    session_of,
+    snapshot,
+    train,
+)
+from tests.laws.support.tasks import with_batchnorm as net
 
 Folder = Callable[[], Path]
 OPTIONS = {

@@ -7,7 +7,7 @@ then verify, and the resumed run equals one that was never killed, bit for bit.
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.torture.asked import ask
+from tests.torture.warm_process import ask
 
 Folder = Callable[[], Path]
 SIZES = [0, 1, 500, 1500, 2500, 4000]

@@ -11,7 +11,7 @@ from torch import nn
 import surestep
 from surestep.record.checkpoint import writer as saver
 from surestep.record.checkpoint.discovery import list_checkpoints
-from tests.laws.tasks import Augmented, session_of, with_batchnorm
+from tests.laws.support.tasks import Augmented, session_of, with_batchnorm
 
 Folder = Callable[[], Path]
 OPTIONS = {"max_steps": 20, "batch_size": 9, "average": {"kind": "ema"}}

@@ -22,9 +22,9 @@ from surestep.config.config import Config, iter_options
 from surestep.trainer.config_diff import resume_effect
 from surestep.trainer.session import Session
 from tests import tiny
-from tests.laws.tasks import snapshot, with_batchnorm
+from tests.laws.support.option_values import AS_SAID, ONLY_VALUE, WISHES, Wish, task_of
+from tests.laws.support.tasks import snapshot, with_batchnorm
 from tests.laws.test_law_9_honest import held
-from tests.laws.wishes import AS_SAID, ONLY_VALUE, WISHES, Wish, task_of
 
 SAVED_AT, END = 2, 6
 

@@ -1,7 +1,7 @@
-"""Law 9: an explicit wish is never replaced; what is not known is shown as not known.
+"""Law 9: a set option is never replaced; an unknown number is shown as unknown.
 
-Every option of the Config stands in `wishes.py` with a value that is not its default, and what the
-Plan must hold for it. An option that is missing there fails the test.
+`support/option_values.py` has for every option of the Config a value that is not its default, and
+what the Plan must hold for it. An option that is missing there fails the test.
 """
 
 import math
@@ -20,8 +20,8 @@ from surestep.engine.plan.plan import Plan
 from surestep.engine.plan.system import read_facts
 from surestep.trainer import planning
 from surestep.trainer.planning import plan_task
-from tests.laws.tasks import Augmented, mlp, rows, session_of, with_batchnorm
-from tests.laws.wishes import AS_SAID, ONLY_VALUE, SAMPLES, WISHES, task_of
+from tests.laws.support.option_values import AS_SAID, ONLY_VALUE, SAMPLES, WISHES, task_of
+from tests.laws.support.tasks import Augmented, mlp, rows, session_of, with_batchnorm
 
 Folder = Callable[[], Path]
 

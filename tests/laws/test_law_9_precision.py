@@ -13,7 +13,7 @@ from surestep.config.config import Config
 from surestep.engine.plan.plan import TaskInfo
 from surestep.engine.plan.system import SystemInfo, read_facts
 from surestep.engine.rules.resolve import resolve
-from tests.laws.tasks import rows, session_of
+from tests.laws.support.tasks import rows, session_of
 
 Folder = Callable[[], Path]
 SEEN = {

@@ -54,13 +54,12 @@ from surestep.trainer import config_diff as lengthening
 from surestep.trainer import run_identity as identity
 from tests.laws.test_buffers import Observed, task_of
 from tests.laws.test_buffers import check_resume as check_buffers
-from tests.laws.test_law_1_cutting import check_cut, check_nothing_to_learn
 from tests.laws.test_law_1_several_losses import check_cut as check_several
+from tests.laws.test_law_1_splitting import check_cut, check_nothing_to_learn
 from tests.laws.test_law_1_transforms import check_mixed, check_own
 from tests.laws.test_law_2_extending import check_extended
-from tests.laws.test_law_2_global_draws import check_draws, early_draws, late_draws
+from tests.laws.test_law_2_global_generators import check_draws, early_draws, late_draws
 from tests.laws.test_law_2_kills import check_kills
-from tests.laws.test_law_2_orders import check_order
 from tests.laws.test_law_2_resuming import (
     OwnNoise,
     check_callback_state,
@@ -70,13 +69,14 @@ from tests.laws.test_law_2_resuming import (
 )
 from tests.laws.test_law_2_rollback import check_resumed, check_rollback
 from tests.laws.test_law_2_rollback_kills import check_killed_back
+from tests.laws.test_law_2_samplers import check_order
 from tests.laws.test_law_2_stream_states import check_own_state, take_state_after_prefetch
 from tests.laws.test_law_3_fp16 import check_clip
 from tests.laws.test_law_3_parameter_groups import check_layers, check_switch
 from tests.laws.test_law_3_plain_torch import GIVEN, check_exact, check_usual
 from tests.laws.test_law_3_plain_torch import check_schedule as check_rates
+from tests.laws.test_law_4_callbacks import check_callback, check_evaluation, check_workers
 from tests.laws.test_law_4_diagnosis import check_untouched
-from tests.laws.test_law_4_watching import check_callback, check_evaluation, check_workers
 from tests.laws.test_law_5_fp16 import check_overflow
 from tests.laws.test_law_5_skipping import check_failure, check_skips
 from tests.laws.test_law_6_calls import check_calls, check_files
@@ -88,8 +88,8 @@ from tests.laws.test_law_8_reading import check_reading
 from tests.laws.test_law_9_changes import check_change
 from tests.laws.test_law_9_honest import check_unknown, check_wish
 from tests.laws.test_law_9_precision import check_precision
-from tests.laws.test_law_9_refusals import check_refusal
-from tests.torture import asked
+from tests.laws.test_law_9_rejections import check_refusal
+from tests.torture import warm_process
 from tests.torture.cases import Case
 from tests.trainer.test_replay import check_kept, check_replay
 
@@ -350,11 +350,15 @@ MUTATIONS = [
         ),
         (
             "killed, what is left out is not loaded",
-            instead(asked, "broken", "what is left out is not loaded"),
+            instead(warm_process, "broken", "what is left out is not loaded"),
             check_killed_back,
         ),
         *(
-            (f"killed, {name}", instead(asked, "broken", name), partial(check_kills, case=case))
+            (
+                f"killed, {name}",
+                instead(warm_process, "broken", name),
+                partial(check_kills, case=case),
+            )
             for name, case in {
                 "augmentation by history": Case(workers="other", augmentation="numpy"),
                 "dropout by history": Case(data="tensors"),
@@ -532,7 +536,11 @@ MUTATIONS = [
             check_damage,
         ),
         *(
-            (name, instead(asked, "broken", name), partial(check_calls_of_a_save, calls=calls))
+            (
+                name,
+                instead(warm_process, "broken", name),
+                partial(check_calls_of_a_save, calls=calls),
+            )
             for name, calls in {
                 "a checkpoint has its name before its files": [6],
                 "the old checkpoints are deleted first": [12],

@@ -19,7 +19,7 @@ import torch
 import surestep
 from surestep.base.errors import Preempted
 from surestep.trainer.fit import fit
-from tests.multi_rank import zero
+from tests.multi_rank import deepspeed_engine
 from tests.multi_rank.cases import (
     CASES,
     OF_PARTS,
@@ -30,10 +30,10 @@ from tests.multi_rank.cases import (
     task,
     trained,
 )
-from tests.multi_rank.kinds import KINDS, OF_RANKS, REFUSED, resume_stream
-from tests.multi_rank.on_parts import ON_PARTS, run
-from tests.multi_rank.shards import CUT, SHARDS, shards
-from tests.multi_rank.ways import CROSSED, WAYS, cells, resume_cells
+from tests.multi_rank.shard_options import ON_PARTS, run
+from tests.multi_rank.sharded_kinds import CUT, SHARDS, shards
+from tests.multi_rank.strategies import CROSSED, WAYS, cells, resume_cells
+from tests.multi_rank.training_kinds import KINDS, OF_RANKS, REFUSED, resume_stream
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -156,13 +156,16 @@ def of_two(out: Path) -> Iterator[Act]:
         act = partial(failing, out / f"{name} in parts", parallel={"strategy": "fsdp"})
         yield ("in parts", name), act
     by_zero = [(stage, f"zero-{stage}", {}) for stage in range(4)]
-    by_zero += [(stage, f"zero-{stage} bf16", zero.BF16) for stage in (1, 2)]
+    by_zero += [(stage, f"zero-{stage} bf16", deepspeed_engine.BF16) for stage in (1, 2)]
     for stage, name, said in by_zero:
-        yield f"{name} gone on", partial(zero.gone_on, out / name, stage, **said)
-        yield f"{name} skipped", partial(zero.skipped, out / f"{name}-skipped", stage, **said)
-    yield "timed", partial(zero.timed, out / "timed")
+        yield f"{name} gone on", partial(deepspeed_engine.gone_on, out / name, stage, **said)
+        yield (
+            f"{name} skipped",
+            partial(deepspeed_engine.skipped, out / f"{name}-skipped", stage, **said),
+        )
+    yield "timed", partial(deepspeed_engine.timed, out / "timed")
     for kind in ("ddp", "deepspeed"):
-        yield ("buffers", kind), partial(zero.buffers, out / f"buffers of {kind}", kind)
+        yield ("buffers", kind), partial(deepspeed_engine.buffers, out / f"buffers of {kind}", kind)
 
 
 def goes_on(out: Path) -> Iterator[Act]:

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from tests.multi_rank.cases import CASES, POISONED, half, own_batches
-from tests.multi_rank.kinds import KINDS, half_of_a_stream
-from tests.multi_rank.on_parts import ON_PARTS, run
-from tests.multi_rank.shards import SHARDS
+from tests.multi_rank.shard_options import ON_PARTS, run
+from tests.multi_rank.sharded_kinds import SHARDS
+from tests.multi_rank.strategies import CUTS, OPTIMIZERS, Cell, resume_cells
 from tests.multi_rank.torchrun import check_ended_well
 from tests.multi_rank.torchrun import launch as torchrun
-from tests.multi_rank.ways import CUTS, OPTIMIZERS, Cell, resume_cells
+from tests.multi_rank.training_kinds import KINDS, half_of_a_stream
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from surestep.record.run import Run
-from tests.multi_rank import mortal
+from tests.multi_rank import killed_recipe
 from tests.multi_rank.torchrun import called, check_ended_well, last_weights, launch
 from tests.needs import needs
 
@@ -22,7 +22,7 @@ mixed_precision: 'no'
 use_cpu: true
 main_process_port: 0
 """
-TRAIN = ["-m", "surestep", "train", str(Path(mortal.__file__)), "--run-folder"]
+TRAIN = ["-m", "surestep", "train", str(Path(killed_recipe.__file__)), "--run-folder"]
 
 
 @pytest.fixture(scope="module")

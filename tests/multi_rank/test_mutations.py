@@ -21,9 +21,9 @@ from tests.multi_rank.checks import (
     check_stopped,
     check_weights,
 )
+from tests.multi_rank.deepspeed_mutations import check_zero
 from tests.multi_rank.forked import Ended, ended
-from tests.multi_rank.mutated import CASES, MANY, MUTATIONS
-from tests.multi_rank.mutated_zero import check_zero
+from tests.multi_rank.mutations import CASES, MANY, MUTATIONS
 from tests.multi_rank.torchrun import called, check_ended_well
 
 ALONE = (
@@ -46,7 +46,7 @@ class Came(NamedTuple):
 @pytest.fixture(scope="module")
 def came(tmp_path_factory) -> dict[str, Came]:
     folder = tmp_path_factory.mktemp("mutations")
-    check_ended_well(called([sys.executable, "-m", "tests.multi_rank.mutated", str(folder)]))
+    check_ended_well(called([sys.executable, "-m", "tests.multi_rank.mutations", str(folder)]))
     return {
         name: Came(how, [torch.load(each) for each in sorted(folder.glob(f"{name}-[01].pt"))])
         for name, how in ended(folder, [*CASES, *MUTATIONS]).items()

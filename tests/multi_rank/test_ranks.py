@@ -20,8 +20,8 @@ from tests.multi_rank.checks import (
     distance,
     same,
 )
-from tests.multi_rank.on_parts import ON_PARTS
-from tests.multi_rank.ways import CROSSED, GOES_ON, WAYS, Cell, cells, resume_cells
+from tests.multi_rank.shard_options import ON_PARTS
+from tests.multi_rank.strategies import CROSSED, GOES_ON, WAYS, Cell, cells, resume_cells
 
 TOLERANCE = {"fp64": 1e-12}
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from surestep.record.run import Run
-from tests.multi_rank.mortal import config
+from tests.multi_rank.killed_recipe import config
 from tests.multi_rank.torchrun import (
     UNHARMED,
     check_ended_well,
@@ -23,7 +23,7 @@ def killed(tmp_path_factory) -> Path:
     Before it, run a sharded model, killed once.
     """
     folder = tmp_path_factory.mktemp("restarts")
-    again = ["2", "--max-restarts", "4", "-m", "tests.multi_rank.restarted", str(folder)]
+    again = ["2", "--max-restarts", "4", "-m", "tests.multi_rank.restarted_runs", str(folder)]
     deaths = {"DEATHS": "- 1@3 0+1@7 save@8 SIGTERM@9", "PART_DEATHS": "part@6"}
     stopped = launch(*again, **deaths, SLOW_SAVES="0.3")
     (folder / "status").write_text(Run(folder / "killed").status["status"])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.multi_rank.shards import shards
+from tests.multi_rank.sharded_kinds import shards
 from tests.multi_rank.test_ranks import distance
 
 

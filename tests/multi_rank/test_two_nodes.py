@@ -66,7 +66,7 @@ def start(folder: Path, where: dict[str, list[str]], deaths: str) -> Started:
     for node in NODES:
         named = ["unshare", "--uts", "sh", "-c", f'hostname {node} && exec "$@"', "sh"]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
-        child = ["-m", "tests.multi_rank.restarted", str(folder), *OPTIONS]
+        child = ["-m", "tests.multi_rank.restarted_runs", str(folder), *OPTIONS]
         said = {"DEATHS": deaths, "SLOW_SAVES": "0", "LINK": link(node), "OMP_NUM_THREADS": "1"}
         with (folder / node).open("w") as output:
             started[node] = subprocess.Popen(

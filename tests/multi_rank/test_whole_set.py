@@ -6,7 +6,7 @@ import pytest
 
 from surestep.engine.metrics import spool
 from tests.multi_rank.torchrun import check_ended_well, launch
-from tests.multi_rank.whole import all_cases
+from tests.multi_rank.whole_set_metrics import all_cases
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,9 @@ def one(tmp_path_factory):
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    check_ended_well(launch(str(request.param), "-m", "tests.multi_rank.whole", str(folder)))
+    check_ended_well(
+        launch(str(request.param), "-m", "tests.multi_rank.whole_set_metrics", str(folder))
+    )
     files = [folder / f"rank-{rank}.json" for rank in range(request.param)]
     return [json.loads(each.read_text(encoding="utf-8")) for each in files]
 

@@ -9,10 +9,13 @@ from pathlib import Path
 import torch
 
 from surestep.record.run import Run
-from tests.multi_rank.mortal import task
+from tests.multi_rank.killed_recipe import task
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-UNHARMED = {"DEATHS": "", "SLOW_SAVES": "0"}  # the settings of `mortal.py` for an undisturbed run
+UNHARMED = {
+    "DEATHS": "",
+    "SLOW_SAVES": "0",
+}  # the settings of `killed_recipe.py` for an undisturbed run
 
 
 def launch(*words: str, timeout_s: float = 600, **said: str) -> subprocess.CompletedProcess[str]:

@@ -9,8 +9,8 @@ from surestep.base.errors import ConfigError
 from surestep.engine.plan.batching import epoch_permutation
 from surestep.record.io import read_json
 from surestep.record.skipped_samples import read_samples, summarize_skips
-from tests.laws.bombs import BATCH, SAMPLES, bomb
-from tests.laws.tasks import session_of
+from tests.laws.support.nonfinite_tasks import BATCH, SAMPLES, bomb
+from tests.laws.support.tasks import session_of
 from tests.laws.test_law_5_skipping import EVERY
 
 OPTIONS = {

@@ -68,7 +68,7 @@ def calls(folder: Path, _: int, seed: int) -> Found:
 
 def flips(folder: Path, wanted: int, seed: int) -> Found:
     """Damage every file of a checkpoint."""
-    from tests.torture.flips import damage_all
+    from tests.torture.corruption import damage_all
 
     return damage_all(folder, wanted, seed=seed)
 

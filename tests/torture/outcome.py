@@ -13,7 +13,7 @@ from torch import Tensor
 from surestep import Callback
 from surestep.engine.state.state import State
 from surestep.trainer.session import Session
-from tests.laws.tasks import snapshot, tensors_in
+from tests.laws.support.tasks import snapshot, tensors_in
 
 
 def digest(tensor: Tensor) -> str:

@@ -14,7 +14,7 @@ _WAYS = ("1@{0}", "0@{0}", "0+1@{0}", "save@{1}")
 def restart(folder: Path, wanted: int, _: int) -> tuple[dict[str, Any], list[str]]:
     """Kill this many attempts; compare with a run that was not killed."""
     deaths = [_WAYS[n % len(_WAYS)].format(2 * n + 3, 2 * n + 4) for n in range(wanted)]
-    recipe = str(Path(__file__).parents[1] / "multi_rank" / "mortal.py")
+    recipe = str(Path(__file__).parents[1] / "multi_rank" / "killed_recipe.py")
     train = ["-m", "surestep", "train", recipe, "--max-steps", str(2 * wanted + 5), "--run-folder"]
     whole = launch("2", *train, str(folder / "whole"))
     killed = launch(

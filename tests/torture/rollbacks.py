@@ -14,9 +14,9 @@ from surestep.record.events import read_events
 from surestep.trainer.fit import fit
 from surestep.trainer.session import Session
 from surestep.trainer.spike_rollback import SpikeWatch
-from tests.laws.spikes import BATCH, DECAY, LR, task_of
-from tests.torture.breakages import BREAKAGES
+from tests.laws.support.spike_task import BATCH, DECAY, LR, task_of
 from tests.torture.forked import Child
+from tests.torture.mutations import BREAKAGES
 from tests.torture.outcome import differences, outcome
 
 WITHIN_S = {"spike": 0.02, "back": 0.04}  # of the log point with the rollback, and after it

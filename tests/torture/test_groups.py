@@ -4,8 +4,8 @@ import random
 
 import torch
 
-from tests.torture.asked import ask
 from tests.torture.groups import Group
+from tests.torture.warm_process import ask
 
 
 def test_killed_data_workers_are_named_and_cost_nothing(tmp_path):

@@ -1,6 +1,6 @@
 """The small version of `make torture`: no run is lost, no corrupt checkpoint is loaded."""
 
-from tests.torture.asked import ask
+from tests.torture.warm_process import ask
 
 
 def test_kills_during_a_save_lose_nothing(tmp_path):

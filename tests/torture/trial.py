@@ -12,9 +12,9 @@ from typing import Any
 import surestep
 from surestep.trainer.fit import fit
 from surestep.trainer.session import Session
-from tests.torture.breakages import BREAKAGES
 from tests.torture.cases import Case
 from tests.torture.forked import Child
+from tests.torture.mutations import BREAKAGES
 from tests.torture.outcome import Trace, differences, outcome, read_events
 from tests.torture.phases import Deadly, Phases, Slow, Watch, hit, slow_accuracy
 from tests.torture.recipe import SAVE_EVERY, STEPS, WIDTH, config, task

@@ -67,7 +67,7 @@ def _kills(folder: str, **more: Any) -> dict[str, Any]:
 
 
 def _flips(folder: str, **more: Any) -> dict[str, Any]:
-    from tests.torture.flips import damage_all
+    from tests.torture.corruption import damage_all
 
     ends, wrong = damage_all(Path(folder), **more)
     return {"ends": ends, "wrong": wrong}

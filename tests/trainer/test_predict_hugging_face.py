@@ -9,7 +9,7 @@ from torch import nn
 
 import surestep
 from tests import tiny
-from tests.laws.hugging_face import TOKENS, WORDS, gpt2, masked
+from tests.laws.support.hugging_face_models import TOKENS, WORDS, gpt2, masked
 
 
 def perplexity(logits, labels):

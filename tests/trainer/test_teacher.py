@@ -9,8 +9,8 @@ import surestep
 from surestep.base.errors import TaskError
 from surestep.record.events import read_events
 from tests import tiny
-from tests.laws import plain
-from tests.laws.tasks import mlp, rows, session_of
+from tests.laws.support import plain
+from tests.laws.support.tasks import mlp, rows, session_of
 
 X, Y = rows()
 DISTIL = surestep.losses.distillation(temperature=3.0, alpha=0.7)

@@ -11,7 +11,7 @@ from surestep.engine.data.order import FilteredOrder, excluded_samples
 from surestep.engine.losses.base import LossModule
 from surestep.engine.plan.batching import epoch_permutation
 from surestep.engine.plan.specs import ExcludedSamples
-from tests.laws.tasks import Augmented, mlp, rows, session_of
+from tests.laws.support.tasks import Augmented, mlp, rows, session_of
 
 SKIPPED = (3, 17, 54)
 REST = [index for index in range(55) if index not in SKIPPED]

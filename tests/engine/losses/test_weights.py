@@ -10,7 +10,7 @@ from surestep.base.errors import DataError
 from surestep.engine.losses.adapt import as_loss
 from surestep.trainer.planning import plan_task
 from tests import tiny
-from tests.laws.tasks import assert_same, mlp, rows, session_of, snapshot
+from tests.laws.support.tasks import assert_same, mlp, rows, session_of, snapshot
 
 X, Y = rows()
 Y[Y == 2] = torch.tensor([0, 2]).repeat(55)[: int((Y == 2).sum())]  # so that class 2 is rare

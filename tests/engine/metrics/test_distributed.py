@@ -5,7 +5,7 @@ import torchmetrics
 from surestep.base.errors import TaskError
 from surestep.engine.distributed.communicator import ALONE
 from surestep.engine.metrics.distributed import check_metrics, sync_metrics
-from tests.multi_rank.kinds import Averaged, Own, Spread
+from tests.multi_rank.training_kinds import Averaged, Own, Spread
 
 
 def test_metrics_whose_states_are_sums_lists_and_functions_pass():

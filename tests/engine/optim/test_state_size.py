@@ -5,8 +5,8 @@ from torch import nn
 from surestep.engine.optim.registry import BUILT_IN as OPTIMIZERS
 from surestep.engine.profile.memory_estimate import estimate_memory
 from tests import tiny
-from tests.laws.breadth.optimizers import Words, wide
-from tests.laws.cases import tokens
+from tests.laws.support.loss_cases import tokens
+from tests.laws.support.registry_entries.optimizers import Words, wide
 
 MORE = [
     ("adam", {"amsgrad": True}),

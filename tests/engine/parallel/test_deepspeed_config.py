@@ -9,8 +9,8 @@ import torch
 
 from surestep.base.errors import ConfigError
 from surestep.engine.parallel.deepspeed.config import PASSED
+from tests.laws.support.option_values import MANY, ZERO
 from tests.laws.test_law_9_honest import plan_of
-from tests.laws.wishes import MANY, ZERO
 from tests.tiny import TWO_GPUS
 
 SAID = {**ZERO, "batch_size": 16, "micro_batch_size": 4, "max_grad_norm": 0.5, "optim.lr": 0.01}

@@ -1,0 +1,1 @@
+"""Tasks, plain loops and cases that the tests of the laws share."""

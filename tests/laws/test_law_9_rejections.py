@@ -1,0 +1,145 @@
+"""Law 9: a wish that cannot be kept is an error that says what to type instead."""
+
+import ast
+import re
+import sys
+from ast import literal_eval
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from torch import nn
+
+import surestep
+from surestep.base.errors import ConfigError
+from surestep.config.config import Config, iter_options, option_info
+from surestep.engine import rules
+from surestep.engine.plan.context import PlanContext
+from surestep.engine.plan.system import read_facts
+from surestep.engine.rules.requirements import requirements_of
+from surestep.trainer import planning
+from surestep.trainer.planning import plan_task
+from tests.laws.support.option_values import MANY, WISHES
+from tests.laws.support.rejected_options import CANNOT, UNMET, VAL
+from tests.laws.support.tasks import mlp, rows
+from tests.tiny import TWO_GPUS
+
+
+def task_of(**parts: Any) -> surestep.Task:
+    usual = {"model": mlp(), "loss": nn.CrossEntropyLoss(), "train": rows(50)}
+    return surestep.Task(**{**usual, **parts})
+
+
+def plan(said: dict[str, Any], parts: dict[str, Any]) -> None:
+    """Plan; `parts` may bring another machine's facts beside parts of the Task."""
+    own = {name: part for name, part in parts.items() if name != "facts"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "read_facts", parts.get("facts", read_facts))
+        plan_task(task_of(**own), Config.from_options({"epochs": 1, **said}))
+
+
+def check_refusal(said: dict[str, Any], parts: dict[str, Any], words: str) -> None:
+    """Ask for what cannot be; the error names what was said and holds what to type."""
+    with pytest.raises(ConfigError) as caught:
+        plan(said, parts)
+    message = str(caught.value)
+    assert words in message
+    named = any(name in message or str(value) in message for name, value in said.items())
+    assert named or not said  # the Task alone may be at fault
+
+
+@pytest.mark.parametrize(
+    ("said", "parts", "words"), CANNOT, ids=[" ".join(said) or "no option" for said, _, _ in CANNOT]
+)
+def test_wish_that_cannot_be_kept_is_refused_with_what_to_type(said, parts, words):
+    check_refusal(said, parts, words)
+
+
+@pytest.mark.parametrize("option", UNMET)
+def test_option_without_what_it_requires_is_rejected(option):
+    """Each requirement of each declaration, in each way that it can be unmet."""
+    assert UNMET[option]
+    tried = {words.removeprefix("requires ") for _, _, words in UNMET[option]}
+    assert tried == set(requirements_of(option))
+    for said, parts, words in UNMET[option]:
+        check_refusal(said, parts, f"{option}={said[option]!r} {words}")
+
+
+@pytest.mark.parametrize("option", UNMET)
+def test_value_that_the_message_proposes_is_accepted(option):
+    wish = WISHES[option]
+    for said, parts, _ in UNMET[option]:
+        with pytest.raises(ConfigError) as caught:
+            plan(said, parts)
+        proposed = re.search(r" Set ([\w.]+)=(\S+), or remove ", str(caught.value))
+        if proposed is None:  # data, processes or a backend: none of them is an option
+            assert re.search(r" (Pass Task\(val=|Start them with |Remove )", str(caught.value))
+            continue
+        name, value = proposed[1], literal_eval(proposed[2])
+        on_gpu = {"facts": lambda: replace(TWO_GPUS, launched=MANY["facts"]().launched)}
+        plan(
+            {**wish.along, name: value, option: said[option], "batch_size": 16},
+            {**VAL, **wish.parts, **(on_gpu if name == "device" else {})},
+        )
+
+
+SWITCHES = [
+    name
+    for name, declared in iter_options()
+    if bool in get_args(declared.annotation) and option_info(name).requires
+]
+
+
+@pytest.mark.parametrize("option", SWITCHES)
+def test_switch_that_is_off_requires_nothing(option):
+    plan({option: False}, {})
+
+
+def reject_calls() -> set[tuple[str, int]]:
+    """Return file and line of every call of `reject` in the rules."""
+    return {
+        (file.name, node.lineno)
+        for file in Path(rules.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "reject"
+    }
+
+
+def test_every_rejection_of_the_rules_is_tried(monkeypatch):
+    """A new call of `reject` without a case here fails."""
+    tried = set()
+    reject = PlanContext.reject
+
+    def record(k: PlanContext, message: str) -> None:
+        caller = sys._getframe(1)
+        tried.add((Path(caller.f_code.co_filename).name, caller.f_lineno))
+        reject(k, message)
+
+    monkeypatch.setattr(PlanContext, "reject", record)
+    for said, parts, _ in CANNOT:
+        with suppress(ConfigError):
+            plan(said, parts)
+    assert reject_calls() - tried == set()
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"lr": 0.1}, "'optim.lr'"),
+        ({"optim": {"learning_rate": 0.1}}, "optim.learning_rate"),
+        ({"batch_sise": 3}, "'batch_size'"),
+        ({"epochs": 1, "max_steps": 2}, "Set one of them"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"precision": "fp8"}, "'bf16'"),
+        ({"validation": {"every": "10 minutes"}}, "epochs, steps, items"),
+        ({"checkpoint": {"every": "often"}}, "'2 epochs'"),
+        ({"schedule": {"warmup": "120%"}}, "between 0% and 100%"),
+        ({"optim": {"betas": (0.9, 1.0)}}, "optim.betas"),
+    ],
+)
+def test_word_that_is_not_known_is_refused_with_those_that_are(said, words):
+    with pytest.raises(ConfigError) as caught:
+        Config(**said)
+    assert words in str(caught.value)

@@ -1,0 +1,159 @@
+"""Kinds of training that must be equal on shards and full parameters: FSDP and ZeRO."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+import surestep
+from surestep import batch_transforms, samplers
+from surestep.trainer.fit import fit
+from surestep.trainer.session import Session
+from tests.laws.support import spike_task
+from tests.multi_rank import deepspeed_engine, fsdp
+from tests.multi_rank.cases import data, net, opened, task, trained
+from tests.multi_rank.shard_options import Deep
+from tests.multi_rank.training_kinds import Found, Rows, clock_of, streaming
+
+Kind = Callable[..., Found]
+
+
+def whole_weights(session: Session) -> dict[str, Tensor]:
+    """Return the full weights by name."""
+    if session.plan.parallel_strategy != "deepspeed":
+        return fsdp.whole_weights(session)
+    whole, first = deepspeed_engine.whole_weights(session), {}
+    for name, each in session.model.named_parameters():
+        first[id(each)] = name
+    state = session.model.state_dict(keep_vars=True).items()
+    return {name: whole[first[id(each)]] if id(each) in first else each for name, each in state}
+
+
+def of(make: Callable[[], surestep.Task], **said: Any) -> Kind:
+    """Return a function that trains a Task with options and takes more options."""
+
+    def run(folder: Path, **more: Any) -> Found:
+        return trained(folder, make(), weights=whole_weights, **{"max_steps": 8, **said, **more})
+
+    return run
+
+
+def two_sources() -> surestep.Task:
+    x, y = data()
+    order = samplers.mixture({"first": 0.3, "rest": 0.7})
+    train = {"first": (x[:30], y[:30]), "rest": (x[30:], y[30:])}
+    return surestep.Task(net, nn.CrossEntropyLoss(), train=train, val=(x, y), sampler=order)
+
+
+def poisoned() -> surestep.Task:
+    """Make a task with a NaN sample in the first epoch."""
+    x, y = data()
+    x[59] = float("nan")
+    return task((x, y))
+
+
+def deep() -> surestep.Task:
+    return task(model=Deep)
+
+
+def rolled_back(folder: Path, **more: Any) -> Found:
+    """Train over a loss spike, with a rollback."""
+    options = {
+        **{"max_steps": 120, "batch_size": spike_task.BATCH, "on_spike": "rollback"},
+        **{"optim": {"lr": spike_task.LR, "weight_decay": spike_task.DECAY}},
+        **{"checkpoint": {"every": "20 steps"}, "logging": {"every": "25 steps"}},
+    }
+    with opened(folder, spike_task.task_of(), **options, **more) as session:
+        fit(session)
+        found = done(session)
+    return {**found, "back": session.state.spikes.rollbacks}
+
+
+def by_the_clock(folder: Path, **more: Any) -> Found:
+    """Save by time, with different clocks on the ranks."""
+    rank = int(os.environ.get("RANK", "0"))
+    every = {"checkpoint": {"every": "0.12 minutes", "keep_last": 50}}
+    with clock_of(rank), opened(folder, task(), **every, **more) as session:
+        fit(session)
+        found = done(session)
+    return {**found, "saved": len(list(folder.glob("checkpoints/step-*")))}
+
+
+def stopped_early(folder: Path, **more: Any) -> Found:
+    """Stop when an evaluation is not better than an earlier one."""
+    options = {"early_stop": {"patience": 2}, "validation": {"every": "2 steps"}}
+    said = {"max_steps": 60, "optim": {"lr": 0.2}, **options}
+    with opened(folder, task(), **said, **more) as session:
+        fit(session)
+        return done(session)
+
+
+def compiled(folder: Path, **more: Any) -> Found:
+    """Compile the sharded blocks, with a backend that takes no time."""
+    own, blocks, stats = torch.compile, [], counters["stats"]
+
+    def quick(call: Callable[..., Any], **options: Any) -> Any:
+        blocks.append(call)
+        return own(call, backend="aot_eager")
+
+    torch._dynamo.reset()
+    before = stats["calls_captured"]
+    said = {"compile": "default"} if more else {}
+    torch.compile = quick
+    try:
+        found = of(deep, micro_batch_size=5)(folder, **said, **more)
+    finally:
+        torch.compile = own
+    return {**found, "blocks": len(blocks), "operations": stats["calls_captured"] - before}
+
+
+def done(session: Session) -> Found:
+    return {"weights": whole_weights(session), "place": tuple(session.state.progress)}
+
+
+MIXUP = batch_transforms.mixup(0.4, classes=3)
+SHARDS: dict[str, Kind] = {
+    "stream": of(lambda: streaming(Rows()), micro_batch_size=3),
+    "two sources": of(two_sources, micro_batch_size=3),
+    "mixup": of(lambda: task(batch_transform=MIXUP), micro_batch_size=3),
+    "skipping": of(poisoned, on_nonfinite="skip"),
+    "ema": of(task, average={"kind": "ema", "decay": 0.9}),
+    "swa": of(task, average={"kind": "swa", "start": "5 steps"}),
+    "recomputed": of(deep, activation_checkpointing="on", micro_batch_size=3),
+    "rollback": rolled_back,
+    "clock": by_the_clock,
+    "early stop": stopped_early,
+    "compiled": compiled,
+}
+CUT: dict[str, dict[str, Any]] = {
+    "full": {"strategy": "fsdp", "shard": "full"},
+    "grad_op": {"strategy": "fsdp", "shard": "grad_op"},
+    "hybrid": {"strategy": "fsdp", "shard": "hybrid", "shard_size": 2},
+    "offload": {"strategy": "fsdp", "offload": "all"},
+    **{f"zero-{stage}": deepspeed_engine.options(stage)["parallel"] for stage in (2, 3)},
+    "zero offload": {**deepspeed_engine.options(3)["parallel"], "offload": "all"},
+}
+# The rollback takes 120 steps and is the same for each sharding.
+LONG = ("rollback", "clock", "early stop")
+OF_COPIES = ("ema", "swa")  # rejected under ZeRO 3, which has no full parameters
+UNCOMPILED = ("compiled",)  # rejected with DeepSpeed
+FULL = ("mixup", "skipping", "ema", "recomputed", "compiled")
+OFFLOADED = ("recomputed", "skipping", "ema")
+
+
+def shards(ranks: int) -> list[tuple[str, str]]:
+    """List what runs on a number of ranks, as (sharding, kind)."""
+    if ranks == 4:
+        return [("hybrid", kind) for kind in SHARDS if kind not in (*LONG, *UNCOMPILED)]
+    return [
+        *(("grad_op", kind) for kind in SHARDS),
+        *(("full", kind) for kind in FULL),
+        *(("offload", kind) for kind in OFFLOADED),
+        *(("zero-2", kind) for kind in SHARDS if kind not in UNCOMPILED),
+        *(("zero-3", kind) for kind in SHARDS if kind not in (*LONG, *OF_COPIES, *UNCOMPILED)),
+        ("zero offload", "skipping"),
+    ]

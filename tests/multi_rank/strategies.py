@@ -1,0 +1,178 @@
+"""Every strategy with every split of a batch and two optimizers.
+
+A strategy runs all of them on the fewest ranks, and each split once on more.
+
+A new strategy adds one row here; the launches of `test_ranks.py` then run its cells.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from surestep import Task
+from surestep.trainer.session import Session
+from tests.multi_rank import deepspeed_engine, fsdp
+from tests.multi_rank.cases import SGD, data, half, opened, task, trained
+from tests.multi_rank.memory import held_bytes
+from tests.multi_rank.traffic import traffic_of_a_step
+
+
+def plain_weights(session: Session) -> dict[str, Tensor]:
+    return {name: each.clone() for name, each in session.model.state_dict().items()}
+
+
+def shown_by_all(session: Session) -> dict[str, Any]:
+    """Return what a rank holds, and the traffic of a step."""
+    held = sum(each.numel() for each in session.model.parameters())
+    return {"held": held, "traffic": traffic_of_a_step(session)}
+
+
+@dataclass(frozen=True)
+class Way:
+    """One strategy.
+
+    Attributes:
+        options: of the Config.
+        ranks: the numbers of ranks it runs on.
+        weights: returns the full weights, on each rank.
+        shows: called on a rank after training; returns evidence of what the strategy does.
+        proves: checks the evidence, given the number of ranks.
+        tolerance: of law 1, |a - b| / |a| over all weights after 20 steps.
+    """
+
+    options: Mapping[str, Any]
+    proves: Callable[[Mapping[str, Any], int], None]
+    ranks: tuple[int, ...] = (2, 4)
+    weights: Callable[[Session], dict[str, Tensor]] = plain_weights
+    shows: Callable[[Session], dict[str, Any]] = shown_by_all
+    tolerance: float = 1e-6
+
+
+WHOLE = sum(each.numel() for each in task().build_model().parameters())
+# The loss in one number; items, requests and time in 9 numbers each.
+CARGO = 1 + 9 + 2
+
+
+def _is_ddp(shown: Mapping[str, Any], ranks: int) -> None:
+    """Check that each rank has a replica and reduces one bucket of gradients, as plain DDP.
+
+    The bucket also holds the loss and values of the host: the items as nine digits, requests of
+    ranks, and the time.
+    """
+    assert shown["held"] == WHOLE
+    assert shown["traffic"] == {"all_reduce": [WHOLE + CARGO]}
+
+
+def _fsdp(shard: str, ranks: tuple[int, ...] = (2, 4), **more: Any) -> Way:
+    options = {"parallel": {"strategy": "fsdp", "shard": shard, **more}}
+    return Way(options, fsdp.proves(shard), ranks, fsdp.whole_weights, fsdp.shows(shard))
+
+
+def shown_by_accelerate(session: Session) -> dict[str, Any]:
+    accelerator = session.loop.parts.strategy.accelerator
+    told = {"type": str(accelerator.distributed_type), "processes": accelerator.num_processes}
+    return {**shown_by_all(session), **told}
+
+
+def _is_accelerate(shown: Mapping[str, Any], ranks: int) -> None:
+    assert shown["type"] == "DistributedType.MULTI_CPU"
+    assert shown["processes"] == ranks
+    _is_ddp(shown, ranks)
+
+
+WAYS = {
+    "ddp": Way({"parallel": {"strategy": "ddp"}}, _is_ddp),
+    "fsdp-full": _fsdp("full"),
+    "fsdp-grad_op": _fsdp("grad_op"),
+    "fsdp-hybrid": _fsdp("hybrid", (4,), shard_size=2),
+    **{
+        f"zero-{stage}": Way(
+            {"parallel": {"strategy": "deepspeed", "zero_stage": stage}},
+            deepspeed_engine.is_stage(stage),
+            ranks=(2, 4) if stage == 3 else (2,),
+            weights=deepspeed_engine.whole_weights,
+            shows=deepspeed_engine.shown_by_engine,
+        )
+        for stage in range(4)
+    },
+    "accelerate": Way(
+        {"parallel": {"strategy": "accelerate"}}, _is_accelerate, shows=shown_by_accelerate
+    ),
+}
+
+# Samples of an epoch and micro-batch size, for batches of 20: 10 a rank on 2 ranks.
+CUTS: dict[str, tuple[int, int | None]] = {
+    "one micro-batch": (100, None),
+    "uneven": (100, 3),
+    "leftover": (110, 4),
+    "an empty rank": (101, None),
+}
+GOES_ON = ("uneven", "adamw")
+ONCE = [
+    *(("one micro-batch", "adamw"), ("uneven", "adamw")),
+    *(("leftover", "sgd"), ("an empty rank", "sgd")),
+]
+# Resumes between two strategies that both shard.
+CROSSED = [
+    *(("fsdp-full", "zero-1"), ("fsdp-full", "zero-3")),
+    *(("zero-1", "fsdp-full"), ("zero-3", "fsdp-full")),
+]
+OPTIMIZERS: dict[str, dict[str, Any]] = {"adamw": {"lr": 1e-2}, "sgd": SGD}
+
+
+@dataclass(frozen=True)
+class Cell:
+    way: str
+    cut: str
+    optimizer: str
+
+    def run(self, folder: Path, way: Way | None) -> dict[str, Any]:
+        """Train or resume to 20 steps; in one process without a strategy."""
+        made, options = self._made(way)
+        if way is None:
+            return trained(folder, made(), **options)
+
+        def shows(session: Session) -> dict[str, Any]:
+            return {**way.shows(session), "bytes": held_bytes(session)}
+
+        return trained(folder, made(), weights=way.weights, shows=shows, **options)
+
+    def half(self, folder: Path, way: Way | None) -> None:
+        """Stop after 7 steps with a checkpoint, written during the eighth."""
+        made, options = self._made(way)
+        half(folder, made, **options, checkpoint={"async_save": True})
+
+    def measured(self, folder: Path, way: Way | None) -> dict[str, Any]:
+        """Evaluate the weights of the last checkpoint, then the restored weights of the model."""
+        made, options = self._made(way)
+        with opened(folder, made(), **options) as session:
+            return {
+                "last": session.evaluate_checkpoint("val", "last"),
+                "own": session.evaluate("val"),
+            }
+
+    def _made(self, way: Way | None) -> tuple[Callable[[], Task], dict[str, Any]]:
+        samples, size = CUTS[self.cut]
+        options: dict[str, Any] = {"micro_batch_size": size, "optim": OPTIMIZERS[self.optimizer]}
+        more = {} if way is None else way.options
+        return lambda: task(data(samples=samples)), {**options, **more}
+
+
+def resume_cells(ranks: int) -> dict[str, Cell]:
+    """Return the cells whose runs are resumed on a number of ranks."""
+    return {way: Cell(way, *GOES_ON) for way, each in WAYS.items() if ranks in each.ranks}
+
+
+def cells(ranks: int) -> dict[tuple[str, str, str], Cell]:
+    """Return the cells of a number of ranks."""
+    return {
+        (way, cut, optimizer): Cell(way, cut, optimizer)
+        for way, each in WAYS.items()
+        if ranks in each.ranks
+        for cut in CUTS
+        for optimizer in OPTIMIZERS
+        if ranks == min(each.ranks) or (cut, optimizer) in ONCE
+    }
