@@ -187,7 +187,7 @@ def rejects_state(folder: Path, state: State, world: Communicator) -> str:
 
 def gone(folder: Path, state: State, world: Communicator) -> str:
     """Let the last rank leave while the others write; the wait for it is short here."""
-    world.beside = dist.new_group(timeout=timedelta(seconds=1))
+    world.background_group = dist.new_group(timeout=timedelta(seconds=1))
     real = together.CheckpointFiles.write
 
     def leaving(*args: Any) -> Any:
