@@ -36,6 +36,7 @@ from surestep.engine.optim import param_groups as groups
 from surestep.engine.parallel import nonfinite_guard as guard
 from surestep.engine.parallel import single
 from surestep.engine.plan import batching as order
+from surestep.engine.plan.context import PlanContext
 from surestep.engine.state import loss_spikes as spikes
 from surestep.engine.step import loop
 from surestep.engine.step import train_step as step
@@ -173,12 +174,27 @@ def mean_of_means(batch: Any, *_: Any) -> Any:
     return batch._replace(items=parts[0].items * len(parts))
 
 
-def without_wish(option: str) -> Callable[[Patch], None]:
-    return lambda patch: patch.setitem(table.TABLE, option, table.TABLE[option][-1:])
+def ignore_set_value(option: str) -> Callable[[Patch], None]:
+    """Decide an option as if it were not set."""
+
+    def rule(ctx: PlanContext, own: Callable = table.RULES[option]) -> Any:
+        rest = {name: value for name, value in ctx.set_options.items() if name != option}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ctx, "set_options", rest)
+            return own(ctx)
+
+    return lambda patch: patch.setitem(table.RULES, option, rule)
 
 
-def forgiving(option: str) -> Callable[[Patch], None]:
-    return lambda patch: patch.setitem(table.REFUSALS, option, ())
+def accept(option: str) -> Callable[[Patch], None]:
+    """Drop what the rule of an option rejects."""
+
+    def rule(ctx: PlanContext, own: Callable = table.RULES[option]) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ctx, "reject", lambda message: None)
+            return own(ctx)
+
+    return lambda patch: patch.setitem(table.RULES, option, rule)
 
 
 def forgetful(guard: Any, *_: Any) -> None:
@@ -565,13 +581,13 @@ MUTATIONS = [
     *of_law(
         9,
         (
-            "the default stands over what was said",
-            without_wish("batch_size"),
+            "the default replaces a set option",
+            ignore_set_value("batch_size"),
             lambda _: check_wish("batch_size"),
         ),
         (
-            "tf32 is replaced in silence",
-            forgiving("precision"),
+            "tf32 is replaced without an error",
+            accept("precision"),
             lambda _: check_refusal({"precision": "tf32", "device": "cpu"}, {}, "fp32"),
         ),
         (

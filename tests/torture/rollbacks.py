@@ -51,15 +51,15 @@ class Attempt:
     def _train(self, shared: mmap.mmap, pipe: int) -> None:
         if self.broken is not None:
             BREAKAGES[self.broken]()
-        own = SpikeWatch._go_back
+        own = SpikeWatch._roll_back
 
-        def go_back(watch: SpikeWatch, *args: Any) -> str:
+        def roll_back(watch: SpikeWatch, *args: Any) -> str:
             os.write(pipe, b"spike\n")
-            said = own(watch, *args)
+            answer = own(watch, *args)
             os.write(pipe, b"back\n")
-            return said
+            return answer
 
-        SpikeWatch._go_back = go_back  # type: ignore[method-assign]
+        SpikeWatch._roll_back = roll_back  # type: ignore[method-assign]
         with self._prepare() as session:
             fit(session)
             result = outcome(session)
