@@ -68,7 +68,7 @@ def test_without_a_run_folder_a_launcher_that_restarts_is_refused(surestep, reci
         monkeypatch.setenv(name, value)
     answer = surestep("train", recipe())
     assert answer.code == 2
-    assert "up to 3 times again" in answer.err
+    assert "restarts the processes up to 3 times" in answer.err
     assert "--run-folder runs/NAME" in answer.err
 
 

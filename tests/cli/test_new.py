@@ -81,7 +81,7 @@ def test_a_job_that_is_warned_is_queued_again_until_its_run_is_done(
     status = Run(folder / "r").status
     assert (status["status"], status["reason"]) == ("stopped", "SIGUSR1"), first.stderr
     assert (first.returncode, calls(folder)) == (75, ["show", "requeue"])
-    assert "r can go on: job" in first.stdout
+    assert "r can be resumed: job" in first.stdout
     second = slurm("mine.sbatch")
     assert "Resuming r from step" in second.stderr
     assert Run(folder / "r").status["status"] == "finished", second.stderr

@@ -38,7 +38,7 @@ def test_plan_for_mps_has_no_feature_of_cuda():
 
 
 def test_missing_mps_is_rejected():
-    with pytest.raises(ConfigError, match=r"device='mps' is not here\. This machine has: cpu"):
+    with pytest.raises(ConfigError, match=r"device='mps' is not available\. This machine has: cpu"):
         tiny.decide({"device": "mps"}, tiny.FACTS)
 
 

@@ -53,7 +53,8 @@ def test_group_of_one_rank_equals_no_group(tmp_path, monkeypatch, kind, backend,
 
     def planned(*args: Any, **how: Any) -> Any:
         found = plan_task(*args, **how)
-        return replace(found, plan=replace(found.plan, **shared, parallel_wrap_policy=("0", "2")))
+        plan = found.plan.replace(**shared, parallel_wrap_policy=("0", "2"))
+        return replace(found, plan=plan)
 
     options = {"device": device, "precision": "fp32", "micro_batch_size": 3}
     plain = trained(tmp_path / "plain", made(), **options)

@@ -73,7 +73,7 @@ def test_a_stream_shares_its_shards_out_to_the_workers():
 
 
 def test_fewer_shards_than_workers_are_refused():
-    with pytest.raises(DataError, match=r"only 1 of them have anything .* Say data\.num_workers=1"):
+    with pytest.raises(DataError, match=r"it has too few shards\. Use data\.num_workers=1"):
         batches(streamed(shards=1), max_steps=6, data={"num_workers": 2})
 
 
