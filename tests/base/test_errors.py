@@ -4,31 +4,31 @@ from surestep.base import errors
 from surestep.base.errors import NonFiniteError, SurestepError, suggest_names
 
 
-def test_the_tree_on_top_of_the_file_is_the_tree():
+def test_tree_in_the_docstring_lists_all_error_classes():
     classes = [each for _, each in inspect.getmembers(errors, inspect.isclass)]
     children = {each.__name__ for each in classes if each.__base__ is SurestepError}
     drawn = {line.split()[1] for line in errors.__doc__.splitlines() if line[:1] in "├└" and line}
     assert drawn == children
 
 
-def test_near_names_come_first():
+def test_similar_names_are_suggested():
     assert suggest_names("epoch", ["epochs", "seed"]) == "Did you mean 'epochs'?"
     assert suggest_names("lerning_rate", ["learning_rate", "learning_rates"]) == (
         "Did you mean 'learning_rate' or 'learning_rates'?"
     )
 
 
-def test_with_nothing_near_all_are_listed():
+def test_all_names_are_listed_if_none_is_similar():
     assert suggest_names("zzz", ["epochs", "seed"]) == "Known: epochs, seed."
     assert suggest_names("zzz", []) == "There are none here."
 
 
-def test_a_nonfinite_error_tells_step_loss_and_parameters():
+def test_nonfinite_error_has_step_loss_and_parameters():
     error = NonFiniteError("bad", step=3, loss=1.5, parameters=["head.weight"])
     assert (error.step, error.loss, error.parameters) == (3, 1.5, ["head.weight"])
 
 
-def test_of_many_names_only_the_nearest_are_said():
+def test_only_the_nearest_of_many_names_are_listed():
     known = [f"group.option_{n}" for n in range(99)] + ["loop"]
     said = suggest_names("foo", known)
     assert said.startswith("The nearest of 100: loop, ")

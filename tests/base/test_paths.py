@@ -24,7 +24,7 @@ from surestep.base.paths import require_local_path
         ("memory://run", "the folder it is mounted at"),
     ],
 )
-def test_an_address_is_refused_and_what_to_do_is_said(said, hint):
+def test_url_is_rejected_with_a_hint(said, hint):
     with pytest.raises(RunError, match=rf"is an address.*{hint}"):
         require_local_path(said)
 
@@ -32,5 +32,5 @@ def test_an_address_is_refused_and_what_to_do_is_said(said, hint):
 @pytest.mark.parametrize(
     "said", ["runs/a", "/tmp/run", "12:30/a", "s3/run", "lr:/x", "a@b", ".", "my s3://x", "C:/run"]
 )
-def test_a_path_is_a_path(said):
+def test_local_paths_are_accepted(said):
     assert require_local_path(said) == Path(said)

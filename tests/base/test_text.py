@@ -3,16 +3,16 @@ import pytest
 from surestep.base.text import escape_control_chars, format_bytes, one_line
 
 
-def test_what_steers_a_terminal_is_spelled_out():
+def test_terminal_control_characters_are_escaped():
     assert escape_control_chars("a\x1b[2Jb\rc\x9bd\x07") == r"a\x1b[2Jb\rc\x9bd\x07"
     assert escape_control_chars("\u202eabc") == r"\u202eabc"
 
 
-def test_what_is_read_stays():
+def test_printable_text_is_unchanged():
     assert escape_control_chars("läßt 你好 → x\ny") == "läßt 你好 → x\ny"
 
 
-def test_line_breaks_of_a_name_are_spelled_out():
+def test_line_breaks_in_a_name_are_escaped():
     assert one_line("a\nb\x1b[2J") == r"a\nb\x1b[2J"
 
 
@@ -28,5 +28,5 @@ def test_line_breaks_of_a_name_are_spelled_out():
         (5000 * 2**40, "5000.0 TiB"),
     ],
 )
-def test_bytes_are_shown_in_the_unit_that_fits(size, shown):
+def test_byte_counts_are_shown_in_a_suitable_unit(size, shown):
     assert format_bytes(size) == shown

@@ -10,14 +10,14 @@ from surestep.base.warn import warn
 from tests import tiny
 
 
-def test_a_warning_names_the_line_that_called():
+def test_warning_names_the_calling_line():
     with pytest.warns(UserWarning, match="look") as caught:
         warn("look")
     line = inspect.currentframe().f_lineno - 1
     assert (caught[0].filename, caught[0].lineno) == (__file__, line)
 
 
-def test_a_warning_of_a_run_names_the_line_that_started_it(tmp_path):
+def test_warning_of_a_run_names_the_line_that_started_it(tmp_path):
     model = tiny.model()
     with torch.no_grad():
         model[-1].weight.mul_(100)  # the first loss is far above log(classes)
@@ -31,7 +31,7 @@ def test_a_warning_of_a_run_names_the_line_that_started_it(tmp_path):
     assert [each.filename for each in found] == [__file__]
 
 
-def test_a_warning_from_within_a_module_names_the_line_that_called_it():
+def test_warning_in_a_forward_names_the_line_that_called_the_module():
     class Warns(nn.Module):
         def forward(self, x):
             warn("within")

@@ -1,7 +1,7 @@
-"""What people type on the first day, one row each: where, what, and what becomes of it.
+"""What new users type, one row each: source, input, and outcome.
 
-The outcome is the options that are set, or the text that the error holds. Python is evaluated as
-it is; TOML is a file run.toml; the rest is typed after `surestep train digits`.
+The outcome is the options that are set, or a part of the error message. Python is evaluated as
+it is; TOML is a file run.toml; the rest is passed to `surestep train digits`.
 """
 
 EPOCHS_OR_STEPS = (

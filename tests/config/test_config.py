@@ -5,23 +5,23 @@ from surestep.base.errors import ConfigError
 from surestep.config.config import Config, Optim, iter_options
 
 
-def test_nothing_said_is_nothing_said():
+def test_default_config_has_no_options_set():
     assert Config().set_options() == {}
 
 
-def test_said_lists_full_names():
+def test_set_options_have_dotted_names():
     config = Config(epochs=2, optim={"lr": 0.1}, data={"shuffle": False})
     assert config.set_options() == {"epochs": 2.0, "optim.lr": 0.1, "data.shuffle": False}
 
 
-def test_from_options_is_the_way_back():
+def test_from_options_inverts_set_options():
     config = Config(
         max_steps=7, optim=Optim(betas=(0.8, 0.9)), schedule={"warmup": "10%"}, max_grad_norm="off"
     )
     assert Config.from_options(config.set_options()) == config
 
 
-def test_alone_is_without_what_is_said_of_several_processes():
+def test_single_process_config_drops_the_parallel_options():
     config = Config(epochs=2, parallel={"strategy": "fsdp", "offload": "all"}, optim={"lr": 0.1})
     assert config.single_process() == Config(epochs=2, optim={"lr": 0.1})
 
@@ -30,19 +30,19 @@ def test_every_option_has_a_description():
     assert [name for name, field in iter_options() if not field.description] == []
 
 
-def test_options_lists_what_said_may_hold():
+def test_iter_options_lists_options_and_not_groups():
     everything = {name for name, _ in iter_options()}
     assert {"epochs", "optim.lr", "logging.every"} <= everything
     assert {"optim", "logging"}.isdisjoint(everything)
 
 
 @pytest.mark.parametrize("config", [Config(), Config().optim], ids=["config", "group"])
-def test_a_config_is_frozen(config):
+def test_config_is_frozen(config):
     with pytest.raises(ValidationError, match="frozen"):
         setattr(config, next(iter(type(config).model_fields)), 3)
 
 
-def test_a_misspelt_choice_names_the_near_one():
+def test_misspelled_choice_is_rejected_with_a_suggestion():
     with pytest.raises(ConfigError, match=r"Did you mean 'adamw'\?"):
         Config.from_options({"optim.name": "admw"})
     with pytest.raises(ConfigError) as caught:
@@ -66,7 +66,7 @@ def test_a_misspelt_choice_names_the_near_one():
         ({"optimizer.lr": 0.1}, r"no option 'optimizer'"),
     ],
 )
-def test_an_unknown_name_lists_the_near_ones(said, sentence):
+def test_unknown_option_is_rejected_with_the_nearest_name(said, sentence):
     with pytest.raises(ConfigError, match=sentence):
         Config.from_options(said)
 
@@ -102,19 +102,19 @@ def test_an_unknown_name_lists_the_near_ones(said, sentence):
         ({"logging.progress": "loud"}, r"logging\.progress='loud' .* 'quiet'"),
     ],
 )
-def test_a_value_out_of_range_is_named_with_the_range(said, sentence):
+def test_invalid_value_is_rejected_with_the_allowed_range(said, sentence):
     with pytest.raises(ConfigError) as caught:
         Config.from_options(said)
     assert caught.match(rf"(?s){sentence}")
 
 
-def test_two_errors_are_two_sentences():
+def test_each_invalid_option_has_its_own_line():
     with pytest.raises(ConfigError) as caught:
         Config(epochs=-1, batch_size=-1)
     assert len(str(caught.value).splitlines()) == 2
 
 
-def test_two_lengths_are_refused():
+def test_epochs_and_max_steps_together_are_rejected():
     with pytest.raises(ConfigError, match=r"epochs=2 and max_steps=5 both .* Set one"):
         Config(epochs=2, max_steps=5)
 
@@ -130,15 +130,15 @@ def test_two_lengths_are_refused():
         ("2 epochs", "2 epochs"),
     ],
 )
-def test_a_warmup_is_a_share_or_a_length(text, kept):
+def test_warmup_is_a_percentage_or_a_duration(text, kept):
     assert Config(schedule={"warmup": text}).schedule.warmup == kept
 
 
-def test_a_long_period_is_kept_to_the_last_digit():
+def test_long_interval_preserves_every_digit():
     assert Config(checkpoint={"every": "1234567 steps"}).checkpoint.every == "1234567 steps"
 
 
-def test_with_options_stands_over_what_was_said():
+def test_replace_options_overrides_and_unsets_options():
     config = Config(epochs=2, optim={"lr": 0.1, "eps": 1e-9})
     assert config.replace_options({"optim.lr": 0.2, "optim.eps": None}).set_options() == {
         "epochs": 2.0,
@@ -147,12 +147,12 @@ def test_with_options_stands_over_what_was_said():
     assert config.optim.lr == 0.1
 
 
-def test_a_length_said_anew_replaces_the_other_way_to_say_it():
+def test_replacing_the_run_length_unsets_its_other_option():
     assert Config(epochs=2).replace_options({"max_steps": 5}).set_options() == {"max_steps": 5}
     assert Config(max_steps=5).replace_options({"epochs": 2}).set_options() == {"epochs": 2.0}
     assert Config(max_steps=5).replace_options({"epochs": None}).set_options() == {"max_steps": 5}
 
 
-def test_a_group_that_is_said_as_a_value_and_by_its_options_is_refused():
+def test_value_for_a_group_together_with_its_options_is_rejected():
     with pytest.raises(ConfigError, match=r"data=3 is set together with data\.shuffle"):
         Config.from_options({"data": 3, "data.shuffle": True})

@@ -16,19 +16,19 @@ PERIODS = ("1 step", "7 steps", "1 epoch", "0.3 epochs", "2.5 epochs", "0.333333
         (" 10minutes ", Duration(10, "minutes")),
     ],
 )
-def test_a_length_is_an_amount_and_a_unit(text, duration):
+def test_duration_is_an_amount_and_a_unit(text, duration):
     assert parse_duration(text) == duration
 
 
 @pytest.mark.parametrize(
     "text", ["", "3", "epochs", "0 steps", "-1 steps", "3 weeks", "1.2.3 steps", "nan steps"]
 )
-def test_anything_else_is_refused_with_an_example(text):
+def test_invalid_duration_is_rejected_with_an_example(text):
     with pytest.raises(ValueError, match=r"an amount and a unit .* such as '2 epochs'"):
         parse_duration(text)
 
 
-def test_a_unit_that_does_not_belong_is_refused():
+def test_unsupported_unit_is_rejected():
     with pytest.raises(ValueError, match=r"\(epochs, steps\)"):
         parse_duration("10 minutes", ("epochs", "steps"))
 
@@ -36,11 +36,11 @@ def test_a_unit_that_does_not_belong_is_refused():
 @pytest.mark.parametrize(
     "text", ["1 epoch", "2.5 epochs", "1234567 steps", "0.123456789 epochs", "12345678901 items"]
 )
-def test_written_and_read_again_it_is_the_same(text):
+def test_duration_round_trips_through_text(text):
     assert parse_duration(str(parse_duration(text))) == parse_duration(text)
 
 
-def test_epochs_and_steps_are_counted_in_steps():
+def test_epochs_and_steps_convert_to_steps():
     assert parse_duration("1.5 epochs").in_steps(10) == 15
     assert parse_duration("0.001 epochs").in_steps(10) == 1
     assert parse_duration("7 steps").in_steps(10) == 7
@@ -57,20 +57,20 @@ def due_steps(text: str, *, steps_per_epoch: int = 10, first: int = 1, last: int
     return [step for step in range(first, last + 1) if cadence.is_due(step, 0, 0)]
 
 
-def test_fractions_of_an_epoch_fall_on_the_epochs_too():
+def test_fractions_of_an_epoch_include_the_end_of_each_epoch():
     assert due_steps("0.25 epochs", last=20) == [3, 5, 8, 10, 13, 15, 18, 20]
     assert 10 in due_steps("0.3333333333333333 epochs")
 
 
 @pytest.mark.parametrize("text", PERIODS)
-def test_a_resumed_cadence_is_due_at_the_same_steps(text):
+def test_resumed_trigger_is_due_at_the_same_steps(text):
     whole = due_steps(text)
     assert due_steps(text, last=17) + due_steps(text, first=18) == whole
 
 
 @pytest.mark.parametrize("text", PERIODS)
 @pytest.mark.parametrize("steps_per_epoch", [1, 7, 1000])
-def test_next_look_never_misses_a_due_step(text, steps_per_epoch):
+def test_next_check_step_never_misses_a_due_step(text, steps_per_epoch):
     cadence = PeriodicTrigger(parse_duration(text), steps_per_epoch)
     look = cadence.next_check_step(0)
     for step in range(1, 100_000):
@@ -80,14 +80,14 @@ def test_next_look_never_misses_a_due_step(text, steps_per_epoch):
 
 
 @pytest.mark.parametrize("start", [10**6, 10**9])
-def test_next_look_is_right_far_out(start):
+def test_next_check_step_is_correct_at_large_step_counts(start):
     cadence = PeriodicTrigger(parse_duration("0.3 epochs"), 77)
     for step in range(start, start + 2000):
         look = cadence.next_check_step(step)
         assert not any(cadence.is_due(between, 0, 0) for between in range(step + 1, look))
 
 
-def test_where_an_epochs_length_is_not_known_its_end_is_waited_for():
+def test_epochs_of_unknown_length_are_due_at_their_end():
     cadence = PeriodicTrigger(parse_duration("2 epochs"), None)
     ends = {7: 1, 12: 2, 20: 3, 21: 4}
     assert [step for step in range(30) if cadence.is_due(step, 0, 0, ends.get(step, 0))] == [12, 21]
@@ -96,25 +96,25 @@ def test_where_an_epochs_length_is_not_known_its_end_is_waited_for():
     assert [step for step in range(30) if steps.is_due(step, 0, 0)] == [10, 20]
 
 
-def test_items_are_due_with_the_step_that_crosses_a_multiple():
+def test_items_are_due_at_the_step_that_crosses_a_multiple():
     cadence = PeriodicTrigger(parse_duration("100 items"), 10)
     assert [cadence.is_due(0, items, 0) for items in (60, 120, 180, 200, 450, 460)] == [
         *(False, True, False, True, True, False)
     ]
 
 
-def test_items_go_on_from_where_the_run_stands():
+def test_items_are_counted_from_the_progress_of_the_run():
     cadence = PeriodicTrigger(parse_duration("100 items"), 10, items=150)
     assert not cadence.is_due(0, 199, 0)
     assert cadence.is_due(0, 200, 0)
 
 
-def test_minutes_count_from_the_last_time():
+def test_minutes_are_counted_from_the_last_trigger():
     cadence = PeriodicTrigger(parse_duration("2 minutes"), 10, seconds=1000)
     times = (1119, 1120, 1200, 1240, 1300)
     assert [cadence.is_due(0, 0, seconds) for seconds in times] == [False, True, False, True, False]
 
 
 @pytest.mark.parametrize("text", ["5 items", "5 minutes"])
-def test_what_steps_cannot_tell_is_looked_at_each_step(text):
+def test_items_and_minutes_are_checked_at_each_step(text):
     assert PeriodicTrigger(parse_duration(text), 10).next_check_step(41) == 42

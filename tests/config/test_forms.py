@@ -1,4 +1,4 @@
-"""Every row of forms.py: what people type is taken, or answered with what to type."""
+"""Every row of forms.py: input is accepted, or rejected with the correct spelling."""
 
 import datetime
 import shlex
@@ -53,7 +53,7 @@ def cli(typed, _):
 @pytest.mark.parametrize(
     ("source", "typed", "outcome"), ROWS, ids=[f"{a}: {b}" for a, b, _ in ROWS]
 )
-def test_a_form_is_taken_or_answered_with_what_to_type(
+def test_input_is_accepted_or_rejected_with_the_correct_spelling(
     source, typed, outcome, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -65,12 +65,12 @@ def test_a_form_is_taken_or_answered_with_what_to_type(
         return
     found = read(typed, tmp_path)
     assert {name: found[name] for name in outcome} == outcome
-    if source != "cli":  # a recipe sets options of its own
+    if source != "cli":  # a recipe sets its own options
         assert found == outcome
     elif not outcome:
         assert typed.split()[0].lstrip("-") not in found
 
 
-def test_the_table_is_not_cut_short():
+def test_forms_table_is_complete():
     assert len(ROWS) >= 215
     assert len({(source, typed) for source, typed, _ in ROWS}) == len(ROWS)

@@ -24,7 +24,7 @@ from surestep.config.param_groups import ParamGroup, parse_param_group
         ),
     ],
 )
-def test_text_and_python_say_the_same(text, group, canonical):
+def test_text_and_python_give_the_same_group(text, group, canonical):
     assert parse_param_group(text) == group
     assert str(group) == (canonical or text)
     assert parse_param_group(str(group)) == group
@@ -47,12 +47,12 @@ def test_text_and_python_say_the_same(text, group, canonical):
         ("head freeze='2 hours'", "freeze='2 hours' of 'head' is not allowed"),
     ],
 )
-def test_what_cannot_be_read_is_refused_in_words(text, sentence):
+def test_invalid_group_text_is_rejected(text, sentence):
     with pytest.raises(ConfigError, match=sentence):
         surestep.Config(optim={"groups": [text]})
 
 
-def test_a_config_keeps_text_that_json_can_hold():
+def test_config_stores_groups_as_text_for_json():
     config = surestep.Config(
         optim=surestep.Optim(
             groups=[surestep.ParamGroup("head", lr=0.1), "type:BatchNorm2d  freeze"]
@@ -69,12 +69,12 @@ def test_one_group_needs_no_list():
 
 
 @pytest.mark.parametrize("groups", [3, 4.5])
-def test_what_is_no_list_is_refused(groups):
+def test_groups_that_are_not_a_list_are_rejected(groups):
     with pytest.raises(ConfigError, match=r"optim\.groups=.* it must be a list of text, such as"):
         surestep.Optim(groups=groups)
 
 
 @pytest.mark.parametrize("decay", [0, 1.5, -1])
-def test_a_layer_decay_is_a_share(decay):
+def test_layerwise_lr_decay_is_between_0_and_1(decay):
     with pytest.raises(ConfigError, match=r"optim\.layerwise_lr_decay=.* is not allowed"):
         surestep.Optim(layerwise_lr_decay=decay)

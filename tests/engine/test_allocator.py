@@ -87,7 +87,7 @@ def run(source, *arguments, **environment):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """What a run in a process of its own saw, with the allocator's own settings and with ours."""
+    """The measurements of a separate process, with default and with changed allocator settings."""
     folder = tmp_path_factory.mktemp("runs")
     values = ["default", "retain", *(["huge_pages"] if ALLOCATOR.huge_pages else [])]
     return {each: run(TRAIN, each, folder / each) for each in values}
@@ -95,26 +95,26 @@ def trained(tmp_path_factory):
 
 @needs_glibc
 def test_steps_with_retained_memory_have_no_page_faults(trained):
-    assert trained["default"]["faults"] > 2000  # else the test shows nothing
-    # A few remain on a busy machine, where the kernel takes pages back.
+    assert trained["default"]["faults"] > 2000  # otherwise the test shows nothing
+    # A few remain on a busy machine, because the kernel reclaims pages.
     assert trained["retain"]["faults"] < trained["default"]["faults"] / 10
 
 
 @needs_glibc
-def test_the_allocator_changes_no_number(trained):
+def test_allocator_does_not_change_results(trained):
     assert trained["default"]["weights"] == trained["retain"]["weights"]
 
 
 @needs_glibc
-def test_retained_memory_returns_to_the_kernel_as_the_session_closes(trained):
+def test_retained_memory_is_returned_when_the_session_closes(trained):
     assert trained["retain"]["returned_mb"] > 20
 
 
 @needs_huge_pages
-def test_activations_are_on_huge_pages_and_the_rest_of_the_reserve_is_returned(trained):
+def test_activations_use_huge_pages_and_the_rest_is_returned(trained):
     used = trained["huge_pages"]
     assert used["weights"] == trained["default"]["weights"]
-    assert used["huge_mb"] >= 30  # the activations have 40 MB
+    assert used["huge_mb"] >= 30  # the activations take 40 MB
     assert trained["retain"]["huge_mb"] == 0
     assert used["faults"] < trained["default"]["faults"] / 10
     assert used["returned_mb"] > 20
@@ -129,7 +129,7 @@ print(json.dumps(read_allocator()[:2]))
 
 
 @needs_glibc
-def test_the_users_settings_are_read():
+def test_environment_settings_of_the_allocator_are_read():
     assert run(READ) == ["glibc", []]
     said = {"MALLOC_TRIM_THRESHOLD_": "1000000", "GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}
     assert run(READ, **said) == ["glibc", ["GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_"]]
@@ -138,7 +138,7 @@ def test_the_users_settings_are_read():
 
 @needs_glibc
 @pytest.mark.slow("needs a compiler")
-def test_a_preloaded_allocator_is_named(tmp_path):
+def test_preloaded_allocator_is_named(tmp_path):
     needs_compiler("gcc")
     source, library = tmp_path / "own.c", tmp_path / "libownmalloc.so.1"
     source.write_text(
@@ -151,7 +151,7 @@ def test_a_preloaded_allocator_is_named(tmp_path):
 
 
 @needs_huge_pages
-def test_a_process_whose_address_space_is_limited_reserves_nothing():
+def test_limited_address_space_disables_huge_pages():
     limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**36, 2**36))\n"
     source = READ.replace("[:2]", ".huge_pages")
     assert run(source) is True
@@ -167,12 +167,12 @@ def test_a_process_whose_address_space_is_limited_reserves_nothing():
         ({"settings": ("MALLOC_ARENA_MAX",)}, "default", "MALLOC_ARENA_MAX is set"),
     ],
 )
-def test_the_plan_leaves_an_allocator_that_is_not_plain_glibc(facts, value, reason):
+def test_plan_only_changes_a_glibc_allocator_without_settings(facts, value, reason):
     plan = decide({}, replace(FACTS, allocator=Allocator(**facts)))
     assert plan.cpu_allocator == value
     assert reason in plan.reason("cpu_allocator")
 
 
-def test_the_plan_leaves_the_allocator_alone_on_a_gpu():
+def test_plan_does_not_change_the_allocator_on_a_gpu():
     assert decide({}, GPU).cpu_allocator == "default"
     assert decide({"cpu_allocator": "retain"}, GPU).cpu_allocator == "retain"

@@ -1,4 +1,4 @@
-"""What "cuda" means while a run is open: the Plan's device, for torch and for the user alike."""
+"""The Plan's device is the current CUDA device while a run is open."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +23,7 @@ TWO = replace(
 
 
 class Cards:
-    """Two GPUs that are not there: which one is the current device, and when it was another."""
+    """Two simulated GPUs: the current device, and the devices it was set to."""
 
     def __init__(self, monkeypatch):
         self.now, self.was = 0, []
@@ -45,28 +45,28 @@ def cards(monkeypatch):
     return Cards(monkeypatch)
 
 
-def test_a_device_with_a_number_is_the_current_one_meanwhile(cards):
+def test_use_device_sets_the_current_device_temporarily(cards):
     with use_device(torch.device("cuda", 1)):
         assert cards.now == 1
     assert cards.now == 0
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:7"])
-def test_others_leave_the_current_device_as_it_is(cards, device):
-    """cuda:7 is of another machine, which a plan may be made for."""
+def test_devices_without_a_local_index_do_not_change_the_current_device(cards, device):
+    """cuda:7 is on a different machine; a plan can be made for one."""
     with use_device(torch.device(device)):
         assert cards.now == 0
     assert cards.was == []
 
 
-def test_the_settings_of_a_run_make_its_device_the_current_one(cards):
+def test_torch_settings_set_the_current_device_to_that_of_the_plan(cards):
     plan = tiny.decide({"parallel.strategy": "ddp"}, TWO)
     with torch_settings(plan):
         assert cards.now == plan.device.index == 1
     assert cards.now == 0
 
 
-def test_a_model_is_built_on_the_device_of_its_rank(cards):
+def test_model_is_built_on_the_device_of_its_rank(cards):
     seen = []
 
     def build():
@@ -78,7 +78,7 @@ def test_a_model_is_built_on_the_device_of_its_rank(cards):
     assert cards.now == 0
 
 
-def test_a_recipe_is_read_on_the_device_of_its_rank(cards, monkeypatch, tmp_path):
+def test_recipe_is_loaded_on_the_device_of_its_rank(cards, monkeypatch, tmp_path):
     source = tmp_path / "seen.py"
     source.write_text(
         "import torch, surestep\nfrom tests import tiny\n\n"
@@ -88,12 +88,12 @@ def test_a_recipe_is_read_on_the_device_of_its_rank(cards, monkeypatch, tmp_path
     )
     monkeypatch.setattr("surestep.recipes.load.read_facts", lambda: TWO)
     load(str(source)).build({}, Config(epochs=1))
-    assert cards.was == [1, 0]  # the recipe's own within ours
+    assert cards.was == [1, 0]  # the recipe's device is nested in ours
     assert cards.now == 0
 
 
-def test_the_process_group_is_opened_on_the_device_of_the_rank(cards, monkeypatch, tmp_path):
-    """NCCL and FSDP take the current device."""
+def test_process_group_is_opened_on_the_device_of_the_rank(cards, monkeypatch, tmp_path):
+    """NCCL and FSDP use the current device."""
     seen = []
 
     class OpenedHere(Exception):

@@ -1,4 +1,4 @@
-"""What cannot be planned is shown at once, each fault with the place where it was set."""
+"""All invalid options are reported at once, each with the location where it was set."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ def faults(options, origins=None):
     return str(caught.value).splitlines()
 
 
-def test_every_fault_is_a_line():
+def test_every_invalid_option_is_one_line():
     lines = faults(
         {
             **{"precision": "tf32", "max_grad_norm": 1.0, "clip_value": 0.5},
@@ -31,19 +31,19 @@ def test_every_fault_is_a_line():
     ]
 
 
-def test_a_fault_that_follows_from_another_is_not_shown():
+def test_error_that_follows_from_another_error_is_not_shown():
     lines = faults({"on_spike": "rollback", "checkpoint.keep_last": 1, "max_rollbacks": 2})
     assert len(lines) == 1
     assert "Set checkpoint.keep_last=2" in lines[0]
 
 
-def test_a_fault_names_the_flag_and_the_line_of_the_file():
+def test_error_names_the_flag_or_the_line_of_the_file():
     lines = faults({"optim.momentum": 0.9, "max_grad_norm": 1.0, "clip_value": 0.5}, ORIGINS)
     assert lines[1].endswith("(optim.momentum: --optim.momentum)")
     assert lines[0].endswith(", clip_value: run.toml:7)")
 
 
-def test_a_fault_names_the_line_of_python():
+def test_error_names_the_line_of_python():
     config = Config(epochs=1, batch_size=8, max_grad_norm=1.0, clip_value=0.5)  # this line
     with pytest.raises(ConfigError) as caught:
         resolve(config, FACTS, replace(GIVEN))
@@ -51,7 +51,7 @@ def test_a_fault_names_the_line_of_python():
     assert f"max_grad_norm: tests/engine/{place}" in str(caught.value)
 
 
-def test_the_line_of_python_is_neither_compared_nor_saved():
+def test_line_of_python_is_neither_compared_nor_saved():
     one = Config(epochs=1)
     two = Config(epochs=1)
     assert one.locations() != two.locations()

@@ -1,4 +1,4 @@
-"""Python's and numpy's global generators are watched through the memory of their states."""
+"""Draws from Python's and numpy's global generators are detected from their state memory."""
 
 import random
 import sys
@@ -8,7 +8,7 @@ import numpy as np
 from surestep.engine import global_rng
 
 
-def test_a_draw_from_python_changes_the_memory_that_is_watched():
+def test_draw_from_python_changes_the_watched_memory():
     memory = global_rng._python_memory()
     assert memory is not None, "the layout of this Python's generator is unknown"
     watched = memory[:8].cast("Q")
@@ -30,7 +30,7 @@ def test_python_state_is_not_read_without_the_gil(monkeypatch):
     assert global_rng._python_memory() is None
 
 
-def test_python_state_is_not_read_in_other_implementations(monkeypatch):
+def test_python_state_is_only_read_in_cpython(monkeypatch):
     monkeypatch.setattr(sys.implementation, "name", "pypy")
     assert global_rng._python_memory() is None
 
@@ -46,7 +46,7 @@ def test_every_step_is_seeded_if_the_layout_is_unknown(monkeypatch):
 def test_preserved_generators_resume_their_sequence():
     random.seed(0)
     np.random.seed(0)
-    random.gauss(0, 1)  # keeps the second of a pair
+    random.gauss(0, 1)  # caches the second of a pair
     state = random.getstate()
     numpy_state = np.random.get_state(legacy=False)
     with global_rng.preserve_globals():

@@ -1,4 +1,4 @@
-"""Plug-ins from outside the package, but for strategies: one file and one entry point each."""
+"""Plug-ins other than strategies: one file and one entry point each."""
 
 import importlib
 import json
@@ -139,7 +139,7 @@ def test_plugin_optimizer_has_the_options_of_its_class(outside):
     ],
     ids=["wrong type", "broken"],
 )
-def test_bad_plugin_is_an_error_that_names_its_entry_point(
+def test_bad_plugin_is_rejected_with_the_name_of_its_entry_point(
     outside, tmp_path, group, module, problem
 ):
     (tmp_path / "bad_plugin.py").write_text(module)
@@ -150,7 +150,7 @@ def test_bad_plugin_is_an_error_that_names_its_entry_point(
     assert f"The entry point 'bad' of {group} (bad_plugin:thing)" in str(caught.value)
 
 
-def test_optimizer_argument_without_a_default_is_an_error(outside, tmp_path):
+def test_plugin_optimizer_argument_without_a_default_is_rejected(outside, tmp_path):
     (tmp_path / "needy.py").write_text(
         "import torch\nclass Needy(torch.optim.Optimizer):\n"
         "    def __init__(self, params, lr, momentum=0.9): ...\n"
@@ -225,7 +225,7 @@ def test_plugin_option_is_planned_recorded_and_compared_on_resume(run_outside, t
     assert "grad_noise='-1' is not allowed: it must be greater than or equal to 0" in bad.stderr
 
 
-def test_plugin_option_is_typed_and_explained_on_the_command_line(run_outside):
+def test_plugin_option_is_accepted_and_explained_on_the_command_line(run_outside):
     main = ("-m", "surestep")
     shown = run_outside(*main, "train", "spiral", "--help")
     assert "--grad-noise FLOAT" in shown.stdout
@@ -238,7 +238,7 @@ def test_plugin_option_is_typed_and_explained_on_the_command_line(run_outside):
     assert "grad_noise=0.5 is for a single process. Leave it out." in ranks.stderr
 
 
-def test_broken_plugin_option_is_an_error_only_where_it_is_set(run_outside, tmp_path):
+def test_broken_plugin_option_is_an_error_only_if_it_is_set(run_outside, tmp_path):
     (tmp_path / "outside-1.0.dist-info" / "entry_points.txt").write_text(BROKEN)
     main = ("-m", "surestep")
     problem = "The entry point 'grad_noise' of surestep.options (grad_noise:nothing_here)"

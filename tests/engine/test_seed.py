@@ -19,8 +19,8 @@ def draw():
     return random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
-def test_a_seed_is_a_function_of_its_place():
-    # Written out, so that a change of the expression, which would break every resume, is seen.
+def test_seed_is_a_function_of_its_position():
+    # A literal, because a different expression would break every resume.
     assert derive_seed("order", 0, 0) == 2304759194598237764
     assert derive_seed("order", 0, 1) != derive_seed("order", 1, 0)
 
@@ -32,13 +32,13 @@ def test_seeds_have_63_bits_and_differ():
 
 
 @pytest.mark.parametrize("place", [(0, 0, 0), (7, 2, 10_000_000), (2**63 - 1, 0, 12)])
-def test_the_seed_of_a_load_is_that_of_its_place(place):
+def test_derive_load_seed_equals_derive_seed(place):
     assert derive_load_seed(*place) == derive_seed("load", *place)
 
 
 @pytest.fixture
 def other_bits():
-    """Another generator than numpy's usual one, as a program may choose."""
+    """A different bit generator than numpy's default, as a program may choose."""
     before = np.random.get_bit_generator()
     np.random.set_bit_generator(np.random.PCG64(0))
     yield
@@ -54,16 +54,16 @@ def test_set_seed_seeds_all_generators(seed):
     assert draw() == first
 
 
-def test_set_seed_seeds_the_generator_that_a_program_has_chosen(other_bits):
+def test_set_seed_seeds_a_custom_numpy_bit_generator(other_bits):
     def drawn():
         set_seed(7)
-        return [np.random.randn() for _ in range(3)]  # the next would be a half that was kept
+        return [np.random.randn() for _ in range(3)]  # the next would be the cached half of a pair
 
     assert drawn() == drawn()
     assert isinstance(np.random.get_bit_generator(), np.random.PCG64)
 
 
-def test_deterministic_chooses_torchs_algorithms(monkeypatch):
+def test_deterministic_sets_torch_and_cublas_flags(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     before = torch.backends.cudnn.deterministic
     try:
@@ -78,7 +78,7 @@ def test_deterministic_chooses_torchs_algorithms(monkeypatch):
         os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 
 
-def test_loading_hands_the_generators_back():
+def test_preserve_rng_restores_the_generators():
     set_seed(1)
     expected = draw()
     set_seed(1)
@@ -88,7 +88,7 @@ def test_loading_hands_the_generators_back():
     assert draw() == expected
 
 
-def test_loading_within_loading_hands_the_generators_back():
+def test_nested_preserve_rng_restores_the_generators():
     with preserve_rng():
         seed_loading(5)
         expected = draw()
@@ -99,7 +99,7 @@ def test_loading_within_loading_hands_the_generators_back():
         assert draw() == expected
 
 
-def test_loading_leaves_the_generator_that_a_program_has_chosen(other_bits):
+def test_preserve_rng_restores_a_custom_numpy_bit_generator(other_bits):
     before = np.random.get_bit_generator().state
     with preserve_rng():
         seed_loading(5)
@@ -109,7 +109,7 @@ def test_loading_leaves_the_generator_that_a_program_has_chosen(other_bits):
     assert np.random.get_bit_generator().state == before
 
 
-def test_loading_draws_the_same_at_the_same_place():
+def test_loading_draws_the_same_numbers_for_the_same_seed():
     with preserve_rng():
         seed_loading(2**63 - 1)
         first = draw()
@@ -117,7 +117,7 @@ def test_loading_draws_the_same_at_the_same_place():
         assert draw() == first
 
 
-def test_a_model_draws_by_step_and_position():
+def test_model_draws_depend_on_step_and_position():
     randomness = ModelRNG(0, torch.device("cpu"))
 
     def at(*place):

@@ -1,4 +1,4 @@
-"""Which tensor goes where: prefixes, parts, ties, what is left over."""
+"""Matching tensors to parameters: prefixes, submodules, tied weights, mismatches."""
 
 from types import SimpleNamespace
 
@@ -43,16 +43,16 @@ def assert_loaded(model, tensors):
 @pytest.mark.parametrize(
     "prefix", ["", "module.", "_orig_mod.", "model.", "module._orig_mod.", "model.module."]
 )
-def test_prefixes_of_wrappers_are_understood(prefix):
+def test_prefixes_of_wrappers_are_stripped(prefix):
     model, tensors = Net(), weights()
     started = start(model, {f"{prefix}{name}": value for name, value in tensors.items()})
     assert_loaded(model, tensors)
     assert (started.missing, started.unexpected) == ([], [])
-    assert started.prefix == prefix.removesuffix("_orig_mod.")  # which is seen through anywhere
+    assert started.prefix == prefix.removesuffix("_orig_mod.")  # stripped anywhere
     assert started.loaded == list(tensors)
 
 
-def test_a_part_compiled_in_the_file_or_here_is_the_same():
+def test_weights_load_whether_or_not_either_side_is_compiled():
     model, tensors = Net(), weights()
     start(model, {name.replace("body.", "body._orig_mod."): v for name, v in tensors.items()})
     assert_loaded(model, tensors)
@@ -62,7 +62,7 @@ def test_a_part_compiled_in_the_file_or_here_is_the_same():
     assert_loaded(compiled._orig_mod, tensors)
 
 
-def test_a_name_of_the_models_own_is_no_prefix():
+def test_submodule_called_model_is_not_a_prefix():
     outer = nn.Module()
     outer.model = Net()
     tensors = {f"model.{name}": value for name, value in weights().items()}
@@ -70,7 +70,7 @@ def test_a_name_of_the_models_own_is_no_prefix():
     assert_loaded(outer, tensors)
 
 
-def test_a_part_of_the_file_goes_into_a_part_of_the_model():
+def test_prefix_and_into_load_one_submodule():
     model, tensors = Net(), weights()
     there = {name.replace("body.", "encoder."): value for name, value in tensors.items()}
     started = start(model, there, prefix="encoder", into="body")
@@ -79,7 +79,7 @@ def test_a_part_of_the_file_goes_into_a_part_of_the_model():
     assert started.unexpected == ["head.weight", "head.bias"]
 
 
-def test_what_is_skipped_stays_on_both_sides():
+def test_skipped_weights_are_missing_and_unexpected():
     model, tensors = Net(classes=2), weights()
     before = model.head.weight.clone()
     started = start(model, tensors, skip=["head"])
@@ -88,12 +88,12 @@ def test_what_is_skipped_stays_on_both_sides():
     assert (started.missing, started.unexpected) == (["head.weight", "head.bias"],) * 2
 
 
-def test_skip_takes_stars():
+def test_skip_accepts_wildcards():
     started = start(Net(), {n: v for n, v in weights().items() if "bias" not in n}, skip=["*.bias"])
     assert started.missing == ["body.0.bias", "body.1.bias", "head.bias"]
 
 
-def test_tied_weights_need_to_be_there_once():
+def test_tied_weights_load_from_either_name():
     model, table = Tied(), torch.rand(6, 4)
     for names in (["table.weight"], ["out.weight"], ["table.weight", "out.weight"]):
         started = start(model, dict.fromkeys(names, table))
@@ -103,7 +103,7 @@ def test_tied_weights_need_to_be_there_once():
         start(model, {"table.weight": table, "out.weight": table + 1})
 
 
-def test_types_are_converted_and_it_is_said():
+def test_dtypes_are_converted_and_reported():
     model = Net()
     halves = {n: v.bfloat16() if v.is_floating_point() else v for n, v in weights().items()}
     started = start(model, halves)
@@ -112,7 +112,7 @@ def test_types_are_converted_and_it_is_said():
     assert ("loaded with another type", 8, "torch.bfloat16 -> torch.float32") in started.rows()
 
 
-def test_all_is_told():
+def test_report_counts_loaded_missing_and_unexpected_weights():
     model, tensors = Net(classes=2), weights()
     started = start(model, {f"module.{name}": v for name, v in tensors.items()}, skip=["head"])
     assert [row[:2] for row in started.rows()] == [
@@ -142,7 +142,7 @@ BASE = {"body.0.weight": torch.zeros(5, 4)}
         (lambda t: None, {"skip": ["body", "head"]}, "Nothing in the state dict matches"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_nothing_is_loaded(change, said, sentence):
+def test_mismatch_is_rejected_and_nothing_is_loaded(change, said, sentence):
     model, tensors = Net(), weights()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     change(tensors)
@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_loaded(change, said, senten
     assert_loaded(model, before)
 
 
-def test_where_names_would_fit_is_told():
+def test_error_names_the_prefix_that_would_match():
     outer = nn.Module()
     outer.backbone = Net()
     with pytest.raises(CheckpointError, match="they fit with into='backbone'"):
@@ -160,8 +160,8 @@ def test_where_names_would_fit_is_told():
         start(Net(), {f"encoder.{name}": value for name, value in weights().items()})
 
 
-def test_the_base_of_a_model_with_adapters_is_found():
-    """Named as peft names them; tests/laws/test_lora.py asks peft itself."""
+def test_base_model_of_a_model_with_adapters_is_loaded():
+    """Uses the names of peft; tests/laws/test_law_2_lora.py uses peft itself."""
     inner = nn.Module()
     inner.q = nn.Module()
     inner.q.base_layer = nn.Linear(2, 2)
