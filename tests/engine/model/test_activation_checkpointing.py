@@ -1,4 +1,4 @@
-"""Hugging Face models' own activation checkpointing: the same numbers, and put back at the end."""
+"""Hugging Face models' own activation checkpointing: same results, restored at the end."""
 
 import warnings
 
@@ -20,7 +20,7 @@ OPTIONS = {"max_steps": 6, "batch_size": 10, "micro_batch_size": 4}
 
 def trained(folder, dropout, **options):
     model = gpt2(dropout)()
-    blocks = []  # how often a block is run: again in the backward, where it is recomputed
+    blocks = []  # one entry for each run of a block; the backward recomputes it
     model.transformer.h[0].mlp.register_forward_pre_hook(lambda *_: blocks.append(1))
     task = surestep.Task(model=model, loss="model", train=masked())
     with session_of(task, folder, **OPTIONS, **options) as session:
@@ -31,15 +31,15 @@ def trained(folder, dropout, **options):
 
 
 @pytest.mark.parametrize(("dropout", "limit"), [(0.0, 0.0), (0.3, 1e-6)])
-def test_the_numbers_are_the_same(dropout, limit, tmp_path):
-    """With dropout to the last digits: gradients that meet are then added in another order."""
+def test_checkpointing_does_not_change_the_weights(dropout, limit, tmp_path):
+    """With dropout only up to rounding: gradients are then added in a different order."""
     kept, once = trained(tmp_path / "off", dropout)
     recomputed, twice = trained(tmp_path / "on", dropout, activation_checkpointing="on")
     assert float((kept - recomputed).norm() / kept.norm()) <= limit
     assert twice == 2 * once
 
 
-def test_the_cache_is_off_meanwhile_and_all_is_put_back():
+def test_cache_is_off_during_checkpointing_and_restored_after():
     model = gpt2()()
     assert model.config.use_cache
     with warnings.catch_warnings(), model_checkpointing(model):
@@ -49,7 +49,7 @@ def test_the_cache_is_off_meanwhile_and_all_is_put_back():
     assert not model.is_activation_checkpointing
 
 
-def test_an_older_model_is_asked_by_the_older_name():
+def test_older_gradient_checkpointing_methods_are_used():
     class Older(torch.nn.Linear):
         asked = None
 
@@ -65,7 +65,7 @@ def test_an_older_model_is_asked_by_the_older_name():
     assert model.asked is None
 
 
-def test_a_model_that_cannot_is_known():
+def test_model_without_checkpointing_support_is_detected():
     assert uses_own_checkpointing(gpt2()())
     assert not uses_own_checkpointing(tiny.model())
     unable = gpt2()()
@@ -73,6 +73,6 @@ def test_a_model_that_cannot_is_known():
     assert not uses_own_checkpointing(unable)
 
 
-def test_another_model_is_refused(tmp_path):
+def test_model_without_its_own_checkpointing_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match="this one has none"):
         tiny.prepare(tmp_path / "run", activation_checkpointing="on")

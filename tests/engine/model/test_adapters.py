@@ -1,4 +1,4 @@
-"""Names as peft gives them; tests/laws/test_law_2_lora.py asks peft itself."""
+"""Uses the names of peft; tests/laws/test_law_2_lora.py uses peft itself."""
 
 from types import SimpleNamespace
 
@@ -25,12 +25,12 @@ def one():
     return nn.Linear(1, 1, bias=False)
 
 
-def test_a_model_with_adapters_is_known():
+def test_model_with_adapters_is_detected():
     assert has_adapters(adapted(one()))
     assert not has_adapters(tiny.model())
 
 
-def test_the_base_has_its_own_names_and_adapters_have_none():
+def test_base_weights_have_their_original_names_and_adapters_none():
     layer = tree(base_layer=one(), lora_A=nn.ModuleDict({"default": one()}))
     head = tree(original_module=one(), modules_to_save=nn.ModuleDict({"default": one()}))
     model = adapted(tree(model=tree(q=layer), head=head))
@@ -42,5 +42,5 @@ def test_the_base_has_its_own_names_and_adapters_have_none():
     }
 
 
-def test_a_model_that_is_not_wrapped_keeps_its_names():
+def test_model_without_adapters_has_unchanged_names():
     assert list(base_names(tree(model=one())).values()) == ["model.weight"]

@@ -5,7 +5,7 @@ from surestep.engine.model.frozen_weights import fingerprint, fingerprints, omit
 from tests import tiny
 
 
-def test_a_fingerprint_is_of_type_shape_and_values():
+def test_fingerprint_depends_on_dtype_shape_and_values():
     values = [
         torch.zeros(4),
         torch.zeros(2, 2),
@@ -18,20 +18,20 @@ def test_a_fingerprint_is_of_type_shape_and_values():
     assert fingerprint(torch.zeros(4)) == fingerprint(nn.Parameter(torch.zeros(8)[::2]))
 
 
-def test_only_frozen_parameters_have_one():
+def test_only_frozen_parameters_have_a_fingerprint():
     model = tiny.model()
     model[0].requires_grad_(False)
     assert list(fingerprints(model)) == ["0.weight", "0.bias"]
 
 
-def test_a_tied_parameter_has_one_by_each_name():
+def test_tied_parameter_has_a_fingerprint_for_each_name():
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     model[1].weight = model[0].weight
     model.requires_grad_(False)
     assert list(fingerprints(model)) == ["0.weight", "1.weight"]
 
 
-def test_what_was_thawed_is_kept_although_it_be_frozen_again():
+def test_parameter_once_unfrozen_is_saved_even_if_frozen_again():
     model = tiny.model()
     model[0].requires_grad_(False)
     base = fingerprints(model)

@@ -16,7 +16,7 @@ def model():
     return net
 
 
-def test_only_what_a_state_dict_leaves_out_and_what_moved_is_found():
+def test_only_changed_nonpersistent_buffers_are_found():
     net = model()
     before = initial_values(net)
     assert before.keys() == {"1.table", "1.calls", "1.none"}
@@ -28,18 +28,18 @@ def test_only_what_a_state_dict_leaves_out_and_what_moved_is_found():
     assert changed_buffers(net, before).keys() == {"1.calls", "1.none"}
 
 
-def test_what_is_not_named_is_as_it_was_built():
+def test_buffers_that_were_not_saved_are_restored_to_their_initial_values():
     net = model()
     before = initial_values(net)
     net[1].calls += 5
     net[1].table = torch.arange(6.0)
     restore_buffers(net, before, {"1.calls": torch.tensor(2.0)})
     assert (float(net[1].calls), net[1].table.tolist()) == (2.0, [0.0, 1.0, 2.0])
-    before["1.table"] += 1  # what the model holds is a copy
+    before["1.table"] += 1  # the model has a copy
     assert net[1].table.tolist() == [0.0, 1.0, 2.0]
 
 
-def test_a_table_that_has_grown_comes_back_as_large():
+def test_grown_buffer_is_restored_at_its_size():
     net = model()
     before = initial_values(net)
     restore_buffers(net, before, {"1.table": torch.arange(6.0)})

@@ -22,10 +22,10 @@ def settings():
     ("precision", "dtype"),
     [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
 )
-def test_the_forward_runs_in_the_precision_that_was_said(precision, dtype):
+def test_autocast_runs_the_forward_in_the_planned_precision(precision, dtype):
     context = autocast(tiny.plan(precision=precision).plan)
     layer = nn.Linear(4, 3)
-    for _ in range(2):  # it may be entered again
+    for _ in range(2):  # the context can be entered again
         with context:
             assert layer(torch.zeros(2, 4)).dtype is dtype
     assert layer(torch.zeros(2, 4)).dtype is torch.float32
@@ -38,7 +38,7 @@ def test_only_fp16_scales_the_loss():
     assert [state["scale"], *list(state.values())[1:4]] == [8.0, 3.0, 0.25, 5]
 
 
-def test_deterministic_holds_while_a_session_is_open(tmp_path, monkeypatch):
+def test_deterministic_applies_while_a_session_is_open(tmp_path, monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = settings()
     with tiny.prepare(tmp_path, deterministic=True):
@@ -46,7 +46,7 @@ def test_deterministic_holds_while_a_session_is_open(tmp_path, monkeypatch):
     assert settings() == before == [False, False, False, False]
 
 
-def test_deterministic_is_put_back_where_a_session_cannot_open(tmp_path, monkeypatch):
+def test_deterministic_is_restored_if_the_session_fails_to_open(tmp_path, monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = settings()
     with pytest.raises(TaskError, match="fails on the first batch"):
@@ -54,7 +54,7 @@ def test_deterministic_is_put_back_where_a_session_cannot_open(tmp_path, monkeyp
     assert settings() == before
 
 
-def test_the_users_own_settings_are_put_back():
+def test_torch_settings_of_the_user_are_restored():
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with torch_settings(tiny.plan().plan):
@@ -65,7 +65,7 @@ def test_the_users_own_settings_are_put_back():
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_low_precision_trains_on_a_cpu(tmp_path, precision):
+def test_low_precision_trains_on_the_cpu(tmp_path, precision):
     run = tiny.fit(
         tmp_path, precision=precision, scaler={"init_scale": 8} if precision == "fp16" else {}
     )

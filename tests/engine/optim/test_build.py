@@ -55,17 +55,17 @@ def kept_out(model):
     ],
     ids=lambda each: type(each).__name__,
 )
-def test_weight_decay_leaves_norms_and_embeddings_alone_by_type(norm):
+def test_norms_and_embeddings_have_no_weight_decay(norm):
     model = nn.Sequential(nn.Linear(4, 4), norm)
     assert kept_out(model) == {"0.bias"} | {f"1.{name}" for name, _ in norm.named_parameters()}
 
 
-def test_weight_decay_leaves_biases_scales_and_gates_alone():
+def test_biases_scales_and_gates_have_no_weight_decay():
     assert kept_out(Gated()) == {"gate", "scale"}
     assert kept_out(nn.Conv2d(2, 2, 3)) == {"bias"}
 
 
-def test_a_head_tied_to_an_embedding_is_one_of_its():
+def test_head_tied_to_an_embedding_has_no_weight_decay():
     model = Tied()
     assert kept_out(model) == {"table.weight", "body.bias"}
     assert list(trainable_parameters(model)) == ["table.weight", "body.weight", "body.bias"]
@@ -80,7 +80,7 @@ def groups_of(model, **said):
     return parameter_groups(make_param_groups(model, tiny.plan({"model": model}, optim=said).plan))
 
 
-def test_the_groups_hold_each_trained_parameter_once():
+def test_groups_contain_each_trained_parameter_once():
     model = Tied()
     model.body.bias.requires_grad_(False)
     first, second = groups_of(model, weight_decay=0.3)
@@ -89,14 +89,14 @@ def test_the_groups_hold_each_trained_parameter_once():
     assert [id(each) for each in second["params"]] == [id(model.table.weight)]
 
 
-def test_a_decay_that_is_not_decided_is_left_to_the_optimizer():
+def test_unset_weight_decay_is_the_default_of_the_optimizer():
     planned = tiny.plan({"optimizer": torch.optim.Adam, "model": Tied()})
     first, second = parameter_groups(make_param_groups(planned.model, planned.plan))
     assert "weight_decay" not in first
     assert second["weight_decay"] == 0.0
 
 
-def test_an_empty_group_is_left_out():
+def test_empty_group_is_dropped():
     assert len(groups_of(nn.Linear(4, 4, bias=False))) == 1
 
 
@@ -112,14 +112,14 @@ def test_an_empty_group_is_left_out():
     ],
     ids=["adamw", "sgd"],
 )
-def test_the_optimizer_is_the_plans(said, kind, options):
+def test_optimizer_has_the_class_and_options_of_the_plan(said, kind, options):
     planned = tiny.plan(optim=said)
     optimizer = built(planned)
     assert isinstance(optimizer, kind)
     assert {name: optimizer.param_groups[0][name] for name in options} == options
 
 
-def test_a_complex_model_is_trained_without_the_fused_kernel():
+def test_complex_parameters_use_foreach_instead_of_fused():
     class Complex(nn.Module):
         def __init__(self):
             super().__init__()
@@ -135,7 +135,7 @@ def build(make):
     return built(planned)
 
 
-def test_a_task_may_bring_its_optimizer_for_the_same_groups():
+def test_custom_optimizer_gets_the_groups_of_the_plan():
     optimizer = build(lambda groups: torch.optim.RMSprop(groups, lr=0.1))
     assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2]
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0, 0.0]
@@ -144,7 +144,7 @@ def test_a_task_may_bring_its_optimizer_for_the_same_groups():
 @pytest.mark.parametrize(
     "make", [torch.optim.RAdam, partial(torch.optim.SGD, lr=0.3), lambda g: torch.optim.Adam(g)]
 )
-def test_a_class_a_partial_and_a_function_are_taken(make):
+def test_class_partial_or_function_is_accepted_as_optimizer(make):
     optimizer = build(make)
     assert isinstance(optimizer, torch.optim.Optimizer)
     assert all(group["fused"] is None for group in optimizer.param_groups if "fused" in group)
@@ -166,7 +166,7 @@ class NeedsRate(torch.optim.SGD):
         ),
     ],
 )
-def test_what_cannot_be_made_or_stepped_is_refused_with_what_to_type(make, sentence):
+def test_optimizer_that_cannot_be_built_or_stepped_is_rejected_with_a_fix(make, sentence):
     with pytest.raises(TaskError, match=sentence):
         build(make)
 
@@ -177,7 +177,7 @@ def named(**optim):
     return build_optimizer(planned.plan, planned.task, planned.model, groups)
 
 
-def test_lbfgs_moves_all_in_one_group_in_the_order_of_the_model():
+def test_lbfgs_has_one_group_in_the_order_of_the_model():
     (group,) = named(name="lbfgs").param_groups
     assert [tuple(each.shape) for each in group["params"]] == [(8, 4), (8,), (3, 8), (3,)]
 
@@ -196,12 +196,12 @@ def test_lbfgs_moves_all_in_one_group_in_the_order_of_the_model():
         ),
     ],
 )
-def test_groups_that_an_optimizer_cannot_keep_are_refused(optim, sentence):
+def test_groups_that_the_optimizer_does_not_support_are_rejected(optim, sentence):
     with pytest.raises(ConfigError, match=sentence):
         named(**optim)
 
 
-def test_the_rest_beside_muon_has_its_multiples_of_its_own_rate():
+def test_lr_multiples_beside_muon_apply_to_adamw_lr():
     planned = tiny.plan(
         {"model": nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3))},
         optim={
@@ -221,17 +221,17 @@ def test_the_rest_beside_muon_has_its_multiples_of_its_own_rate():
     }
 
 
-def test_what_is_no_optimizer_is_refused():
+def test_function_that_does_not_return_an_optimizer_is_rejected():
     with pytest.raises(TaskError, match=r"returned a list, not a torch\.optim\.Optimizer"):
         build(lambda groups: [groups])
 
 
-def test_a_parameter_in_no_group_is_named():
+def test_parameter_in_no_group_is_named():
     with pytest.raises(TaskError, match=r"in no group of the optimizer .*: 0\.bias, 3\.bias\."):
         build(lambda groups: torch.optim.SGD(groups[:1], lr=0.1))
 
 
-def test_a_parameter_in_two_groups_is_named():
+def test_parameter_in_two_groups_is_named():
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.param_groups.append({**optimizer.param_groups[0], "params": [model.bias]})
@@ -239,7 +239,7 @@ def test_a_parameter_in_two_groups_is_named():
         check_groups(optimizer, model)
 
 
-def test_a_frozen_or_foreign_parameter_in_a_group_is_named():
+def test_frozen_or_foreign_parameter_in_a_group_is_named():
     model = nn.Linear(2, 2)
     model.bias.requires_grad_(False)
     foreign = torch.zeros(2, requires_grad=True)
@@ -248,7 +248,7 @@ def test_a_frozen_or_foreign_parameter_in_a_group_is_named():
         check_groups(optimizer, model)
 
 
-def test_a_long_list_of_names_is_cut():
+def test_long_list_of_names_is_truncated():
     model = nn.Sequential(*[nn.Linear(1, 1) for _ in range(6)])
     with pytest.raises(TaskError, match=r"0\.weight, .* and 3 more\."):
         check_groups(torch.optim.SGD([model[5].bias], lr=0.1), model)
@@ -262,7 +262,7 @@ def test_a_long_list_of_names_is_cut():
         ("adagrad", "which adagrad does not decay"),
     ],
 )
-def test_a_decay_of_a_sparse_table_is_refused_though_the_rest_may_decay(name, sentence):
+def test_weight_decay_of_a_sparse_embedding_is_rejected(name, sentence):
     net = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 3))
     parts = {"model": net, "train": (torch.ones(20, dtype=torch.long), tiny.data()[1])}
     planned = tiny.plan(parts, optim={"name": name, "groups": ("0.* decay=0.1",)})
@@ -279,6 +279,6 @@ class WithoutRate(torch.optim.Optimizer):
         pass
 
 
-def test_an_optimizer_without_a_rate_is_refused():
+def test_optimizer_without_a_learning_rate_is_rejected():
     with pytest.raises(TaskError, match=r"WithoutRate has no 'lr' in its groups, .* defaults"):
         build(WithoutRate)

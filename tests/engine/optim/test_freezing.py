@@ -38,7 +38,7 @@ def copied(model):
     ("said", "affine"),
     [("0 freeze", True), ("0 freeze", False), ("type:BatchNorm1d freeze", True)],
 )
-def test_frozen_batchnorm_does_not_move_at_all(said, affine, tmp_path):
+def test_frozen_batchnorm_keeps_weights_and_statistics(said, affine, tmp_path):
     session = opened(tmp_path, said, model=net(affine))
     before = copied(session.model)
     found = moved(trained(session), before)
@@ -46,7 +46,7 @@ def test_frozen_batchnorm_does_not_move_at_all(said, affine, tmp_path):
     assert {"1.weight", "2.bias"} <= found
 
 
-def test_batchnorm_of_which_a_part_is_trained_moves(tmp_path):
+def test_partly_trained_batchnorm_updates_its_statistics(tmp_path):
     session = opened(tmp_path, "0.1.weight freeze")
     before = copied(session.model)
     found = moved(trained(session), before)
@@ -54,7 +54,7 @@ def test_batchnorm_of_which_a_part_is_trained_moves(tmp_path):
     assert {"0.1.bias", "0.1.running_mean"} <= found
 
 
-def test_what_is_kept_in_eval_mode_stays_so_after_the_switch(tmp_path):
+def test_keep_eval_module_stays_in_eval_mode_after_unfreezing(tmp_path):
     model = net()
     session = opened(tmp_path, "0 freeze=2 steps", model=model, keep_eval=[model[0][1]])
     before = copied(model)
@@ -63,7 +63,7 @@ def test_what_is_kept_in_eval_mode_stays_so_after_the_switch(tmp_path):
     assert "0.1.running_mean" not in found
 
 
-def test_the_model_is_given_back_as_it_came(tmp_path):
+def test_requires_grad_is_restored_when_the_session_closes(tmp_path):
     model = net()
     model[1].bias.requires_grad_(False)
     with opened(tmp_path, "0 freeze", "1 freeze=2 steps", model=model):
@@ -72,7 +72,7 @@ def test_the_model_is_given_back_as_it_came(tmp_path):
     assert {name for name, each in model.named_parameters() if not each.requires_grad} == {"1.bias"}
 
 
-def test_parts_are_unfrozen_one_after_another(tmp_path):
+def test_modules_are_unfrozen_one_after_another(tmp_path):
     seen = []
     with opened(tmp_path, "0 freeze=4 steps", "1 freeze=2 steps") as session:
         for result in session.steps():
@@ -80,7 +80,7 @@ def test_parts_are_unfrozen_one_after_another(tmp_path):
     assert seen == [{"2"}] * 2 + [{"1", "2"}] * 2 + [{"0", "1", "2"}] * 2
 
 
-def test_a_place_loaded_from_before_the_switch_is_frozen_again(tmp_path):
+def test_resuming_before_the_unfreeze_step_freezes_again(tmp_path):
     with opened(tmp_path, "0 freeze=2 steps") as session:
         start = session.state.progress
         for result in session.steps():
@@ -101,7 +101,7 @@ class Thaw(surestep.Callback):
 
 
 @pytest.mark.parametrize("by_hand", [True, False])
-def test_unfreezing_by_hand_is_noticed(by_hand, tmp_path):
+def test_unfreezing_by_hand_is_rejected(by_hand, tmp_path):
     model = net()
     if by_hand:
         model[0].requires_grad_(False)
@@ -113,7 +113,7 @@ def test_unfreezing_by_hand_is_noticed(by_hand, tmp_path):
         trainer.fit()
 
 
-def test_a_frozen_part_that_gets_no_gradient_raises_no_alarm(tmp_path):
+def test_frozen_module_without_gradients_is_accepted(tmp_path):
     class Unused(nn.Module):
         def __init__(self):
             super().__init__()
@@ -127,7 +127,7 @@ def test_a_frozen_part_that_gets_no_gradient_raises_no_alarm(tmp_path):
     assert moved(trained(session), before) == {"used.weight", "used.bias"}
 
 
-def test_nothing_to_freeze_costs_nothing(tmp_path):
+def test_constant_freezing_adds_no_work_to_the_step(tmp_path):
     with opened(tmp_path, "0 freeze", "2 lr=0.5x") as session:
         assert session.loop.parts.freeze is None
 
@@ -138,7 +138,7 @@ def square(turn):
     turn.step("net")
 
 
-def test_frozen_batchnorm_of_one_of_several_optimizers_does_not_move(tmp_path):
+def test_frozen_batchnorm_is_unchanged_with_several_optimizers(tmp_path):
     model = nn.ModuleDict({"net": net()})
     optimizers = {"net": surestep.Optim(groups=["0 freeze"])}
     task = surestep.Task(model, train=(tiny.data()[0],), step=square, optimizers=optimizers)

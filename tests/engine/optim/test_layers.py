@@ -104,7 +104,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_blocks_are_layers_in_the_order_of_the_modules(name):
+def test_blocks_are_layers_in_module_order(name):
     make, expected = MODELS[name]
     model = make()
     found = layers_of(model)
@@ -145,7 +145,7 @@ def test_transformers_models_have_an_embedding_blocks_and_a_head():
         *("bert.embeddings", "bert.encoder.layer.0", "bert.encoder.layer.1"),
         *("bert.pooler", "classifier"),
     ]
-    # Its head is tied to the table of tokens, and lies where that stands.
+    # Its head is tied to the token embedding and belongs to that layer.
     assert found["gpt2"] == [
         "transformer.wte transformer.wpe",
         *("transformer.h.0", "transformer.h.1", "transformer.ln_f"),

@@ -29,7 +29,7 @@ def rmsprop(groups):
     return torch.optim.RMSprop(groups, lr=0.5)
 
 
-def test_each_trains_the_part_of_its_name():
+def test_each_optimizer_trains_the_module_of_its_name():
     optimizers, planned = made(shared=surestep.Optim(), critic=surestep.Optim(name="sgd"))
     held = [each for group in optimizers["critic"].param_groups for each in group["params"]]
     assert {id(each) for each in held} == {id(p) for p in planned.model["critic"].parameters()}
@@ -37,7 +37,7 @@ def test_each_trains_the_part_of_its_name():
     assert isinstance(optimizers["shared"], torch.optim.AdamW)
 
 
-def test_parts_are_submodules_by_their_path():
+def test_modules_of_an_optimizer_are_selected_by_path():
     optimizers, planned = made(
         actor=surestep.OptimizerSpec(modules=["shared.head"]),
         critic=surestep.OptimizerSpec(modules=["shared.trunk", "critic"]),
@@ -47,7 +47,7 @@ def test_parts_are_submodules_by_their_path():
     assert {id(each) for each in held} == {id(each) for each in expected}
 
 
-def test_what_is_not_said_is_the_configs():
+def test_unset_options_come_from_the_config():
     said = {"optim": {"lr": 0.25, "weight_decay": 0.5}, "schedule": {"name": "cosine"}}
     _, planned = made(said, shared=surestep.Optim(betas=(0.5, 0.5)), critic=surestep.Optim(lr=0.1))
     first, second = planned.plan.optimizers.values()
@@ -59,7 +59,7 @@ def test_what_is_not_said_is_the_configs():
     assert (second.optim_lr, second.schedule.name) == (0.1, "cosine")
 
 
-def test_of_another_optimizer_nothing_is_taken_over():
+def test_different_optimizer_takes_no_options_from_the_config():
     _, planned = made(
         {"optim": {"lr": 0.25, "eps": 0.5}},
         shared=surestep.Optim(),
@@ -69,14 +69,14 @@ def test_of_another_optimizer_nothing_is_taken_over():
     assert planned.plan.optimizers["critic"].optim_lr == 1e-3
 
 
-def test_a_wrong_option_is_refused_as_everywhere():
+def test_option_of_a_different_optimizer_is_rejected():
     with pytest.raises(
         ConfigError, match=r"momentum=0\.9 requires optim\.name='muon', 'rmsprop' or 'sgd', but"
     ):
         made(shared=surestep.Optim(name="adamw", momentum=0.9), critic=surestep.Optim())
 
 
-def test_the_plan_shows_each_with_its_reasons():
+def test_plan_gives_reasons_for_each_optimizer():
     _, planned = made(shared=surestep.Optim(lr=0.5), critic=rmsprop)
     plan = planned.plan
     assert plan.reason("optimizers.shared.optim.lr") == "set in Python"
@@ -102,7 +102,7 @@ def test_the_plan_shows_each_with_its_reasons():
         ({"critik": surestep.Optim()}, "'critik'.* which does not exist. Did you mean 'critic'"),
     ],
 )
-def test_a_parameter_is_in_one_optimizer(optimizers, sentence):
+def test_parameter_not_in_exactly_one_optimizer_is_rejected(optimizers, sentence):
     with pytest.raises(TaskError, match=sentence):
         made(**optimizers)
 
@@ -120,7 +120,7 @@ def test_a_parameter_is_in_one_optimizer(optimizers, sentence):
         ({"items": "tokens"}, "items='tokens' takes targets"),
     ],
 )
-def test_what_does_not_fit_is_refused(parts, sentence):
+def test_invalid_combination_for_a_manual_step_is_rejected(parts, sentence):
     usual = {
         "model": model(),
         "train": (tiny.data()[0],),
@@ -131,7 +131,7 @@ def test_what_does_not_fit_is_refused(parts, sentence):
         plan_task(surestep.Task(**{**usual, **parts}), tiny.config())
 
 
-def test_groups_are_of_the_part_alone():
+def test_groups_match_only_the_modules_of_the_optimizer():
     optimizers, _ = made(
         shared=surestep.Optim(lr=0.5, groups=["head.* lr=0.1x"]), critic=surestep.Optim()
     )
@@ -139,6 +139,6 @@ def test_groups_are_of_the_part_alone():
     assert sorted(rates) == pytest.approx([0.05, 0.5])
 
 
-def test_freezing_for_a_time_is_the_steps_own_affair():
+def test_temporary_freeze_with_a_manual_step_is_rejected():
     with pytest.raises(ConfigError, match=r"optimizer 'shared' freeze .* read manual_step\.index"):
         made(shared=surestep.Optim(groups=["head.* freeze='1 epoch'"]), critic=surestep.Optim())

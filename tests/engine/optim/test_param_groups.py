@@ -26,7 +26,7 @@ def by_parameter(groups, what):
     return {name: getattr(each, what) for each in groups.values() for name in each.parameters}
 
 
-def test_nothing_said_is_two_groups():
+def test_default_is_a_decay_and_a_no_decay_group():
     groups = groups_of()
     assert [(each.name, each.lr, each.weight_decay) for each in groups.values()] == [
         ("decay", 0.1, 0.01),
@@ -48,13 +48,13 @@ def test_nothing_said_is_two_groups():
         ("type:BatchNorm*", ["0.1.weight", "0.1.bias"]),
     ],
 )
-def test_a_pattern_matches_names_parts_and_types(pattern, names):
+def test_pattern_matches_parameters_modules_and_types(pattern, names):
     rates = by_parameter(groups_of(f"{pattern} lr=0.5"), "lr")
     assert {name for name, lr in rates.items() if lr == 0.5} == set(names)
     assert {lr for name, lr in rates.items() if name not in names} == {0.1}
 
 
-def test_the_later_group_wins_for_each_setting():
+def test_later_group_overrides_each_setting():
     groups = groups_of("0 lr=0.2 decay=0.3 freeze", "0.1 lr=0.4 freeze=no")
     assert by_parameter(groups, "lr")["0.1.weight"] == 0.4
     assert by_parameter(groups, "weight_decay")["0.1.weight"] == 0.3
@@ -62,7 +62,7 @@ def test_the_later_group_wins_for_each_setting():
     assert by_parameter(groups, "trained_from")["0.0.weight"] is None
 
 
-def test_a_multiple_is_of_the_rate_and_of_the_layer():
+def test_lr_multiple_is_combined_with_layerwise_lr_decay():
     groups = groups_of("0 lr=0.5x", "2 lr=7", layerwise_lr_decay=0.5)
     rates = by_parameter(groups, "lr")
     assert rates["0.0.weight"] == 0.1 * (0.25 * 0.5)
@@ -70,23 +70,23 @@ def test_a_multiple_is_of_the_rate_and_of_the_layer():
     assert rates["2.weight"] == 7
 
 
-def test_the_first_group_has_the_rate_that_is_logged():
+def test_first_group_has_the_logged_learning_rate():
     groups = groups_of("0 lr=0.5x", "2 lr=7", "1.bias lr=3x")
     assert next(iter(groups.values())).lr == 0.1
 
 
-def test_times_are_steps_of_the_run():
+def test_freeze_durations_are_converted_to_steps():
     starts = by_parameter(groups_of("0 freeze='1 epoch'", "1 freeze=5 steps"), "trained_from")
     assert (starts["0.0.weight"], starts["1.weight"], starts["2.weight"]) == (3, 5, 0)
 
 
-def test_a_shared_weight_is_matched_by_each_of_its_names():
+def test_tied_weight_is_matched_by_each_of_its_names():
     model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 3))
     model[1].weight = model[0].weight
     assert by_parameter(groups_of("1 lr=0.5", model=model), "lr")["0.weight"] == 0.5
 
 
-def test_a_compiled_model_is_matched_by_its_own_names():
+def test_compiled_model_is_matched_by_its_original_names():
     model = torch.compile(net(), backend="eager")
     assert by_parameter(groups_of("2.bias lr=0.5", model=model), "lr")["2.bias"] == 0.5
 
@@ -105,13 +105,13 @@ def test_a_compiled_model_is_matched_by_its_own_names():
         ("* freeze=1 step", "all parameters are frozen at the start"),
     ],
 )
-def test_a_pattern_that_does_nothing_is_refused(said, sentence):
+def test_pattern_without_effect_is_rejected(said, sentence):
     with pytest.raises(ConfigError, match=sentence):
         groups_of(said)
 
 
 @pytest.mark.parametrize("said", ["0 lr=0.5", "0 decay=0", "0 freeze=1 step"])
-def test_what_the_model_itself_froze_stays_so(said):
+def test_parameters_frozen_by_the_model_stay_frozen(said):
     model = net()
     model[0].requires_grad_(False)
     with pytest.raises(ConfigError, match="all that '0' matches has requires_grad=False"):
@@ -119,12 +119,12 @@ def test_what_the_model_itself_froze_stays_so(said):
     assert "0.0.weight" not in by_parameter(groups_of("0 freeze", model=model), "lr")
 
 
-def test_a_freeze_longer_than_the_run_is_refused():
+def test_freeze_longer_than_the_run_is_rejected():
     with pytest.raises(ConfigError, match="freezes longer than the run of 6 steps"):
         groups_of("0 freeze=9 epochs")
 
 
-def test_a_decay_where_nothing_decays_is_refused():
+def test_weight_decay_for_an_optimizer_without_it_is_rejected():
     with pytest.raises(
         ConfigError, match=r"'0 decay=0\.5' sets a weight decay, and rprop has none"
     ):
@@ -138,7 +138,7 @@ def built(make, **optim):
     return build_optimizer(planned.plan, planned.task, planned.model, groups)
 
 
-def test_an_optimizer_of_the_tasks_own_has_the_groups_and_multiples():
+def test_custom_optimizer_gets_groups_with_learning_rates():
     made = built(
         lambda groups: torch.optim.RMSprop(groups, lr=0.3),
         groups=["2 lr=7"],
@@ -150,7 +150,7 @@ def test_an_optimizer_of_the_tasks_own_has_the_groups_and_multiples():
     assert rates["layer 3, 2, decay"] == 7
 
 
-def test_an_optimizer_that_drops_the_groups_is_refused():
+def test_custom_optimizer_that_drops_the_groups_is_rejected():
     def make(groups):
         return torch.optim.SGD([p for group in groups for p in group["params"]], lr=0.1)
 

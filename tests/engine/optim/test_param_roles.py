@@ -5,7 +5,7 @@ from surestep.engine.optim.param_roles import hidden_matrices, param_info, spars
 
 
 class Net(nn.Module):
-    """A table, a convolution, a recurrent layer and a head that was registered before it."""
+    """An embedding, a convolution, a hidden linear layer and a head."""
 
     def __init__(self):
         super().__init__()
@@ -15,17 +15,17 @@ class Net(nn.Module):
         self.out = nn.Linear(4, 3)
 
 
-def test_hidden_matrices_are_neither_tables_nor_convolutions_nor_the_last_layer():
+def test_hidden_matrices_exclude_embeddings_convolutions_and_the_head():
     assert hidden_matrices(Net()) == ["first.weight"]
 
 
-def test_a_frozen_matrix_is_not_one():
+def test_frozen_matrix_is_not_a_hidden_matrix():
     net = Net()
     net.first.weight.requires_grad_(False)
     assert hidden_matrices(net) == []
 
 
-def test_a_model_that_declares_its_last_layer_is_believed():
+def test_declared_output_embeddings_are_the_head():
     class Declared(Net):
         def get_output_embeddings(self):
             return self.first
@@ -33,7 +33,7 @@ def test_a_model_that_declares_its_last_layer_is_believed():
     assert hidden_matrices(Declared()) == ["out.weight"]
 
 
-def test_a_head_tied_to_a_table_is_a_table():
+def test_head_tied_to_an_embedding_is_an_embedding():
     net = Net()
     net.body, net.head = nn.Linear(4, 4), nn.Linear(4, 9, bias=False)
     net.head.weight = net.table.weight
@@ -41,14 +41,14 @@ def test_a_head_tied_to_a_table_is_a_table():
     assert "table.weight" not in hidden_matrices(net)
 
 
-def test_sparse_tables_are_those_that_say_so_and_are_trained():
+def test_only_trained_embeddings_with_sparse_gradients_are_sparse():
     net = Net()
     assert sparse_embeddings(net) == ["table.weight"]
     net.table.weight.requires_grad_(False)
     assert sparse_embeddings(net) == []
 
 
-def test_what_a_plan_must_know_of_a_model():
+def test_param_info_describes_the_parameters_for_the_plan():
     assert param_info(Net()) == {
         "floating": True,
         "hidden": ("first.weight",),

@@ -10,7 +10,7 @@ from surestep.engine.optim.registry import BUILT_IN as OPTIMIZERS
 from surestep.engine.optim.registry import optimizers_with
 from tests.needs import needs
 
-# What a class takes besides its own options, and where that is said here.
+# Arguments of a class that are not its own options, and how they are set here.
 NOT_OWN = {
     "params": "the groups of parameters",
     "lr": "optim.lr, which every optimizer has",
@@ -34,13 +34,13 @@ TORCHS = {
 } - {"Optimizer"}
 
 
-def test_every_optimizer_of_torch_is_in_the_catalog():
+def test_every_optimizer_of_torch_is_registered():
     torchs = {each.kind.__name__ for each in OPTIMIZERS.values() if each.path.startswith("torch")}
     assert torchs == TORCHS
     assert list(BUILT_IN) == sorted(OPTIMIZERS)
 
 
-def test_every_own_option_is_an_option_and_every_option_is_somebodys():
+def test_config_has_exactly_the_options_of_the_registered_optimizers():
     own = {option for each in OPTIMIZERS.values() for option in each.options}
     assert own == set(Optim.model_fields) - set(OF_ALL)
 
@@ -52,7 +52,7 @@ def test_every_own_option_is_an_option_and_every_option_is_somebodys():
         for name in OPTIMIZERS
     ],
 )
-def test_the_options_are_those_of_the_signature(name):
+def test_options_match_the_signature(name):
     known = OPTIMIZERS[name]
     left_out = set(NOT_OWN)
     if name == "adamw8bit":
@@ -65,13 +65,13 @@ def test_the_options_are_those_of_the_signature(name):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_what_it_is_for_is_a_sentence_with_its_source(name):
+def test_purpose_is_a_sentence_with_a_source(name):
     known = OPTIMIZERS[name]
     assert known.purpose.endswith(".")
     assert known.source.startswith("https://")
 
 
-def test_the_page_of_optimizers_is_the_catalog():
+def test_optimizer_page_matches_the_registry():
     page = Path(surestep.__file__).parents[2] / "docs" / "optimizers.md"
     rows = [line for line in page.read_text().splitlines() if line.startswith("| [`")]
     assert rows == [
@@ -82,12 +82,12 @@ def test_the_page_of_optimizers_is_the_catalog():
     ]
 
 
-def test_who_has_an_option_is_listed():
+def test_optimizers_with_an_option_are_listed():
     assert optimizers_with("momentum") == ["muon", "rmsprop", "sgd"]
 
 
 FUSED = [name for name, each in OPTIMIZERS.items() if "fused" in each.signature]
 
 
-def test_these_are_fused():
+def test_only_these_optimizers_are_fused():
     assert FUSED == ["adagrad", "adam", "adamw", "sgd"]

@@ -20,7 +20,7 @@ MORE = [
 
 
 def held(value):
-    """The tensors in a state, each storage once."""
+    """Sizes of the tensors in a state; each storage counts once."""
     if isinstance(value, torch.Tensor):
         return {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()}
     if isinstance(value, (list, dict)):
@@ -32,7 +32,7 @@ def held(value):
 @pytest.mark.parametrize(
     ("name", "options"), [*((name, {}) for name in OPTIMIZERS if name != "lbfgs"), *MORE]
 )
-def test_what_a_plan_says_of_the_optimizers_memory_is_what_it_takes(tmp_path, name, options):
+def test_estimated_optimizer_memory_matches_the_actual_state(tmp_path, name, options):
     parts = {"model": wide()["model"], "train": wide()["train"]}
     if name == "sparse_adam":
         parts = {"model": Words(), "train": tokens()}
@@ -45,7 +45,7 @@ def test_what_a_plan_says_of_the_optimizers_memory_is_what_it_takes(tmp_path, na
     assert expected == pytest.approx(found, rel=0.02)
 
 
-def test_the_parameters_that_torch_looks_at_twice_are_counted_once():
+def test_tied_parameters_count_once_in_the_optimizer_memory():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = model[0].weight
     planned = tiny.plan(

@@ -1,4 +1,4 @@
-"""What accelerate launch says in the environment, and what the Plan makes of it."""
+"""The environment that accelerate launch sets, and the Plan that follows from it."""
 
 from dataclasses import replace
 
@@ -28,11 +28,11 @@ def planned(config: AccelerateConfig, facts=tiny.TWO_GPUS, **said: object) -> Pl
     return resolve(Config.from_options({"epochs": 1, **said}), known, tiny.GIVEN)
 
 
-def test_nobody_asked_accelerate():
+def test_no_accelerate_config_without_its_environment():
     assert read_accelerate({"RANK": "0"}) is None
 
 
-def test_a_plain_config_says_nothing_else():
+def test_plain_accelerate_config_has_the_defaults():
     assert read_accelerate(SAID) == AccelerateConfig()
 
 
@@ -44,14 +44,14 @@ def test_a_plain_config_says_nothing_else():
         ("ACCELERATE_USE_MEGATRON_LM", "Megatron-LM"),
     ],
 )
-def test_what_shards_the_state_is_read(name, engine):
+def test_sharding_engine_is_read_and_rejected(name, engine):
     config = read_accelerate({**SAID, name: "true"})
     assert config.engine == engine
     with pytest.raises(ConfigError, match=f"shards the state by {engine}"):
         planned(config)
 
 
-def test_precision_device_and_compiling_are_those_of_the_config():
+def test_precision_device_and_compile_follow_the_accelerate_config():
     config = AccelerateConfig("bf16", use_cpu=True, dynamo="inductor", dynamo_mode="max-autotune")
     plan = planned(config)
     assert (plan.precision, plan.device) == ("bf16", torch.device("cpu"))
@@ -60,12 +60,12 @@ def test_precision_device_and_compiling_are_those_of_the_config():
         assert "accelerate" in plan.reason(option)
 
 
-def test_no_mixed_precision_is_fp32_where_a_gpu_would_have_bf16():
+def test_no_mixed_precision_means_fp32_on_a_gpu_with_bf16():
     assert planned(AccelerateConfig()).precision == "fp32"
     assert planned(AccelerateConfig(), precision="bf16").precision == "bf16"
 
 
-def test_another_device_than_the_cpu_it_says_is_refused():
+def test_device_that_contradicts_use_cpu_is_rejected():
     with pytest.raises(ConfigError, match=r"device='cuda:1', but accelerate's config has use_cpu"):
         planned(
             AccelerateConfig(use_cpu=True),
@@ -74,6 +74,6 @@ def test_another_device_than_the_cpu_it_says_is_refused():
         )
 
 
-def test_other_ways_take_its_precision_too():
+def test_other_strategies_follow_the_accelerate_precision_too():
     plan = planned(AccelerateConfig("fp16", engine="Megatron-LM"), **{"parallel.strategy": "ddp"})
     assert (plan.parallel_strategy, plan.precision) == ("ddp", "fp16")

@@ -1,4 +1,4 @@
-"""How DDP is asked to work."""
+"""The options that DDP is called with."""
 
 import pytest
 import torch
@@ -10,13 +10,13 @@ from tests import tiny
 
 @pytest.fixture
 def group():
-    """A process group of this process alone."""
+    """A process group with one process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
-def test_gradients_are_views_of_the_buckets_and_take_no_memory_beside_them(group):
+def test_gradients_are_views_of_the_buckets(group):
     model = tiny.model()
     wrapped = DDPStrategy.wrap_model(object.__new__(DDPStrategy), model, tiny.plan().plan)
     wrapped(torch.ones(2, tiny.FEATURES)).sum().backward()

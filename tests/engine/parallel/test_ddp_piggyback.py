@@ -8,7 +8,7 @@ from surestep.engine.parallel.ddp import PiggybackModule, PiggybackScalars
 
 
 def arrived(said, ranks=None):
-    """Let each rank say its numbers, and DDP divide by the ranks and add up, as it does."""
+    """Send the numbers of each rank, then average as DDP does."""
     ranks = len(said) if ranks is None else ranks
     module = PiggybackModule(nn.Linear(2, 1), len(said[0]) - 1)
     scalars = PiggybackScalars(module.scalars, ranks)
@@ -25,13 +25,13 @@ def arrived(said, ranks=None):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 7, 24, 100, 1023])
 @pytest.mark.parametrize("items", [2**24 + 1, 0, 4095 * 4097, 10**9])
-def test_whole_items_are_summed_exactly_over_any_number_of_ranks(ranks, items):
+def test_integer_item_counts_are_summed_exactly_over_any_number_of_ranks(ranks, items):
     sent = [[items + rank] for rank in range(ranks)]
     assert arrived(sent).receive() == [sum(each) for each in zip(*sent, strict=True)]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 24, 1023])
-def test_a_request_of_one_rank_and_the_clock_of_the_first_reach_all(ranks):
+def test_request_of_one_rank_and_the_time_of_rank_0_reach_all_ranks(ranks):
     sent = [[5.0, float(rank == ranks - 1), 0.0 if rank else 12345.678] for rank in range(ranks)]
     _, requests, seconds = arrived(sent).receive()
     assert (requests, seconds) == (pytest.approx(1), pytest.approx(12345.678))
@@ -39,13 +39,13 @@ def test_a_request_of_one_rank_and_the_clock_of_the_first_reach_all(ranks):
 
 
 @pytest.mark.parametrize("size", [1e-9, 1e-6, 1e-3, 1.0, 1e6])
-def test_items_of_any_size_keep_their_digits(size):
+def test_items_of_any_magnitude_are_summed_precisely(size):
     sent = [[0.3 * size], [1e-3 * size], [123.45678 * size], [0.0]]
     sums = [sum(each) for each in zip(*sent, strict=True)]
     assert arrived(sent).receive() == pytest.approx(sums, rel=1e-11, abs=0)
 
 
-def test_what_a_step_was_to_send_that_failed_is_forgotten():
+def test_clear_discards_the_numbers_of_a_failed_step():
     module = PiggybackModule(nn.Linear(2, 1), 0)
     scalars = PiggybackScalars(module.scalars, 1)
     scalars.send(5.0)
@@ -55,13 +55,13 @@ def test_what_a_step_was_to_send_that_failed_is_forgotten():
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -1.0, 2e12])
-def test_what_cannot_be_sent_arrives_as_no_number_and_the_rest_as_it_is(number):
+def test_invalid_number_arrives_as_nan_and_others_are_exact(number):
     sums = arrived([[number, 3.0], [1.0, 4.0]]).receive()
     assert math.isnan(sums[0])
     assert sums[1] == 7.0
 
 
-def test_a_loss_that_is_not_finite_leaves_the_numbers_alone():
+def test_nonfinite_loss_does_not_change_the_sent_numbers():
     module = PiggybackModule(nn.Linear(2, 1), 0)
     scalars = PiggybackScalars(module.scalars, 1)
     scalars.send(5.0)
@@ -70,7 +70,7 @@ def test_a_loss_that_is_not_finite_leaves_the_numbers_alone():
     assert scalars.receive() == [5.0]
 
 
-def test_the_losses_of_micro_batches_add_up_and_numbers_travel_once():
+def test_losses_of_micro_batches_add_up_and_numbers_are_sent_once():
     module = PiggybackModule(nn.Linear(2, 1), 0)
     scalars = PiggybackScalars(module.scalars, 1)
     scalars.send(5.0)
@@ -79,7 +79,7 @@ def test_the_losses_of_micro_batches_add_up_and_numbers_travel_once():
     assert (float(scalars.loss_sum()), scalars.receive(), scalars.receive()) == (7.0, [5.0], None)
 
 
-def test_a_module_answers_as_its_model_and_lies_in_the_same_bucket():
+def test_piggyback_module_has_the_outputs_and_dtype_of_its_model():
     model = nn.Linear(2, 1, dtype=torch.float64)
     module = PiggybackModule(model, 1)
     x = torch.ones(3, 2, dtype=torch.float64)
@@ -88,6 +88,6 @@ def test_a_module_answers_as_its_model_and_lies_in_the_same_bucket():
     assert PiggybackModule(model.to(torch.bfloat16), 1).scalars.dtype == torch.float32
 
 
-def test_beside_complex_parameters_real_numbers_travel():
+def test_scalars_beside_complex_parameters_are_real():
     model = nn.ParameterList([torch.zeros(2, dtype=torch.complex128)])
     assert PiggybackModule(model, 1).scalars.dtype == torch.float64

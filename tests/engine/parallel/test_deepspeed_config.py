@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration: made of the Plan, with the user's own keys, and never two truths."""
+"""DeepSpeed's configuration: made from the Plan and the user's keys, without contradictions."""
 
 import json
 from dataclasses import replace
@@ -17,7 +17,7 @@ SAID = {**ZERO, "batch_size": 16, "micro_batch_size": 4, "max_grad_norm": 0.5, "
 ON_GPUS = {
     "facts": lambda: replace(TWO_GPUS, launched=MANY["facts"]().launched, extras=("deepspeed",))
 }
-# As the guides of transformers write it, without the types of optimizer and scheduler.
+# As in the guides of transformers, without the optimizer and scheduler types.
 HF = {
     "optimizer": {"params": {"lr": "auto", "betas": "auto"}},
     "bf16": {"enabled": "auto"},

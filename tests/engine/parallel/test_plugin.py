@@ -1,4 +1,4 @@
-"""A strategy from outside the package: one file and one entry point, and no edit elsewhere."""
+"""A plug-in strategy: one file and one entry point, with no other change."""
 
 import json
 import os

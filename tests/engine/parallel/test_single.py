@@ -43,7 +43,7 @@ def mixed():
 
 @pytest.mark.parametrize("build", [tiny.model, mixed], ids=["one dtype", "two dtypes"])
 @pytest.mark.parametrize("max_norm", [0.1, 1e6])
-def test_clipping_is_torchs_bit_for_bit(build, max_norm):
+def test_clipping_is_bitwise_identical_to_torch(build, max_norm):
     torch.manual_seed(0)
     model = give_gradients(build())
     torch.manual_seed(0)
@@ -55,7 +55,7 @@ def test_clipping_is_torchs_bit_for_bit(build, max_norm):
         assert torch.equal(a, b)
 
 
-def test_off_only_measures():
+def test_norm_is_computed_without_clipping():
     model = give_gradients(tiny.model())
     norm = single(model, max_grad_norm="off")[0].clip_grad_norm()
     plain = give_gradients(tiny.model())
@@ -64,7 +64,7 @@ def test_off_only_measures():
     assert norm.names == [name for name, _ in model.named_parameters()]
 
 
-def test_elements_are_clipped_where_that_was_said():
+def test_clip_value_clips_each_element():
     model = give_gradients(tiny.model())
     plain = give_gradients(tiny.model())
     single(model, clip_value=0.2)[0].clip_grad_norm()
@@ -72,7 +72,7 @@ def test_elements_are_clipped_where_that_was_said():
     assert all(map(torch.equal, gradients(model), gradients(plain)))
 
 
-def test_parameters_without_a_gradient_are_left_out_of_the_norm():
+def test_parameters_without_a_gradient_are_excluded_from_the_norm():
     model = give_gradients(tiny.model())
     model[0].weight.grad = None
     norm = single(model)[0].clip_grad_norm()
@@ -81,7 +81,7 @@ def test_parameters_without_a_gradient_are_left_out_of_the_norm():
 
 
 @pytest.mark.parametrize("items", [1.0, 3.0, 7.5])
-def test_backward_is_that_of_the_quotient(items):
+def test_backward_differentiates_the_sum_divided_by_items(items):
     model, plain = tiny.model(), tiny.model()
     x, y = tiny.data()
     total = nn.functional.cross_entropy(model(x), y, reduction="sum")
@@ -102,7 +102,7 @@ def moved(parallel, state, loss, norm):
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(BAD, GOOD), (GOOD, BAD), (GOOD, BAD * 0)])
-def test_the_sticky_guard_skips_every_step_from_the_first_bad_one_on(loss, norm):
+def test_device_guard_skips_all_steps_after_a_nonfinite_one(loss, norm):
     parallel, state = single()
     assert moved(parallel, state, GOOD, GOOD)[0]
     assert not moved(parallel, state, loss, norm)[0]
@@ -111,7 +111,7 @@ def test_the_sticky_guard_skips_every_step_from_the_first_bad_one_on(loss, norm)
     assert bool(torch.isnan(outcome.nonfinite_flag))
 
 
-def test_a_skipped_step_leaves_the_optimizers_state():
+def test_skipped_step_does_not_change_the_optimizer_state():
     parallel, state = single()
     moved(parallel, state, GOOD, GOOD)
     first = next(iter(state.optimizer.state.values()))
@@ -125,7 +125,7 @@ def test_a_skipped_step_leaves_the_optimizers_state():
     [{"on_nonfinite": "skip"}, {"optimizer": lambda groups: torch.optim.SGD(groups, lr=0.1)}],
     ids=["skip", "own optimizer"],
 )
-def test_the_reading_guard_skips_the_bad_step_only(parts):
+def test_host_guard_skips_only_the_nonfinite_step(parts):
     parallel, state = single(**parts)
     assert not moved(parallel, state, GOOD, BAD)[0]
     took, outcome = moved(parallel, state, GOOD, GOOD)
@@ -142,7 +142,7 @@ def scaled_step(parallel, state, loss, scale=1.0):
     return not torch.equal(tiny.weights(state.model), before), outcome
 
 
-def test_an_overflow_skips_and_halves_the_scale():
+def test_overflow_skips_the_step_and_halves_the_loss_scale():
     parallel, state = single(precision="fp16", scaler={"init_scale": 8.0})
     took, outcome = scaled_step(parallel, state, GOOD, scale=math.inf)
     assert (took, outcome.overflow, outcome.nonfinite) == (False, True, False)
@@ -150,14 +150,14 @@ def test_an_overflow_skips_and_halves_the_scale():
     assert scaled_step(parallel, state, GOOD)[0]
 
 
-def test_a_loss_that_is_not_finite_is_no_overflow():
+def test_nonfinite_loss_is_not_an_overflow():
     parallel, state = single(precision="fp16", scaler={"init_scale": 8.0})
     took, outcome = scaled_step(parallel, state, BAD, scale=math.inf)
     assert (took, outcome.overflow, outcome.nonfinite) == (False, False, True)
     assert state.scaler.get_scale() == 8.0
 
 
-def test_a_scale_that_falls_under_one_is_a_failure():
+def test_loss_scale_below_one_counts_as_nonfinite():
     parallel, state = single(precision="fp16", scaler={"init_scale": 1.0})
     _, outcome = scaled_step(parallel, state, GOOD, scale=math.inf)
     assert outcome.nonfinite
@@ -165,7 +165,7 @@ def test_a_scale_that_falls_under_one_is_a_failure():
 
 
 def stepped(kind, build, grads, found_inf=None):
-    """Weights and state after steps on these gradients; None is a step that has none."""
+    """Weights and state after steps on gradients from these seeds."""
     torch.manual_seed(0)
     model = build()
     first, *rest = model.parameters()
@@ -186,7 +186,7 @@ def stepped(kind, build, grads, found_inf=None):
 
 @pytest.mark.parametrize("build", [tiny.model, mixed], ids=["one dtype", "two dtypes"])
 @pytest.mark.parametrize("found_inf", [None, [0.0, 1.0, 0.0, 1.0, 0.0]], ids=["plain", "skipping"])
-def test_adamw_is_torchs_bit_for_bit(build, found_inf):
+def test_fused_adamw_is_bitwise_identical_to_torch(build, found_inf):
     grads = [1, 3, 2, 4, 5]
     ours, torchs = (
         stepped(kind, build, grads, found_inf) for kind in (FusedAdamW, torch.optim.AdamW)
@@ -195,7 +195,7 @@ def test_adamw_is_torchs_bit_for_bit(build, found_inf):
     assert all(map(torch.equal, ours, torchs))
 
 
-def test_adamws_hooks_run_once_a_step():
+def test_fused_adamw_runs_its_hooks_once_a_step():
     model = give_gradients(tiny.model())
     optimizer = FusedAdamW(model.parameters(), lr=0.1, fused=True)
     seen = []
@@ -206,7 +206,7 @@ def test_adamws_hooks_run_once_a_step():
     assert seen == ["before", "after"] * 3
 
 
-def test_adamw_takes_a_closure_as_torchs_does():
+def test_fused_adamw_accepts_a_closure():
     model = give_gradients(tiny.model())
     optimizer = FusedAdamW(model.parameters(), lr=0.1, fused=True)
     assert [optimizer.step(lambda: 5.0) for _ in range(2)] == [5.0, 5.0]
@@ -224,7 +224,7 @@ print(sorted({"sympy", "torch._dynamo"} & set(sys.modules)))
 """
 
 
-def test_the_first_step_imports_no_compiler(tmp_path):
+def test_first_step_imports_no_compiler(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", FIRST_STEP], cwd=tmp_path, capture_output=True, text=True, check=True
     )
@@ -240,7 +240,7 @@ class Watched(Tensor):
         return super().__torch_function__(function, types, args, kwargs or {})
 
 
-def test_a_loss_of_a_tensor_subclass_brings_its_own_backward():
+def test_loss_of_a_tensor_subclass_uses_its_own_backward():
     made, _ = single(nn.Linear(1, 1, bias=False))
     loss = (made.parameters[0].sum() * 3.0).as_subclass(Watched)
     made.backward(loss, 2.0)

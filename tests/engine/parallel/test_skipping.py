@@ -1,4 +1,4 @@
-"""A fused optimizer that is told to skip its very first step does exactly nothing."""
+"""A fused optimizer that skips its first step does not change its state."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ TRAPS = [
 
 
 @pytest.mark.parametrize(("name", "options"), TRAPS)
-def test_a_first_step_that_is_skipped_is_as_if_it_never_was(name, options):
+def test_skipped_first_step_does_not_affect_later_steps(name, options):
     bad, good = torch.tensor(torch.nan), torch.tensor(1.0)
     states = []
     for losses in ([bad, bad, good, good], [good, good]):
@@ -38,7 +38,7 @@ def test_a_first_step_that_is_skipped_is_as_if_it_never_was(name, options):
         assert all(torch.equal(slots[key], others[key]) for key in slots)
 
 
-def test_dampening_cannot_be_skipped_on_the_device_and_is_read():
+def test_sgd_with_dampening_uses_the_host_guard():
     optim = {"name": "sgd", "momentum": 0.9, "dampening": 0.5}
     parallel, state = single(model=tiny.model(), optim=optim)
     assert type(parallel.guard).__name__ == "HostGuard"

@@ -13,7 +13,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Two blocks between a table and a head, which may share their weight."""
+    """Two blocks between an embedding and a head, which may share their weight."""
 
     def __init__(self, *, tied: bool = False) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ def known(said=None, given=GIVEN, **chosen):
     return found
 
 
-def test_a_plan_gives_the_reason_of_each_option():
+def test_plan_gives_the_reason_for_each_option():
     plan = decide({"optim.lr": 0.5}, origins={"optim.lr": "run.toml"})
     assert plan.reason("optim.lr") == "set in run.toml"
     assert plan.reason("optim.eps") == "torch's default"
@@ -33,12 +33,12 @@ def test_a_plan_gives_the_reason_of_each_option():
     ]
 
 
-def test_a_plan_is_not_changed():
+def test_plan_is_immutable():
     with pytest.raises(AttributeError, match=r"Use plan.replace\(batch_size=...\)"):
         decide().batch_size = 3
 
 
-def test_the_fields_of_a_plan_are_its_decisions():
+def test_plan_fields_are_its_decisions():
     plan = decide({"optim.betas": (0.5, 0.6), "micro_batch_size": 16, "seed": 4})
     for option, value, _ in plan.decisions:
         name = option.replace(".", "_")
@@ -50,12 +50,12 @@ def test_the_fields_of_a_plan_are_its_decisions():
 
 
 @pytest.mark.parametrize(("facts", "on_gpu"), [(FACTS, False), (GPU, True)])
-def test_whether_there_is_a_gpu_is_a_question_of_the_device(facts, on_gpu):
+def test_on_gpu_follows_the_planned_device(facts, on_gpu):
     found = known(device=decide(facts=facts).device)
     assert (found.on_gpu, found.device) == (on_gpu, "cuda" if on_gpu else "cpu")
 
 
-def test_metrics_are_named_by_set():
+def test_metrics_are_prefixed_with_their_validation_set():
     weights = {"validation__weights": "raw"}
     assert measured_names(known(given=VALIDATED, **weights)) == [
         *("val/loss", "val/accuracy", "val/score"),
@@ -68,7 +68,7 @@ def test_metrics_are_named_by_set():
     ("said", "metric"),
     [("accuracy", "val/accuracy"), ("far/accuracy", "far/accuracy"), ("loss", "val/loss")],
 )
-def test_a_metric_without_a_set_is_the_first_sets(said, metric):
+def test_metric_without_a_set_belongs_to_the_first_set(said, metric):
     assert decide({"validation.metric": said}, given=VALIDATED).validation_metric == metric
 
 
@@ -83,26 +83,26 @@ def test_a_metric_without_a_set_is_the_first_sets(said, metric):
         (None, None, "min"),
     ],
 )
-def test_whether_larger_is_better_is_declared_or_known_by_name(metric, declared, mode):
+def test_direction_of_a_metric_is_declared_or_known_by_name(metric, declared, mode):
     given = replace(VALIDATED, metrics={"accuracy": declared, "score": declared})
     assert better_direction(known(given=given, validation__metric=metric)) == mode
 
 
-def test_no_metric_is_better_both_ways():
+def test_no_metric_name_has_both_directions():
     assert not LARGER_IS_BETTER & SMALLER_IS_BETTER
 
 
 @pytest.mark.parametrize(
     ("duration", "steps"), [("3 steps", 3), ("2 epochs", 14), ("2.5 epochs", 17.5)]
 )
-def test_a_length_in_steps_need_not_be_whole(duration, steps):
+def test_duration_in_steps_may_be_fractional(duration, steps):
     assert known(steps_per_epoch=7).steps(duration) == steps
 
 
 @pytest.mark.parametrize(
     ("length", "steps"), [("10%", 7), ("5 steps", 5), ("1 epoch", 7), ("0%", 0), ("100%", 70)]
 )
-def test_a_length_may_be_a_share_of_the_run(length, steps):
+def test_duration_may_be_a_percentage_of_the_run(length, steps):
     found = known(steps_per_epoch=7, total_steps=70)
     assert found.length_in_steps(length) == pytest.approx(steps)
 
@@ -111,12 +111,12 @@ def test_a_length_may_be_a_share_of_the_run(length, steps):
     ("said", "origin"),
     [({"epochs": 3.0}, "epochs"), ({"epochs": None, "max_steps": 9}, "max_steps")],
 )
-def test_the_length_of_a_run_shows_where_it_was_said(said, origin):
+def test_reason_of_total_steps_names_where_the_length_was_set(said, origin):
     plan = decide(said, origins={origin: "command line"})
     assert "command line" in plan.reason("total_steps")
 
 
-def test_a_plan_with_other_values_leaves_the_plan_as_it_is():
+def test_replace_does_not_change_the_original_plan():
     plan = decide()
     assert plan.replace(batch_size=3).batch_size == 3
     assert plan.batch_size == 64
@@ -124,14 +124,14 @@ def test_a_plan_with_other_values_leaves_the_plan_as_it_is():
         plan.replace(bach_size=3)
 
 
-def test_a_copy_of_a_plan_holds_the_same():
+def test_deepcopy_of_a_plan_has_the_same_fields():
     plan = decide()
     assert vars(deepcopy(plan)).keys() == vars(plan).keys()
     assert deepcopy(plan).batch_size == plan.batch_size
 
 
-def test_every_attribute_of_a_plan_that_is_read_is_decided():
-    """Types do not show it: the attributes follow from the options."""
+def test_every_plan_attribute_used_in_the_source_is_decided():
+    """Type checkers cannot see this: the attributes follow from the options."""
     known = set(vars(decide())) | set(dir(Plan))
     source = Path(surestep.__file__).parent
     read = {
@@ -142,5 +142,5 @@ def test_every_attribute_of_a_plan_that_is_read_is_decided():
         and (getattr(node.value, "id", "") == "plan" or getattr(node.value, "attr", "") == "plan")
     }
     assert len(read) > 200
-    read.discard(("record/checkpoint/retention.py", "get"))  # another kind of plan
+    read.discard(("record/checkpoint/retention.py", "get"))  # a different kind of plan
     assert {each for each in read if each[1] not in known} == set()

@@ -7,7 +7,7 @@ import torch
 from surestep.engine.plan.system import read_facts
 
 
-def test_the_machine_is_read():
+def test_system_facts_are_read():
     facts = read_facts()
     assert facts.torch_version == torch.__version__
     assert facts.cpus >= 1
@@ -32,12 +32,12 @@ def gpus(monkeypatch, *generations):
     return read_facts()
 
 
-def test_bf16_is_native_where_all_cards_have_it(monkeypatch):
+def test_bf16_is_native_only_if_all_gpus_support_it(monkeypatch):
     assert gpus(monkeypatch, 9, 8).bf16_native
     assert not gpus(monkeypatch, 9, 7).bf16_native
 
 
-def test_cards_are_told_apart_by_what_no_other_has(monkeypatch):
+def test_gpus_are_identified_by_uuid(monkeypatch):
     assert gpus(monkeypatch, 9, 9).cuda_ids == ("card-0", "card-1")
 
 
@@ -51,31 +51,31 @@ SRUN = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}
 @pytest.mark.parametrize(
     ("said", "count", "own"),
     [
-        ({"CUDA_VISIBLE_DEVICES": "0"}, 1, False),  # nobody else is here
+        ({"CUDA_VISIBLE_DEVICES": "0"}, 1, False),  # a single process
         (SRUN, 1, True),  # --gpus-per-task=1
         (SRUN, 2, False),
         (TORCHRUN, 1, False),
         (TORCHRUN | {"CUDA_VISIBLE_DEVICES": "1"}, 1, True),  # set for each process
         (TORCHRUN | {"CUDA_VISIBLE_DEVICES": "0,1"}, 2, False),
-        # surestep starts all of them in one environment: it is the same GPU.
+        # surestep starts all ranks with one environment, so they share the GPU.
         (TORCHRUN | {"CUDA_VISIBLE_DEVICES": "0", "SURESTEP_NPROC": "2"}, 1, False),
     ],
 )
-def test_whether_the_one_gpu_that_is_seen_may_be_this_processs_own(monkeypatch, said, count, own):
+def test_single_visible_gpu_is_own_only_if_the_launcher_set_it(monkeypatch, said, count, own):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for name, value in said.items():
         monkeypatch.setenv(name, value)
     assert gpus(monkeypatch, *[9] * count).has_own_gpu is own
 
 
-def test_the_display_is_what_stderr_is(monkeypatch):
+def test_display_follows_stderr(monkeypatch):
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: True))
     assert read_facts().display == "terminal"
     monkeypatch.setattr(sys, "stderr", None)
     assert read_facts().display == "none"
 
 
-def test_a_notebook_is_known_by_its_kernel(monkeypatch):
+def test_notebook_is_detected_by_its_kernel(monkeypatch):
     shell = SimpleNamespace(config={"IPKernelApp": {}})
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     assert read_facts().display == "notebook"
