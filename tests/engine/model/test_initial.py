@@ -22,7 +22,7 @@ def test_state_dict_is_named_by_its_kind():
     ("init", "sentence"),
     [(3, "init is a int. Give a path"), (torch.ones(1), "init is a Tensor")],
 )
-def test_init_of_another_type_is_rejected(init, sentence):
+def test_invalid_weights_are_rejected(init, sentence):
     with pytest.raises(TaskError, match=sentence):
         tiny.task(init=init)
 

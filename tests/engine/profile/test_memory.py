@@ -4,8 +4,8 @@ from surestep.engine.profile.oom import memory_snapshot
 from tests import tiny
 
 
-def test_what_an_optimizer_holds_in_lists_is_counted():
-    """As L-BFGS holds its history."""
+def test_tensors_in_lists_of_the_optimizer_state_are_counted():
+    """As L-BFGS stores its history."""
     state, cpu = tiny.state_of(), torch.device("cpu")
     before = memory_snapshot(state, cpu)["optimizer"]
     first = next(iter(state.optimizer.state.values()))

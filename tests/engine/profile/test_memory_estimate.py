@@ -10,7 +10,7 @@ from tests import tiny
 
 
 def measured(session):
-    """The bytes that a session holds after a step."""
+    """The bytes that a session uses after a step."""
     moments = [
         value
         for state in session.optimizer.state.values()
@@ -55,7 +55,7 @@ def few_files(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["digits", "spiral", "chars"])
-def test_a_plan_of_a_recipe_is_right_within_a_tenth(tmp_path, few_files, name):
+def test_estimate_for_a_recipe_is_within_10_percent(tmp_path, few_files, name):
     recipe = load(name)
     config = recipe.config.replace_options({"logging.progress": "quiet", "batch_size": 4})
     planned = plan_task(recipe.build({}, config), config)
@@ -75,7 +75,7 @@ def test_a_plan_of_a_recipe_is_right_within_a_tenth(tmp_path, few_files, name):
         *((net, {"name": "adamw"}) for net in ("wide", "frozen", "shared", "normed", "double")),
     ],
 )
-def test_a_plan_is_right_within_a_tenth(tmp_path, net, optim):
+def test_estimate_is_within_10_percent(tmp_path, net, optim):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 64), nn.Linear(64, 3))
     if net == "frozen":
@@ -94,11 +94,11 @@ def test_a_plan_is_right_within_a_tenth(tmp_path, net, optim):
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_weights_stay_in_full_precision(tmp_path, precision):
+def test_weights_are_estimated_in_full_precision(tmp_path, precision):
     assert_close(*planned_and_measured(tmp_path, {"model": tiny.model()}, precision=precision))
 
 
-def test_what_an_optimizer_of_ones_own_takes_is_not_known():
+def test_memory_of_a_custom_optimizer_is_unknown():
     planned = tiny.plan({"optimizer": torch.optim.RMSprop})
     assert estimate_memory(planned.model, planned.plan).optimizer is None
 
@@ -116,7 +116,7 @@ def test_parameters_are_counted_by_module():
     assert (takes.parameters, takes.trained) == (67, 64)
 
 
-def test_the_parameters_of_the_model_itself_are_in_the_table():
+def test_direct_parameters_of_the_model_are_in_the_table():
     class Scaled(nn.Linear):
         pass
 
@@ -133,12 +133,12 @@ def test_the_parameters_of_the_model_itself_are_in_the_table():
     assert sum(row[2] for row in takes.modules) == takes.parameters == 20
 
 
-def test_a_model_without_parts_is_one_row():
+def test_model_without_submodules_is_one_row():
     takes = estimate_memory(nn.Linear(4, 3), tiny.plan().plan)
     assert takes.modules == [("model", "Linear", 15, 15)]
 
 
-def test_a_shared_parameter_counts_once():
+def test_shared_parameter_counts_once():
     first, second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
     second.weight = first.weight
     takes = estimate_memory(nn.Sequential(first, second), tiny.plan().plan)

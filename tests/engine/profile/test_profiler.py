@@ -22,7 +22,7 @@ def profiled(folder, steps="3:5", **said):
     return tiny.fit(folder / "run", {"train": tiny.data(64)}, **options)
 
 
-def test_a_trace_of_those_steps_is_written_and_holds_their_operations(tmp_path):
+def test_trace_contains_the_operations_of_the_profiled_steps(tmp_path):
     run = profiled(tmp_path)
     trace = json.loads((run.path / "profile" / "trace-3-5.json").read_text())
     names = [each.get("name") for each in trace["traceEvents"]]
@@ -32,7 +32,7 @@ def test_a_trace_of_those_steps_is_written_and_holds_their_operations(tmp_path):
     assert len(backwards) == 3
 
 
-def test_the_table_has_the_ten_costliest_operations_and_the_speed(tmp_path):
+def test_summary_has_the_ten_costliest_operations_and_the_speed(tmp_path):
     run = profiled(tmp_path)
     text = (run.path / "profile" / "operations-3-5.txt").read_text()
     rows = text.partition("operation ")[2].splitlines()[1:]
@@ -47,8 +47,8 @@ def test_the_table_has_the_ten_costliest_operations_and_the_speed(tmp_path):
     assert told["step"] == 5
 
 
-def test_operations_are_counted_in_the_step_before(tmp_path):
-    """Two layers forward, and backward by weight and by input, but for the first layer's input."""
+def test_flops_are_counted_in_the_step_before(tmp_path):
+    """Two layers: forward, weight gradients, and the input gradient of the second layer."""
     found = []
 
     class Look(surestep.Callback):
@@ -63,7 +63,7 @@ def test_operations_are_counted_in_the_step_before(tmp_path):
     assert found[-1] == 2 * first + 3 * second
 
 
-def test_a_profiled_run_is_bit_for_bit_one_that_is_not(tmp_path):
+def test_profiled_run_is_bitwise_identical_to_an_unprofiled_run(tmp_path):
     weights = []
     for steps in (None, "2:4"):
         parts = {"model": tiny.model(dropout=0.5)}
@@ -74,15 +74,15 @@ def test_a_profiled_run_is_bit_for_bit_one_that_is_not(tmp_path):
     assert torch.equal(*weights)
 
 
-def test_what_people_named_is_no_operation(tmp_path):
-    """In a trace torch names the optimizer's step and the loading of data."""
+def test_annotations_are_not_listed_as_operations(tmp_path):
+    """Torch annotates the optimizer's step and data loading in a trace."""
     text = (profiled(tmp_path).path / "profile" / "operations-3-5.txt").read_text()
     assert "Optimizer.step" not in text
     assert "aten::" in text
 
 
 @pytest.mark.parametrize(("stop", "told"), [(3, "4-5"), (5, None)])
-def test_a_run_that_goes_on_is_watched_from_there_on(tmp_path, capsys, stop, told):
+def test_resumed_run_profiles_the_remaining_steps(tmp_path, capsys, stop, told):
     said = {"profile": "3:5", "max_steps": 6, "logging": {"every": "1 step", "progress": "plain"}}
     for rest in (stop, 6):
         with tiny.prepare(tmp_path / "run", {"train": tiny.data(64)}, **said) as session:
@@ -101,13 +101,13 @@ def test_a_run_that_goes_on_is_watched_from_there_on(tmp_path, capsys, stop, tol
     )
 
 
-def test_steps_beyond_the_run_are_refused(tmp_path):
+def test_profiled_steps_beyond_the_run_are_rejected(tmp_path):
     with pytest.raises(ConfigError, match="profile='5:9' goes beyond the run of 6 steps"):
         profiled(tmp_path, "5:9")
 
 
 @pytest.mark.parametrize("steps", ["5", "5:3", "0:3", "a:b", ":"])
-def test_what_is_no_range_of_steps_is_refused(steps):
+def test_invalid_range_of_steps_is_rejected(steps):
     with pytest.raises(ConfigError, match="such as '10:15'"):
         tiny.config(profile=steps)
 
@@ -122,12 +122,12 @@ def test_what_is_no_range_of_steps_is_refused(steps):
         ("Some other", "fp32", None),
     ],
 )
-def test_the_peak_of_a_device_is_known_by_its_name(device, precision, peak):
+def test_peak_flops_are_looked_up_by_device_name(device, precision, peak):
     assert peak_flops(device, precision) == peak
 
 
 class Clock:
-    """A clock that goes on where it is told to."""
+    """A clock that only advances when a test sets it."""
 
     now = 0.0
 
@@ -136,7 +136,7 @@ class Clock:
 
 
 class Slow:
-    """A dataset that is waited for: a second for each sample."""
+    """A dataset that takes one second for each sample."""
 
     def __init__(self, clock):
         self.clock = clock
@@ -157,7 +157,7 @@ class Thinking(nn.Linear):
         return super().forward(x)
 
 
-def test_waiting_for_data_is_measured(tmp_path, monkeypatch):
+def test_data_wait_time_is_measured(tmp_path, monkeypatch):
     clock, model = Clock(), Thinking(tiny.FEATURES, tiny.CLASSES)
     model.clock = clock
     watch = SimpleNamespace(perf_counter=clock, monotonic=time.monotonic)
@@ -168,7 +168,7 @@ def test_waiting_for_data_is_measured(tmp_path, monkeypatch):
 
 
 class Greedy(nn.Linear):
-    """A model that wants more memory than there is, from its third training step on."""
+    """A model that runs out of memory from its third training step on."""
 
     calls = 0
 
@@ -179,7 +179,7 @@ class Greedy(nn.Linear):
         return super().forward(x)
 
 
-def test_what_was_held_is_written_when_memory_runs_out(tmp_path):
+def test_memory_use_is_saved_when_memory_runs_out(tmp_path):
     model = Greedy(tiny.FEATURES, tiny.CLASSES)
     with pytest.raises(surestep.SurestepError, match="Memory ran out in step 3") as caught:
         tiny.fit(tmp_path / "run", {"model": model}, optim={"lr": 0.1})
@@ -194,7 +194,7 @@ def test_what_was_held_is_written_when_memory_runs_out(tmp_path):
     assert surestep.Run(tmp_path / "run").status["status"] == "failed"
 
 
-def test_it_is_written_in_a_loop_of_ones_own_too(tmp_path):
+def test_memory_use_is_saved_in_a_custom_loop_too(tmp_path):
     model = Greedy(tiny.FEATURES, tiny.CLASSES)
     with (
         pytest.raises(surestep.SurestepError, match="Memory ran out in step 3"),
@@ -205,7 +205,7 @@ def test_it_is_written_in_a_loop_of_ones_own_too(tmp_path):
 
 
 class Sated(nn.Linear):
-    """A model that wants more memory than there is, where it is measured, from some call on."""
+    """A model that runs out of memory in evaluation after `enough` calls."""
 
     calls = 0
     enough = 0
@@ -217,9 +217,9 @@ class Sated(nn.Linear):
         return super().forward(x)
 
 
-def test_an_evaluation_is_told_from_a_step(tmp_path):
+def test_out_of_memory_error_names_the_evaluation(tmp_path):
     model = Sated(tiny.FEATURES, tiny.CLASSES)
-    model.enough = 3  # at the start the first batch is tried
+    model.enough = 3  # the first-batch check also calls the model
     parts = {"model": model, "val": tiny.data(32)}
     said = {"validation": {"every": "2 steps", "batch_size": 16}}
     with pytest.raises(surestep.SurestepError, match="in the evaluation after step") as caught:
@@ -228,13 +228,13 @@ def test_an_evaluation_is_told_from_a_step(tmp_path):
     assert next((tmp_path / "run").glob("out-of-memory-evaluation-*.json"))
 
 
-def test_the_first_batch_says_so_too(tmp_path):
+def test_out_of_memory_error_names_the_first_batch(tmp_path):
     with pytest.raises(surestep.SurestepError, match="ran out at the first batch") as caught:
         tiny.fit(tmp_path / "run", {"model": Sated(tiny.FEATURES, tiny.CLASSES)})
     assert "smaller micro_batch_size than 8" in str(caught.value)
 
 
-def test_another_error_is_not_taken_for_it(tmp_path):
+def test_other_errors_are_not_reported_as_out_of_memory(tmp_path):
     class Broken(nn.Linear):
         calls = 0
 

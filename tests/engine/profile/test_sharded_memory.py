@@ -1,4 +1,4 @@
-"""What each rank holds by formula, against the published figures and against sizes cut by torch."""
+"""Estimated memory of each rank, compared with published numbers and torch's shard sizes."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ GB = 10**9
 
 
 def adamw(model: nn.Module) -> MemoryEstimate:
-    """What a model takes in one process under AdamW, but for the counts of steps."""
+    """Memory of a model in one process with AdamW, without the step counters."""
     size, numbers = (
         tensor_bytes(model.parameters()),
         sum(each.numel() for each in model.parameters()),
@@ -28,7 +28,7 @@ def adamw(model: nn.Module) -> MemoryEstimate:
 
 @pytest.fixture(scope="module")
 def llama() -> nn.Module:
-    """Llama 2 with 7B parameters, whose weights are nowhere."""
+    """Llama 2 with 7B parameters on the meta device."""
     transformers = needs("transformers")
     with torch.device("meta"):
         return transformers.LlamaForCausalLM(transformers.LlamaConfig())
@@ -41,17 +41,17 @@ def of(model: nn.Module, ranks: int, local: int, precision: str) -> dict[str, Ra
 
 
 @pytest.mark.slow("needs transformers")
-def test_adam_with_mixed_precision_takes_16_to_18_bytes_a_parameter(llama):
+def test_adam_with_mixed_precision_takes_16_to_18_bytes_per_parameter(llama):
     alone, numbers = of(llama, 1, 1, "bf16"), adamw(llama).parameters
     assert numbers == 6_738_415_616
     assert alone["ddp"].total / numbers == 18  # fp32 weights, gradients, moments; bf16 copies
-    assert alone["deepspeed zero 1"].total / numbers == 16  # the rule of the paper on ZeRO
+    assert alone["deepspeed zero 1"].total / numbers == 16  # the number in the ZeRO paper
     for way in ("ddp", "fsdp full"):
         assert alone[way].optimizer == pytest.approx(54 * GB, rel=0.01)  # 8 bytes x 6.7e9
 
 
 @pytest.mark.slow("needs transformers")
-def test_state_is_divided_by_the_ranks_that_share_it(llama):
+def test_state_is_divided_by_the_ranks_that_shard_it(llama):
     alone, many = of(llama, 1, 1, "bf16"), of(llama, 64, 8, "bf16")
     whole = alone["ddp"]
     for way, parts in {
@@ -70,12 +70,12 @@ def test_state_is_divided_by_the_ranks_that_share_it(llama):
     assert many["deepspeed zero 1"].gradients == zero.gradients
     assert many["deepspeed zero 2"].gradients == zero.gradients // 64
     assert many["deepspeed zero 2"].weights == zero.weights
-    norms = 65 * 4096 * 2  # each rank has them whole too
+    norms = 65 * 4096 * 2  # each rank also has the full weights of the norms
     assert many["deepspeed zero 3"].weights == zero.weights // 64 + norms
 
 
 @pytest.mark.slow("needs transformers")
-def test_what_is_gathered_are_two_blocks_a_gradient_and_the_root(llama):
+def test_gathered_memory_is_the_root_two_blocks_and_a_gradient(llama):
     found = of(llama, 8, 8, "bf16")
     block = tensor_bytes(blocks_of(llama)["model.layers.0"].parameters())
     root = tensor_bytes(llama.parameters()) - 32 * block
@@ -85,13 +85,13 @@ def test_what_is_gathered_are_two_blocks_a_gradient_and_the_root(llama):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
-def test_the_first_rank_holds_the_rows_that_torch_cuts_for_it(ranks):
+def test_shard_size_of_rank_0_matches_torch_chunk(ranks):
     model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3), nn.LayerNorm(3))
     held = sum(each.chunk(ranks)[0].numel() * 4 for each in model.parameters())
     assert sharded_bytes(model.parameters(), ranks) == held
 
 
-def test_zero_3_keeps_small_parameters_full_beside_their_shards():
+def test_zero_3_counts_full_small_parameters_beside_their_shards():
     model = nn.Sequential(nn.Linear(6, 5), nn.Linear(500, 500, bias=False))
     how = {"blocks": [], "ranks": 2, "local": 2, "precision": "fp32"}
     found = {each.strategy: each for each in estimate_rank_memory(model, adamw(model), **how)}
@@ -99,7 +99,7 @@ def test_zero_3_keeps_small_parameters_full_beside_their_shards():
     assert found["deepspeed zero 3"].weights == size // 2 + 4 * (6 * 5 + 5)
 
 
-def test_what_is_not_known_is_not_counted_as_nothing():
+def test_unknown_memory_is_not_counted_as_zero():
     model = nn.Linear(4, 4)
     takes = MemoryEstimate([], 20, 20, 80, 0, 80, None, 0)
     how = {"blocks": [], "ranks": 2, "local": 2, "precision": "fp32"}

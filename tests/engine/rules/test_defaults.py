@@ -188,7 +188,7 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
         ("logging.progress", {}, FACTS, GIVEN, "plain", "no terminal here"),
     ],
 )
-def test_option_that_is_not_set_is_decided_by_its_rule(option, said, facts, given, value, reason):
+def test_unset_option_is_decided_by_its_rule(option, said, facts, given, value, reason):
     found = decide(said, facts, given)
     decision = next(each for each in found.decisions if each.option == option)
     assert decision.value == value

@@ -35,7 +35,7 @@ def test_every_decision_has_a_reason(facts, given):
     decided = [each.option for each in found.decisions]
     assert decided == [option for option in plan_options() if option in decided]
     every_option = {option for known in OPTIMIZERS.values() for option in known.options}
-    # Only options of other optimizers are not decided, and of the chosen one they all are.
+    # Only options of other optimizers are undecided; all of the chosen one are decided.
     assert {option for option in plan_options() if option not in decided} == {
         "optim.split",
         *(f"optim.{option}" for option in every_option if option not in found.optim_options),
@@ -51,7 +51,7 @@ def test_every_decision_has_a_reason(facts, given):
         ("batch_transform", replace(GIVEN, batch_transform="mixup(0.2)")),
     ],
 )
-def test_what_each_rank_reads_whole_has_its_price_said(option, given):
+def test_reason_states_that_each_rank_loads_all_data(option, given):
     ranks = replace(FACTS, launched=LaunchInfo(rank=1, size=2, local_size=2))
     assert (
         decide({}, ranks, given)
@@ -61,33 +61,33 @@ def test_what_each_rank_reads_whole_has_its_price_said(option, given):
     assert "ranks" not in decide({}, FACTS, given).reason(option)
 
 
-def test_a_step_of_the_tasks_own_says_when_gradients_are_added_up():
+def test_manual_step_reason_names_where_gradients_are_summed():
     ranks = replace(FACTS, launched=LaunchInfo(rank=1, size=2, local_size=2))
     found = decide({}, ranks, replace(GIVEN, own_step=True))
     assert found.reason("parallel.strategy").endswith("manual_step.step sums the gradients")
 
 
 def test_every_option_has_a_declared_default_or_a_rule():
-    """A default that is not declared would be None, "not set"."""
+    """An undeclared default would be None, "not set"."""
     for option in plan_options():
         assert option in RULES or option_info(option).default[1] != "not set", option
 
 
 @pytest.mark.parametrize("option", [name for name in SAID if name != "epochs"])
-def test_what_is_said_is_what_is_chosen_and_where_it_was_said_is_the_reason(option):
+def test_set_value_is_used_and_its_origin_is_the_reason(option):
     found = decide(SAID, given=VALIDATED, origins={option: "command line"})
     decision = next(each for each in found.decisions if each.option == option)
     assert str(decision.value) == str(SAID[option])
     assert decision.reason == "set on the command line"
 
 
-def test_a_schedule_is_in_steps():
+def test_schedule_durations_are_converted_to_steps():
     said = {"epochs": 5.0, "schedule.warmup": "20%", "schedule.interval": "0.5 epochs"}
     shape = decide({**said, "batch_size": 10}).schedule
     assert (shape.total, shape.warmup, shape.interval) == (50, 10, 5)
     assert decide({**said, "schedule.warmup": "1.5 epochs", "batch_size": 10}).schedule.warmup == 15
 
 
-def test_the_seed_is_known_before_the_plan_and_is_its():
+def test_seed_is_resolved_before_the_plan():
     assert resolve_seed(Config()) == decide().seed
     assert resolve_seed(Config(seed=9)) == decide({"seed": 9}).seed == 9

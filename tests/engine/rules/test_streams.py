@@ -42,7 +42,7 @@ SWA = {**STEPS, "average.kind": "swa"}
         ("total_steps", STEPS, FACTS, UNSIZED, 50, "set in Python"),
     ],
 )
-def test_what_is_not_said_of_a_stream_is_decided(option, said, facts, given, value, reason):
+def test_unset_option_of_a_stream_is_decided_by_its_rule(option, said, facts, given, value, reason):
     found = decide(said, facts, given)
     assert next(each.value for each in found.decisions if each.option == option) == value
     assert found.reason(option).startswith(reason)
@@ -66,12 +66,12 @@ def test_what_is_not_said_of_a_stream_is_decided(option, said, facts, given, val
         ),
     ],
 )
-def test_a_wish_that_a_stream_cannot_keep_is_refused(said, given, sentence):
+def test_option_that_a_stream_does_not_support_is_rejected(said, given, sentence):
     with pytest.raises(ConfigError, match=sentence):
         decide(said, given=given)
 
 
 @pytest.mark.parametrize("duration", ["2 epochs", "0.5 epochs"])
-def test_epochs_of_a_stream_that_says_its_length_are_known(duration):
+def test_stream_with_a_length_has_known_epochs(duration):
     said = {"epochs": 9.0, "checkpoint.every": duration, "schedule.warmup": duration}
     assert decide(said, given=SIZED).schedule.warmup == float(duration.split()[0]) * 2

@@ -1,4 +1,4 @@
-"""Each schedule is torch's class, step for step over a whole run; and what is ours alone."""
+"""Each schedule equals torch's class at every step of a run; and options torch lacks."""
 
 import math
 import warnings
@@ -26,7 +26,7 @@ SEQUENCE = lr_scheduler.SequentialLR
 
 
 def shape(steps: int = STEPS, **said: object) -> ScheduleSpec:
-    """A schedule as the Plan decides on it: 10 steps an epoch, the peak at 0.4."""
+    """A schedule as the Plan decides it: 10 steps an epoch, peak at 0.4."""
     options = {f"schedule.{name}": value for name, value in said.items()}
     options |= {"epochs": None, "max_steps": steps, "batch_size": 10, "optim.lr": LR}
     options |= {"optim.name": "sgd", "optim.momentum": 0.9}
@@ -34,7 +34,7 @@ def shape(steps: int = STEPS, **said: object) -> ScheduleSpec:
 
 
 def torchs(make, steps: int = STEPS, every: int = 1, lr: float = LR) -> tuple[list, list]:
-    """The rate and the momentum of each step under torch's own class."""
+    """The learning rate and momentum of each step with torch's class."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr, momentum=0.9)
     scheduler = make(optimizer)
     found, momenta = [], []
@@ -43,7 +43,7 @@ def torchs(make, steps: int = STEPS, every: int = 1, lr: float = LR) -> tuple[li
         momenta.append(optimizer.param_groups[0]["momentum"])
         optimizer.step()
         if (step + 1) % every == 0:
-            with warnings.catch_warnings():  # SequentialLR steps its parts in a way torch warns of
+            with warnings.catch_warnings():  # SequentialLR triggers a warning of torch
                 warnings.filterwarnings("ignore", "The epoch parameter")
                 scheduler.step()
     return found, momenta
@@ -139,7 +139,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_schedule_is_torchs_at_every_step(case):
+def test_schedule_equals_torch_at_every_step(case):
     said, make = CASES[case]
     decided = shape(**said)
     expected, momenta = torchs(make)
@@ -172,7 +172,7 @@ PER_EPOCH = {
 
 
 @pytest.mark.parametrize("name", PER_EPOCH)
-def test_a_staircase_is_torchs_class_stepped_once_an_epoch(name):
+def test_interval_of_an_epoch_equals_torch_stepped_once_an_epoch(name):
     said, make = PER_EPOCH[name]
     decided = shape(name=name, interval="1 epoch", **said)
     expected, momenta = torchs(make, every=10)
@@ -199,7 +199,7 @@ BODIES = {
 
 @pytest.mark.parametrize("warmup", [1, 8])
 @pytest.mark.parametrize("name", BODIES)
-def test_a_warm_up_is_torchs_linear_one_before_it(name, warmup):
+def test_warmup_equals_torch_linear_lr_before_the_schedule(name, warmup):
     said, make = BODIES[name]
     expected, _ = torchs(
         lambda o: SEQUENCE(
@@ -209,21 +209,21 @@ def test_a_warm_up_is_torchs_linear_one_before_it(name, warmup):
     equal(ours(shape(name=name, warmup=f"{warmup} steps", **said)), expected)
 
 
-def test_milestones_are_counted_from_the_start_of_the_run():
+def test_milestones_count_from_the_start_of_the_run():
     at = lr_factor(shape(name="multi_step", milestones=("20 steps",), warmup="10 steps"))
     assert [round(at(step), 12) for step in (0, 10, 19, 20, 59)] == [0.1, 1, 1, 0.1, 0.1]
 
 
-def test_constant_is_one():
+def test_constant_schedule_has_factor_one():
     assert {lr_factor(shape())(step) for step in range(STEPS)} == {1.0}
 
 
-def test_warmup_reaches_the_peak_when_it_ends():
+def test_warmup_ends_at_the_peak():
     at = lr_factor(shape(warmup="5 steps"))
     assert [at(step) for step in range(6)] == pytest.approx([0.2, 0.36, 0.52, 0.68, 0.84, 1.0])
 
 
-def test_a_scaled_floor_is_where_the_curve_ends_and_a_cut_floor_is_where_it_stops():
+def test_min_lr_mode_scales_the_curve_or_clips_it():
     scaled = lr_factor(shape(40, name="cosine", min_lr_ratio=0.1))
     cut = lr_factor(shape(40, name="cosine", min_lr_ratio=0.1, min_lr_mode="cut"))
     assert scaled(40) == cut(40) == pytest.approx(0.1)
@@ -240,24 +240,24 @@ def test_a_scaled_floor_is_where_the_curve_ends_and_a_cut_floor_is_where_it_stop
         {"name": "multi_step", "milestones": ("10%", "20%")},
     ],
 )
-def test_what_falls_without_end_stops_at_its_floor(said):
+def test_unbounded_decay_stops_at_the_minimum(said):
     bare, floored = ours(shape(**said)), ours(shape(min_lr=0.2, **said))
     assert floored == [max(0.2, each) for each in bare]
     assert min(bare) < 0.2 == min(floored)
 
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "polynomial", "warmup_stable_decay"])
-def test_after_its_end_the_rate_stays(name):
+def test_factor_is_constant_after_the_end(name):
     at = lr_factor(shape(40, name=name, min_lr_ratio=0.2))
     assert at(41) == at(400) == at(40) == pytest.approx(0.2)
 
 
-def test_a_run_that_is_all_warmup_never_passes_the_peak():
+def test_warmup_over_the_full_run_never_exceeds_the_peak():
     at = lr_factor(shape(40, name="cosine", warmup="40 steps"))
     assert max(at(step) for step in range(41)) <= 1.0
 
 
-def test_one_cycle_whose_rise_is_one_step_begins_at_the_peak():
+def test_one_cycle_with_a_rise_of_one_step_starts_at_the_peak():
     at = lr_factor(shape(10, name="one_cycle", pct_start=0.1))
     assert at(0) == 1.0
 
@@ -272,7 +272,7 @@ def test_one_cycle_whose_rise_is_one_step_begins_at_the_peak():
         ({"name": "cyclic", "step_size_up": "9 steps"}, (18, 36, 54)),
     ],
 )
-def test_cycles_end_where_the_rate_is_lowest(said, ends):
+def test_cycles_end_at_the_lowest_learning_rate(said, ends):
     found = cycle_ends(shape(save_cycles=True, **said))
     if ends is not None:
         assert found == ends
@@ -281,7 +281,7 @@ def test_cycles_end_where_the_rate_is_lowest(said, ends):
     assert cycle_ends(shape(**said)) == ()
 
 
-def test_a_cycled_momentum_is_written_into_whatever_holds_one():
+def test_cycled_momentum_is_written_to_momentum_or_betas():
     adam = torch.optim.Adam([torch.zeros(1, requires_grad=True)], betas=(0.9, 0.99))
     write = momentum_writer(shape(name="one_cycle"), adam)
     adam.load_state_dict(adam.state_dict())  # makes new groups
@@ -294,12 +294,12 @@ def test_a_cycled_momentum_is_written_into_whatever_holds_one():
 
 
 @pytest.mark.parametrize("answer", [-0.1, math.inf, math.nan, None, "1", torch.ones(())])
-def test_what_a_function_of_the_users_returns_is_checked(answer):
+def test_return_value_of_a_custom_schedule_is_checked(answer):
     with pytest.raises(TaskError, match="Return a finite number of at least 0"):
         make_lr_factor(ScheduleSpec("own", 10), PlateauState(), lambda steps_taken, total: answer)
 
 
-def test_a_function_of_the_users_that_fails_is_named_with_how_it_is_called():
+def test_failing_custom_schedule_is_reported_with_its_call_signature():
     with pytest.raises(TaskError, match=r"TypeError.*called as schedule\(steps_taken, total\)"):
         make_lr_factor(ScheduleSpec("own", 10), PlateauState(), lambda steps_taken: 1.0)
     at = make_lr_factor(
@@ -309,17 +309,17 @@ def test_a_function_of_the_users_that_fails_is_named_with_how_it_is_called():
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, int, float])
-def test_a_number_of_any_kind_becomes_a_float(kind):
+def test_custom_schedule_value_becomes_a_float(kind):
     at = make_lr_factor(ScheduleSpec("own", 10), PlateauState(), lambda steps_taken, total: kind(1))
     assert type(at(0)) is float
 
 
-def test_what_is_no_function_is_refused():
+def test_schedule_that_is_not_a_function_is_rejected():
     with pytest.raises(TaskError, match="schedule is a str, not a function"):
         make_lr_factor(ScheduleSpec("own", 10), PlateauState(), "cosine")
 
 
-def test_a_function_of_the_users_is_checked_at_every_step():
+def test_custom_schedule_is_checked_at_every_step():
     at = make_lr_factor(
         ScheduleSpec("own", 10), PlateauState(), lambda step, total: -1 if step == 4 else 1
     )
@@ -327,7 +327,7 @@ def test_a_function_of_the_users_is_checked_at_every_step():
         at(4)
 
 
-def test_rates_are_for_people():
+def test_lr_summary_has_first_peak_and_last():
     found = lr_summary(shape(40, name="cosine", warmup="4 steps"), lr=LR)
     assert found["first"] == pytest.approx(0.1)
     assert found["peak"] == pytest.approx(0.4)

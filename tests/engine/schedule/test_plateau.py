@@ -10,7 +10,7 @@ OWN = {"factor": 0.3, "patience": 2, "threshold": 1e-2, "threshold_mode": "rel",
 
 
 def measured(length: int = 60) -> list[float]:
-    """A metric that falls, then stays with some noise, with what is not a number in between."""
+    """A metric that falls, then stays flat with noise and some NaNs."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.rand(length, generator=generator).tolist()
     values = [1 / (1 + 0.2 * step) + 0.05 * each for step, each in enumerate(noise)]
@@ -31,7 +31,7 @@ def measured(length: int = 60) -> list[float]:
     ],
 )
 @pytest.mark.parametrize("floor", [0.0, 0.02])
-def test_it_is_torchs_at_every_evaluation(mode, said, floor):
+def test_plateau_schedule_equals_torch_at_every_evaluation(mode, said, floor):
     own, lr = {**OWN, **said}, 0.1
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
     theirs = ReduceLROnPlateau(optimizer, mode=mode, min_lr=floor, **own)

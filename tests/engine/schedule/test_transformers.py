@@ -1,4 +1,4 @@
-"""Each schedule that transformers has is theirs, step for step over a whole run."""
+"""Each schedule that transformers has equals theirs at every step of a run."""
 
 import logging
 
@@ -46,13 +46,13 @@ CASES = {
 @pytest.fixture(scope="module")
 def theirs():
     level = logging.root.manager.disable
-    logging.disable()  # of what it looks for and does not find on this machine
+    logging.disable()  # of optional libraries that are missing on this machine
     yield needs("transformers.optimization")
     logging.disable(level)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_schedule_is_theirs_at_every_step(case, theirs):
+def test_schedule_equals_transformers_at_every_step(case, theirs):
     name, arguments, said = CASES[case]
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=LR)
     scheduler = getattr(theirs, name)(optimizer, W, *arguments)
@@ -65,7 +65,7 @@ def test_a_schedule_is_theirs_at_every_step(case, theirs):
     equal(ours(shape(name=plain, **{**WARM, **said})), expected)
 
 
-def test_inverse_sqrt_without_a_warm_up_has_their_timescale(theirs):
+def test_inverse_sqrt_without_warmup_has_the_timescale_of_transformers(theirs):
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=LR)
     scheduler = theirs.get_inverse_sqrt_schedule(optimizer, 0)
     at = lr_factor(shape(name="inverse_sqrt"))

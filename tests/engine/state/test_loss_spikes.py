@@ -1,4 +1,4 @@
-"""Which losses are spikes: far above those before them, and nothing else."""
+"""Only losses far above the preceding ones are spikes."""
 
 import random
 
@@ -19,7 +19,7 @@ def steps_of(losses: list[float | None], first: int = 1) -> list[int]:
     return [spike.step for spike in SpikeDetector().find(first, losses)]
 
 
-def test_jump_is_a_spike_with_its_robust_z_score():
+def test_jump_is_a_spike_with_a_robust_z_score():
     losses = noisy(101)
     (spike,) = SpikeDetector().find(1, [*losses, 3.0])
     kept = torch.tensor(losses, dtype=torch.float64)
@@ -33,7 +33,7 @@ def test_jump_is_a_spike_with_its_robust_z_score():
 
 
 @pytest.mark.parametrize(("before", "counted"), [(33, 33), (80, 80), (400, WINDOW)])
-def test_spike_knows_of_how_many_losses_its_median_is(before, counted):
+def test_spike_has_the_number_of_losses_of_its_median(before, counted):
     (spike,) = SpikeDetector().find(1, [*noisy(before), 9.0])
     assert spike.n_losses == counted
 
@@ -52,22 +52,22 @@ def test_spike_knows_of_how_many_losses_its_median_is(before, counted):
     ],
     ids=["noise", "drop", "decay", "slow rise", "constant", "zero", "fall", "long tail"],
 )
-def test_noise_falls_slow_rises_and_long_tails_are_no_spikes(losses):
+def test_noise_drops_slow_rises_and_long_tails_are_not_spikes(losses):
     assert steps_of(losses) == []
 
 
-def test_loss_is_judged_only_by_enough_others():
+def test_spikes_need_a_minimum_number_of_losses():
     assert steps_of([*noisy(LEAST - 1), 100.0]) == []
     assert steps_of([*noisy(LEAST), 100.0]) == [LEAST + 1]
 
 
-def test_level_that_stays_up_is_a_spike_only_at_first():
+def test_persistent_higher_level_is_a_spike_only_at_first():
     found = steps_of([*noisy(300), *noisy(300, 9.0)])
     assert found[0] == 301
     assert len(found) < WINDOW / 2
 
 
-def test_losses_that_are_not_there_or_not_finite_are_passed_over():
+def test_missing_and_nonfinite_losses_are_ignored():
     losses = noisy(100)
     holes = [*losses[:50], None, NAN, float("inf"), *losses[50:]]
     plain, with_holes = SpikeDetector(), SpikeDetector()
@@ -77,7 +77,7 @@ def test_losses_that_are_not_there_or_not_finite_are_passed_over():
 
 
 @pytest.mark.parametrize("cut", [1, 7, 50])
-def test_same_spikes_are_found_wherever_the_log_points_are(cut):
+def test_spikes_do_not_depend_on_the_log_points(cut):
     losses = [*noisy(150), 5.0, *noisy(40), 4.0, *noisy(200, 2.0)]
     whole, parts, found = SpikeDetector(), SpikeDetector(), []
     for start in range(0, len(losses), cut):
@@ -88,7 +88,7 @@ def test_same_spikes_are_found_wherever_the_log_points_are(cut):
     assert len(parts.losses) == WINDOW
 
 
-def test_stretch_begins_before_the_spike_and_doubles():
+def test_skipped_stretch_starts_before_the_spike_and_doubles():
     spikes = SpikeDetector()
     spike = LossSpike(40, 9.0, 99.0, 1.0, 39)
     assert [spikes.skip_after(spike) for _ in range(3)] == [

@@ -10,7 +10,7 @@ from tests import tiny
 @pytest.mark.parametrize(
     ("mode", "values", "best"), [("min", [3, 1, 2], (1, 2)), ("max", [1, 3, 2], (3, 2))]
 )
-def test_the_best_is_remembered_with_its_step(mode, values, best):
+def test_best_metric_is_stored_with_its_step(mode, values, best):
     standing = BestMetric()
     found = [
         standing.update(value, step, mode=mode, delta=0.0) for step, value in enumerate(values, 1)
@@ -19,12 +19,12 @@ def test_the_best_is_remembered_with_its_step(mode, values, best):
     assert (standing.best, standing.best_step, standing.since_best) == (*best, 1)
 
 
-def test_of_equals_the_first_is_best():
+def test_first_of_equal_values_is_best():
     standing = BestMetric()
     assert [standing.update(1.0, step, mode="min", delta=0.0) for step in (1, 2)] == [True, False]
 
 
-def test_a_gain_must_be_larger_than_delta():
+def test_improvement_must_exceed_delta():
     standing = BestMetric()
     values = [1.0, 0.95, 0.9, 0.8]
     assert [standing.update(v, 1, mode="min", delta=0.1) for v in values] == [
@@ -32,7 +32,7 @@ def test_a_gain_must_be_larger_than_delta():
     ]
 
 
-def test_what_is_not_a_number_is_never_best():
+def test_nan_is_never_best():
     standing = BestMetric()
     assert not standing.update(math.nan, 1, mode="min", delta=0.0)
     assert (standing.best, standing.since_best) == (None, 1)
@@ -44,12 +44,12 @@ def test_skipped_steps_are_counted_by_reason():
     assert StepCounts(overflow=1, nonfinite=2, no_items=4, clipped=8).skipped == 7
 
 
-def test_the_only_optimizer_needs_no_name():
+def test_single_optimizer_needs_no_name():
     state = tiny.state_of()
     assert state.optimizer is state.optimizers[WHOLE]
 
 
-def test_of_several_optimizers_none_is_the_only_one():
+def test_optimizer_attribute_is_rejected_with_several_optimizers():
     state = tiny.state_of()
     state.optimizers["critic"] = tiny.fused_adamw(tiny.model().parameters())
     with pytest.raises(

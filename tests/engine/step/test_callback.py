@@ -13,7 +13,7 @@ MOMENTS = (
 
 
 class Diary(Callback):
-    """Writes down each moment, and asks for `request` at one of them, once."""
+    """Records each hook, and returns `request` once from one of them."""
 
     def __init__(self, moment="", request=None):
         self.moments = []
@@ -36,7 +36,7 @@ def watched(tmp_path, callback, **said):
     return Trainer(parts, tiny.config(**said), run=tmp_path / "run", callbacks=[callback])
 
 
-def test_the_moments_come_in_their_order(tmp_path):
+def test_hooks_are_called_in_order(tmp_path):
     diary = Diary()
     watched(tmp_path, diary, max_steps=2, validation={"every": "2 steps"}).fit()
     step = ["on_batch", "on_backward", "on_step"]
@@ -44,7 +44,7 @@ def test_the_moments_come_in_their_order(tmp_path):
     assert diary.moments == ["on_start", *step, *step, *ended]
 
 
-def test_what_a_callback_does_not_override_costs_nothing():
+def test_hooks_that_are_not_overridden_are_not_called():
     class Steps(Callback):
         def on_step(self, state, result):
             return None
@@ -61,7 +61,7 @@ def test_stop_ends_the_run_after_the_step(tmp_path):
 
 
 @pytest.mark.parametrize("moment", ["on_step", "on_log", "on_evaluate", "on_save"])
-def test_pause_leaves_a_run_that_resumes_bit_for_bit(tmp_path, moment):
+def test_paused_run_resumes_bitwise_identically(tmp_path, moment):
     said = {"epochs": 3, "validation": {"every": "2 steps"}, "checkpoint": {"every": "1 steps"}}
     whole = watched(tmp_path / "whole", Callback(), **said).fit()
     with pytest.raises(Preempted, match="a callback asked to pause: Stopped after step"):
@@ -82,7 +82,7 @@ def weights_of(run):
     return {name: value.tolist() for name, value in model.state_dict().items()}
 
 
-def test_on_log_gets_every_step_once_as_numbers_of_the_host(tmp_path):
+def test_on_log_gets_every_step_once_as_python_floats(tmp_path):
     class Losses(Callback):
         losses, steps = [], []
 
@@ -99,7 +99,7 @@ def test_on_log_gets_every_step_once_as_numbers_of_the_host(tmp_path):
     ]
 
 
-def test_what_on_log_asks_for_is_done_at_that_log_point(tmp_path):
+def test_request_of_on_log_is_handled_at_that_log_point(tmp_path):
     trainer = watched(
         tmp_path, Diary("on_log", Request.SAVE), max_steps=7, logging={"every": "3 steps"}
     )
@@ -124,7 +124,7 @@ def test_on_save_gets_each_published_checkpoint_with_its_metrics(tmp_path, async
     said = {"max_steps": 6, "validation": {"every": "4 steps"}}
     every = {"every": "2 steps", "async_save": async_save, "keep_last": 9}
     run = watched(tmp_path, Saves(), **said, checkpoint=every).fit()
-    steps = [2, 4, 6, 6]  # the last one again with the evaluation that ends the run
+    steps = [2, 4, 6, 6]  # the last one is saved again after the final evaluation
     assert [each.step for each in Saves.saved] == steps
     assert [each.path.name for each in Saves.saved] == [f"step-{n:08d}" for n in steps]
     events = [event for event in run.events() if event["event"] == "evaluation"]
@@ -166,28 +166,28 @@ def test_on_exception_is_not_called_when_a_run_pauses_or_ends(tmp_path):
     assert "on_exception" not in diary.moments
 
 
-def test_save_writes_a_checkpoint_of_the_step(tmp_path):
+def test_save_request_writes_a_checkpoint_of_the_step(tmp_path):
     with watched(tmp_path, Diary("on_step", Request.SAVE), epochs=3).session as session:
         next(session.steps())
         session.saving.collect(wait=True)
         assert session.run.last.step == 1
 
 
-def test_evaluate_measures_after_the_step(tmp_path):
+def test_evaluate_request_runs_an_evaluation_after_the_step(tmp_path):
     diary = Diary("on_step", Request.EVALUATE)
     with watched(tmp_path, diary, epochs=3).session as session:
         next(session.steps())
         assert diary.moments[-1] == "on_evaluate"
 
 
-def test_a_request_within_a_step_is_done_after_it(tmp_path):
+def test_request_during_a_step_is_handled_after_it(tmp_path):
     with watched(tmp_path, Diary("on_backward", Request.SAVE), epochs=3).session as session:
         next(session.steps())
         session.saving.collect(wait=True)
         assert session.run.last.step == 1
 
 
-def test_on_end_comes_once_however_often_a_session_is_closed(tmp_path):
+def test_on_end_is_called_once_even_if_a_session_is_closed_twice(tmp_path):
     diary = Diary()
     with watched(tmp_path, diary, max_steps=1).session as session:
         session.close()
@@ -209,12 +209,12 @@ def named(name):
     return memory
 
 
-def test_callbacks_with_a_state_go_by_their_name_or_their_class():
+def test_stateful_callbacks_are_keyed_by_name_or_class():
     first, other = Memory(), named("other")
     assert stateful_callbacks([Diary(), first, other]) == {"Memory": first, "other": other}
 
 
-def test_two_of_one_name_are_refused():
+def test_two_callbacks_with_one_name_are_rejected():
     for pair in ([Memory(), Memory()], [named("a"), named("a")]):
         with pytest.raises(TaskError, match=r"Two callbacks .* Memory.name = 'first'"):
             stateful_callbacks(pair)
@@ -224,7 +224,7 @@ def test_two_of_one_name_are_refused():
     ("method", "lacks"),
     [("state_dict", r"load_state_dict\(state\)"), ("load_state_dict", "state_d")],
 )
-def test_a_callback_that_only_saves_or_only_loads_is_refused(method, lacks):
+def test_callback_that_only_saves_or_only_loads_is_rejected(method, lacks):
     half = Diary()
     setattr(half, method, dict)
     with pytest.raises(TaskError, match=f"Diary has no {lacks}.*both, or neither"):

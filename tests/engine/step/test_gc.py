@@ -21,7 +21,7 @@ for module in ("torch", "torch.fx"):
 """
 
 
-def test_a_new_process_imports_torch_without_a_collection():
+def test_new_process_imports_torch_without_garbage_collection():
     done = subprocess.run(
         [sys.executable, "-c", NEW_PROCESS], capture_output=True, text=True, check=True
     )
@@ -30,7 +30,7 @@ def test_a_new_process_imports_torch_without_a_collection():
 
 @pytest.fixture
 def collecting():
-    """The collector of a usual process, which the tests run without."""
+    """Enable the garbage collector, which is off in the tests."""
     was_enabled = gc.isenabled()
     gc.enable()
     yield
@@ -39,7 +39,7 @@ def collecting():
 
 
 @pytest.mark.usefixtures("collecting")
-def test_a_process_that_has_torch_is_left_alone(monkeypatch):
+def test_imports_after_torch_do_not_change_the_garbage_collector(monkeypatch):
     monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)
     monkeypatch.setattr(gc, "freeze", lambda: pytest.fail("frozen"))
     assert "torch" in sys.modules
@@ -49,7 +49,7 @@ def test_a_process_that_has_torch_is_left_alone(monkeypatch):
 
 @pytest.fixture
 def collected(monkeypatch):
-    """Generations that were collected; a full collection takes 20 ms of a clock of the test's."""
+    """The collected generations; a full collection takes 20 ms of a fake clock."""
     clock, generations = [0.0], []
 
     def collect(generation=2):
@@ -66,7 +66,7 @@ def collected(monkeypatch):
         gc.disable()
 
 
-def test_full_collections_take_at_most_a_hundredth_of_short_epochs(collected):
+def test_full_collections_take_at_most_1_percent_of_short_epochs(collected):
     clock, generations = collected
     with manual_gc() as collect:
         generations.clear()
@@ -79,7 +79,7 @@ def test_full_collections_take_at_most_a_hundredth_of_short_epochs(collected):
     assert set(generations) == {1, 2}
 
 
-def test_long_epochs_end_in_a_full_collection_each(collected):
+def test_each_long_epoch_ends_with_a_full_collection(collected):
     clock, generations = collected
     with manual_gc() as collect:
         generations.clear()

@@ -6,7 +6,7 @@ from surestep.engine.step.callback import HOOKS, check_hooks
 
 
 def watch(**methods):
-    """A callback of a class Watch with these methods."""
+    """Return a callback of a class Watch with these methods."""
     return type("Watch", (surestep.Callback,), methods)()
 
 
@@ -23,14 +23,14 @@ def watch(**methods):
         ("on_setp", "Did you mean 'on_step'"),
     ],
 )
-def test_a_hook_that_is_never_called_is_named_with_ours(name, meant):
+def test_unknown_hook_is_rejected_with_the_matching_hook(name, meant):
     with pytest.raises(ConfigError) as caught:
         check_hooks(watch(**{name: lambda self, *_: None}))
     said = f"Watch.{name} is never called: it is not a hook. {meant}"
     assert str(caught.value).startswith(said)
 
 
-def test_the_arguments_of_a_hook_are_checked():
+def test_arguments_of_a_hook_are_checked():
     with pytest.raises(ConfigError, match=r"Watch\.on_step is called with \(state, result\)"):
         check_hooks(watch(on_step=lambda self, result: None))
     with pytest.raises(ConfigError, match=r"Write def on_end\(self, state\)\."):
@@ -39,6 +39,6 @@ def test_the_arguments_of_a_hook_are_checked():
     check_hooks(watch(on_step=lambda self, state, result, more=1: None))
 
 
-def test_every_hook_of_a_callback_may_be_overridden():
+def test_every_hook_can_be_overridden():
     assert len(HOOKS) == 9
     check_hooks(watch(**{name: getattr(surestep.Callback, name) for name in HOOKS}))

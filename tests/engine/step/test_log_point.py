@@ -1,4 +1,4 @@
-"""What is told of a step that was not finite."""
+"""The report of a nonfinite step, and the speed at a log point."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from surestep.engine.step.train_step import StepResult
 from surestep.engine.step_outcome import GradNorm, StepOutcome
 
 
-def test_where_ranks_have_pieces_of_gradients_the_norm_of_all_is_told():
+def test_nonfinite_step_with_sharded_gradients_reports_the_total_norm():
     norms = GradNorm(torch.tensor(math.inf), torch.empty(0), [])
     outcome, loss = StepOutcome(False, nonfinite=True), torch.tensor(2.0)
     result = StepResult(3, 0, 0.1, 4, 4, 4, Progress(), outcome, norms, loss, [])
@@ -21,7 +21,7 @@ def test_where_ranks_have_pieces_of_gradients_the_norm_of_all_is_told():
     )
 
 
-def test_all_ranks_tell_the_speed_by_the_time_of_the_first():
+def test_all_ranks_use_the_elapsed_time_of_rank_0():
     def all_gather_text(own):
         assert json.loads(own) == [{}, 0.5]
         return [json.dumps([{"loss_a": [1.0]}, 2.0]), json.dumps([{"loss_a": [2.0]}, 0.5])]

@@ -13,7 +13,7 @@ X, Y = tiny.data()
 
 
 def poisoned(position):
-    """Data whose sample at this position, in the stored order, makes the loss not a number."""
+    """Data whose sample at this position, in the stored order, makes the loss nonfinite."""
     x = X.clone()
     x[position] = torch.inf
     torch.manual_seed(0)
@@ -39,7 +39,7 @@ def points_of(session):
         ("16 items", [[1, 2], [3], [4, 5], [6]]),
     ],
 )
-def test_the_host_reads_when_logging_is_due_and_at_the_end_of_an_epoch(tmp_path, every, steps):
+def test_log_points_are_at_the_interval_and_at_the_end_of_an_epoch(tmp_path, every, steps):
     with tiny.prepare(tmp_path, logging={"every": every}) as session:
         points = points_of(session)
         list(session.steps())
@@ -47,7 +47,7 @@ def test_the_host_reads_when_logging_is_due_and_at_the_end_of_an_epoch(tmp_path,
     assert found == steps
 
 
-def test_a_log_point_holds_each_step(tmp_path):
+def test_log_points_contain_each_step(tmp_path):
     with tiny.prepare(tmp_path, logging={"every": "2 steps"}) as session:
         points = points_of(session)
         results = list(session.steps())
@@ -60,12 +60,12 @@ def test_a_log_point_holds_each_step(tmp_path):
 
 
 @pytest.mark.parametrize("epochs", [0.5, 1, 2.5])
-def test_a_run_has_the_steps_of_its_epochs(tmp_path, epochs):
+def test_run_has_the_steps_of_its_epochs(tmp_path, epochs):
     with tiny.prepare(tmp_path, epochs=epochs) as session:
         assert len(list(session.steps())) == max(1, round(3 * epochs))
 
 
-def test_a_run_of_steps_goes_over_the_data_again_and_again(tmp_path):
+def test_max_steps_repeats_the_data(tmp_path):
     with tiny.prepare(tmp_path, max_steps=7) as session:
         assert [result.epoch for result in session.steps()] == [0, 0, 0, 1, 1, 1, 2]
         assert session.state.progress == (7, 7, 2, 8, 48.0)
@@ -77,7 +77,7 @@ def test_clipped_steps_are_counted(tmp_path):
         assert session.state.counts.clipped == 6
 
 
-def test_leaving_and_going_on_is_as_if_nothing_had_been(tmp_path):
+def test_leaving_and_reentering_the_loop_gives_the_same_weights(tmp_path):
     with tiny.prepare(tmp_path / "a") as whole:
         list(whole.steps())
     with tiny.prepare(tmp_path / "b") as broken:
@@ -86,7 +86,7 @@ def test_leaving_and_going_on_is_as_if_nothing_had_been(tmp_path):
     assert torch.equal(tiny.weights(whole.model), tiny.weights(broken.model))
 
 
-def test_steps_of_ones_own_between_steps_leave_the_place_in_the_data(tmp_path):
+def test_manual_train_step_does_not_change_the_data_position(tmp_path):
     with tiny.prepare(tmp_path, max_steps=5) as session:
         positions = []
         for result in session.steps():
@@ -106,7 +106,7 @@ def nonfinite(session):
 @pytest.mark.parametrize(
     "parts", [{}, {"optimizer": lambda groups: torch.optim.SGD(groups, lr=0.1)}]
 )
-def test_a_step_that_is_not_finite_ends_the_run_in_the_state_before(tmp_path, parts):
+def test_nonfinite_step_ends_the_run_in_the_state_before_it(tmp_path, parts):
     with tiny.prepare(tmp_path / "a", {**poisoned(12), **parts}, **ORDERED) as session:
         error = nonfinite(session)
     with tiny.prepare(tmp_path / "b", {**poisoned(12), **parts}, **ORDERED) as good:
@@ -120,14 +120,14 @@ def test_a_step_that_is_not_finite_ends_the_run_in_the_state_before(tmp_path, pa
     assert "on_nonfinite='skip'" in str(error)
 
 
-def test_steps_before_the_bad_one_are_logged_and_no_later(tmp_path):
+def test_only_steps_before_the_nonfinite_one_are_logged(tmp_path):
     with tiny.prepare(tmp_path, poisoned(12), **ORDERED) as session:
         points = points_of(session)
         nonfinite(session)
     assert [len(point.loss) for point in points] == [1]
 
 
-def test_skipping_goes_on_and_counts(tmp_path):
+def test_skipped_nonfinite_steps_are_counted(tmp_path):
     with tiny.prepare(tmp_path, poisoned(12), on_nonfinite="skip", **ORDERED) as session:
         taken = [bool(result.took_step) for result in session.steps()]
     assert taken == [True, False, True] * 2
@@ -135,7 +135,7 @@ def test_skipping_goes_on_and_counts(tmp_path):
     assert session.state.progress.steps_taken == 4
 
 
-def test_skipping_too_often_fails(tmp_path):
+def test_too_many_nonfinite_steps_fail(tmp_path):
     said = {"on_nonfinite": "skip", "max_nonfinite_steps": 1, **ORDERED}
     with tiny.prepare(tmp_path, poisoned(12), **said) as session:
         assert nonfinite(session).step == 5
@@ -144,7 +144,7 @@ def test_skipping_too_often_fails(tmp_path):
 
 @pytest.fixture
 def collecting():
-    """Python's garbage collector as it is in a process of a user's."""
+    """Enable the garbage collector as in a user's process."""
     gc.unfreeze()
     gc.enable()
     yield
@@ -152,7 +152,7 @@ def collecting():
 
 
 @pytest.mark.parametrize("leaving", ["end", "break", "error", "close"])
-def test_the_garbage_collector_is_given_back(tmp_path, leaving, collecting):
+def test_garbage_collector_is_restored_after_the_loop(tmp_path, leaving, collecting):
     with tiny.prepare(tmp_path, poisoned(12) if leaving == "error" else {}, **ORDERED) as session:
         steps = session.steps()
         next(steps)
@@ -168,9 +168,7 @@ def test_the_garbage_collector_is_given_back(tmp_path, leaving, collecting):
     assert gc.get_freeze_count() == 0
 
 
-def test_the_garbage_collector_rests_in_the_steps_and_is_let_in_at_log_points(
-    tmp_path, collecting, monkeypatch
-):
+def test_garbage_is_collected_only_at_log_points(tmp_path, collecting, monkeypatch):
     seen = []
     own = gc.collect
     monkeypatch.setattr(garbage, "FULL_SHARE", math.inf)

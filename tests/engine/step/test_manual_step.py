@@ -15,7 +15,7 @@ def model():
 
 
 def take(run, step, **parts):
-    """Take one turn by `step`, on a batch of 8 in micro-batches of 3."""
+    """Take one manual step by `step`, on a batch of 8 in micro-batches of 3."""
     said = {"optimizers": dict.fromkeys("ab", surestep.Optim()), "train": (tiny.data()[0],)}
     task = surestep.Task(step=step, **{"model": model(), **said, **parts})
     with surestep.prepare(task, tiny.config(micro_batch_size=3, max_steps=2), run=run) as session:
@@ -128,12 +128,12 @@ def clips_twice(turn):
         (clips_twice, r"manual_step\.clip\('a'\) was called before"),
     ],
 )
-def test_a_turn_that_is_not_whole_is_refused(tmp_path, step, sentence):
+def test_incomplete_manual_step_is_rejected(tmp_path, step, sentence):
     with pytest.raises(TaskError, match=sentence):
         take(tmp_path / "run", step)
 
 
-def test_a_walk_gives_gradients_to_its_own_optimizers_alone(tmp_path):
+def test_pass_gives_gradients_only_to_its_optimizers(tmp_path):
     seen = {}
 
     def step(turn):
@@ -147,8 +147,8 @@ def test_a_walk_gives_gradients_to_its_own_optimizers_alone(tmp_path):
     assert seen == {"a.weight": False, "a.bias": False, "b.weight": True, "b.bias": True}
 
 
-def test_a_mean_over_a_micro_batch_is_weighted_by_its_share(tmp_path):
-    """Micro-batches of 3, 3 and 2, of which each mean is the same as of all 8 at once."""
+def test_mean_over_a_micro_batch_is_weighted_by_its_size(tmp_path):
+    """Micro-batches of 3, 3 and 2 give the same gradient as all 8 at once."""
     found = {}
 
     def step(turn):
@@ -166,7 +166,7 @@ def test_a_mean_over_a_micro_batch_is_weighted_by_its_share(tmp_path):
     torch.testing.assert_close(found["grad"], found["x"].mean(0, keepdim=True))
 
 
-def test_clip_returns_the_norm_before_and_step_does_not_clip_again(tmp_path):
+def test_clip_returns_the_unclipped_norm_and_step_does_not_clip_again(tmp_path):
     found = {}
 
     def step(turn):
@@ -181,7 +181,7 @@ def test_clip_returns_the_norm_before_and_step_does_not_clip_again(tmp_path):
     assert float(found["norm"]) > 0.2
 
 
-def test_a_graph_is_kept_for_a_second_backward(tmp_path):
+def test_retain_graph_allows_a_second_backward(tmp_path):
     grads = []
 
     def step(turn):
@@ -213,7 +213,7 @@ def test_a_graph_is_kept_for_a_second_backward(tmp_path):
 @pytest.mark.parametrize(
     "options", [{}, {"precision": "fp16", "scaler": {"init_scale": 64.0}}], ids=["fp32", "fp16"]
 )
-def test_grad_is_torchs_and_touches_no_grad(tmp_path, options):
+def test_grad_equals_torch_autograd_grad_and_changes_no_grad(tmp_path, options):
     net, x = model(), torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
     found = []
 
@@ -240,7 +240,7 @@ def test_grad_is_torchs_and_touches_no_grad(tmp_path, options):
     torch.testing.assert_close(found[0], expected, **tolerance)
 
 
-def test_losses_norms_and_rates_stand_in_the_events_by_name(tmp_path):
+def test_losses_norms_and_learning_rates_are_logged_by_name(tmp_path):
     def step(turn):
         for _ in range(2):
             walk(turn, "a", "b")
@@ -258,7 +258,7 @@ def test_losses_norms_and_rates_stand_in_the_events_by_name(tmp_path):
     assert session.plan.optimizers.keys() == {"a", "b"}
 
 
-def test_an_optimizer_that_is_never_stepped_is_named(tmp_path, monkeypatch):
+def test_optimizer_that_is_never_stepped_is_named_in_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(OptimizerSet, "STEPS_UNTIL_WARNING", 1)
 
     def step(turn):
@@ -271,7 +271,7 @@ def test_an_optimizer_that_is_never_stepped_is_named(tmp_path, monkeypatch):
         take(tmp_path / "run", step)
 
 
-def test_a_mistake_of_the_users_is_not_swallowed(tmp_path):
+def test_error_in_a_manual_step_is_raised_unchanged(tmp_path):
     def step(turn):
         walk(turn, "a")
         raise KeyError("mine")
@@ -280,7 +280,7 @@ def test_a_mistake_of_the_users_is_not_swallowed(tmp_path):
         take(tmp_path / "run", step)
 
 
-def test_a_batch_of_a_dict_goes_by_name(tmp_path):
+def test_dict_batch_becomes_keyword_arguments(tmp_path):
     names = []
 
     def step(turn):
@@ -294,7 +294,7 @@ def test_a_batch_of_a_dict_goes_by_name(tmp_path):
     assert names == [((), ["x", "y"], None)] * 3
 
 
-def test_no_evaluation_without_a_loss(tmp_path):
+def test_evaluation_without_a_loss_is_rejected(tmp_path):
     def step(turn):
         walk(turn, "a")
         turn.step("a")

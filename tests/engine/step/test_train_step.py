@@ -12,7 +12,7 @@ X, Y = tiny.data()
 
 
 class OwnTrain(nn.Module):
-    """Keeps its backbone in eval mode in its own train()."""
+    """Overrides train() to keep its backbone in eval mode."""
 
     def __init__(self):
         super().__init__()
@@ -28,7 +28,7 @@ class OwnTrain(nn.Module):
 
 
 class Counting(nn.Module):
-    """Puts a new tensor in the place of its old buffer, or changes it where it is."""
+    """Replaces its buffer by a new tensor, or changes it in place."""
 
     def __init__(self, replace):
         super().__init__()
@@ -46,7 +46,7 @@ class Counting(nn.Module):
 
 
 class Growing(nn.Module):
-    """A table that grows with the longest batch, as rotary embeddings keep one."""
+    """A buffer that grows with the longest batch, as in rotary embeddings."""
 
     def __init__(self):
         super().__init__()
@@ -74,7 +74,7 @@ def session_of(tmp_path, parts, **said):
     return tiny.prepare(tmp_path / "run", parts, **said)
 
 
-def test_a_result_tells_what_was_done(tmp_path):
+def test_step_result_describes_the_step(tmp_path):
     with session_of(tmp_path, {}, optim={"lr": 0.5}, micro_batch_size=3) as session:
         before = tiny.weights(session.model)
         result = next(session.steps())
@@ -86,7 +86,7 @@ def test_a_result_tells_what_was_done(tmp_path):
         assert not torch.equal(tiny.weights(session.model), before)
 
 
-def test_the_gradient_norm_is_the_one_before_clipping(tmp_path):
+def test_gradient_norm_is_reported_before_clipping(tmp_path):
     with session_of(tmp_path, {}, max_grad_norm=1e-3) as session:
         result = next(session.steps())
         grads = [parameter.grad for parameter in session.model.parameters()]
@@ -94,7 +94,7 @@ def test_the_gradient_norm_is_the_one_before_clipping(tmp_path):
         assert float(result.grad_norm) > 0.01
 
 
-def test_a_batch_without_items_moves_nothing_and_has_no_numbers(tmp_path):
+def test_batch_without_items_updates_nothing_and_has_a_nan_loss(tmp_path):
     y = Y.clone()
     y[8:16] = -100
     with session_of(tmp_path, {"train": (X, y)}, data={"shuffle": False}) as session:
@@ -110,7 +110,7 @@ def test_a_batch_without_items_moves_nothing_and_has_no_numbers(tmp_path):
         assert session.state.progress[:2] == (2, 1)
 
 
-def test_modes_are_asked_of_the_model_itself():
+def test_train_modes_follow_the_train_method_of_the_model():
     model = OwnTrain()
     modes = TrainModes(model)
     assert (model.training, model.backbone.training) == (True, False)
@@ -130,7 +130,7 @@ def test_modules_kept_in_eval_mode_stay_there_in_training(tmp_path):
     assert model[0].running_mean.tolist() == [0, 0, 0, 0]
 
 
-def test_a_mode_that_the_user_changes_between_steps_is_set_right(tmp_path):
+def test_train_mode_is_restored_if_the_user_changes_it_between_steps(tmp_path):
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
     with session_of(tmp_path, {"model": model}) as session:
         for _ in session.steps():
@@ -140,10 +140,12 @@ def test_a_mode_that_the_user_changes_between_steps_is_set_right(tmp_path):
 
 @pytest.mark.parametrize("replace", [False, True], ids=["in place", "new tensor"])
 @pytest.mark.parametrize("said", [{}, {"on_nonfinite": "skip"}], ids=["device", "host"])
-def test_buffers_are_put_back_where_a_step_is_skipped(tmp_path, replace, said):
+def test_buffers_are_restored_when_a_step_is_skipped(tmp_path, replace, said):
     model = Counting(replace)
     parts = {"model": model, "loss": spoiled_at(2), "loss_is_separable": False}
-    heard = pytest.raises(NonFiniteError) if not said else nullcontext()  # at the latest on close
+    heard = (
+        pytest.raises(NonFiniteError) if not said else nullcontext()
+    )  # raised on close at the latest
     with heard, session_of(tmp_path, parts, **said) as session:
         steps = session.steps()
         next(steps)
@@ -153,21 +155,21 @@ def test_buffers_are_put_back_where_a_step_is_skipped(tmp_path, replace, said):
         assert float(model.seen) == 8
 
 
-def test_a_buffer_that_grows_is_no_obstacle(tmp_path):
+def test_growing_buffer_is_supported(tmp_path):
     sizes = ((X[:12], Y[:12]), (X, Y))
     with session_of(tmp_path, {"model": Growing()}) as session:
         taken = [bool(session.train_step([batch]).took_step) for batch in sizes]
     assert taken == [True, True]
 
 
-def test_buffers_are_found_again_where_they_are():
+def test_buffer_snapshot_finds_the_buffers_of_a_module():
     norm = nn.BatchNorm1d(2)
     names = [name for _, name in BufferSnapshot(norm).slots]
     assert names == ["running_mean", "running_var", "num_batches_tracked"]
     assert BufferSnapshot(nn.BatchNorm1d(2, track_running_stats=False)).slots == []
 
 
-def test_the_schedule_moves_only_with_steps_that_were_taken(tmp_path):
+def test_schedule_advances_only_with_taken_steps(tmp_path):
     parts = {"loss": spoiled_at(2), "loss_is_separable": False}
     said = {"on_nonfinite": "skip", "schedule": {"name": "cosine"}, "max_steps": 5}
     with session_of(tmp_path, parts, **said) as session:

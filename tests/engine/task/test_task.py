@@ -21,16 +21,16 @@ X, Y = tiny.data()
         ({"val": {"a/b": (X, Y)}}, r"called 'a/b'"),
     ],
 )
-def test_a_part_of_the_wrong_kind_is_refused(parts, sentence):
+def test_invalid_argument_of_task_is_rejected(parts, sentence):
     with pytest.raises(TaskError, match=sentence):
         tiny.task(**parts)
 
 
-def test_a_model_may_be_a_function_that_builds_it():
+def test_model_can_be_a_function_that_builds_it():
     assert isinstance(tiny.task(model=tiny.model).build_model(), nn.Sequential)
 
 
-def test_a_function_that_builds_no_model_is_refused():
+def test_model_function_that_returns_no_module_is_rejected():
     with pytest.raises(TaskError, match="The function given as model returned a int"):
         tiny.task(model=lambda: 3).build_model()
 
@@ -45,7 +45,7 @@ def test_a_function_that_builds_no_model_is_refused():
     ],
     ids=["one", "tuple", "dict", "list"],
 )
-def test_inputs_says_how_a_batch_becomes_arguments(returned, args, kwargs):
+def test_inputs_function_splits_a_batch_into_arguments(returned, args, kwargs):
     found = tiny.task(inputs=lambda batch: returned).split_batch("any batch")
     assert str(found) == str((args, kwargs, Y))
 
@@ -61,5 +61,5 @@ def test_inputs_says_how_a_batch_becomes_arguments(returned, args, kwargs):
     ],
     ids=["none", "one", "dict of tensors", "dict of arrays", "two"],
 )
-def test_validation_sets_have_names(val, names):
+def test_validation_sets_are_named(val, names):
     assert list(tiny.task(val=val).val_sets()) == names
