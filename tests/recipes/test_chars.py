@@ -29,7 +29,7 @@ def train(folder, **said):
     return surestep.Trainer(task, config, run=folder, callbacks=[])
 
 
-def test_the_loss_falls_and_bits_are_nats_over_ln_2(tmp_path, few_files):
+def test_loss_falls_and_bits_are_nats_over_ln_2(tmp_path, few_files):
     trainer = train(tmp_path / "r", **{"optim.lr": 0.01})
     run = trainer.fit()
     first, last = (each["metrics"] for each in run.events() if each["event"] == "evaluation")
@@ -42,7 +42,7 @@ def test_the_loss_falls_and_bits_are_nats_over_ln_2(tmp_path, few_files):
         assert bits == pytest.approx(nats / math.log(2), rel=1e-5)
 
 
-def test_no_file_is_in_two_parts(monkeypatch):
+def test_splits_share_no_files(monkeypatch):
     monkeypatch.setattr(chars, "windows", lambda files, length: set(files))
     task = chars.task(**SMALL)
     every = chars.source_files()
@@ -52,7 +52,7 @@ def test_no_file_is_in_two_parts(monkeypatch):
     assert len(task.train) > 0.85 * len(every)
 
 
-def test_a_target_is_the_character_that_follows(few_files):
+def test_target_is_the_next_character(few_files):
     inputs, targets = chars.windows(few_files[:2], 10)
     assert inputs.shape == targets.shape
     text = chars.decode(inputs.flatten().tolist())
@@ -62,12 +62,12 @@ def test_a_target_is_the_character_that_follows(few_files):
     assert chars.decode(targets.flatten().tolist()) == whole[1 : len(text) + 1]
 
 
-def test_every_character_of_the_alphabet_comes_back():
+def test_every_character_of_the_alphabet_round_trips():
     assert chars.decode(chars.encode(chars.ALPHABET).tolist()) == chars.ALPHABET
     assert chars.decode(chars.encode("é").tolist()) == "?"
 
 
-def test_a_character_does_not_see_what_comes_after_it():
+def test_attention_is_causal():
     model = chars.GPT(**SMALL).eval()
     tokens = torch.randint(96, (1, 16), generator=torch.Generator().manual_seed(0))
     other = tokens.clone()
@@ -78,7 +78,7 @@ def test_a_character_does_not_see_what_comes_after_it():
     assert not torch.allclose(before[:, 9:], after[:, 9:])
 
 
-def test_nats_are_those_of_plain_torch():
+def test_loss_equals_plain_torch_cross_entropy():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 5, 96, generator=generator)
     targets = torch.randint(96, (2, 5), generator=generator)
@@ -90,7 +90,7 @@ def test_nats_are_those_of_plain_torch():
 
 
 @pytest.mark.parametrize("length", [16, 128])
-def test_the_model_writes_on_from_a_prompt_at_any_length(length):
+def test_model_continues_a_prompt_of_any_length(length):
     torch.manual_seed(0)
     model = chars.GPT(**{**SMALL, "length": length}).eval()
     text = chars.sample(model, "def ", 140)
@@ -99,7 +99,7 @@ def test_the_model_writes_on_from_a_prompt_at_any_length(length):
     assert text == chars.sample(model, "def ", 140)
 
 
-def test_the_model_writes_when_the_run_is_done(tmp_path, few_files, capsys):
+def test_sample_is_printed_at_the_end_of_the_run(tmp_path, few_files, capsys):
     recipe = load("chars")
     config = recipe.config.replace_options({"max_steps": 1, "schedule.warmup": "0%"})
     config = config.replace_options({"logging.progress": "quiet", "batch_size": 4})

@@ -15,7 +15,7 @@ def test_digits_reaches_its_accuracy(tmp_path):
     trainer.session.close()
 
 
-def test_no_image_is_in_two_parts():
+def test_splits_share_no_images():
     recipe = load("digits")
     task = recipe.build({"width": 2}, recipe.config)
     sizes = [len(part[0]) for part in (task.train, task.val, task.test)]
@@ -25,14 +25,14 @@ def test_no_image_is_in_two_parts():
     assert torch.equal(torch.cat([part[1] for part in (task.train, task.val, task.test)]), y)
 
 
-def test_images_are_in_their_range():
+def test_pixels_are_in_range():
     x, y = load("digits").module.images()
     assert (x.shape, y.shape) == ((1797, 1, 8, 8), (1797,))
     assert (float(x.min()), float(x.max())) == (0, 1)
     assert sorted(set(y.tolist())) == list(range(10))
 
 
-def test_the_images_are_those_of_scikit_learn():
+def test_images_equal_those_of_scikit_learn():
     bunch = load_digits()
     order = torch.randperm(1797, generator=torch.Generator().manual_seed(0))
     x, y = load("digits").module.images()
@@ -41,7 +41,7 @@ def test_the_images_are_those_of_scikit_learn():
 
 
 @pytest.mark.parametrize("width", [2, 5])
-def test_the_width_is_that_of_the_first_convolution(width):
+def test_width_sets_the_first_convolution(width):
     recipe = load("digits")
     model = recipe.build({"width": width, "dropout": 0.0}, recipe.config).model
     assert model[0].out_channels == width

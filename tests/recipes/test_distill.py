@@ -15,7 +15,7 @@ def prepared(folder, epochs=3, **said):
     return surestep.prepare(recipe.build({**SMALL, **said}, config), config, run=folder)
 
 
-def test_the_teacher_is_not_trained_and_not_saved(tmp_path):
+def test_teacher_is_not_trained_and_not_saved(tmp_path):
     teacher = distill.train_teacher(4, 20)
     before = {name: value.clone() for name, value in teacher.state_dict().items()}
     with prepared(tmp_path / "r") as session:
@@ -25,12 +25,12 @@ def test_the_teacher_is_not_trained_and_not_saved(tmp_path):
         session.save()
         assert not any(map(torch.equal, student, session.model.parameters()))
         saved = distill.network(2)
-        session.run.load_model(saved, "last")  # the student's names and shapes, and no others
+        session.run.load_model(saved, "last")  # only the student's names and shapes
     assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
 
 
 @pytest.mark.parametrize(("temperature", "alpha"), [(4.0, 0.9), (2.0, 0.3), (1.0, 0.0)])
-def test_the_loss_is_both_terms_by_hand(tmp_path, temperature, alpha):
+def test_loss_is_the_weighted_sum_of_both_terms(tmp_path, temperature, alpha):
     with prepared(tmp_path / "r", temperature=temperature, alpha=alpha) as session:
         measured = session.evaluate("test")["test/loss"]
         x, y = session.task.test
@@ -45,7 +45,7 @@ def test_the_loss_is_both_terms_by_hand(tmp_path, temperature, alpha):
     assert measured == pytest.approx(float(wanted), rel=1e-5)
 
 
-def test_the_student_comes_nearer_to_its_teacher(tmp_path):
+def test_student_agrees_more_with_its_teacher_after_training(tmp_path):
     def agree(model):
         x, _ = session.task.test
         with torch.no_grad():
@@ -62,7 +62,7 @@ def test_the_student_comes_nearer_to_its_teacher(tmp_path):
         assert agree(session.model) > max(0.4, before + 0.2)
 
 
-def test_the_teacher_has_not_seen_val_and_test(monkeypatch):
+def test_teacher_is_not_trained_on_val_and_test(monkeypatch):
     x, y = distill.images()
     x[1200:] = torch.nan
     monkeypatch.setattr(distill, "images", lambda: (x, y))
@@ -70,7 +70,7 @@ def test_the_teacher_has_not_seen_val_and_test(monkeypatch):
     assert all(value.isfinite().all() for value in teacher.state_dict().values())
 
 
-def test_no_image_is_in_two_parts():
+def test_splits_share_no_images():
     recipe = load("distill")
     task = recipe.build(SMALL | {"samples": 1200}, recipe.config)
     x, _ = distill.images()

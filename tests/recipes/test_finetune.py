@@ -27,13 +27,13 @@ def same(model, before, part):
     return all(torch.equal(value, before[name]) for name, value in own.items())
 
 
-def test_it_starts_from_the_weights_of_the_other_digits_with_a_new_head(session):
+def test_training_starts_from_pretrained_weights_with_a_new_head(session):
     start = finetune.pretrain(**{"width": 4, "steps": 5})
     assert same(session.model, start, "backbone.")
     assert not same(session.model, start, "head.")
 
 
-def test_the_blocks_are_frozen_one_after_another_up_to_the_head(session):
+def test_blocks_are_unfrozen_one_after_another_from_the_head_down(session):
     before = copies(session.model)
     thawed_at = {"head.": 0, "backbone.2.": 10, "backbone.1.": 20, "backbone.0.": 30}
     for result in session.steps():  # one step is an epoch
@@ -43,7 +43,7 @@ def test_the_blocks_are_frozen_one_after_another_up_to_the_head(session):
             break
 
 
-def test_the_lower_a_block_the_smaller_its_rate(session):
+def test_lower_blocks_have_smaller_learning_rates(session):
     for result in session.steps():
         if result.step == 35:
             break
@@ -60,7 +60,7 @@ def test_the_lower_a_block_the_smaller_its_rate(session):
     assert blocks == pytest.approx([head * 0.7, head * 0.7**2, head * 0.7**3])
 
 
-def test_there_are_few_images_and_none_is_in_two_parts():
+def test_train_split_is_small_and_splits_share_no_images():
     recipe = load("finetune")
     task = recipe.build({**SMALL, "per_digit": 3}, recipe.config)
     assert task.train[1].bincount().tolist() == [3, 3, 3, 3, 3]
@@ -71,17 +71,17 @@ def test_there_are_few_images_and_none_is_in_two_parts():
 
 
 @pytest.mark.parametrize(("first", "last", "count"), [(0, 4, 901), (5, 9, 896)])
-def test_classes_count_from_the_first_of_the_digits(first, last, count):
+def test_classes_are_numbered_from_the_first_digit(first, last, count):
     x, y = finetune.images_of(first, last)
     assert (len(x), y.unique().tolist()) == (count, [0, 1, 2, 3, 4])
 
 
-def test_it_can_start_from_nothing():
+def test_zero_pretrain_steps_train_from_scratch():
     recipe = load("finetune")
     assert recipe.build({"width": 2, "pretrain_steps": 0}, recipe.config).init is None
 
 
-def test_weights_are_the_same_whether_pretraining_was_cached_or_not(session, tmp_path):
+def test_cached_pretraining_gives_the_same_weights(session, tmp_path):
     first = copies(session.model)
     session.close()
     finetune.pretrain.cache_clear()

@@ -33,7 +33,7 @@ def few_files(tmp_path, monkeypatch):
     return files
 
 
-def test_the_loss_of_the_model_falls_and_is_the_bits_of_a_character(tmp_path):
+def test_loss_falls_and_bits_per_char_follow_from_it(tmp_path):
     recipe = load("hf")
     said = {"max_steps": 20, "batch_size": 8, "optim.lr": 0.01, "validation.every": "10 steps"}
     config = recipe.config.replace_options({**said, "logging.progress": "quiet"})
@@ -48,7 +48,7 @@ def test_the_loss_of_the_model_falls_and_is_the_bits_of_a_character(tmp_path):
     trainer.session.close()
 
 
-def test_functions_are_found_whole_and_the_long_ones_left_out(few_files):
+def test_full_functions_are_found_and_long_ones_dropped(few_files):
     found = ["".join(map(chr, each[:-1].tolist())) for each in hf.functions(few_files[:1], 64)]
     assert found == [
         "def add(first, second):\n    return first + second\n",
@@ -57,7 +57,7 @@ def test_functions_are_found_whole_and_the_long_ones_left_out(few_files):
     assert all(int(each[-1]) == hf.END for each in hf.functions(few_files, 64))
 
 
-def test_padding_is_not_learned_and_not_seen():
+def test_padding_is_masked_in_labels_and_attention():
     short, long = torch.tensor([100, 101, hf.END]), torch.tensor([97, 98, 99, 100, hf.END])
     batch = hf.batch([short, long])
     assert batch["labels"].tolist() == [[100, 101, hf.END, -100, -100], long.tolist()]
@@ -69,7 +69,7 @@ def test_padding_is_not_learned_and_not_seen():
     torch.testing.assert_close(together.logits[:1, :3], alone.logits)
 
 
-def test_no_file_is_in_two_parts(few_files, monkeypatch):
+def test_splits_share_no_files(few_files, monkeypatch):
     few_files.sort()
     monkeypatch.setattr(hf, "functions", lambda files, length: [str(each) for each in files])
     monkeypatch.setattr(surestep.samplers, "by_length", lambda lengths: None)
@@ -78,7 +78,7 @@ def test_no_file_is_in_two_parts(few_files, monkeypatch):
     assert (len(task.val), len(task.test)) == (2, 1)
 
 
-def test_where_transformers_is_missing_it_is_said_what_to_install(monkeypatch):
+def test_missing_transformers_is_reported_with_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     recipe = load("hf")
     with pytest.raises(RecipeError, match=r"pip install 'surestep\[hf\]'"):

@@ -27,7 +27,7 @@ def trained(folder, epochs, **said):
     return measured
 
 
-def test_balanced_weights_find_more_of_the_rare_class(tmp_path):
+def test_balanced_weights_increase_the_recall_of_the_rare_class(tmp_path):
     with_weights = trained(tmp_path / "with", 4)
     without = trained(tmp_path / "without", 4, balanced=False)
     assert with_weights["test/recall"] > without["test/recall"] + 0.05
@@ -35,7 +35,7 @@ def test_balanced_weights_find_more_of_the_rare_class(tmp_path):
     assert with_weights["test/balanced_accuracy"] > 0.9
 
 
-def test_the_weights_are_those_of_the_tumours_trained_on(tmp_path):
+def test_class_weights_come_from_the_training_tumours(tmp_path):
     recipe = load("imbalanced")
     task = recipe.build({}, recipe.config)
     weight = compute_class_weight("balanced", classes=np.arange(2), y=task.train[1].numpy())
@@ -50,38 +50,38 @@ def test_the_weights_are_those_of_the_tumours_trained_on(tmp_path):
 
 
 @pytest.mark.parametrize("malignant", [20, 127])
-def test_each_part_has_the_mix_that_was_asked_for(malignant):
+def test_each_split_has_the_requested_class_counts(malignant):
     task = built(malignant=malignant)
     counts = [part[1].bincount().tolist() for part in (task.train, task.val, task.test)]
     assert counts == [[214, malignant], [71, 42], [72, 43]]
 
 
-def test_no_tumour_is_in_two_parts():
+def test_splits_share_no_tumours():
     x, _ = imbalanced.tumours()
     task = built(malignant=127)
     rows = torch.cat([part[0] for part in (task.train, task.val, task.test)])
-    whole = (x - x.mean(dim=0)) / x.std(dim=0)  # each column up to a factor and a constant
+    whole = (x - x.mean(dim=0)) / x.std(dim=0)  # equal up to scale and offset per column
     rows = (rows - rows.mean(dim=0)) / rows.std(dim=0)
     for column in range(30):
         wanted, found = whole[:, column].sort().values, rows[:, column].sort().values
         torch.testing.assert_close(found, wanted, atol=1e-3, rtol=1e-3)
 
 
-def test_only_the_tumours_trained_on_say_how_to_standardise():
+def test_tumours_are_standardised_by_the_training_split():
     x, _ = built().train
     torch.testing.assert_close(x.mean(dim=0), torch.zeros(30), atol=1e-4, rtol=0)
     torch.testing.assert_close(x.std(dim=0), torch.ones(30))
 
 
-def test_malignant_is_1():
+def test_malignant_tumours_are_class_1():
     x, y = imbalanced.tumours()
     assert y.bincount().tolist() == [357, 212]
     radius = x[:, 0]
-    assert radius[y == 1].mean() > radius[y == 0].mean()  # malignant tumours are the larger ones
+    assert radius[y == 1].mean() > radius[y == 0].mean()  # malignant tumours are larger
 
 
 @pytest.mark.parametrize("sizes", [[100], [60, 37, 3]])
-def test_metrics_are_those_of_scikit_learn_however_they_are_cut(sizes):
+def test_metrics_equal_scikit_learn_for_any_batch_sizes(sizes):
     generator = torch.Generator().manual_seed(0)
     targets = (torch.rand(100, generator=generator) < 0.2).long()
     logits = torch.randn(100, 2, generator=generator) + functional.one_hot(targets)

@@ -23,7 +23,7 @@ def task(a: int, b=2.5, c=True, d="x", e: list[int] = (), f: float | None = None
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_a_recipe_that_ships_loads_by_its_name(name):
+def test_built_in_recipe_loads_by_its_name(name):
     recipe = load(name)
     assert recipe.name == name
     assert recipe.path == SHIPPED / f"{name}.py"
@@ -31,13 +31,13 @@ def test_a_recipe_that_ships_loads_by_its_name(name):
     assert recipe.module.__doc__
 
 
-def test_every_file_beside_the_loader_is_a_recipe_that_ships():
+def test_every_file_beside_the_loader_is_a_built_in_recipe():
     beside = {"__init__", "find", "load", "parameters"}
     assert {path.stem for path in SHIPPED.glob("*.py")} - beside == set(BUILT_IN)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_a_recipe_that_ships_explains_its_parameters(name):
+def test_built_in_recipe_documents_its_parameters(name):
     recipe = load(name)
     for parameter in recipe.parameters.values():
         assert f"        {parameter.name}: " in recipe.module.task.__doc__
@@ -45,7 +45,7 @@ def test_a_recipe_that_ships_explains_its_parameters(name):
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_a_recipe_that_ships_uses_public_names_only(name):
+def test_built_in_recipe_uses_only_public_names(name):
     for node in ast.walk(ast.parse((SHIPPED / f"{name}.py").read_text())):
         if isinstance(node, ast.ImportFrom):
             module = node.module or "surestep"
@@ -56,7 +56,7 @@ def test_a_recipe_that_ships_uses_public_names_only(name):
             assert node.value.id != "surestep" or node.attr in surestep.__all__
 
 
-def test_a_file_is_loaded_by_its_path_from_anywhere(recipe, folder, monkeypatch):
+def test_recipe_file_loads_by_path_from_any_directory(recipe, folder, monkeypatch):
     recipe()
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
@@ -64,18 +64,18 @@ def test_a_file_is_loaded_by_its_path_from_anywhere(recipe, folder, monkeypatch)
     assert (found.name, found.path) == ("mine", folder / "mine.py")
 
 
-def test_a_file_beside_the_recipe_can_be_imported(recipe, folder):
+def test_recipe_can_import_a_file_beside_it(recipe, folder):
     (folder / "beside_it.py").write_text("lr = 0.25")
     recipe("import beside_it\n" + RECIPE.replace("lr=0.01", "lr=beside_it.lr"))
     assert load("mine.py").config.optim.lr == 0.25
 
 
-def test_a_recipe_is_read_anew_each_time(recipe):
+def test_recipe_is_read_again_at_each_load(recipe):
     assert load(recipe()).config.epochs == 2
     assert load(recipe(RECIPE.replace("epochs=2", "epochs=31"))).config.epochs == 31
 
 
-def test_a_recipe_that_fails_leaves_no_module_behind(recipe):
+def test_failing_recipe_leaves_no_module_behind(recipe):
     with pytest.raises(RecipeError, match=r"mine\.py, line 1: ZeroDivisionError"):
         load(recipe("1 / 0"))
     assert "mine" not in sys.modules
@@ -99,7 +99,7 @@ def test_a_recipe_that_fails_leaves_no_module_behind(recipe):
         ("g", "3", "3"),
     ],
 )
-def test_text_is_read_as_the_type_of_the_parameter(recipe, name, said, value):
+def test_text_is_parsed_as_the_type_of_the_parameter(recipe, name, said, value):
     typed = load(recipe(TYPED)).typed({"a": "1", name: said})
     assert typed[name] == value
     assert type(typed[name]) is type(value)
@@ -116,12 +116,12 @@ def test_text_is_read_as_the_type_of_the_parameter(recipe, name, said, value):
         ({}, r"mine's task needs a: set --task\.a VALUE\."),
     ],
 )
-def test_a_value_of_another_type_is_refused(recipe, said, message):
+def test_value_of_the_wrong_type_is_rejected(recipe, said, message):
     with pytest.raises(RecipeError, match=message):
         load(recipe(TYPED)).typed(said)
 
 
-def test_the_task_is_built_after_seeding(recipe):
+def test_task_is_built_after_seeding(recipe):
     text = f"""{HEAD}
 config = surestep.Config(epochs=1, seed=7)
 
@@ -137,25 +137,25 @@ def task():
     assert torch.equal(first.weight, nn.Linear(4, 3).weight)
 
 
-def test_an_error_names_the_last_line_of_the_recipe_itself(recipe):
+def test_error_names_the_last_line_in_the_recipe(recipe):
     text = f"{HEAD}def inner():\n    nn.Linear(4)\n\ndef task():\n    inner()\n"
     with pytest.raises(RecipeError, match=r"mine\.py, line 9: TypeError: Linear"):
         load(recipe(text)).build({}, tiny.config())
 
 
-def test_an_error_of_surestep_stays_what_it_is(recipe):
+def test_error_of_surestep_is_raised_unchanged(recipe):
     text = f"{HEAD}def task():\n    surestep.Config(epoch=1)\n"
     with pytest.raises(ConfigError, match="epochs"):
         load(recipe(text)).build({}, tiny.config())
 
 
-def test_the_watchers_of_a_recipe_are_found(recipe):
+def test_callbacks_of_a_recipe_are_found(recipe):
     assert load(recipe()).callbacks == []
     found = load(recipe(RECIPE + "\ncallbacks = [surestep.Callback()]\n"))
     assert [type(each) for each in found.callbacks] == [surestep.Callback]
 
 
-def test_the_records_say_which_file_it_was(recipe, folder):
+def test_origin_records_the_recipe_file(recipe, folder):
     found = load(recipe())
     origin = found.origin({"hidden": 3}, {"epochs": "recipe mine"})
     assert origin.name == "mine"
@@ -167,12 +167,12 @@ def test_the_records_say_which_file_it_was(recipe, folder):
     assert (origin.parameters, origin.set_options) == ({"hidden": 3}, {"epochs": "recipe mine"})
 
 
-def test_the_hash_is_the_one_of_sha256sum(folder):
+def test_hash_equals_sha256sum(folder):
     (folder / "empty").touch()
     assert sha256(folder / "empty").startswith("e3b0c44298fc1c149afbf4c8996fb924")
 
 
-def test_a_recipe_named_like_this_loader_is_no_recipe():
+def test_loader_module_is_not_a_recipe():
     assert Path(module.__file__).stem == "load"
     with pytest.raises(RecipeError, match="There is no recipe 'load'"):
         load("load")

@@ -10,7 +10,7 @@ from surestep.recipes.load import load
 SMALL = {"width": 8, "samples": 96, "size": 16, "noise": 0.05}
 
 
-def test_digits_are_told_from_scraps(tmp_path):
+def test_segmentation_separates_digits_from_scraps(tmp_path):
     recipe = load("segment")
     said = {"epochs": 7, "batch_size": 16, "optim.lr": 0.01, "validation.every": "7 epochs"}
     config = recipe.config.replace_options({**said, "logging.progress": "quiet"})
@@ -25,13 +25,13 @@ def test_digits_are_told_from_scraps(tmp_path):
     assert digit > scrap + 0.2
 
 
-def test_brightness_does_not_find_the_mask():
+def test_brightness_alone_does_not_find_the_mask():
     scenes, masks = load("segment").build({}, segment.config).val
     overlaps = [float(segment.dice(scenes - level / 10, masks)) for level in range(1, 10)]
     assert max(overlaps) < 0.7
 
 
-def test_no_image_is_in_two_parts(monkeypatch):
+def test_splits_share_no_images(monkeypatch):
     monkeypatch.setattr(segment, "scenes", lambda digits, *_: digits)
     task = segment.task()
     parts = [task.train, task.val, task.test]
@@ -39,9 +39,9 @@ def test_no_image_is_in_two_parts(monkeypatch):
     assert torch.equal(torch.cat(parts), segment.images()[0].squeeze(1))
 
 
-def test_a_mask_is_the_ink_of_digits_and_not_of_scraps():
+def test_mask_covers_the_ink_of_digits_and_not_of_scraps():
     paper = torch.zeros(1, 8, 8)
-    paper[0, :, :4] = 0.5  # a stroke, of which a scrap keeps nothing but the amount of ink
+    paper[0, :, :4] = 0.5  # a stroke; a scrap preserves only its amount of ink
     scenes, masks = segment.scenes(paper, 30, 40, noise=0.0)
     assert scenes.shape == masks.shape == (30, 1, 40, 40)
     assert set(masks.unique().tolist()) == {0, 1}
@@ -53,7 +53,7 @@ def test_a_mask_is_the_ink_of_digits_and_not_of_scraps():
     assert torch.equal(segment.scenes(paper, 30, 40, noise=0.0)[0], scenes)
 
 
-def test_dice_is_a_mean_over_scenes_and_iou_of_the_whole():
+def test_dice_is_a_mean_over_scenes_and_iou_is_global():
     mask = torch.zeros(2, 1, 4, 4)
     mask[0, :, 0] = 1
     mask[1, :, :, :2] = 1
@@ -65,7 +65,7 @@ def test_dice_is_a_mean_over_scenes_and_iou_of_the_whole():
     assert (int(both), int(either)) == (10, 20)
 
 
-def test_the_first_outputs_are_the_share_of_ink():
+def test_initial_outputs_equal_the_share_of_ink():
     model = segment.UNet(4).eval()
     with torch.no_grad():
         model.head.weight.zero_()

@@ -13,7 +13,7 @@ def test_spiral_reaches_its_accuracy(tmp_path):
     assert trainer.evaluate("test")["test/accuracy"] >= 0.97
 
 
-def test_no_point_is_in_two_parts():
+def test_splits_share_no_points():
     recipe = load("spiral")
     task = recipe.build({"samples": 100}, recipe.config)
     parts = [part[0] for part in (task.train, task.val, task.test)]
@@ -22,13 +22,13 @@ def test_no_point_is_in_two_parts():
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.15])
-def test_points_lie_in_the_circle(noise):
+def test_points_are_in_the_unit_circle(noise):
     x, arm = load("spiral").module.points(90, noise)
     assert x.norm(dim=1).max() <= 1
     assert arm.bincount().tolist() == [30, 30, 30]
 
 
-def test_a_line_cannot_tell_the_arms_apart():
+def test_linear_model_cannot_separate_the_arms():
     x, arm = load("spiral").module.points(2000, 0.0)
     ones = torch.cat([x, torch.ones(len(x), 1)], dim=1)
     weights = torch.linalg.lstsq(ones, torch.nn.functional.one_hot(arm).float()).solution

@@ -15,7 +15,7 @@ def built(**said):
     return recipe.build(said, recipe.config)
 
 
-def test_it_predicts_better_than_the_mean(tmp_path):
+def test_model_predicts_better_than_the_mean(tmp_path):
     recipe = load("tabular")
     small = {"epochs": 15, "validation.every": "15 epochs", "logging.progress": "quiet"}
     config = recipe.config.replace_options(small)
@@ -27,7 +27,7 @@ def test_it_predicts_better_than_the_mean(tmp_path):
     trainer.session.close()
 
 
-def test_no_patient_is_in_two_parts():
+def test_splits_share_no_patients():
     task = built()
     assert [len(part[0]) for part in (task.train, task.val, task.test)] == [266, 88, 88]
     whole = torch.cat([part[1] for part in (task.train, task.val, task.test)])
@@ -35,7 +35,7 @@ def test_no_patient_is_in_two_parts():
     torch.testing.assert_close(whole * y[TRAIN].std() + y[TRAIN].mean(), y)
 
 
-def test_only_the_patients_trained_on_say_how_to_standardise(monkeypatch):
+def test_patients_are_standardised_by_the_training_split(monkeypatch):
     before = built()
     for values in before.train:
         torch.testing.assert_close(
@@ -51,7 +51,7 @@ def test_only_the_patients_trained_on_say_how_to_standardise(monkeypatch):
     assert not torch.equal(after.test[0], before.test[0])
 
 
-def test_the_mean_absolute_error_is_in_the_units_of_the_target():
+def test_mean_absolute_error_is_in_units_of_the_target():
     task = built()
     _, y = tabular.patients()
     _, targets = task.test
@@ -60,7 +60,7 @@ def test_the_mean_absolute_error_is_in_the_units_of_the_target():
     torch.testing.assert_close(task.metrics["mae"](predicted, targets), wanted)
 
 
-def test_r2_is_that_of_scikit_learn():
+def test_r2_equals_scikit_learn():
     generator = torch.Generator().manual_seed(0)
     outputs, targets = torch.randn(2, 88, 1, generator=generator)
     assert float(tabular.r2(outputs, targets)) == pytest.approx(
@@ -70,7 +70,7 @@ def test_r2_is_that_of_scikit_learn():
 
 
 @pytest.mark.parametrize("delta", [0.5, 1.0])
-def test_large_errors_weigh_linearly(delta):
+def test_loss_is_linear_in_large_errors(delta):
     outputs, targets = torch.tensor([[0.0], [0.2]]), torch.tensor([[9.0], [0.0]])
     loss = built(delta=delta).loss(outputs, targets)
     assert float(loss) == pytest.approx((delta * (9 - delta / 2) + 0.02) / 2)

@@ -138,7 +138,7 @@ def test_a_cut_file_is_refused(name, size, tmp_path):
         (lambda folder: {"epoch": 3}, "The state dict|the state dict has no tensors"),
     ],
 )
-def test_invalid_weights_are_rejected(make, sentence, tmp_path):
+def test_what_is_no_weights_is_refused(make, sentence, tmp_path):
     with pytest.raises(CheckpointError, match=sentence):
         loaded(make(tmp_path))
 

@@ -210,7 +210,7 @@ def test_the_plan_says_what_changes_a_batch():
     assert decision({"batch_transform": batch_transforms.mixup(0.2, classes=3)}) == said
 
 
-def test_schedule_that_is_not_a_function_is_rejected():
+def test_what_is_no_function_is_refused():
     with pytest.raises(TaskError, match=r"batch_transform is a float\. Give"):
         tiny.task(batch_transform=0.2)
 
