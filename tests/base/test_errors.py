@@ -30,6 +30,6 @@ def test_nonfinite_error_has_step_loss_and_parameters():
 
 def test_only_the_nearest_of_many_names_are_listed():
     known = [f"group.option_{n}" for n in range(99)] + ["loop"]
-    said = suggest_names("foo", known)
-    assert said.startswith("The nearest of 100: loop, ")
-    assert said.count(",") == 4
+    message = suggest_names("foo", known)
+    assert message.startswith("The nearest of 100: loop, ")
+    assert message.count(",") == 4

@@ -8,7 +8,7 @@ from surestep.base.paths import require_local_path
 
 
 @pytest.mark.parametrize(
-    ("said", "hint"),
+    ("path", "hint"),
     [
         ("s3://bucket/run", "aws s3 sync"),
         ("S3://bucket/run", "aws s3 sync"),
@@ -24,13 +24,13 @@ from surestep.base.paths import require_local_path
         ("memory://run", "the folder it is mounted at"),
     ],
 )
-def test_url_is_rejected_with_a_hint(said, hint):
+def test_url_is_rejected_with_a_hint(path, hint):
     with pytest.raises(RunError, match=rf"is an address.*{hint}"):
-        require_local_path(said)
+        require_local_path(path)
 
 
 @pytest.mark.parametrize(
-    "said", ["runs/a", "/tmp/run", "12:30/a", "s3/run", "lr:/x", "a@b", ".", "my s3://x", "C:/run"]
+    "path", ["runs/a", "/tmp/run", "12:30/a", "s3/run", "lr:/x", "a@b", ".", "my s3://x", "C:/run"]
 )
-def test_local_paths_are_accepted(said):
-    assert require_local_path(said) == Path(said)
+def test_local_paths_are_accepted(path):
+    assert require_local_path(path) == Path(path)

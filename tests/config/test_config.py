@@ -51,7 +51,7 @@ def test_misspelled_choice_is_rejected_with_a_suggestion():
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("options", "sentence"),
     [
         ({"optim.learning_rate": 0.1}, r"no option 'optim\.learning_rate'\. .*optim\.lr"),
         ({"learning_rate": 0.1}, r"no option 'learning_rate'\. Use optim\.lr=0\.1\."),
@@ -66,13 +66,13 @@ def test_misspelled_choice_is_rejected_with_a_suggestion():
         ({"optimizer.lr": 0.1}, r"no option 'optimizer'"),
     ],
 )
-def test_unknown_option_is_rejected_with_the_nearest_name(said, sentence):
+def test_unknown_option_is_rejected_with_the_nearest_name(options, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        Config.from_options(said)
+        Config.from_options(options)
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("options", "sentence"),
     [
         ({"epochs": 0}, "epochs=0 is not allowed: it must be greater than 0"),
         ({"batch_size": 0}, "batch_size=0 .* greater than or equal to 1"),
@@ -102,9 +102,9 @@ def test_unknown_option_is_rejected_with_the_nearest_name(said, sentence):
         ({"logging.progress": "loud"}, r"logging\.progress='loud' .* 'quiet'"),
     ],
 )
-def test_invalid_value_is_rejected_with_the_allowed_range(said, sentence):
+def test_invalid_value_is_rejected_with_the_allowed_range(options, sentence):
     with pytest.raises(ConfigError) as caught:
-        Config.from_options(said)
+        Config.from_options(options)
     assert caught.match(rf"(?s){sentence}")
 
 

@@ -58,9 +58,9 @@ def test_config_stores_groups_as_text_for_json():
             groups=[surestep.ParamGroup("head", lr=0.1), "type:BatchNorm2d  freeze"]
         )
     )
-    said = config.set_options()
-    assert said == {"optim.groups": ("head lr=0.1", "type:BatchNorm2d freeze")}
-    assert surestep.Config.from_options(json.loads(json.dumps(said))) == config
+    options = config.set_options()
+    assert options == {"optim.groups": ("head lr=0.1", "type:BatchNorm2d freeze")}
+    assert surestep.Config.from_options(json.loads(json.dumps(options))) == config
     assert hash(config.optim)
 
 

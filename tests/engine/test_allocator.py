@@ -131,8 +131,11 @@ print(json.dumps(read_allocator()[:2]))
 @needs_glibc
 def test_environment_settings_of_the_allocator_are_read():
     assert run(READ) == ["glibc", []]
-    said = {"MALLOC_TRIM_THRESHOLD_": "1000000", "GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}
-    assert run(READ, **said) == ["glibc", ["GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_"]]
+    environment = {
+        "MALLOC_TRIM_THRESHOLD_": "1000000",
+        "GLIBC_TUNABLES": "glibc.malloc.arena_max=2",
+    }
+    assert run(READ, **environment) == ["glibc", ["GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_"]]
     assert run(READ, GLIBC_TUNABLES="glibc.rtld.nns=4") == ["glibc", []]
 
 

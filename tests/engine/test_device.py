@@ -22,7 +22,7 @@ TWO = replace(
 )
 
 
-class Cards:
+class FakeGPUs:
     """Two simulated GPUs: the current device, and the devices it was set to."""
 
     def __init__(self, monkeypatch):
@@ -42,7 +42,7 @@ class Cards:
 
 @pytest.fixture
 def cards(monkeypatch):
-    return Cards(monkeypatch)
+    return FakeGPUs(monkeypatch)
 
 
 def test_use_device_sets_the_current_device_temporarily(cards):

@@ -21,10 +21,10 @@ def few_files(tmp_path, monkeypatch):
     return files
 
 
-def train(folder, **said):
+def train(folder, **options):
     recipe = load("chars")
-    said = {"max_steps": 20, "batch_size": 16, "logging.progress": "quiet", **said}
-    config = recipe.config.replace_options({"validation.every": "10 steps", **said})
+    options = {"max_steps": 20, "batch_size": 16, "logging.progress": "quiet", **options}
+    config = recipe.config.replace_options({"validation.every": "10 steps", **options})
     task = recipe.build(SMALL, config)
     return surestep.Trainer(task, config, run=folder, callbacks=[])
 

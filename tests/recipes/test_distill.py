@@ -9,10 +9,10 @@ from surestep.recipes.load import load
 SMALL = {"width": 2, "teacher_width": 4, "teacher_steps": 20, "samples": 40}
 
 
-def prepared(folder, epochs=3, **said):
+def prepared(folder, epochs=3, **options):
     recipe = load("distill")
     config = recipe.config.replace_options({"epochs": epochs, "logging.progress": "quiet"})
-    return surestep.prepare(recipe.build({**SMALL, **said}, config), config, run=folder)
+    return surestep.prepare(recipe.build({**SMALL, **options}, config), config, run=folder)
 
 
 def test_teacher_is_not_trained_and_not_saved(tmp_path):

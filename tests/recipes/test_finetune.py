@@ -11,8 +11,8 @@ SMALL = {"width": 4, "pretrain_steps": 5}
 @pytest.fixture
 def session(tmp_path):
     recipe = load("finetune")
-    said = {"validation.every": "60 epochs", "checkpoint.every": "60 epochs"}
-    config = recipe.config.replace_options({**said, "logging.progress": "quiet"})
+    options = {"validation.every": "60 epochs", "checkpoint.every": "60 epochs"}
+    config = recipe.config.replace_options({**options, "logging.progress": "quiet"})
     with surestep.prepare(recipe.build(SMALL, config), config, run=tmp_path / "r") as opened:
         yield opened
 

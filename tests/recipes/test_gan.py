@@ -8,19 +8,19 @@ from surestep.recipes.load import load
 REAL = gan.images()[0].flatten(1)
 
 
-def train(folder, callbacks=(), **said):
+def train(folder, callbacks=(), **options):
     recipe = load("gan")
-    config = recipe.config.replace_options({"logging.progress": "quiet", **said})
+    config = recipe.config.replace_options({"logging.progress": "quiet", **options})
     task = recipe.build({"width": 32}, config)
     return surestep.Trainer(task, config, run=folder, callbacks=list(callbacks))
 
 
 def test_training_reduces_the_distance_to_real_digits(tmp_path):
-    said = {"max_steps": 200, "optim.lr": 3e-3, "average.decay": 0.9}
+    options = {"max_steps": 200, "optim.lr": 3e-3, "average.decay": 0.9}
     torch.manual_seed(0)
     with torch.no_grad():
         before = float(gan.energy_distance(gan.WGAN(32)(REAL[1500:]), REAL[1500:]))
-    trainer = train(tmp_path / "r", **said)
+    trainer = train(tmp_path / "r", **options)
     trainer.fit()
     assert trainer.evaluate("test")["test/loss"] < before / 2
     trainer.session.close()

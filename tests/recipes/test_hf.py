@@ -35,8 +35,8 @@ def few_files(tmp_path, monkeypatch):
 
 def test_loss_falls_and_bits_per_char_follow_from_it(tmp_path):
     recipe = load("hf")
-    said = {"max_steps": 20, "batch_size": 8, "optim.lr": 0.01, "validation.every": "10 steps"}
-    config = recipe.config.replace_options({**said, "logging.progress": "quiet"})
+    options = {"max_steps": 20, "batch_size": 8, "optim.lr": 0.01, "validation.every": "10 steps"}
+    config = recipe.config.replace_options({**options, "logging.progress": "quiet"})
     trainer = surestep.Trainer(recipe.build(SMALL, config), config, run=tmp_path / "r")
     run = trainer.fit()
     first, last = (each["metrics"] for each in run.events() if each["event"] == "evaluation")

@@ -10,16 +10,16 @@ from surestep.recipes import imbalanced
 from surestep.recipes.load import load
 
 
-def built(**said):
+def built(**options):
     recipe = load("imbalanced")
-    return recipe.build(said, recipe.config)
+    return recipe.build(options, recipe.config)
 
 
-def trained(folder, epochs, **said):
+def trained(folder, epochs, **options):
     recipe = load("imbalanced")
     small = {"epochs": epochs, "optim.lr": 4e-3, "logging.progress": "quiet"}
     config = recipe.config.replace_options(small)
-    task = recipe.build(said, config)
+    task = recipe.build(options, config)
     trainer = surestep.Trainer(task, config, run=folder)
     trainer.fit()
     measured = trainer.evaluate("test")

@@ -86,7 +86,7 @@ def test_failing_recipe_leaves_no_module_behind(recipe):
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "value"),
+    ("name", "typed_value", "value"),
     [
         ("a", "3", 3),
         ("a", 3, 3),
@@ -99,14 +99,14 @@ def test_failing_recipe_leaves_no_module_behind(recipe):
         ("g", "3", "3"),
     ],
 )
-def test_text_is_parsed_as_the_type_of_the_parameter(recipe, name, said, value):
-    typed = load(recipe(TYPED)).typed({"a": "1", name: said})
+def test_text_is_parsed_as_the_type_of_the_parameter(recipe, name, typed_value, value):
+    typed = load(recipe(TYPED)).typed({"a": "1", name: typed_value})
     assert typed[name] == value
     assert type(typed[name]) is type(value)
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("typed_value", "message"),
     [
         ({"a": "1.5"}, r"task\.a='1\.5' is not allowed: it must be a valid integer"),
         ({"a": "1", "b": "wide"}, r"task\.b='wide' is not allowed"),
@@ -116,9 +116,9 @@ def test_text_is_parsed_as_the_type_of_the_parameter(recipe, name, said, value):
         ({}, r"mine's task needs a: set --task\.a VALUE\."),
     ],
 )
-def test_value_of_the_wrong_type_is_rejected(recipe, said, message):
+def test_value_of_the_wrong_type_is_rejected(recipe, typed_value, message):
     with pytest.raises(RecipeError, match=message):
-        load(recipe(TYPED)).typed(said)
+        load(recipe(TYPED)).typed(typed_value)
 
 
 def test_task_is_built_after_seeding(recipe):

@@ -12,8 +12,8 @@ SMALL = {"width": 8, "samples": 96, "size": 16, "noise": 0.05}
 
 def test_segmentation_separates_digits_from_scraps(tmp_path):
     recipe = load("segment")
-    said = {"epochs": 7, "batch_size": 16, "optim.lr": 0.01, "validation.every": "7 epochs"}
-    config = recipe.config.replace_options({**said, "logging.progress": "quiet"})
+    options = {"epochs": 7, "batch_size": 16, "optim.lr": 0.01, "validation.every": "7 epochs"}
+    config = recipe.config.replace_options({**options, "logging.progress": "quiet"})
     task = recipe.build(SMALL, config)
     surestep.Trainer(task, config, run=tmp_path / "r").fit()
     scenes, masks = task.val

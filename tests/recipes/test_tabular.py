@@ -10,9 +10,9 @@ from surestep.recipes.load import load
 TRAIN = slice(0, 266)
 
 
-def built(**said):
+def built(**options):
     recipe = load("tabular")
-    return recipe.build(said, recipe.config)
+    return recipe.build(options, recipe.config)
 
 
 def test_model_predicts_better_than_the_mean(tmp_path):

@@ -33,8 +33,13 @@ def test_autocast_runs_the_forward_in_the_planned_precision(precision, dtype):
 
 def test_only_fp16_scales_the_loss():
     assert not grad_scaler(tiny.plan(precision="bf16").plan).is_enabled()
-    said = {"init_scale": 8.0, "growth_factor": 3.0, "growth_interval": 5, "backoff_factor": 0.25}
-    state = grad_scaler(tiny.plan(precision="fp16", scaler=said).plan).state_dict()
+    options = {
+        "init_scale": 8.0,
+        "growth_factor": 3.0,
+        "growth_interval": 5,
+        "backoff_factor": 0.25,
+    }
+    state = grad_scaler(tiny.plan(precision="fp16", scaler=options).plan).state_dict()
     assert [state["scale"], *list(state.values())[1:4]] == [8.0, 3.0, 0.25, 5]
 
 

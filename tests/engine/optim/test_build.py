@@ -35,7 +35,7 @@ class Gated(nn.Module):
         self.scale = nn.Parameter(torch.ones(4))
 
 
-def kept_out(model):
+def no_decay_names(model):
     ids = no_decay_params(model)
     return {name for name, each in model.named_parameters() if id(each) in ids}
 
@@ -57,17 +57,19 @@ def kept_out(model):
 )
 def test_norms_and_embeddings_have_no_weight_decay(norm):
     model = nn.Sequential(nn.Linear(4, 4), norm)
-    assert kept_out(model) == {"0.bias"} | {f"1.{name}" for name, _ in norm.named_parameters()}
+    assert no_decay_names(model) == {"0.bias"} | {
+        f"1.{name}" for name, _ in norm.named_parameters()
+    }
 
 
 def test_biases_scales_and_gates_have_no_weight_decay():
-    assert kept_out(Gated()) == {"gate", "scale"}
-    assert kept_out(nn.Conv2d(2, 2, 3)) == {"bias"}
+    assert no_decay_names(Gated()) == {"gate", "scale"}
+    assert no_decay_names(nn.Conv2d(2, 2, 3)) == {"bias"}
 
 
 def test_head_tied_to_an_embedding_has_no_weight_decay():
     model = Tied()
-    assert kept_out(model) == {"table.weight", "body.bias"}
+    assert no_decay_names(model) == {"table.weight", "body.bias"}
     assert list(trainable_parameters(model)) == ["table.weight", "body.weight", "body.bias"]
 
 
@@ -150,7 +152,7 @@ def test_class_partial_or_function_is_accepted_as_optimizer(make):
     assert all(group["fused"] is None for group in optimizer.param_groups if "fused" in group)
 
 
-class NeedsRate(torch.optim.SGD):
+class NeedsLR(torch.optim.SGD):
     def __init__(self, params, lr):
         super().__init__(params, lr=lr)
 
@@ -158,7 +160,7 @@ class NeedsRate(torch.optim.SGD):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (NeedsRate, r"'lr'\. Give a class .* functools\.partial\(torch\.optim\.SGD, lr=0\.1\)"),
+        (NeedsLR, r"'lr'\. Give a class .* functools\.partial\(torch\.optim\.SGD, lr=0\.1\)"),
         (torch.optim.LBFGS, "doesn't support per-parameter options"),
         (
             lambda groups: torch.optim.LBFGS([p for each in groups for p in each["params"]]),
@@ -271,7 +273,7 @@ def test_weight_decay_of_a_sparse_embedding_is_rejected(name, sentence):
         build_optimizer(planned.plan, planned.task, planned.model, groups)
 
 
-class WithoutRate(torch.optim.Optimizer):
+class WithoutLR(torch.optim.Optimizer):
     def __init__(self, params):
         super().__init__(params, {})
 
@@ -280,5 +282,5 @@ class WithoutRate(torch.optim.Optimizer):
 
 
 def test_optimizer_without_a_learning_rate_is_rejected():
-    with pytest.raises(TaskError, match=r"WithoutRate has no 'lr' in its groups, .* defaults"):
-        build(WithoutRate)
+    with pytest.raises(TaskError, match=r"WithoutLR has no 'lr' in its groups, .* defaults"):
+        build(WithoutLR)

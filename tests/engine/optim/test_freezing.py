@@ -25,31 +25,31 @@ def trained(session):
     return session
 
 
-def moved(session, before):
+def changed_tensors(session, before):
     now = session.model.state_dict()
     return {name for name in before if not torch.equal(now[name], before[name])}
 
 
-def copied(model):
+def copy_state_dict(model):
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
 @pytest.mark.parametrize(
-    ("said", "affine"),
+    ("groups_text", "affine"),
     [("0 freeze", True), ("0 freeze", False), ("type:BatchNorm1d freeze", True)],
 )
-def test_frozen_batchnorm_keeps_weights_and_statistics(said, affine, tmp_path):
-    session = opened(tmp_path, said, model=net(affine))
-    before = copied(session.model)
-    found = moved(trained(session), before)
+def test_frozen_batchnorm_keeps_weights_and_statistics(groups_text, affine, tmp_path):
+    session = opened(tmp_path, groups_text, model=net(affine))
+    before = copy_state_dict(session.model)
+    found = changed_tensors(trained(session), before)
     assert not {name for name in found if name.startswith("0.1.")}
     assert {"1.weight", "2.bias"} <= found
 
 
 def test_partly_trained_batchnorm_updates_its_statistics(tmp_path):
     session = opened(tmp_path, "0.1.weight freeze")
-    before = copied(session.model)
-    found = moved(trained(session), before)
+    before = copy_state_dict(session.model)
+    found = changed_tensors(trained(session), before)
     assert "0.1.weight" not in found
     assert {"0.1.bias", "0.1.running_mean"} <= found
 
@@ -57,8 +57,8 @@ def test_partly_trained_batchnorm_updates_its_statistics(tmp_path):
 def test_keep_eval_module_stays_in_eval_mode_after_unfreezing(tmp_path):
     model = net()
     session = opened(tmp_path, "0 freeze=2 steps", model=model, keep_eval=[model[0][1]])
-    before = copied(model)
-    found = moved(trained(session), before)
+    before = copy_state_dict(model)
+    found = changed_tensors(trained(session), before)
     assert "0.1.weight" in found
     assert "0.1.running_mean" not in found
 
@@ -94,7 +94,7 @@ def test_resuming_before_the_unfreeze_step_freezes_again(tmp_path):
         assert not session.model[0][1].training
 
 
-class Thaw(surestep.Callback):
+class UnfreezeCallback(surestep.Callback):
     def on_step(self, state, result):
         if result.step == 2:
             state.model[0].requires_grad_(True)
@@ -107,7 +107,7 @@ def test_unfreezing_by_hand_is_rejected(by_hand, tmp_path):
         model[0].requires_grad_(False)
     config = tiny.config(optim={"groups": [] if by_hand else ["0 freeze"]})
     trainer = surestep.Trainer(
-        tiny.task(model=model), config, run=tmp_path / "run", callbacks=[Thaw()]
+        tiny.task(model=model), config, run=tmp_path / "run", callbacks=[UnfreezeCallback()]
     )
     with pytest.raises(TaskError, match=r"0\.0\.weight.* got requires_grad=True in mid-run"):
         trainer.fit()
@@ -123,8 +123,8 @@ def test_frozen_module_without_gradients_is_accepted(tmp_path):
             return self.used(x)
 
     session = opened(tmp_path, "spare freeze=2 steps", model=Unused())
-    before = copied(session.model)
-    assert moved(trained(session), before) == {"used.weight", "used.bias"}
+    before = copy_state_dict(session.model)
+    assert changed_tensors(trained(session), before) == {"used.weight", "used.bias"}
 
 
 def test_constant_freezing_adds_no_work_to_the_step(tmp_path):
@@ -132,10 +132,10 @@ def test_constant_freezing_adds_no_work_to_the_step(tmp_path):
         assert session.loop.parts.freeze is None
 
 
-def square(turn):
-    for micro in turn.micro_batches("net"):
-        turn.backward(turn.models["net"](micro.args[0]).pow(2).mean(), micro)
-    turn.step("net")
+def square(manual_step):
+    for micro in manual_step.micro_batches("net"):
+        manual_step.backward(manual_step.models["net"](micro.args[0]).pow(2).mean(), micro)
+    manual_step.step("net")
 
 
 def test_frozen_batchnorm_is_unchanged_with_several_optimizers(tmp_path):
@@ -143,7 +143,7 @@ def test_frozen_batchnorm_is_unchanged_with_several_optimizers(tmp_path):
     optimizers = {"net": surestep.Optim(groups=["0 freeze"])}
     task = surestep.Task(model, train=(tiny.data()[0],), step=square, optimizers=optimizers)
     session = surestep.prepare(task, tiny.config(), run=tmp_path / "run")
-    before = copied(model)
-    found = moved(trained(session), before)
+    before = copy_state_dict(model)
+    found = changed_tensors(trained(session), before)
     assert {"net.1.weight", "net.2.bias"} <= found
     assert not {name for name in found if name.startswith("net.0.")}

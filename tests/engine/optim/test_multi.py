@@ -20,8 +20,8 @@ def task(**optimizers):
     return surestep.Task(model(), train=(tiny.data()[0],), step=print, optimizers=optimizers)
 
 
-def made(said=None, **optimizers):
-    planned = plan_task(task(**optimizers), tiny.config(**(said or {})))
+def made(options=None, **optimizers):
+    planned = plan_task(task(**optimizers), tiny.config(**(options or {})))
     return build_optimizers(planned.plan, planned.task, planned.model, ExitStack()), planned
 
 
@@ -48,8 +48,10 @@ def test_modules_of_an_optimizer_are_selected_by_path():
 
 
 def test_unset_options_come_from_the_config():
-    said = {"optim": {"lr": 0.25, "weight_decay": 0.5}, "schedule": {"name": "cosine"}}
-    _, planned = made(said, shared=surestep.Optim(betas=(0.5, 0.5)), critic=surestep.Optim(lr=0.1))
+    options = {"optim": {"lr": 0.25, "weight_decay": 0.5}, "schedule": {"name": "cosine"}}
+    _, planned = made(
+        options, shared=surestep.Optim(betas=(0.5, 0.5)), critic=surestep.Optim(lr=0.1)
+    )
     first, second = planned.plan.optimizers.values()
     assert (first.optim_lr, first.optim_options["betas"], first.optim_weight_decay) == (
         0.25,

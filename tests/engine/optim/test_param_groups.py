@@ -17,8 +17,10 @@ def net():
     )
 
 
-def groups_of(*said, model=None, **optim):
-    planned = tiny.plan({"model": model or net()}, optim={"lr": 0.1, "groups": said, **optim})
+def groups_of(*groups_text, model=None, **optim):
+    planned = tiny.plan(
+        {"model": model or net()}, optim={"lr": 0.1, "groups": groups_text, **optim}
+    )
     return {each.name: each for each in make_param_groups(planned.model, planned.plan)}
 
 
@@ -92,7 +94,7 @@ def test_compiled_model_is_matched_by_its_original_names():
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("groups_text", "sentence"),
     [
         (
             "3.* freeze",
@@ -105,17 +107,17 @@ def test_compiled_model_is_matched_by_its_original_names():
         ("* freeze=1 step", "all parameters are frozen at the start"),
     ],
 )
-def test_pattern_without_effect_is_rejected(said, sentence):
+def test_pattern_without_effect_is_rejected(groups_text, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        groups_of(said)
+        groups_of(groups_text)
 
 
-@pytest.mark.parametrize("said", ["0 lr=0.5", "0 decay=0", "0 freeze=1 step"])
-def test_parameters_frozen_by_the_model_stay_frozen(said):
+@pytest.mark.parametrize("groups_text", ["0 lr=0.5", "0 decay=0", "0 freeze=1 step"])
+def test_parameters_frozen_by_the_model_stay_frozen(groups_text):
     model = net()
     model[0].requires_grad_(False)
     with pytest.raises(ConfigError, match="all that '0' matches has requires_grad=False"):
-        groups_of(said, model=model)
+        groups_of(groups_text, model=model)
     assert "0.0.weight" not in by_parameter(groups_of("0 freeze", model=model), "lr")
 
 

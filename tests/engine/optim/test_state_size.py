@@ -19,13 +19,13 @@ MORE = [
 ]
 
 
-def held(value):
+def storage_sizes(value):
     """Sizes of the tensors in a state; each storage counts once."""
     if isinstance(value, torch.Tensor):
         return {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()}
     if isinstance(value, (list, dict)):
         inner = value.values() if isinstance(value, dict) else value
-        return {key: size for each in inner for key, size in held(each).items()}
+        return {key: size for each in inner for key, size in storage_sizes(each).items()}
     return {}
 
 
@@ -41,7 +41,7 @@ def test_estimated_optimizer_memory_matches_the_actual_state(tmp_path, name, opt
     expected = estimate_memory(planned.model, planned.plan).optimizer
     with tiny.prepare(tmp_path / "r", parts, **said) as session:
         list(session.steps())
-        found = sum(held(dict(session.optimizer.state)).values())
+        found = sum(storage_sizes(dict(session.optimizer.state)).values())
     assert expected == pytest.approx(found, rel=0.02)
 
 

@@ -22,10 +22,10 @@ SAID = {
 }
 
 
-def planned(config: AccelerateConfig, facts=tiny.TWO_GPUS, **said: object) -> Plan:
+def planned(config: AccelerateConfig, facts=tiny.TWO_GPUS, **options: object) -> Plan:
     launched = LaunchInfo(size=2, local_size=2, launcher="accelerate launch")
     known = replace(facts, launched=launched, accelerate=config, extras=("accelerate",))
-    return resolve(Config.from_options({"epochs": 1, **said}), known, tiny.GIVEN)
+    return resolve(Config.from_options({"epochs": 1, **options}), known, tiny.GIVEN)
 
 
 def test_no_accelerate_config_without_its_environment():

@@ -7,13 +7,13 @@ from torch import nn
 from surestep.engine.parallel.ddp import PiggybackModule, PiggybackScalars
 
 
-def arrived(said, ranks=None):
+def arrived(sent_by_rank, ranks=None):
     """Send the numbers of each rank, then average as DDP does."""
-    ranks = len(said) if ranks is None else ranks
-    module = PiggybackModule(nn.Linear(2, 1), len(said[0]) - 1)
+    ranks = len(sent_by_rank) if ranks is None else ranks
+    module = PiggybackModule(nn.Linear(2, 1), len(sent_by_rank[0]) - 1)
     scalars = PiggybackScalars(module.scalars, ranks)
     total = torch.zeros_like(module.scalars)
-    for numbers in said:
+    for numbers in sent_by_rank:
         scalars.send(*numbers)
         module.scalars.grad = None
         root, seed = scalars.root(torch.tensor(0.1))

@@ -58,8 +58,8 @@ def test_uneven_batch_size_is_not_passed():
 
 
 def test_fp16_has_the_loss_scale_of_the_plan():
-    said = {"precision": "fp16", "scaler.init_scale": 1024.0, "scaler.growth_interval": 7}
-    found = made(facts=ON_GPUS, **said)
+    options = {"precision": "fp16", "scaler.init_scale": 1024.0, "scaler.growth_interval": 7}
+    found = made(facts=ON_GPUS, **options)
     assert found["fp16"]["initial_scale_power"] == 10
     assert found["fp16"]["loss_scale_window"] == 7
 

@@ -15,8 +15,8 @@ from surestep.engine.state.state import WHOLE, State
 from tests import tiny
 
 
-def single(model=None, optimizer=None, **said):
-    planned = tiny.plan({"model": model or tiny.model(), "optimizer": optimizer}, **said)
+def single(model=None, optimizer=None, **options):
+    planned = tiny.plan({"model": model or tiny.model(), "optimizer": optimizer}, **options)
     groups = make_param_groups(planned.model, planned.plan)
     made = build_optimizer(
         planned.plan, planned.task, planned.model, groups, SingleProcessStrategy.make_optimizer
@@ -94,7 +94,7 @@ def test_backward_differentiates_the_sum_divided_by_items(items):
 GOOD, BAD = torch.tensor(1.0), torch.tensor(math.inf)
 
 
-def moved(parallel, state, loss, norm):
+def take_step(parallel, state, loss, norm):
     before = tiny.weights(state.model)
     give_gradients(state.model)
     outcome = parallel.step(loss, norm)
@@ -104,19 +104,19 @@ def moved(parallel, state, loss, norm):
 @pytest.mark.parametrize(("loss", "norm"), [(BAD, GOOD), (GOOD, BAD), (GOOD, BAD * 0)])
 def test_device_guard_skips_all_steps_after_a_nonfinite_one(loss, norm):
     parallel, state = single()
-    assert moved(parallel, state, GOOD, GOOD)[0]
-    assert not moved(parallel, state, loss, norm)[0]
-    skipped, outcome = moved(parallel, state, GOOD, GOOD)
+    assert take_step(parallel, state, GOOD, GOOD)[0]
+    assert not take_step(parallel, state, loss, norm)[0]
+    skipped, outcome = take_step(parallel, state, GOOD, GOOD)
     assert not skipped
     assert bool(torch.isnan(outcome.nonfinite_flag))
 
 
 def test_skipped_step_does_not_change_the_optimizer_state():
     parallel, state = single()
-    moved(parallel, state, GOOD, GOOD)
+    take_step(parallel, state, GOOD, GOOD)
     first = next(iter(state.optimizer.state.values()))
     kept = {name: value.clone() for name, value in first.items()}
-    moved(parallel, state, BAD, GOOD)
+    take_step(parallel, state, BAD, GOOD)
     assert all(torch.equal(kept[name], value) for name, value in first.items())
 
 
@@ -127,8 +127,8 @@ def test_skipped_step_does_not_change_the_optimizer_state():
 )
 def test_host_guard_skips_only_the_nonfinite_step(parts):
     parallel, state = single(**parts)
-    assert not moved(parallel, state, GOOD, BAD)[0]
-    took, outcome = moved(parallel, state, GOOD, GOOD)
+    assert not take_step(parallel, state, GOOD, BAD)[0]
+    took, outcome = take_step(parallel, state, GOOD, GOOD)
     assert took
     assert outcome == (True, None, False, False)
 
@@ -164,7 +164,7 @@ def test_loss_scale_below_one_counts_as_nonfinite():
     assert state.scaler.get_scale() == 1.0
 
 
-def stepped(kind, build, grads, found_inf=None):
+def state_after_steps(kind, build, grads, found_inf=None):
     """Weights and state after steps on gradients from these seeds."""
     torch.manual_seed(0)
     model = build()
@@ -189,7 +189,7 @@ def stepped(kind, build, grads, found_inf=None):
 def test_fused_adamw_is_bitwise_identical_to_torch(build, found_inf):
     grads = [1, 3, 2, 4, 5]
     ours, torchs = (
-        stepped(kind, build, grads, found_inf) for kind in (FusedAdamW, torch.optim.AdamW)
+        state_after_steps(kind, build, grads, found_inf) for kind in (FusedAdamW, torch.optim.AdamW)
     )
     assert len(ours) == len(torchs) > 1
     assert all(map(torch.equal, ours, torchs))

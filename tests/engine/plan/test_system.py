@@ -49,7 +49,7 @@ SRUN = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}
 
 
 @pytest.mark.parametrize(
-    ("said", "count", "own"),
+    ("environment", "count", "own"),
     [
         ({"CUDA_VISIBLE_DEVICES": "0"}, 1, False),  # a single process
         (SRUN, 1, True),  # --gpus-per-task=1
@@ -61,9 +61,11 @@ SRUN = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}
         (TORCHRUN | {"CUDA_VISIBLE_DEVICES": "0", "SURESTEP_NPROC": "2"}, 1, False),
     ],
 )
-def test_single_visible_gpu_is_own_only_if_the_launcher_set_it(monkeypatch, said, count, own):
+def test_single_visible_gpu_is_own_only_if_the_launcher_set_it(
+    monkeypatch, environment, count, own
+):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    for name, value in said.items():
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert gpus(monkeypatch, *[9] * count).has_own_gpu is own
 

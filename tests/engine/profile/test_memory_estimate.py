@@ -31,10 +31,10 @@ def size(tensors):
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def planned_and_measured(folder, parts, **said):
-    planned = tiny.plan(parts, **said)
+def planned_and_measured(folder, parts, **options):
+    planned = tiny.plan(parts, **options)
     takes = estimate_memory(planned.model, planned.plan)
-    with tiny.prepare(folder, parts, **said) as session:
+    with tiny.prepare(folder, parts, **options) as session:
         next(session.steps())
         return takes, measured(session)
 

@@ -135,7 +135,7 @@ class Clock:
         return self.now
 
 
-class Slow:
+class SlowDataset:
     """A dataset that takes one second for each sample."""
 
     def __init__(self, clock):
@@ -149,7 +149,7 @@ class Slow:
         return torch.zeros(tiny.FEATURES), index % tiny.CLASSES
 
 
-class Thinking(nn.Linear):
+class SlowModel(nn.Linear):
     """A model that takes two seconds for a batch."""
 
     def forward(self, x):
@@ -158,16 +158,16 @@ class Thinking(nn.Linear):
 
 
 def test_data_wait_time_is_measured(tmp_path, monkeypatch):
-    clock, model = Clock(), Thinking(tiny.FEATURES, tiny.CLASSES)
+    clock, model = Clock(), SlowModel(tiny.FEATURES, tiny.CLASSES)
     model.clock = clock
     watch = SimpleNamespace(perf_counter=clock, monotonic=time.monotonic)
     monkeypatch.setattr(loop, "time", watch)
-    run = tiny.fit(tmp_path / "slow", {"model": model, "train": Slow(clock)}, epochs=1)
+    run = tiny.fit(tmp_path / "slow", {"model": model, "train": SlowDataset(clock)}, epochs=1)
     assert run.status["data_wait_s"] == 32
     assert run.status["seconds"] == 32 + 2 * 4  # batches of 8
 
 
-class Greedy(nn.Linear):
+class OutOfMemoryInTraining(nn.Linear):
     """A model that runs out of memory from its third training step on."""
 
     calls = 0
@@ -180,7 +180,7 @@ class Greedy(nn.Linear):
 
 
 def test_memory_use_is_saved_when_memory_runs_out(tmp_path):
-    model = Greedy(tiny.FEATURES, tiny.CLASSES)
+    model = OutOfMemoryInTraining(tiny.FEATURES, tiny.CLASSES)
     with pytest.raises(surestep.SurestepError, match="Memory ran out in step 3") as caught:
         tiny.fit(tmp_path / "run", {"model": model}, optim={"lr": 0.1})
     assert "smaller micro_batch_size than 8" in str(caught.value)
@@ -195,7 +195,7 @@ def test_memory_use_is_saved_when_memory_runs_out(tmp_path):
 
 
 def test_memory_use_is_saved_in_a_custom_loop_too(tmp_path):
-    model = Greedy(tiny.FEATURES, tiny.CLASSES)
+    model = OutOfMemoryInTraining(tiny.FEATURES, tiny.CLASSES)
     with (
         pytest.raises(surestep.SurestepError, match="Memory ran out in step 3"),
         tiny.prepare(tmp_path / "run", {"model": model}) as session,
@@ -204,7 +204,7 @@ def test_memory_use_is_saved_in_a_custom_loop_too(tmp_path):
     assert (tmp_path / "run" / "out-of-memory-step-3.json").exists()
 
 
-class Sated(nn.Linear):
+class OutOfMemoryInEvaluation(nn.Linear):
     """A model that runs out of memory in evaluation after `enough` calls."""
 
     calls = 0
@@ -218,7 +218,7 @@ class Sated(nn.Linear):
 
 
 def test_out_of_memory_error_names_the_evaluation(tmp_path):
-    model = Sated(tiny.FEATURES, tiny.CLASSES)
+    model = OutOfMemoryInEvaluation(tiny.FEATURES, tiny.CLASSES)
     model.enough = 3  # the first-batch check also calls the model
     parts = {"model": model, "val": tiny.data(32)}
     said = {"validation": {"every": "2 steps", "batch_size": 16}}
@@ -230,7 +230,7 @@ def test_out_of_memory_error_names_the_evaluation(tmp_path):
 
 def test_out_of_memory_error_names_the_first_batch(tmp_path):
     with pytest.raises(surestep.SurestepError, match="ran out at the first batch") as caught:
-        tiny.fit(tmp_path / "run", {"model": Sated(tiny.FEATURES, tiny.CLASSES)})
+        tiny.fit(tmp_path / "run", {"model": OutOfMemoryInEvaluation(tiny.FEATURES, tiny.CLASSES)})
     assert "smaller micro_batch_size than 8" in str(caught.value)
 
 

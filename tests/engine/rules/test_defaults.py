@@ -15,7 +15,7 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
 
 
 @pytest.mark.parametrize(
-    ("option", "said", "facts", "given", "value", "reason"),
+    ("option", "options", "facts", "given", "value", "reason"),
     [
         ("device", {}, GPU, GIVEN, torch.device("cuda"), "this machine has H200"),
         ("device", {}, FACTS, GIVEN, torch.device("cpu"), "no CUDA device here"),
@@ -188,8 +188,8 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
         ("logging.progress", {}, FACTS, GIVEN, "plain", "no terminal here"),
     ],
 )
-def test_unset_option_is_decided_by_its_rule(option, said, facts, given, value, reason):
-    found = decide(said, facts, given)
+def test_unset_option_is_decided_by_its_rule(option, options, facts, given, value, reason):
+    found = decide(options, facts, given)
     decision = next(each for each in found.decisions if each.option == option)
     assert decision.value == value
     assert found.reason(option).startswith(reason)

@@ -13,7 +13,7 @@ SWA = {**STEPS, "average.kind": "swa"}
 
 
 @pytest.mark.parametrize(
-    ("option", "said", "facts", "given", "value", "reason"),
+    ("option", "options", "facts", "given", "value", "reason"),
     [
         ("data.shuffle", STEPS, FACTS, UNSIZED, False, "a stream has its own order"),
         ("data.shuffle", {}, FACTS, SIZED, False, "a stream has its own order"),
@@ -42,14 +42,16 @@ SWA = {**STEPS, "average.kind": "swa"}
         ("total_steps", STEPS, FACTS, UNSIZED, 50, "set in Python"),
     ],
 )
-def test_unset_option_of_a_stream_is_decided_by_its_rule(option, said, facts, given, value, reason):
-    found = decide(said, facts, given)
+def test_unset_option_of_a_stream_is_decided_by_its_rule(
+    option, options, facts, given, value, reason
+):
+    found = decide(options, facts, given)
     assert next(each.value for each in found.decisions if each.option == option) == value
     assert found.reason(option).startswith(reason)
 
 
 @pytest.mark.parametrize(
-    ("said", "given", "sentence"),
+    ("options", "given", "sentence"),
     [
         ({"epochs": 3.0}, UNSIZED, r"epochs=3 needs a length .* Set max_steps=1000"),
         ({"epochs": None}, UNSIZED, r"The length of the run is not set"),
@@ -66,12 +68,12 @@ def test_unset_option_of_a_stream_is_decided_by_its_rule(option, said, facts, gi
         ),
     ],
 )
-def test_option_that_a_stream_does_not_support_is_rejected(said, given, sentence):
+def test_option_that_a_stream_does_not_support_is_rejected(options, given, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        decide(said, given=given)
+        decide(options, given=given)
 
 
 @pytest.mark.parametrize("duration", ["2 epochs", "0.5 epochs"])
 def test_stream_with_a_length_has_known_epochs(duration):
-    said = {"epochs": 9.0, "checkpoint.every": duration, "schedule.warmup": duration}
-    assert decide(said, given=SIZED).schedule.warmup == float(duration.split()[0]) * 2
+    options = {"epochs": 9.0, "checkpoint.every": duration, "schedule.warmup": duration}
+    assert decide(options, given=SIZED).schedule.warmup == float(duration.split()[0]) * 2

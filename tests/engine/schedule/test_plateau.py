@@ -20,7 +20,7 @@ def measured(length: int = 60) -> list[float]:
 
 @pytest.mark.parametrize("mode", ["min", "max"])
 @pytest.mark.parametrize(
-    "said",
+    "options",
     [
         {},
         {"threshold_mode": "abs"},
@@ -31,8 +31,8 @@ def measured(length: int = 60) -> list[float]:
     ],
 )
 @pytest.mark.parametrize("floor", [0.0, 0.02])
-def test_plateau_schedule_equals_torch_at_every_evaluation(mode, said, floor):
-    own, lr = {**OWN, **said}, 0.1
+def test_plateau_schedule_equals_torch_at_every_evaluation(mode, options, floor):
+    own, lr = {**OWN, **options}, 0.1
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
     theirs = ReduceLROnPlateau(optimizer, mode=mode, min_lr=floor, **own)
     plateau, found, expected = PlateauState(), [], []

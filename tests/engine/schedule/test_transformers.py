@@ -53,7 +53,7 @@ def theirs():
 
 @pytest.mark.parametrize("case", CASES)
 def test_schedule_equals_transformers_at_every_step(case, theirs):
-    name, arguments, said = CASES[case]
+    name, arguments, options = CASES[case]
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=LR)
     scheduler = getattr(theirs, name)(optimizer, W, *arguments)
     expected = []
@@ -62,7 +62,7 @@ def test_schedule_equals_transformers_at_every_step(case, theirs):
         optimizer.step()
         scheduler.step()
     plain = case.split(",")[0].split(" ")[0]
-    equal(ours(shape(name=plain, **{**WARM, **said})), expected)
+    equal(ours(shape(name=plain, **{**WARM, **options})), expected)
 
 
 def test_inverse_sqrt_without_warmup_has_the_timescale_of_transformers(theirs):

@@ -6,42 +6,42 @@ from surestep.engine.step.callback import Callback, Request, callbacks_with, sta
 from surestep.trainer.trainer import Trainer
 from tests import tiny
 
-MOMENTS = (
+HOOKS = (
     *("on_start", "on_batch", "on_backward", "on_step", "on_log", "on_evaluate", "on_save"),
     *("on_exception", "on_end"),
 )
 
 
-class Diary(Callback):
+class Recorder(Callback):
     """Records each hook, and returns `request` once from one of them."""
 
-    def __init__(self, moment="", request=None):
-        self.moments = []
-        self.moment, self.request = moment, request
+    def __init__(self, hook="", request=None):
+        self.hooks = []
+        self.hook, self.request = hook, request
 
-    def seen(self, moment):
-        self.moments.append(moment)
-        if moment == self.moment:
-            self.moment = ""
+    def record(self, hook):
+        self.hooks.append(hook)
+        if hook == self.hook:
+            self.hook = ""
             return self.request
         return None
 
 
-for each in MOMENTS:
-    setattr(Diary, each, lambda self, *_, each=each: self.seen(each))
+for each in HOOKS:
+    setattr(Recorder, each, lambda self, *_, each=each: self.record(each))
 
 
-def watched(tmp_path, callback, **said):
+def watched(tmp_path, callback, **options):
     parts = tiny.task(val=tiny.data(5))
-    return Trainer(parts, tiny.config(**said), run=tmp_path / "run", callbacks=[callback])
+    return Trainer(parts, tiny.config(**options), run=tmp_path / "run", callbacks=[callback])
 
 
 def test_hooks_are_called_in_order(tmp_path):
-    diary = Diary()
+    diary = Recorder()
     watched(tmp_path, diary, max_steps=2, validation={"every": "2 steps"}).fit()
     step = ["on_batch", "on_backward", "on_step"]
     ended = ["on_log", "on_evaluate", "on_save", "on_end"]
-    assert diary.moments == ["on_start", *step, *step, *ended]
+    assert diary.hooks == ["on_start", *step, *step, *ended]
 
 
 def test_hooks_that_are_not_overridden_are_not_called():
@@ -55,23 +55,23 @@ def test_hooks_that_are_not_overridden_are_not_called():
 
 
 def test_stop_ends_the_run_after_the_step(tmp_path):
-    run = watched(tmp_path, Diary("on_step", Request.STOP), epochs=3).fit()
+    run = watched(tmp_path, Recorder("on_step", Request.STOP), epochs=3).fit()
     assert run.status["step"] == 1
     assert run.status["reason"] == "a callback asked to stop"
 
 
-@pytest.mark.parametrize("moment", ["on_step", "on_log", "on_evaluate", "on_save"])
-def test_paused_run_resumes_bitwise_identically(tmp_path, moment):
-    said = {"epochs": 3, "validation": {"every": "2 steps"}, "checkpoint": {"every": "1 steps"}}
-    whole = watched(tmp_path / "whole", Callback(), **said).fit()
+@pytest.mark.parametrize("hook", ["on_step", "on_log", "on_evaluate", "on_save"])
+def test_paused_run_resumes_bitwise_identically(tmp_path, hook):
+    options = {"epochs": 3, "validation": {"every": "2 steps"}, "checkpoint": {"every": "1 steps"}}
+    whole = watched(tmp_path / "whole", Callback(), **options).fit()
     with pytest.raises(Preempted, match="a callback asked to pause: Stopped after step"):
-        watched(tmp_path / "paused", Diary(moment, Request.PAUSE), **said).fit()
+        watched(tmp_path / "paused", Recorder(hook, Request.PAUSE), **options).fit()
     paused = surestep.Run(tmp_path / "paused" / "run")
     assert paused.status["status"] == "stopped"
     assert paused.status["reason"] == "a callback asked to pause"
     assert paused.status["resumable"] is True
     assert 0 < paused.status["step"] < whole.status["step"]
-    resumed = watched(tmp_path / "paused", Callback(), **said).fit()
+    resumed = watched(tmp_path / "paused", Callback(), **options).fit()
     assert resumed.status["status"] == "finished"
     assert weights_of(resumed) == weights_of(whole)
 
@@ -101,7 +101,7 @@ def test_on_log_gets_every_step_once_as_python_floats(tmp_path):
 
 def test_request_of_on_log_is_handled_at_that_log_point(tmp_path):
     trainer = watched(
-        tmp_path, Diary("on_log", Request.SAVE), max_steps=7, logging={"every": "3 steps"}
+        tmp_path, Recorder("on_log", Request.SAVE), max_steps=7, logging={"every": "3 steps"}
     )
     with trainer.session as session:
         steps = session.steps()
@@ -121,9 +121,9 @@ def test_on_save_gets_each_published_checkpoint_with_its_metrics(tmp_path, async
             self.saved.append(checkpoint)
 
     Saves.saved = []
-    said = {"max_steps": 6, "validation": {"every": "4 steps"}}
+    options = {"max_steps": 6, "validation": {"every": "4 steps"}}
     every = {"every": "2 steps", "async_save": async_save, "keep_last": 9}
-    run = watched(tmp_path, Saves(), **said, checkpoint=every).fit()
+    run = watched(tmp_path, Saves(), **options, checkpoint=every).fit()
     steps = [2, 4, 6, 6]  # the last one is saved again after the final evaluation
     assert [each.step for each in Saves.saved] == steps
     assert [each.path.name for each in Saves.saved] == [f"step-{n:08d}" for n in steps]
@@ -137,7 +137,7 @@ class Fails(Exception):
 
 
 def test_on_exception_gets_the_error_before_on_end(tmp_path):
-    class Watcher(Diary):
+    class Watcher(Recorder):
         error = None
 
         def on_exception(self, state, error):
@@ -155,44 +155,44 @@ def test_on_exception_gets_the_error_before_on_end(tmp_path):
         trainer.fit()
     assert watcher.error is caught.value
     assert caught.value.__notes__ == ["Watcher.on_exception failed: ValueError: of its own"]
-    assert watcher.moments[-1] == "on_end"
+    assert watcher.hooks[-1] == "on_end"
 
 
 def test_on_exception_is_not_called_when_a_run_pauses_or_ends(tmp_path):
-    diary = Diary("on_step", Request.PAUSE)
+    diary = Recorder("on_step", Request.PAUSE)
     with pytest.raises(Preempted):
         watched(tmp_path, diary, max_steps=3).fit()
     watched(tmp_path, diary, max_steps=3).fit()
-    assert "on_exception" not in diary.moments
+    assert "on_exception" not in diary.hooks
 
 
 def test_save_request_writes_a_checkpoint_of_the_step(tmp_path):
-    with watched(tmp_path, Diary("on_step", Request.SAVE), epochs=3).session as session:
+    with watched(tmp_path, Recorder("on_step", Request.SAVE), epochs=3).session as session:
         next(session.steps())
         session.saving.collect(wait=True)
         assert session.run.last.step == 1
 
 
 def test_evaluate_request_runs_an_evaluation_after_the_step(tmp_path):
-    diary = Diary("on_step", Request.EVALUATE)
+    diary = Recorder("on_step", Request.EVALUATE)
     with watched(tmp_path, diary, epochs=3).session as session:
         next(session.steps())
-        assert diary.moments[-1] == "on_evaluate"
+        assert diary.hooks[-1] == "on_evaluate"
 
 
 def test_request_during_a_step_is_handled_after_it(tmp_path):
-    with watched(tmp_path, Diary("on_backward", Request.SAVE), epochs=3).session as session:
+    with watched(tmp_path, Recorder("on_backward", Request.SAVE), epochs=3).session as session:
         next(session.steps())
         session.saving.collect(wait=True)
         assert session.run.last.step == 1
 
 
 def test_on_end_is_called_once_even_if_a_session_is_closed_twice(tmp_path):
-    diary = Diary()
+    diary = Recorder()
     with watched(tmp_path, diary, max_steps=1).session as session:
         session.close()
     session.close()
-    assert diary.moments.count("on_end") == 1
+    assert diary.hooks.count("on_end") == 1
 
 
 class Memory(Callback):
@@ -211,7 +211,7 @@ def named(name):
 
 def test_stateful_callbacks_are_keyed_by_name_or_class():
     first, other = Memory(), named("other")
-    assert stateful_callbacks([Diary(), first, other]) == {"Memory": first, "other": other}
+    assert stateful_callbacks([Recorder(), first, other]) == {"Memory": first, "other": other}
 
 
 def test_two_callbacks_with_one_name_are_rejected():
@@ -225,7 +225,7 @@ def test_two_callbacks_with_one_name_are_rejected():
     [("state_dict", r"load_state_dict\(state\)"), ("load_state_dict", "state_d")],
 )
 def test_callback_that_only_saves_or_only_loads_is_rejected(method, lacks):
-    half = Diary()
+    half = Recorder()
     setattr(half, method, dict)
-    with pytest.raises(TaskError, match=f"Diary has no {lacks}.*both, or neither"):
+    with pytest.raises(TaskError, match=f"Recorder has no {lacks}.*both, or neither"):
         stateful_callbacks([half])

@@ -26,8 +26,8 @@ def watch(**methods):
 def test_unknown_hook_is_rejected_with_the_matching_hook(name, meant):
     with pytest.raises(ConfigError) as caught:
         check_hooks(watch(**{name: lambda self, *_: None}))
-    said = f"Watch.{name} is never called: it is not a hook. {meant}"
-    assert str(caught.value).startswith(said)
+    message = f"Watch.{name} is never called: it is not a hook. {meant}"
+    assert str(caught.value).startswith(message)
 
 
 def test_arguments_of_a_hook_are_checked():

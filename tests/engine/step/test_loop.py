@@ -12,7 +12,7 @@ from tests import tiny
 X, Y = tiny.data()
 
 
-def poisoned(position):
+def nonfinite_data(position):
     """Data whose sample at this position, in the stored order, makes the loss nonfinite."""
     x = X.clone()
     x[position] = torch.inf
@@ -107,9 +107,9 @@ def nonfinite(session):
     "parts", [{}, {"optimizer": lambda groups: torch.optim.SGD(groups, lr=0.1)}]
 )
 def test_nonfinite_step_ends_the_run_in_the_state_before_it(tmp_path, parts):
-    with tiny.prepare(tmp_path / "a", {**poisoned(12), **parts}, **ORDERED) as session:
+    with tiny.prepare(tmp_path / "a", {**nonfinite_data(12), **parts}, **ORDERED) as session:
         error = nonfinite(session)
-    with tiny.prepare(tmp_path / "b", {**poisoned(12), **parts}, **ORDERED) as good:
+    with tiny.prepare(tmp_path / "b", {**nonfinite_data(12), **parts}, **ORDERED) as good:
         next(good.steps())
     assert error.step == 2
     assert not math.isfinite(error.loss)
@@ -121,14 +121,14 @@ def test_nonfinite_step_ends_the_run_in_the_state_before_it(tmp_path, parts):
 
 
 def test_only_steps_before_the_nonfinite_one_are_logged(tmp_path):
-    with tiny.prepare(tmp_path, poisoned(12), **ORDERED) as session:
+    with tiny.prepare(tmp_path, nonfinite_data(12), **ORDERED) as session:
         points = points_of(session)
         nonfinite(session)
     assert [len(point.loss) for point in points] == [1]
 
 
 def test_skipped_nonfinite_steps_are_counted(tmp_path):
-    with tiny.prepare(tmp_path, poisoned(12), on_nonfinite="skip", **ORDERED) as session:
+    with tiny.prepare(tmp_path, nonfinite_data(12), on_nonfinite="skip", **ORDERED) as session:
         taken = [bool(result.took_step) for result in session.steps()]
     assert taken == [True, False, True] * 2
     assert session.state.counts.nonfinite == 2
@@ -136,8 +136,8 @@ def test_skipped_nonfinite_steps_are_counted(tmp_path):
 
 
 def test_too_many_nonfinite_steps_fail(tmp_path):
-    said = {"on_nonfinite": "skip", "max_nonfinite_steps": 1, **ORDERED}
-    with tiny.prepare(tmp_path, poisoned(12), **said) as session:
+    options = {"on_nonfinite": "skip", "max_nonfinite_steps": 1, **ORDERED}
+    with tiny.prepare(tmp_path, nonfinite_data(12), **options) as session:
         assert nonfinite(session).step == 5
         assert session.state.counts.nonfinite == 1
 
@@ -153,7 +153,9 @@ def collecting():
 
 @pytest.mark.parametrize("leaving", ["end", "break", "error", "close"])
 def test_garbage_collector_is_restored_after_the_loop(tmp_path, leaving, collecting):
-    with tiny.prepare(tmp_path, poisoned(12) if leaving == "error" else {}, **ORDERED) as session:
+    with tiny.prepare(
+        tmp_path, nonfinite_data(12) if leaving == "error" else {}, **ORDERED
+    ) as session:
         steps = session.steps()
         next(steps)
         assert not gc.isenabled()

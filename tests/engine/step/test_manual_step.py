@@ -24,85 +24,85 @@ def take(run, step, **parts):
         return session, result
 
 
-def walk(turn, *names, part="a"):
-    for micro in turn.micro_batches(*names):
-        turn.backward(turn.models[part](micro.args[0]).mean(), micro)
+def train_pass(manual_step, *names, part="a"):
+    for micro in manual_step.micro_batches(*names):
+        manual_step.backward(manual_step.models[part](micro.args[0]).mean(), micro)
 
 
-def forgets_to_step(turn):
-    walk(turn, "a")
+def forgets_to_step(manual_step):
+    train_pass(manual_step, "a")
 
 
-def does_nothing(turn):
+def does_nothing(manual_step):
     pass
 
 
-def steps_without_gradients(turn):
-    turn.step("a")
+def steps_without_gradients(manual_step):
+    manual_step.step("a")
 
 
-def misspells(turn):
-    walk(turn, "aa")
+def misspells_the_optimizer(manual_step):
+    train_pass(manual_step, "aa")
 
 
-def asks_for_the_model(turn):
-    turn.models["model"](torch.zeros(1))
+def asks_for_the_model(manual_step):
+    manual_step.models["model"](torch.zeros(1))
 
 
-def leaves_early(turn):
-    for micro in turn.micro_batches("a"):
-        turn.backward(turn.models["a"](micro.args[0]).mean(), micro)
+def leaves_the_loop_early(manual_step):
+    for micro in manual_step.micro_batches("a"):
+        manual_step.backward(manual_step.models["a"](micro.args[0]).mean(), micro)
         break
-    turn.step("a")
+    manual_step.step("a")
 
 
-def forgets_a_backward(turn):
-    for micro in turn.micro_batches("a"):
+def forgets_a_backward(manual_step):
+    for micro in manual_step.micro_batches("a"):
         if micro.samples == 3:
-            turn.backward(turn.models["a"](micro.args[0]).mean(), micro)
-    turn.step("a")
+            manual_step.backward(manual_step.models["a"](micro.args[0]).mean(), micro)
+    manual_step.step("a")
 
 
-def goes_backward_outside(turn):
-    last = list(turn.micro_batches("a"))[-1]
-    turn.backward(turn.models["a"](last.args[0]).mean(), last)
+def calls_backward_outside_the_loop(manual_step):
+    last = list(manual_step.micro_batches("a"))[-1]
+    manual_step.backward(manual_step.models["a"](last.args[0]).mean(), last)
 
 
-def takes_another_micro_batch(turn):
-    micros = list(turn.micro_batches("a"))
-    for _ in turn.micro_batches("b"):
-        turn.backward(turn.models["a"](micros[0].args[0]).mean(), micros[0])
+def uses_a_different_micro_batch(manual_step):
+    micros = list(manual_step.micro_batches("a"))
+    for _ in manual_step.micro_batches("b"):
+        manual_step.backward(manual_step.models["a"](micros[0].args[0]).mean(), micros[0])
 
 
-def clears_unused(turn):
-    walk(turn, "a")
-    walk(turn, "a")
+def overwrites_unused_gradients(manual_step):
+    train_pass(manual_step, "a")
+    train_pass(manual_step, "a")
 
 
-def gives_a_row(turn):
-    for micro in turn.micro_batches("a"):
-        turn.backward(turn.models["a"](micro.args[0]), micro)
+def passes_a_vector_loss(manual_step):
+    for micro in manual_step.micro_batches("a"):
+        manual_step.backward(manual_step.models["a"](micro.args[0]), micro)
 
 
-def gives_a_number(turn):
-    for micro in turn.micro_batches("a"):
-        turn.backward(1.0, micro)
+def passes_a_float_loss(manual_step):
+    for micro in manual_step.micro_batches("a"):
+        manual_step.backward(1.0, micro)
 
 
-def detaches(turn):
-    for micro in turn.micro_batches("a"):
-        turn.backward(turn.models["a"](micro.args[0]).mean().detach(), micro)
+def passes_a_detached_loss(manual_step):
+    for micro in manual_step.micro_batches("a"):
+        manual_step.backward(manual_step.models["a"](micro.args[0]).mean().detach(), micro)
 
 
-def trains_the_other(turn):
-    walk(turn, "b", part="a")
-    turn.step("b")
+def trains_the_wrong_module(manual_step):
+    train_pass(manual_step, "b", part="a")
+    manual_step.step("b")
 
 
-def clips_twice(turn):
-    walk(turn, "a")
-    turn.clip("a")
-    turn.clip("a")
+def clips_twice(manual_step):
+    train_pass(manual_step, "a")
+    manual_step.clip("a")
+    manual_step.clip("a")
 
 
 @pytest.mark.parametrize(
@@ -111,20 +111,20 @@ def clips_twice(turn):
         (forgets_to_step, r"gradients of 'a' unused. Call manual_step\.step\('a'\)"),
         (does_nothing, r"updated nothing.*Known: a, b"),
         (steps_without_gradients, r"no gradients of 'a' to step by"),
-        (misspells, r"no optimizer called 'aa'.*'a'"),
+        (misspells_the_optimizer, r"no optimizer called 'aa'.*'a'"),
         (
             asks_for_the_model,
             r"no 'model'\. .*: 'a', 'b'\. The model itself is manual_step\.model\.",
         ),
-        (leaves_early, r"gradients of 1 of the 3 micro-batches"),
+        (leaves_the_loop_early, r"gradients of 1 of the 3 micro-batches"),
         (forgets_a_backward, r"gradients of 2 of the 3 micro-batches"),
-        (goes_backward_outside, r"Call it within that loop"),
-        (takes_another_micro_batch, r"the current micro-batch of the loop"),
-        (clears_unused, r"not used yet. Call manual_step\.step\('a'\) before"),
-        (gives_a_row, r"one number, and got shape \(3, 1\).*loss\.mean\(\)"),
-        (gives_a_number, r"one number, and got float"),
-        (detaches, r"does not depend on any trained parameter"),
-        (trains_the_other, r"No parameter got a gradient"),
+        (calls_backward_outside_the_loop, r"Call it within that loop"),
+        (uses_a_different_micro_batch, r"the current micro-batch of the loop"),
+        (overwrites_unused_gradients, r"not used yet. Call manual_step\.step\('a'\) before"),
+        (passes_a_vector_loss, r"one number, and got shape \(3, 1\).*loss\.mean\(\)"),
+        (passes_a_float_loss, r"one number, and got float"),
+        (passes_a_detached_loss, r"does not depend on any trained parameter"),
+        (trains_the_wrong_module, r"No parameter got a gradient"),
         (clips_twice, r"manual_step\.clip\('a'\) was called before"),
     ],
 )
@@ -136,12 +136,12 @@ def test_incomplete_manual_step_is_rejected(tmp_path, step, sentence):
 def test_pass_gives_gradients_only_to_its_optimizers(tmp_path):
     seen = {}
 
-    def step(turn):
-        for micro in turn.micro_batches("a"):
-            both = turn.models["a"](micro.args[0]) + turn.models["b"](micro.args[0])
-            turn.backward(both.mean(), micro)
-        seen.update({name: p.grad is None for name, p in turn.model.named_parameters()})
-        turn.step("a")
+    def step(manual_step):
+        for micro in manual_step.micro_batches("a"):
+            both = manual_step.models["a"](micro.args[0]) + manual_step.models["b"](micro.args[0])
+            manual_step.backward(both.mean(), micro)
+        seen.update({name: p.grad is None for name, p in manual_step.model.named_parameters()})
+        manual_step.step("a")
 
     take(tmp_path / "run", step)
     assert seen == {"a.weight": False, "a.bias": False, "b.weight": True, "b.bias": True}
@@ -151,16 +151,16 @@ def test_mean_over_a_micro_batch_is_weighted_by_its_size(tmp_path):
     """Micro-batches of 3, 3 and 2 give the same gradient as all 8 at once."""
     found = {}
 
-    def step(turn):
-        walk(turn, "a")
-        found["grad"] = turn.models["a"].weight.grad.clone()
-        found["x"] = torch.cat([micro.args[0] for micro in turn.micro_batches("b")])
-        walk_again(turn)
+    def step(manual_step):
+        train_pass(manual_step, "a")
+        found["grad"] = manual_step.models["a"].weight.grad.clone()
+        found["x"] = torch.cat([micro.args[0] for micro in manual_step.micro_batches("b")])
+        finish(manual_step)
 
-    def walk_again(turn):
-        turn.clip("a", 1e9)
-        turn._ready.pop("b")
-        turn.step("a")
+    def finish(manual_step):
+        manual_step.clip("a", 1e9)
+        manual_step._ready.pop("b")
+        manual_step.step("a")
 
     take(tmp_path / "run", step)
     torch.testing.assert_close(found["grad"], found["x"].mean(0, keepdim=True))
@@ -169,11 +169,13 @@ def test_mean_over_a_micro_batch_is_weighted_by_its_size(tmp_path):
 def test_clip_returns_the_unclipped_norm_and_step_does_not_clip_again(tmp_path):
     found = {}
 
-    def step(turn):
-        walk(turn, "a")
-        found["norm"] = turn.clip("a", 0.1)
-        found["after"] = nn.utils.get_total_norm([p.grad for p in turn.models["a"].parameters()])
-        turn.step("a")
+    def step(manual_step):
+        train_pass(manual_step, "a")
+        found["norm"] = manual_step.clip("a", 0.1)
+        found["after"] = nn.utils.get_total_norm(
+            [p.grad for p in manual_step.models["a"].parameters()]
+        )
+        manual_step.step("a")
 
     _, result = take(tmp_path / "run", step)
     assert found["norm"] == result.grad_norm
@@ -184,27 +186,29 @@ def test_clip_returns_the_unclipped_norm_and_step_does_not_clip_again(tmp_path):
 def test_retain_graph_allows_a_second_backward(tmp_path):
     grads = []
 
-    def step(turn):
-        for micro in turn.micro_batches("a"):
-            loss = turn.models["a"](micro.args[0]).square().mean()
-            turn.backward(loss, micro, retain_graph=True)
-            turn.backward(loss, micro)
-        grads.append(turn.models["a"].weight.grad.clone())
-        turn.step("a")
-        for micro in turn.micro_batches("b"):
-            weight = turn.models["b"].weight
-            turn.backward(turn.models["b"](micro.args[0]).square().mean(), micro, create_graph=True)
+    def step(manual_step):
+        for micro in manual_step.micro_batches("a"):
+            loss = manual_step.models["a"](micro.args[0]).square().mean()
+            manual_step.backward(loss, micro, retain_graph=True)
+            manual_step.backward(loss, micro)
+        grads.append(manual_step.models["a"].weight.grad.clone())
+        manual_step.step("a")
+        for micro in manual_step.micro_batches("b"):
+            weight = manual_step.models["b"].weight
+            manual_step.backward(
+                manual_step.models["b"](micro.args[0]).square().mean(), micro, create_graph=True
+            )
             assert weight.grad.requires_grad
-        turn.step("b")
+        manual_step.step("b")
 
     take(tmp_path / "run", step)
     once = []
 
-    def step_once(turn):
-        for micro in turn.micro_batches("a"):
-            turn.backward(2 * turn.models["a"](micro.args[0]).square().mean(), micro)
-        once.append(turn.models["a"].weight.grad.clone())
-        turn.step("a")
+    def step_once(manual_step):
+        for micro in manual_step.micro_batches("a"):
+            manual_step.backward(2 * manual_step.models["a"](micro.args[0]).square().mean(), micro)
+        once.append(manual_step.models["a"].weight.grad.clone())
+        manual_step.step("a")
 
     take(tmp_path / "other", step_once)
     torch.testing.assert_close(grads[0], once[0])
@@ -217,15 +221,17 @@ def test_grad_equals_torch_autograd_grad_and_changes_no_grad(tmp_path, options):
     net, x = model(), torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
     found = []
 
-    def step(turn):
+    def step(manual_step):
         inputs = x.clone().requires_grad_()
-        outputs = turn.models["a"](inputs).square()
-        found.append(turn.grad(outputs, inputs))
-        assert turn.models["a"].weight.grad is None
-        both = turn.grad(turn.models["a"](inputs), [inputs, turn.models["a"].weight])
+        outputs = manual_step.models["a"](inputs).square()
+        found.append(manual_step.grad(outputs, inputs))
+        assert manual_step.models["a"].weight.grad is None
+        both = manual_step.grad(
+            manual_step.models["a"](inputs), [inputs, manual_step.models["a"].weight]
+        )
         assert [each.shape for each in both] == [(5, 4), (1, 4)]
-        walk(turn, "a")
-        turn.step("a")
+        train_pass(manual_step, "a")
+        manual_step.step("a")
 
     weights = {name: value.clone() for name, value in net.state_dict().items()}
     parts = {"optimizers": {"a": surestep.Optim(), "b": surestep.Optim()}}
@@ -241,12 +247,12 @@ def test_grad_equals_torch_autograd_grad_and_changes_no_grad(tmp_path, options):
 
 
 def test_losses_norms_and_learning_rates_are_logged_by_name(tmp_path):
-    def step(turn):
+    def step(manual_step):
         for _ in range(2):
-            walk(turn, "a", "b")
-            turn.step("a")
-            turn._ready.pop("b")
-        turn.log("twice", torch.tensor(3.0))
+            train_pass(manual_step, "a", "b")
+            manual_step.step("a")
+            manual_step._ready.pop("b")
+        manual_step.log("twice", torch.tensor(3.0))
         surestep.log("plain", torch.tensor(4.0))
 
     session, _ = take(tmp_path / "run", step)
@@ -261,9 +267,9 @@ def test_losses_norms_and_learning_rates_are_logged_by_name(tmp_path):
 def test_optimizer_that_is_never_stepped_is_named_in_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(OptimizerSet, "STEPS_UNTIL_WARNING", 1)
 
-    def step(turn):
-        walk(turn, "a")
-        turn.step("a")
+    def step(manual_step):
+        train_pass(manual_step, "a")
+        manual_step.step("a")
 
     with pytest.warns(
         UserWarning, match=r"In 1 steps .* never called manual_step\.step\(\) for: b\."
@@ -272,8 +278,8 @@ def test_optimizer_that_is_never_stepped_is_named_in_a_warning(tmp_path, monkeyp
 
 
 def test_error_in_a_manual_step_is_raised_unchanged(tmp_path):
-    def step(turn):
-        walk(turn, "a")
+    def step(manual_step):
+        train_pass(manual_step, "a")
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
@@ -283,11 +289,11 @@ def test_error_in_a_manual_step_is_raised_unchanged(tmp_path):
 def test_dict_batch_becomes_keyword_arguments(tmp_path):
     names = []
 
-    def step(turn):
-        for micro in turn.micro_batches("a"):
+    def step(manual_step):
+        for micro in manual_step.micro_batches("a"):
             names.append((micro.args, sorted(micro.kwargs), micro.targets))
-            turn.backward(turn.models["a"](micro.kwargs["x"]).mean(), micro)
-        turn.step("a")
+            manual_step.backward(manual_step.models["a"](micro.kwargs["x"]).mean(), micro)
+        manual_step.step("a")
 
     x, y = tiny.data()
     take(tmp_path / "run", step, train={"x": x, "y": y})
@@ -295,9 +301,9 @@ def test_dict_batch_becomes_keyword_arguments(tmp_path):
 
 
 def test_evaluation_without_a_loss_is_rejected(tmp_path):
-    def step(turn):
-        walk(turn, "a")
-        turn.step("a")
+    def step(manual_step):
+        train_pass(manual_step, "a")
+        manual_step.step("a")
 
     task = surestep.Task(
         model(),

@@ -59,7 +59,7 @@ class Growing(nn.Module):
         return self.inner(x) + 0 * self.table[: len(x), None]
 
 
-def spoiled_at(step):
+def nan_loss_at(step):
     """A loss that is NaN at one step of training."""
     count = iter(range(-2, 1000))
 
@@ -70,8 +70,8 @@ def spoiled_at(step):
     return loss
 
 
-def session_of(tmp_path, parts, **said):
-    return tiny.prepare(tmp_path / "run", parts, **said)
+def session_of(tmp_path, parts, **options):
+    return tiny.prepare(tmp_path / "run", parts, **options)
 
 
 def test_step_result_describes_the_step(tmp_path):
@@ -139,14 +139,14 @@ def test_train_mode_is_restored_if_the_user_changes_it_between_steps(tmp_path):
 
 
 @pytest.mark.parametrize("replace", [False, True], ids=["in place", "new tensor"])
-@pytest.mark.parametrize("said", [{}, {"on_nonfinite": "skip"}], ids=["device", "host"])
-def test_buffers_are_restored_when_a_step_is_skipped(tmp_path, replace, said):
+@pytest.mark.parametrize("options", [{}, {"on_nonfinite": "skip"}], ids=["device", "host"])
+def test_buffers_are_restored_when_a_step_is_skipped(tmp_path, replace, options):
     model = Counting(replace)
-    parts = {"model": model, "loss": spoiled_at(2), "loss_is_separable": False}
+    parts = {"model": model, "loss": nan_loss_at(2), "loss_is_separable": False}
     heard = (
-        pytest.raises(NonFiniteError) if not said else nullcontext()
+        pytest.raises(NonFiniteError) if not options else nullcontext()
     )  # raised on close at the latest
-    with heard, session_of(tmp_path, parts, **said) as session:
+    with heard, session_of(tmp_path, parts, **options) as session:
         steps = session.steps()
         next(steps)
         assert float(model.seen) == 8
@@ -170,9 +170,9 @@ def test_buffer_snapshot_finds_the_buffers_of_a_module():
 
 
 def test_schedule_advances_only_with_taken_steps(tmp_path):
-    parts = {"loss": spoiled_at(2), "loss_is_separable": False}
-    said = {"on_nonfinite": "skip", "schedule": {"name": "cosine"}, "max_steps": 5}
-    with session_of(tmp_path, parts, **said) as session:
+    parts = {"loss": nan_loss_at(2), "loss_is_separable": False}
+    options = {"on_nonfinite": "skip", "schedule": {"name": "cosine"}, "max_steps": 5}
+    with session_of(tmp_path, parts, **options) as session:
         rates = [result.lr for result in session.steps()]
     assert rates[1] == rates[2]
     assert len(set(rates)) == 4
