@@ -13,16 +13,8 @@ from tests.words import ROOT, find_names, find_words, keep_prose, list_files, re
 PAGES = ["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "CHANGELOG.md", "SECURITY.md"]
 CHECKED = [ROOT / path for path in ["src", "docs", ".github", "changelog", *PAGES]]
 
-# One path or pattern a line. `python -m tests.words --text ENTRY` prints nothing: remove the entry.
-NOT_YET_CLEAN = (ROOT / "tests/words_not_yet_clean.txt").read_text(encoding="utf-8").split()
-# The same for identifiers: `python -m tests.words ENTRY`.
-NAMES_NOT_YET_CLEAN = ["src/surestep"]
 
 RULES = words.default_rules()
-
-
-def is_listed(path: PurePosixPath, entries: list[str]) -> bool:
-    return any(path.match(entry) or path.is_relative_to(entry) for entry in entries)
 
 
 def shown(path) -> PurePosixPath:
@@ -33,7 +25,6 @@ def test_the_text_uses_plain_words():
     hits = [
         f"{shown(path)}:{hit.line}: {hit.word} -> {hit.instead}"
         for path in list_files(CHECKED)
-        if not is_listed(shown(path), NOT_YET_CLEAN)
         for hit in words.check_file(path, names=False)
     ]
     assert hits == []
@@ -43,8 +34,8 @@ def test_identifiers_use_plain_words():
     hits = [
         f"{shown(path)}:{hit.line}: {hit.word} -> {hit.instead}"
         for path in list_files([ROOT / "src"])
-        if path.suffix == ".py" and not is_listed(shown(path), NAMES_NOT_YET_CLEAN)
-        for hit in find_names(path.read_text(encoding="utf-8"), RULES)
+        if path.suffix == ".py"
+        for hit in find_names(path.read_text(encoding="utf-8"), RULES, str(shown(path)))
     ]
     assert hits == []
 

@@ -128,10 +128,13 @@ def find_words(text: str, rules: Rules, path: str = "") -> list[Hit]:
     return sorted(hits)
 
 
-def find_names(source: str, rules: Rules) -> list[Hit]:
-    """Return every identifier with a word of `[names]`."""
+def find_names(source: str, rules: Rules, path: str = "") -> list[Hit]:
+    """Return every identifier with a word of `[names]`, except those that the path may use."""
+    allowed = [pattern for start, pattern in rules.exceptions if is_under(path, start)]
     hits = set()
     for line, name in iter_names(source):
+        if any(pattern.fullmatch(name) for pattern in allowed):
+            continue
         parts = {name, *(part for part in name.lower().split("_") if len(part) > 1)}
         hits |= {Hit(line, name, rules.names[part]) for part in parts & rules.names.keys()}
     return sorted(hits)
@@ -149,7 +152,7 @@ def check_file(path: Path, *, names: bool = True) -> list[Hit]:
     if path.suffix != ".py":
         return find_words(text, rules, shown)
     hits = find_words(keep_prose(text), rules, shown)
-    return sorted([*hits, *(find_names(text, rules) if names else [])])
+    return sorted([*hits, *(find_names(text, rules, shown) if names else [])])
 
 
 def list_files(paths: list[Path]) -> list[Path]:

@@ -276,7 +276,7 @@ MUTATIONS: dict[str, Mutation] = {
         10,
         "stopped",
         heeded_alone,
-        ends="cannot go on|gave up|collective mismatch",
+        ends="cannot continue|gave up|collective mismatch",
     ),
     "copies are never compared": Mutation(
         10, "pushed", instead(alike, "find_mismatched", lambda *_: {})

@@ -93,7 +93,7 @@ def test_silent_rank_is_named_with_its_last_line(ended):
     told, _, error = ended["stopped"].wrote[0].partition("ParallelError")
     assert "does not answer; the others have waited in step 4 for" in told
     (line,) = [each for each in told.splitlines() if each.startswith("  rank 1")]
-    assert "last heard of at" in line
+    assert "last status at" in line
     assert "in stop: time.sleep(1)" in line
     assert "no longer answers; it was last at" in error
     assert ended["stopped"].codes == [1, -9]
@@ -112,7 +112,7 @@ def test_error_on_one_rank_is_reported_by_the_other_with_its_place(ended, name, 
     case, other = ended[name], 1 - failed
     assert case.codes == [1, 1]
     assert "ValueError: the metrics cannot be sent" in case.wrote[failed]
-    assert f"ParallelError: Rank {other} cannot go on: rank {failed} (node 0" in case.wrote[other]
+    assert f"Rank {other} cannot continue: rank {failed} (node 0" in case.wrote[other]
     assert "failed. ValueError: the metrics cannot be sent (tests/" in case.wrote[other]
     assert abs(case.seconds[0] - case.seconds[1]) < TIMEOUT_S
 
@@ -120,7 +120,7 @@ def test_error_on_one_rank_is_reported_by_the_other_with_its_place(ended, name, 
 def test_killed_rank_is_named(ended):
     case = ended["killed"]
     assert case.codes == [1, -9]
-    assert "ParallelError: Rank 0 cannot go on. Rank 1 (node 0" in case.wrote[0]
+    assert "ParallelError: Rank 0 cannot continue. Rank 1 (node 0" in case.wrote[0]
     assert "it was last at tests/multi_rank/failures.py:" in case.wrote[0]
 
 

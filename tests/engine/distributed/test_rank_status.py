@@ -110,7 +110,7 @@ def test_the_table_begins_with_the_rank_that_the_others_wait_for():
         "  rank 0 (n), in step 5: torch/distributed/distributed_c10d.py:9 in all_reduce: "
         "work.wait(), called at /home/me/recipe.py:3 in main: fit() (waits for others)",
     ]
-    assert "last heard of at /home/me/data.py:12" in rank_table(statuses(WAITING, BUSY), [1])[0]
+    assert "last status at /home/me/data.py:12" in rank_table(statuses(WAITING, BUSY), [1])[0]
     assert rank_table(statuses(*[BUSY] * 20), ())[-1] == "  and 4 others"
 
 

@@ -1,6 +1,6 @@
 """The processes of a run: which one this is, and how all of them agree on values of the host.
 
-The values are exchanged over a process group of their own on gloo, so no device is read, and
+The values are exchanged over a separate process group on gloo, so no device is read, and
 nothing is sent as a pickle. A single process is a world of one, which answers at once.
 """
 
@@ -77,7 +77,7 @@ class Communicator:
     def seconds(self) -> float:
         """The clock by which all ranks act: that of rank 0 at the last exchange.
 
-        By clocks of their own, ranks would save or log at different steps.
+        With separate clocks, ranks would save or log at different steps.
         """
         return time.monotonic() if self.size == 1 else self._seconds
 
@@ -135,7 +135,7 @@ class Communicator:
         with self.explain_errors():
             dist.all_gather(gathered, own, group=self.group)
         texts = zip(gathered, sizes, strict=True)
-        return [each.numpy().tobytes()[:size].decode() for each, size in texts]
+        return [text.numpy().tobytes()[:size].decode() for text, size in texts]
 
     def broadcast_json(self, value: Any) -> Any:
         """Return the value of rank 0, which JSON can hold."""

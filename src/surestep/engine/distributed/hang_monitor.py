@@ -1,7 +1,7 @@
 """Hang monitor: names the rank that the others wait for, with its step and its Python line.
 
 Each rank runs two daemon threads, which cost the step nothing. One publishes the rank's status in
-the launcher's store, over a connection of its own; the other checks whether the rank advances, and
+the launcher's store, over a separate connection; the other checks whether the rank advances, and
 if not, compares the statuses of all ranks. They are two because a call to a store that cannot be
 reached never returns.
 """
@@ -56,12 +56,12 @@ def is_network_error(error: BaseException) -> bool:
     """Return whether an error of a collective means that another rank did not answer or is gone."""
     if isinstance(error, dist.DistError):
         return True
-    return isinstance(error, RuntimeError) and any(each in str(error) for each in _GLOO)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _GLOO)
 
 
 def has_timed_out(error: BaseException) -> bool:
     """Return whether a network error is a timeout."""
-    return any(each in str(error) for each in _TIMED_OUT)
+    return any(text in str(error) for text in _TIMED_OUT)
 
 
 class GroupTimeouts:
@@ -140,7 +140,7 @@ class HangMonitor:
         self.failure: tuple[int, str] | None = None
         self.timeouts = timeouts
         self._rank, self._size, self._node = rank, size, rank // local_size
-        # torch's stubs lack `clone`: the same store over a connection of its own.
+        # torch's stubs lack `clone`: the same store over a separate connection.
         clone: Callable[[], Store] = store.clone  # type: ignore[attr-defined]
         self._store, self._publishing_store = clone(), clone()
         self._address = address
@@ -211,12 +211,12 @@ class HangMonitor:
         if self.failure is not None and self.failure[0] != self._rank:
             rank, text = self.failure
             name = self._statuses[rank].name
-            return ParallelError(f"Rank {self._rank} cannot go on: {name} failed. {text}")
+            return ParallelError(f"Rank {self._rank} cannot continue: {name} failed. {text}")
         if has_timed_out(error):
             waited = f"Rank {self._rank} gave up after {self.timeouts.seconds:g} s of waiting."
             return ParallelError(f"{waited} {self._describe_missing()}")
         self._stopped.wait(wait_s)
-        return ParallelError(f"Rank {self._rank} cannot go on. {self._describe_missing()}")
+        return ParallelError(f"Rank {self._rank} cannot continue. {self._describe_missing()}")
 
     def publish(self) -> None:
         """Publish the status of this rank."""
@@ -285,14 +285,14 @@ class HangMonitor:
     def _report_hang(self, now: float, late_s: float) -> bool:
         """Report which ranks the others wait for; return whether that is known.
 
-        A rank is silent if it was not heard of for `late_s`.
+        A rank is silent if it sent no status for `late_s`.
         """
         end = f"The run ends with an error after {self.timeouts.seconds:g} s of that."
         if now - self._heard_at > late_s:
             self._report(f"{self._describe_lost_store()} {end}", [self.status()])
             return True
         silent, statuses = self._silent(now - late_s), self._current_statuses()
-        waits = lagging_ranks(statuses) or any(each.is_waiting for each in statuses.values())
+        waits = lagging_ranks(statuses) or any(status.is_waiting for status in statuses.values())
         if not silent and not waits:
             return False  # all are busy
         if self._rank == min(rank for rank in statuses if rank not in silent):  # one reports
@@ -305,13 +305,13 @@ class HangMonitor:
         return {**self._statuses, self._rank: self.status()}
 
     def _silent(self, since: float) -> list[int]:
-        """Return the other ranks that were not heard of since then."""
+        """Return the other ranks that sent no status since then."""
         return [rank for rank, seen in self._seen_at.items() if rank != self._rank and seen < since]
 
     def _describe_lost_store(self) -> str:
         """Return which store cannot be reached, and which ranks may be cut off."""
         own = self.status()
-        others = [each.name for each in self._statuses.values() if each.node != own.node]
+        others = [status.name for status in self._statuses.values() if status.node != own.node]
         far = f" Out of reach may be {', '.join(others[:8])}." if others else ""
         return (
             f"{capitalize_first(own.name)} gets no answer from the launcher's store at "
@@ -328,7 +328,7 @@ class HangMonitor:
         ranks = blocking_ranks(statuses, silent)
         if not ranks:
             return "All ranks waited for each other."
-        lost = [describe_lost_rank(statuses[each], is_silent=bool(silent)) for each in ranks[:8]]
+        lost = [describe_lost_rank(statuses[rank], is_silent=bool(silent)) for rank in ranks[:8]]
         return " ".join(lost)
 
     def _report(self, text: str, statuses: list[RankStatus]) -> None:

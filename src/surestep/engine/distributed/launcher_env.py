@@ -42,14 +42,14 @@ _ACCELERATE_ENGINES = {
 
 @dataclass(frozen=True)
 class LaunchInfo:
-    """The place of a process among those that were started with it.
+    """The rank of a process among those that were started with it.
 
     Attributes:
         rank: of all processes, from 0.
         size: number of processes.
         local_rank: of those on this machine, from 0.
         local_size: number of processes on this machine.
-        launcher: what started them; "nobody" if there is one process.
+        launcher: what started them; "none" if there is one process.
         address: of the machine of rank 0.
         port: on which the processes find each other.
         shares_store: the launcher keeps the store in which they find each other, and keeps it when
@@ -63,7 +63,7 @@ class LaunchInfo:
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    launcher: str = "nobody"
+    launcher: str = "none"
     address: str = ""
     port: int = 0
     shares_store: bool = False
@@ -94,7 +94,7 @@ def read_launched(environment: Mapping[str, str] | None = None) -> LaunchInfo:
     env = os.environ if environment is None else environment
     if "RANK" in env or "WORLD_SIZE" in env:
         return _read_torchrun(env)
-    for names in _MPI:  # before Slurm's, which mpirun in a job of Slurm passes on to all alike
+    for names in _MPI:  # before Slurm's, which mpirun in a Slurm job passes to all processes
         is_srun = "SLURM_PROCID" in env and env.get(names[0]) == env["SLURM_PROCID"]  # --mpi=pmi2
         if int(env.get(names[1], "1")) > 1 and not is_srun:
             return _read_mpi(env, *names)
@@ -134,7 +134,7 @@ def _read_mpi(
     if missing:
         raise ConfigError(
             f"mpirun started {env[size]} processes, and the environment lacks "
-            f"{', '.join(missing)}: without them, each would train a run of its own. Set the "
+            f"{', '.join(missing)}: without them, each would train a separate run. Set the "
             f"address of rank 0: mpirun -n {env[size]} -x MASTER_ADDR=HOST -x MASTER_PORT=29500 "
             "python -m surestep train RECIPE, or start with torchrun or srun."
         )

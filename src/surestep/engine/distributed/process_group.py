@@ -1,4 +1,4 @@
-"""The process group of a run: opened so that a start never meets an earlier one, and closed.
+"""The process group of a run: opened so that a start never joins an earlier one, and closed.
 
 torchrun keeps one store for the workers of all its attempts, and gloo finds in it the addresses of
 dead processes: of nine restarts, three hung. So the processes that are alive first agree on a key
@@ -71,7 +71,7 @@ def _monitored(
     world: Communicator, store: Store, timeouts: GroupTimeouts, launched: LaunchInfo
 ) -> Iterator[None]:
     number = next(_GROUPS)
-    # torch's stubs lack `clone`: the same store over a connection of its own.
+    # torch's stubs lack `clone`: the same store over a separate connection.
     own: Store = store.clone()  # type: ignore[attr-defined]
     barrier = PrefixStore(f"surestep/background/{number}", own)
     statuses = PrefixStore(f"surestep/monitor/{number}", own)
@@ -106,15 +106,15 @@ def _monitored(
 
 
 class StoreBarrier:
-    """Lets one thread of each rank wait until all of them are at the same place.
+    """Lets one thread of each rank wait until all of them reach the same point.
 
     A collective that has begun cannot be cancelled, and its process cannot end before the timeout.
     Writing a checkpoint may take long on the slowest disk, so that wait is here, through the store,
-    and a collective begins when all ranks have arrived. Either all ranks meet, or none: the first
+    and a collective begins when all ranks have arrived. Either all ranks arrive, or none: the first
     decision in the store holds for all.
 
     Args:
-        store: of these threads only, over a connection of its own.
+        store: of these threads only, over a separate connection.
         rank: this rank.
         size: number of ranks.
         timeouts: after the long one a rank gives up; after half of the current one if the run
@@ -153,7 +153,7 @@ class StoreBarrier:
         latest = next_pulse + self._timeouts.start_s
         alive_at: dict[int, tuple[object, float]] = {}  # by rank: the last pulse, and since when
         self._store.set(self._key(self._rank), "")
-        while missing := [each for each in self._ranks if not self._store.check([self._key(each)])]:
+        while missing := [rank for rank in self._ranks if not self._store.check([self._key(rank)])]:
             now = time.monotonic()
             if self._end is None and self._is_ending():
                 self._end = now + self._timeouts.seconds / 2
@@ -176,7 +176,7 @@ class StoreBarrier:
             time.sleep(_POLL_S)
         if self._decide(_MET) == _GAVE_UP:
             raise ParallelError("Another rank stopped waiting while a checkpoint was written.")
-        self._store.delete_key(self._key(self._rank, -1))  # every rank has passed that place
+        self._store.delete_key(self._key(self._rank, -1))  # every rank has passed that point
         if self._rank == 0:
             self._store.delete_key(self._key("decision", -1))
 

@@ -77,7 +77,7 @@ def thread_stack(thread: int) -> list[FrameSummary]:
     """Return the frames of a thread of this process, the innermost first."""
     frame = sys._current_frames().get(thread)
     stack = StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False) if frame else []
-    return list(dropwhile(lambda each: each.filename in _MONITOR, stack))
+    return list(dropwhile(lambda frame: frame.filename in _MONITOR, stack))
 
 
 def error_stack(error: BaseException) -> list[FrameSummary]:
@@ -87,14 +87,14 @@ def error_stack(error: BaseException) -> list[FrameSummary]:
 
 def user_line(error: BaseException) -> str:
     """Return the innermost line of the user's code that led to an error; "" if there is none."""
-    return next((format_frame(each) for each in error_stack(error) if _is_users(each)), "")
+    return next((format_frame(frame) for frame in error_stack(error) if _is_users(frame)), "")
 
 
 def current_line(stack: Sequence[FrameSummary]) -> str:
     """Return the innermost line; if it is of an installed package, its caller's line too."""
     if not stack:
         return "no Python line is known"
-    callers = [each for each in stack if not _is_installed(each)]
+    callers = [frame for frame in stack if not _is_installed(frame)]
     if not callers or callers[0] is stack[0]:
         return format_frame(stack[0])
     return f"{format_frame(stack[0])}, called at {format_frame(callers[0])}"
@@ -103,10 +103,10 @@ def current_line(stack: Sequence[FrameSummary]) -> str:
 def is_waiting(stack: Sequence[FrameSummary]) -> bool:
     """Return whether a rank with this stack waits for other ranks."""
     inner = list(takewhile(_is_installed, stack[:_INNERMOST]))
-    if not inner or any(each.name == _IMPORT for each in inner):
+    if not inner or any(frame.name == _IMPORT for frame in inner):
         return False
     is_ddp = inner[0].name == _BACKWARD or _DDP in inner[0].filename
-    return is_ddp or any(_COLLECTIVES in each.filename for each in inner)
+    return is_ddp or any(_COLLECTIVES in frame.filename for frame in inner)
 
 
 def format_frame(frame: FrameSummary) -> str:
@@ -151,9 +151,9 @@ def blocking_ranks(statuses: Mapping[int, RankStatus], silent: Collection[int]) 
 
 def lagging_ranks(statuses: Mapping[int, RankStatus]) -> list[int]:
     """Return the ranks that have not come as far as others."""
-    progress = {rank: each.progress for rank, each in statuses.items()}
+    progress = {rank: status.progress for rank, status in statuses.items()}
     least, most = min(progress.values()), max(progress.values())
-    return sorted(rank for rank, each in progress.items() if each == least < most)
+    return sorted(rank for rank, steps in progress.items() if steps == least < most)
 
 
 def hang_summary(
@@ -161,7 +161,7 @@ def hang_summary(
 ) -> str:
     """Return the sentence that names the ranks that the others wait for."""
     names = [statuses[rank].name for rank in blocking_ranks(statuses, silent)]
-    where = max(statuses.values(), key=lambda each: each.step or 0).where
+    where = max(statuses.values(), key=lambda status: status.step or 0).where
     if not names:
         return f"All ranks have waited for each other {where} for {waited_s:.3g} s."
     who, s = capitalize_first(join_words(names)), "s" if len(names) == 1 else ""
@@ -178,7 +178,7 @@ def rank_table(statuses: Mapping[int, RankStatus], silent: Collection[int]) -> l
     lines = []
     for rank in ranks[:_MAX_LINES]:
         status = statuses[rank]
-        note = ", last heard of at" if rank in silent else ":"
+        note = ", last status at" if rank in silent else ":"
         waits = " (waits for others)" if status.is_waiting else ""
         lines.append(f"  {status.name}, {status.where}{note} {status.line}{waits}")
     return [*lines, f"  and {len(ranks) - _MAX_LINES} others"] if ranks[_MAX_LINES:] else lines
@@ -189,8 +189,8 @@ def describe_lost_rank(status: RankStatus, *, is_silent: bool) -> str:
     verb = "no longer answers" if is_silent else "did not arrive"
     if status.step is None:
         return f"{capitalize_first(status.name)} {verb}; it was starting."
-    stands = "was last" if is_silent else "is"
-    return f"{capitalize_first(status.name)} {verb}; it {stands} at {status.line}."
+    verb_be = "was last" if is_silent else "is"
+    return f"{capitalize_first(status.name)} {verb}; it {verb_be} at {status.line}."
 
 
 def capitalize_first(text: str) -> str:
@@ -212,4 +212,4 @@ def format_ranks(ranks: Collection[int]) -> str:
             spans[-1][1:] = [rank]
         else:
             spans.append([rank])
-    return ", ".join("-".join(map(str, each)) for each in spans)
+    return ", ".join("-".join(map(str, span)) for span in spans)

@@ -29,10 +29,10 @@ def find_mismatched(world: Communicator, model: nn.Module) -> dict[str, str]:
     if not _disagree(world, short):
         return {}
     long = {f"{part}/{name}": str(value) for name, (part, value) in own.items()}
-    each = [json.loads(text) for text in world.all_gather_text(json.dumps(long))]
+    gathered = [json.loads(text) for text in world.all_gather_text(json.dumps(long))]
     found: dict[str, list[int]] = {}
-    for key in dict.fromkeys(key for one in each for key in one):
-        values = {rank: one[key] for rank, one in enumerate(each) if key in one}
+    for key in dict.fromkeys(key for values in gathered for key in values):
+        values = {rank: one[key] for rank, one in enumerate(gathered) if key in one}
         known = list(values.values())
         most = max(known, key=known.count)
         odd = [rank for rank, value in values.items() if value != most]
@@ -46,7 +46,9 @@ def _disagree(world: Communicator, short: Mapping[str, str]) -> bool:
     known: dict[str, str] = {}
     gathered = [json.loads(text) for text in world.all_gather_text(json.dumps(short))]
     return any(
-        known.setdefault(part, value) != value for each in gathered for part, value in each.items()
+        known.setdefault(part, value) != value
+        for parts in gathered
+        for part, value in parts.items()
     )
 
 

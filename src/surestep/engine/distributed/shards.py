@@ -136,7 +136,9 @@ def is_sharded(tensor: Any) -> TypeGuard[DTensor]:
 
 def is_model_sharded(model: nn.Module) -> bool:
     """Return whether a model has shards of its parameters, by FSDP or by ZeRO 3."""
-    return any(is_sharded(each) or hasattr(each, "ds_tensor") for each in model.parameters())
+    return any(
+        is_sharded(parameter) or hasattr(parameter, "ds_tensor") for parameter in model.parameters()
+    )
 
 
 def to_local(value: Any) -> Any:

@@ -141,7 +141,7 @@ class DDPStrategy(DistributedStrategy):
         """Divide gradients and logged values by `items` instead of the samples."""
         logged, ratio = gradients.logged, gradients.items / items if items else 1.0
         if ratio != 1:
-            grads = [each.grad for each in self.parameters if each.grad is not None]
+            grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
             torch._foreach_mul_(grads, ratio)
             logged = [(name, value * ratio) for name, value in logged]
         return Gradients(gradients.loss_sum, items, logged)
@@ -192,7 +192,7 @@ class PiggybackScalars:
         """Send the items of this rank, and other numbers, with the next backward."""
         if (items, *numbers) != self._numbers:
             self._numbers = (items, *numbers)
-            values = [each * self.ranks for each in (*_digits(items), *numbers)]
+            values = [value * self.ranks for value in (*_digits(items), *numbers)]
             self._values[1:] = self.parameter.new_tensor(values)
         self._is_waiting = self._is_sent = True
 

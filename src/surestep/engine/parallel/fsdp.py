@@ -57,7 +57,7 @@ class FSDPStrategy(DistributedStrategy):
         self.group = shard.device_mesh.get_group(shard.device_mesh.ndim - 1)
         self.has_buffers = any(True for _ in state.model.buffers())
         self._is_synced = True
-        if plan.optim_implementation != "own":  # a custom optimizer may look at anything
+        if plan.optim_implementation != "own":  # a custom optimizer may read anything
             self.step = self._step_locally
 
     @classmethod
@@ -89,14 +89,14 @@ class FSDPStrategy(DistributedStrategy):
     def clip_grad_norm(self) -> GradNorm:
         """Measure and clip as one process does: the squares of all shards are summed at once."""
         with_grad = [
-            (name, each.grad)
-            for name, each in zip(self.names, self.parameters, strict=True)
-            if each.grad is not None
+            (name, parameter.grad)
+            for name, parameter in zip(self.names, self.parameters, strict=True)
+            if parameter.grad is not None
         ]
         if not with_grad:
             raise TaskError(NO_GRADIENTS)
         names, grads = [name for name, _ in with_grad], [to_local(grad) for _, grad in with_grad]
-        squares = torch.stack([each.double() for each in torch._foreach_norm(grads)]).square_()
+        squares = torch.stack([norm.double() for norm in torch._foreach_norm(grads)]).square_()
         squares = squares.to(self.device)
         dist.all_reduce(squares, group=self.group)
         dtype = torch.promote_types(grads[0].dtype, torch.float32)
@@ -170,7 +170,7 @@ def _make_mesh(plan: Plan) -> DeviceMesh:
 
 
 def _sharded_modules(model: nn.Module) -> list[FSDPModule]:
-    return [each for each in model.modules() if isinstance(each, FSDPModule)]
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 def _free_after_evaluation(model: nn.Module, *_: object) -> None:

@@ -25,9 +25,9 @@ class ManualAllReduceStrategy(DistributedStrategy):
         super().__init__(plan, state, world, name)
         self.name = name
         names = list(state.optimizers)
-        counts = {each: _count(state.optimizers[each]) for each in names}
+        counts = {name: _count(state.optimizers[name]) for name in names}
         self._own = names.index(name)
-        self._first = len(names) + sum(counts[each] for each in names[: self._own])
+        self._first = len(names) + sum(counts[name] for name in names[: self._own])
         self._flags = len(names) + sum(counts.values())
 
     @torch.no_grad()
@@ -40,9 +40,11 @@ class ManualAllReduceStrategy(DistributedStrategy):
         for parameter, there in zip(self.parameters, self._has_grad_anywhere(), strict=True):
             if there and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        having = [each for each in self.parameters if each.grad is not None]
+        having = [parameter for parameter in self.parameters if parameter.grad is not None]
         # After create_graph they are nodes of a graph, which must not be changed in place.
-        grads = [each.grad.detach().clone() for each in having if each.grad is not None]
+        grads = [
+            parameter.grad.detach().clone() for parameter in having if parameter.grad is not None
+        ]
         coalesced(grads, dist.all_reduce)
         for parameter, grad in zip(having, grads, strict=True):
             parameter.grad = grad
@@ -52,7 +54,9 @@ class ManualAllReduceStrategy(DistributedStrategy):
         flags = [0.0] * self._flags
         flags[self._own] = 1.0
         end = self._first + len(self.parameters)
-        flags[self._first : end] = [float(each.grad is not None) for each in self.parameters]
+        flags[self._first : end] = [
+            float(parameter.grad is not None) for parameter in self.parameters
+        ]
         sums = self.world.all_reduce_sum(flags)
         if sums[self._own] != self.world.size:
             raise ParallelError(
@@ -71,19 +75,19 @@ def _count(optimizer: torch.optim.Optimizer) -> int:
 @torch.no_grad()
 def broadcast_module(model: nn.Module, *, weights: bool) -> None:
     """Give all ranks the buffers of rank 0, as DDP does, and with `weights` its parameters."""
-    held = [each.detach() for each in model.buffers()]
-    held += [each.detach() for each in model.parameters()] if weights else []
+    held = [buffer.detach() for buffer in model.buffers()]
+    held += [parameter.detach() for parameter in model.parameters()] if weights else []
     coalesced(held, lambda flat: dist.broadcast(flat, 0))
 
 
 def coalesced(tensors: Sequence[Tensor], send: Callable[[Tensor], object]) -> None:
     """Send tensors in one message for each dtype, and write back the results."""
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for each in tensors:
-        kinds.setdefault((each.dtype, each.device), []).append(each)
+    for tensor in tensors:
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
     for alike in kinds.values():
-        flat = torch.cat([each.reshape(-1) for each in alike])
+        flat = torch.cat([tensor.reshape(-1) for tensor in alike])
         send(flat)
-        parts = flat.split([each.numel() for each in alike])
-        for each, part in zip(alike, parts, strict=True):
-            each.copy_(part.view(each.shape))
+        parts = flat.split([tensor.numel() for tensor in alike])
+        for tensor, part in zip(alike, parts, strict=True):
+            tensor.copy_(part.view(tensor.shape))

@@ -88,9 +88,13 @@ class SingleProcessStrategy:
         self.world = world
         self.module: nn.Module = state.model
         self.optimizer = state.optimizers[name]
-        held = {id(each) for group in self.optimizer.param_groups for each in group["params"]}
+        held = {
+            id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]
+        }
         named = {
-            key: each for key, each in trainable_parameters(state.model).items() if id(each) in held
+            key: parameter
+            for key, parameter in trainable_parameters(state.model).items()
+            if id(parameter) in held
         }
         self.names = list(named)
         self.parameters = self.cleared = list(named.values())
@@ -98,7 +102,9 @@ class SingleProcessStrategy:
         self.clip_value = plan.clip_value
         self.scaler = state.scaler
         self.sparse = bool(sparse_embeddings(state.model))
-        self.alike = len({(each.dtype, each.device) for each in self.parameters}) == 1
+        self.alike = (
+            len({(parameter.dtype, parameter.device) for parameter in self.parameters}) == 1
+        )
         self.guard = _GUARDS[plan.guard](self.optimizer, state.scaler)
         self.step = self.guard.step
         self.unscale = partial(self.scaler.unscale_, self.optimizer)
@@ -166,7 +172,9 @@ class SingleProcessStrategy:
             if parameter.grad is not None:
                 grads.append(parameter.grad)
         if self.sparse:
-            grads = [_values(each) for each in self.parameters if each.grad is not None]
+            grads = [
+                _values(parameter) for parameter in self.parameters if parameter.grad is not None
+            ]
         if len(grads) < len(names):
             pairs = zip(names, self.parameters, strict=True)
             names = [name for name, parameter in pairs if parameter.grad is not None]
@@ -267,8 +275,8 @@ class FusedAdamW(torch.optim.AdamW):
         # torch's wrapper imports its compiler at the first call, so that a graph leaves it out.
         add: Any = torch.optim.AdamW.add_param_group
         getattr(add, "__wrapped__", add)(self, param_group)
-        parameters = [each for group in self.param_groups for each in group["params"]]
-        self.alike = len({(each.device, each.dtype) for each in parameters}) == 1
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        self.alike = len({(parameter.device, parameter.dtype) for parameter in parameters}) == 1
 
     def _lists(self) -> tuple[list[tuple[dict[str, Any], Any]], list[Tensor]] | None:
         """Return the kernel's tensors for each group, and the step counts of all.

@@ -48,10 +48,10 @@ def _choose(
     kind, _, words = choice.partition(" ")
     if kind == "class":
         classes = words.split()
-        names = [name for name, each in candidates.items() if type(each).__name__ in classes]
+        names = [name for name, module in candidates.items() if type(module).__name__ in classes]
         return names, f"of class {words}"
     if kind == "name":
-        matching = {name for each in words.split() for name in _outermost(candidates, each)}
+        matching = {name for item in words.split() for name in _outermost(candidates, item)}
         return [name for name in candidates if name in matching], f"named {words}"
     if kind == "size":
         size = float(words)
@@ -59,7 +59,7 @@ def _choose(
     repeated = [name for name in blocks_of(model) if name in candidates]
     if len(repeated) > 1:
         return repeated, "blocks that are repeated in the model"
-    size = SHARE * sum(each.numel() for each in model.parameters())
+    size = SHARE * sum(parameter.numel() for parameter in model.parameters())
     text = f"parts with at least a tenth of the parameters ({size:,.0f})"
     return _of_size(candidates, size), text
 
@@ -67,7 +67,7 @@ def _choose(
 def _outermost(candidates: dict[str, nn.Module], pattern: str) -> list[str]:
     """Return the names that match and are not inside a module that matches."""
     names = [name for name in candidates if fnmatchcase(name, pattern)]
-    return [name for name in names if not any(name.startswith(f"{each}.") for each in names)]
+    return [name for name in names if not any(name.startswith(f"{item}.") for item in names)]
 
 
 def _candidates(model: nn.Module) -> dict[str, nn.Module]:
@@ -78,9 +78,9 @@ def _candidates(model: nn.Module) -> dict[str, nn.Module]:
     """
     inside = {
         id(part)
-        for each in model.modules()
-        if isinstance(each, nn.MultiheadAttention)
-        for part in list(each.modules())[1:]
+        for module in model.modules()
+        if isinstance(module, nn.MultiheadAttention)
+        for part in list(module.modules())[1:]
     }
     return {
         plain_name(name): module
@@ -97,7 +97,11 @@ def _of_size(candidates: dict[str, nn.Module], size: float) -> list[str]:
     chosen: list[str] = []
     taken: set[int] = set()
     for name, module in reversed(candidates.items()):
-        own = {id(each): each.numel() for each in module.parameters() if id(each) not in taken}
+        own = {
+            id(parameter): parameter.numel()
+            for parameter in module.parameters()
+            if id(parameter) not in taken
+        }
         if sum(own.values()) >= size:
             chosen.insert(0, name)
             taken |= set(own)
@@ -106,8 +110,8 @@ def _of_size(candidates: dict[str, nn.Module], size: float) -> list[str]:
 
 def _shares_weights(model: nn.Module, block: nn.Module) -> bool:
     """Return whether a parameter of a block also belongs to a module outside of it."""
-    inside = {id(each) for each in block.parameters()}
-    within = {id(each) for each in block.modules()}
+    inside = {id(parameter) for parameter in block.parameters()}
+    within = {id(module) for module in block.modules()}
     return any(
         id(parameter) in inside
         for module in model.modules()
@@ -121,7 +125,7 @@ def _find_unmatched(
 ) -> str:
     """Return what is wrong with a choice; "" if each of its words matches a part of the model."""
     kind, _, words = choice.partition(" ")
-    classes = list(dict.fromkeys(type(each).__name__ for each in candidates.values()))
+    classes = list(dict.fromkeys(type(module).__name__ for module in candidates.values()))
     for word in words.split() if kind in ("class", "name") else ():
         if not _choose(model, candidates, f"{kind} {word}")[0]:
             near = suggest_names(word, candidates if kind == "name" else classes)
@@ -130,8 +134,8 @@ def _find_unmatched(
         if names:
             return ""
         word, near = words, "What shares a weight is gathered with the model."
-    counts = [type(each).__name__ for each in candidates.values()]
-    known = ", ".join(f"{each} ({counts.count(each)})" for each in classes[:12])
+    counts = [type(module).__name__ for module in candidates.values()]
+    known = ", ".join(f"{name} ({counts.count(name)})" for name in classes[:12])
     return (
         f"parallel.wrap_policy={choice!r}: {word!r} matches no part of the model. {near} Its "
         f"classes are: {known or 'only its own'}. Set parallel.wrap_policy='class NAME'."
@@ -140,9 +144,9 @@ def _find_unmatched(
 
 def _find_unshardable(model: nn.Module) -> str:
     """Return which parameter cannot be sharded, and why; "" if all can."""
-    for name, each in model.named_parameters():
+    for name, parameter in model.named_parameters():
         for is_unfit, why in _UNSHARDABLE:
-            if is_unfit(each):
+            if is_unfit(parameter):
                 return f"{plain_name(name)} {why}, or use parallel.strategy='ddp'."
     return ""
 
@@ -153,15 +157,15 @@ _UNSHARDABLE: tuple[tuple[Callable[[nn.Parameter], bool], str], ...] = (
         "has no shape before the first batch, and FSDP shards it before. Give its layer the size",
     ),
     (
-        lambda each: not each.dim(),
+        lambda parameter: not parameter.dim(),
         "has no dimension, and FSDP shards the first. Give it one: torch.ones(1)",
     ),
     (
-        lambda each: each.is_complex(),
+        lambda parameter: parameter.is_complex(),
         "is complex, which FSDP cannot reduce. Store it as real numbers (torch.view_as_real)",
     ),
     (
-        lambda each: not each.is_contiguous(),
+        lambda parameter: not parameter.is_contiguous(),
         "is not contiguous, which FSDP needs. Use .contiguous()",
     ),
 )

@@ -186,7 +186,7 @@ def check_hooks(callback: Callback) -> None:
 def callbacks_with(callbacks: list[Callback], moment: str) -> list[Callback]:
     """Return the callbacks that override the hook `moment`; the others cost nothing."""
     plain = getattr(Callback, moment)
-    return [each for each in callbacks if getattr(type(each), moment) is not plain]
+    return [callback for callback in callbacks if getattr(type(callback), moment) is not plain]
 
 
 def stateful_callbacks(callbacks: "Iterable[Callback]") -> "dict[str, Stateful]":
@@ -196,19 +196,19 @@ def stateful_callbacks(callbacks: "Iterable[Callback]") -> "dict[str, Stateful]"
         TaskError: two have the same name, or one can only save or only load.
     """
     found: dict[str, Stateful] = {}
-    for each in callbacks:
-        kind = type(each).__name__
-        has = [hasattr(each, method) for method in ("state_dict", "load_state_dict")]
+    for callback in callbacks:
+        kind = type(callback).__name__
+        has = [hasattr(callback, method) for method in ("state_dict", "load_state_dict")]
         if not any(has):
             continue
         if not all(has):
             lacks = "load_state_dict(state)" if has[0] else "state_dict()"
             raise TaskError(f"The callback {kind} has no {lacks}. Give it both, or neither.")
-        name = str(getattr(each, "name", kind))
+        name = str(getattr(callback, "name", kind))
         if name in found:
             raise TaskError(
                 f"Two callbacks with a state are called {name!r}, and a checkpoint keeps it by "
                 f"name. Give each its own: {kind}.name = 'first'."
             )
-        found[name] = cast("Stateful", each)
+        found[name] = cast("Stateful", callback)
     return found

@@ -104,18 +104,18 @@ def read_logged(
 
 def _of_all_ranks(world: Communicator, table: Logged, seconds: float) -> tuple[Logged, float]:
     gathered = [json.loads(text) for text in world.all_gather_text(json.dumps([table, seconds]))]
-    tables = [each for each, _ in gathered]
-    names = dict.fromkeys(name for each in tables for name in each)
+    tables = [table for table, _ in gathered]
+    names = dict.fromkeys(name for table in tables for name in table)
     summed = {
         name: [_sum(entries) for entries in zip(*rows, strict=True)]
         for name in names
-        if (rows := [each[name] for each in tables if name in each])
+        if (rows := [table[name] for table in tables if name in table])
     }
     return summed, float(gathered[0][1])
 
 
 def _sum(entries: Iterable[float | None]) -> float | None:
-    there = [each for each in entries if each is not None]
+    there = [entry for entry in entries if entry is not None]
     return sum(there) if there else None
 
 

@@ -98,7 +98,7 @@ class Loop:
         self._on_step = callbacks_with(self.callbacks, "on_step")
         self._on_log = callbacks_with(self.callbacks, "on_log")
         watching = callbacks_with(self.callbacks, "on_backward")
-        self.parts.on_backward = [self._backward_hook(each) for each in watching]
+        self.parts.on_backward = [self._backward_hook(callback) for callback in watching]
 
     @property
     def state(self) -> State:
@@ -273,7 +273,9 @@ class Loop:
             self._leave(why)
         if "stop" in agreed:
             self.stopping = "a callback asked to stop"
-        self._asked += [each for each in (Request.SAVE, Request.EVALUATE) if each.value in agreed]
+        self._asked += [
+            request for request in (Request.SAVE, Request.EVALUATE) if request.value in agreed
+        ]
 
     def run_requests(self) -> None:
         """Do what callbacks requested, once each; requests made meanwhile wait for a step."""
@@ -383,7 +385,7 @@ class Loop:
             data_wait_s=wait_s,
             progress=self.state.progress,
             progress_before=[result.progress_before for result in results],
-            skips=[each for each in skips if each.step <= results[-1].step],
+            skips=[skip for skip in skips if skip.step <= results[-1].step],
         )
         for report in self.on_log:
             report(point)

@@ -91,7 +91,7 @@ class ManualStep:
         self._optimizers = optimizers
         self._batch = batch
         self._world = context.strategy.world
-        micro_batches = [each for each in batch.micro_batches if each.items]
+        micro_batches = [micro_batch for micro_batch in batch.micro_batches if micro_batch.items]
         self._has_items = bool(micro_batches)
         self._micro_batches = micro_batches or [dummy_micro_batch(batch.micro_batches[0])]
         self._passes = self._draws = 0
@@ -218,7 +218,7 @@ class ManualStep:
         assert current.loss is not None
         self.norms.append(norm)
         label = "+".join(current.names)
-        if not any(current.loss is each for each in self.losses.get(label, ())):
+        if not any(current.loss is loss for loss in self.losses.get(label, ())):
             self.losses.setdefault(label, []).append(current.loss)
         rate = self._optimizers.set_rate(name, self.index)
         if self._world.is_first:  # logged values are summed over the ranks
@@ -397,8 +397,8 @@ class ManualUpdate:
             broadcast_module(context.state.model, weights=False)
         losses = {name: _mean(values) for name, values in manual_step.losses.items()}
         logged = [(f"{name}/loss", value) for name, value in losses.items() if world.is_first]
-        logged += [(name, _mean([*each.values()])) for name, each in manual_step.logged.items()]
-        total = torch.stack([each.float() for each in losses.values()]).sum() * divisor
+        logged += [(name, _mean([*values.values()])) for name, values in manual_step.logged.items()]
+        total = torch.stack([loss.float() for loss in losses.values()]).sum() * divisor
         return UpdateResult(outcome, _joined(manual_step.norms), total, logged)
 
 
@@ -411,7 +411,7 @@ def _joined(norms: list[GradNorm]) -> GradNorm:
     if len(norms) == 1:
         return norms[0]
     return GradNorm(
-        torch.linalg.vector_norm(torch.stack([each.total for each in norms])),
-        torch.cat([each.per_parameter for each in norms]),
-        [name for each in norms for name in each.names],
+        torch.linalg.vector_norm(torch.stack([norm.total for norm in norms])),
+        torch.cat([norm.per_parameter for norm in norms]),
+        [name for norm in norms for name in norm.names],
     )

@@ -35,7 +35,9 @@ class OptimizerSnapshot:
         """Make the copy; `copy_value` copies what is in the state and is not a tensor."""
         groups = self.optimizer.param_groups
         self._parameters = [
-            (each, each.detach().clone()) for group in groups for each in group["params"]
+            (parameter, parameter.detach().clone())
+            for group in groups
+            for parameter in group["params"]
         ]
         self._state = {
             parameter: {
@@ -136,8 +138,8 @@ class OptimizerSet:
         if not self.scaler.is_enabled():
             return grads
         scale = self.scaler.scale(torch.ones((), device=outputs.device))
-        unscaled = tuple(each.float() / scale for each in grads)
-        self._graph_grads += [each.detach() for each in unscaled]
+        unscaled = tuple(grad.float() / scale for grad in grads)
+        self._graph_grads += [entry.detach() for entry in unscaled]
         return unscaled
 
     def set_rate(self, name: str, steps_taken: int) -> float:
@@ -208,7 +210,7 @@ class OptimizerSet:
         """Return the loss; 0 if it is not finite because gradients within it overflowed."""
         if not self._graph_grads or all_finite(loss):
             return loss
-        overflowed = not all_finite(*(each.sum() for each in self._graph_grads))
+        overflowed = not all_finite(*(grad.sum() for grad in self._graph_grads))
         return (
             torch.zeros_like(loss) if any(self._first.world.all_reduce_max([overflowed])) else loss
         )

@@ -208,7 +208,7 @@ def forward_backward(context: StepContext, batch: Batch, divisor: float) -> Grad
     is_shared = strategy.world.size > 1
     micro_batches: Sequence[MicroBatch] = batch.micro_batches
     if len(micro_batches) > 1 and not is_shared:
-        micro_batches = [each for each in micro_batches if each.items]
+        micro_batches = [micro_batch for micro_batch in micro_batches if micro_batch.items]
     total: Tensor | None = None
     logged: list[Named] = []
     for micro_batch in micro_batches:

@@ -74,7 +74,7 @@ def find_problems(ctx: PlanContext) -> Iterator[str]:
     for key, value in user_keys(ctx).items():
         if key in PASSED or (key in managed and managed[key] == value):
             continue
-        option = next((OPTIONS[each] for each in OPTIONS if f"{key}.".startswith(f"{each}.")), None)
+        option = next((OPTIONS[name] for name in OPTIONS if f"{key}.".startswith(f"{name}.")), None)
         if option is not None:
             yield (
                 f"parallel.deepspeed has {key}={value!r}, which surestep decides. Remove the key, "

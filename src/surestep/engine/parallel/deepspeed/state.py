@@ -16,13 +16,13 @@ from surestep.engine.distributed.shards import TensorMeta, TensorShard
 
 
 class ZeroSlice(NamedTuple):
-    """Where this rank's piece of a parameter lies; both may be empty.
+    """The position of this rank's shard of a parameter; both may be empty.
 
     Attributes:
-        flat: of the optimizer, in fp32, with the pieces of other parameters beside it.
+        flat: of the optimizer, in fp32, with the shards of other parameters beside it.
         at: in it.
         begin: in the parameter, as one row.
-        length: of the piece.
+        length: of the shard.
     """
 
     flat: Tensor
@@ -32,7 +32,7 @@ class ZeroSlice(NamedTuple):
 
 
 class ZeroState:
-    """What ZeRO 1, 2 and 3 keep: the `Keeper` of `pieces`."""
+    """What ZeRO 1, 2 and 3 keep: the checkpoint access to the shards."""
 
     def __init__(
         self, engine: Any, model: nn.Module, groups: Sequence[Sequence[str]], world: Communicator
@@ -47,22 +47,23 @@ class ZeroState:
         """Describe the parameters that are trained; under stage 3 all of them."""
         return {
             name: TensorMeta(
-                self._shape(each), torch.float32 if self._is_trained(each) else each.dtype
+                self._shape(parameter),
+                torch.float32 if self._is_trained(parameter) else parameter.dtype,
             )
-            for name, each in self.named.items()
-            if self.is_cut or self._is_trained(each)
+            for name, parameter in self.named.items()
+            if self.is_cut or self._is_trained(parameter)
         }
 
     def weights(self) -> Iterator[tuple[str, TensorShard]]:
         """Yield the fp32 weights; of what is not trained, the only ones."""
-        for turn, name in enumerate(self.described()):
+        for index, name in enumerate(self.described()):
             parameter = self.named[name]
             if self._is_trained(parameter):
                 cut = self._cut(name)
-                yield name, self._gathered(parameter, cut, cut.flat, turn)
+                yield name, self._gathered(parameter, cut, cut.flat, index)
             else:
                 with self._whole(parameter):
-                    yield name, self._piece(parameter.detach(), turn)
+                    yield name, self._shard(parameter.detach(), index)
 
     def put_weight(self, name: str, whole: Tensor) -> None:
         """Give a parameter its value: the fp32 weights, and those that the model computes with."""
@@ -80,16 +81,16 @@ class ZeroState:
         return self.in_groups
 
     def slots(self, optimizer: str) -> Iterator[tuple[str, str, TensorShard]]:
-        """Yield the optimizer's state: gathered, or one number for all pieces."""
-        turn = 0
+        """Yield the optimizer's state: gathered, or one number for all shards."""
+        index = 0
         for name in self.group_of:
             cut = self._cut(name)
             for slot, value in sorted(self._state.get(cut.flat, {}).items()):
                 if isinstance(value, Tensor) and value.shape == cut.flat.shape:
-                    yield name, slot, self._gathered(self.named[name], cut, value, turn)
+                    yield name, slot, self._gathered(self.named[name], cut, value, index)
                 elif isinstance(value, Tensor):
-                    yield name, slot, self._piece(value, turn)
-                turn += 1
+                    yield name, slot, self._shard(value, index)
+                index += 1
 
     def put_slots(self, optimizer: str, parameter: str, slots: Mapping[str, Tensor]) -> None:
         """Give a parameter's optimizer state its values, in state that may not be there yet."""
@@ -115,7 +116,7 @@ class ZeroState:
         return tuple(parameter.ds_shape if self.is_cut else parameter.shape)
 
     def _cut(self, name: str) -> ZeroSlice:
-        """Return where this rank's piece of a trained parameter lies."""
+        """Return the position of this rank's shard of a trained parameter."""
         parameter: Any = self.named[name]
         zero = self.engine.optimizer
         if self.is_cut:
@@ -133,21 +134,21 @@ class ZeroState:
         return ZeroSlice(flat, here.start, there.start, there.numel)
 
     def _gathered(
-        self, parameter: Tensor, cut: ZeroSlice, values: Tensor, turn: int
+        self, parameter: Tensor, cut: ZeroSlice, values: Tensor, index: int
     ) -> TensorShard:
-        """Return a whole tensor of the pieces of all ranks: each adds its own to zeros."""
+        """Return the full tensor of the shards of all ranks: each adds its own to zeros."""
         shape = self._shape(parameter)
         row = torch.zeros(torch.Size(shape).numel(), device=self.engine.device)
         length = max(0, min(cut.length, row.numel() - cut.begin))  # stage 3 fills up with zeros
         row[cut.begin : cut.begin + length] = values[cut.at : cut.at + length].to(row.device)
         dist.all_reduce(row)
-        return self._piece(row.view(shape), turn)
+        return self._shard(row.view(shape), index)
 
-    def _piece(self, whole: Tensor, turn: int) -> TensorShard:
-        """Return a whole tensor, which the ranks write in turn."""
+    def _shard(self, whole: Tensor, index: int) -> TensorShard:
+        """Return a whole tensor, which the ranks take turns to write."""
         shape = tuple(whole.shape)
         return TensorShard(
-            shape, tuple(0 for _ in shape), whole, turn % self.world.size == self.world.rank
+            shape, tuple(0 for _ in shape), whole, index % self.world.size == self.world.rank
         )
 
     @staticmethod
@@ -160,7 +161,7 @@ class ZeroState:
         from deepspeed import zero
 
         cut: list[Any] = list(self.named.values()) if self.is_cut else []
-        if any(each.ds_status.name == "INFLIGHT" for each in cut):
+        if any(parameter.ds_status.name == "INFLIGHT" for parameter in cut):
             # An evaluation ends with the fetches for a backward under way.
             self.engine.empty_partition_cache()
         return zero.GatheredParameters([parameter], modifier_rank=0 if modified else None)

@@ -66,7 +66,7 @@ class DeepSpeedStrategy(DistributedStrategy):
             self.optimizer.state.clear()  # of full tensors; DeepSpeed's are shards
         names = dict(zip(map(id, self.parameters), self.names, strict=True))
         groups = [
-            [names[id(each)] for each in group["params"] if id(each) in names]
+            [names[id(parameter)] for parameter in group["params"] if id(parameter) in names]
             for group in self.optimizer.param_groups
         ]
         self._linear = functional.linear  # ZeRO 3 replaces it for the whole process
@@ -78,7 +78,7 @@ class DeepSpeedStrategy(DistributedStrategy):
         self.max_norm = None  # DeepSpeed clips, by "gradient_clipping"
         self.step = self._step
         self.unscale = _nothing
-        # bf16 with stage 1 is an optimizer of its own: each rank has the gradients of all.
+        # bf16 with stage 1 uses a different optimizer: each rank has the gradients of all.
         self.has_all_grads = hasattr(self.engine.optimizer, "fp32_groups_gradient_flat_partition")
         self.offloads = plan.parallel_offload != "off"
         self.scaled = plan.precision == "fp16"
@@ -124,7 +124,7 @@ class DeepSpeedStrategy(DistributedStrategy):
             self._check_all_reached()
         if not self.stage:
             return super().clip_grad_norm()
-        squares = [torch.linalg.vector_norm(each).double() ** 2 for each in self._gradients()]
+        squares = [torch.linalg.vector_norm(grad).double() ** 2 for grad in self._gradients()]
         total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
         total = total.to(self.device)
         dist.all_reduce(total)
@@ -173,12 +173,12 @@ class DeepSpeedStrategy(DistributedStrategy):
         if self.has_all_grads:
             yield from optimizer.fp32_groups_gradient_flat_partition
         elif self.offloads and self.stage == 3:
-            yield from (each.grad for each in optimizer.fp32_partitioned_groups_flat)
+            yield from (tensor.grad for tensor in optimizer.fp32_partitioned_groups_flat)
         elif self.offloads:
-            yield from (each.grad for each in optimizer.single_partition_of_fp32_groups)
+            yield from (tensor.grad for tensor in optimizer.single_partition_of_fp32_groups)
         else:
             for shards in optimizer.averaged_gradients.values():
-                yield from (each for each in shards or () if each is not None)
+                yield from (shard for shard in shards or () if shard is not None)
 
     def _step(self, loss_sum: Tensor, grad_norm: Tensor) -> StepOutcome:
         """Step if loss and norm are finite; they are the same on all ranks."""
@@ -232,13 +232,13 @@ def _report_overflow(optimizer: Any) -> Iterator[None]:
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> None:
     if not isinstance(optimizer, ELEMENT_BY_ELEMENT):
-        names = ", ".join(each.__name__ for each in ELEMENT_BY_ELEMENT)
+        names = ", ".join(optimizer.__name__ for optimizer in ELEMENT_BY_ELEMENT)
         raise TaskError(
             f"ZeRO splits parameters anywhere, and whether {type(optimizer).__name__} updates each "
             f"element separately is not known. Use torch's {names}; or set parallel.zero_stage=0 "
             "or parallel.strategy='ddp'."
         )
-    other = {each.dtype for each in parameters} - {torch.float32}
+    other = {parameter.dtype for parameter in parameters} - {torch.float32}
     if other:
         raise TaskError(
             f"ZeRO keeps parameters in fp32, and some are {', '.join(map(str, other))}. Build the "
