@@ -109,7 +109,7 @@ class Config(PluginOptions):
         "Samples per optimizer step, summed over all ranks.", resume=BATCHES
     )
     micro_batch_size: Count | NotSet = option(
-        "Samples per forward pass on one rank; changes memory use, never the update.",
+        "Samples per forward pass on one rank; changes the update only with BatchNorm or dropout.",
         resume=not_bitwise("sums and dropout are computed over other micro-batches"),
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] | NotSet = option(

@@ -48,8 +48,7 @@ run_backward: Any = partial(
 class SingleProcessStrategy:
     """The methods of a step in one process; the base class of every strategy.
 
-    An instance belongs to one optimizer. What differs from it by strategy is a class attribute or
-    a class method, so that no other code compares the names of strategies.
+    An instance belongs to one optimizer. Strategies differ by class attributes and methods.
 
     Attributes:
         shares_step: several processes can share a step.
