@@ -23,7 +23,7 @@ SEEN = {
 
 
 @pytest.mark.parametrize(("model", "squash"), SEEN.values(), ids=SEEN)
-def test_the_operation_that_outputs_came_out_of_is_known(model, squash):
+def test_activation_that_produced_the_outputs_is_detected(model, squash):
     with OutputActivationTracker() as watch:
         outputs = model(X)
     assert watch.activation_of(outputs) == squash
@@ -38,7 +38,9 @@ def test_the_operation_that_outputs_came_out_of_is_known(model, squash):
         (nn.Sigmoid(), "multilabel", torch.ones(20, 3)),
     ],
 )
-def test_a_squash_that_belongs_into_the_loss_is_refused_at_the_start(tmp_path, last, loss, targets):
+def test_activation_that_the_loss_applies_itself_is_rejected_at_the_start(
+    tmp_path, last, loss, targets
+):
     parts = {"model": nn.Sequential(nn.Linear(4, 3), last), "loss": loss}
     with pytest.raises(TaskError, match="takes logits"):
         tiny.prepare(tmp_path / "run", {**parts, "train": (tiny.data()[0], targets)}).close()

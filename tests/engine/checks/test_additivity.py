@@ -1,4 +1,4 @@
-"""The check that a loss adds up over the parts of a batch: what it finds, and what it accepts."""
+"""The check that a loss adds up over micro-batches: what it rejects, and what it accepts."""
 
 from collections import namedtuple
 from contextlib import nullcontext
@@ -41,22 +41,22 @@ Pair = namedtuple("Pair", "logits hidden")
 
 
 @pytest.mark.parametrize("case", WRONG.values(), ids=WRONG)
-def test_a_wrong_declaration_is_found(case):
+def test_wrong_items_or_reduction_of_a_loss_are_rejected(case):
     assert all(is_found(of_case(case), size, seed) for size in SIZES for seed in (1000, 1001))
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_a_wrong_declaration_of_the_models_own_loss_is_found(make):
+def test_wrong_items_or_reduction_of_a_model_loss_are_rejected(make):
     assert all(is_found(make, size, seed) for size in SIZES for seed in (1000, 1001))
 
 
 @pytest.mark.parametrize("make", RIGHT.values(), ids=RIGHT)
-def test_a_right_declaration_of_the_models_own_loss_is_accepted(make):
+def test_correct_items_and_reduction_of_a_model_loss_are_accepted(make):
     assert not any(is_found(make, size, seed, "") for size in SIZES for seed in (1000, 1001))
 
 
 class Drawing(nn.Module):
-    """Returns losses in train mode, of features that it drops at random."""
+    """Returns losses in train mode and applies dropout to its inputs."""
 
     def __init__(self):
         super().__init__()
@@ -67,7 +67,7 @@ class Drawing(nn.Module):
         return logits if targets is None else {"label": functional.cross_entropy(logits, targets)}
 
 
-def test_a_declaration_is_checked_for_a_model_that_draws_in_training():
+def test_reduction_is_checked_for_a_model_with_dropout_in_train_mode():
     torch.manual_seed(0)
     model, loss = Drawing(), "model in training"
     check(model, (X, Y), loss, items=lambda batch: len(batch[1]))
@@ -75,7 +75,7 @@ def test_a_declaration_is_checked_for_a_model_that_draws_in_training():
         check(model, (X, Y), loss, reduction="sum")
 
 
-def test_a_model_in_half_precision_keeps_its_weights_and_types():
+def test_check_preserves_weights_and_dtypes_of_a_half_precision_model():
     torch.manual_seed(0)
     make = MODELS["sum, of a bf16 model"](24, 0.02)
     before = {name: each.clone() for name, each in make.model.state_dict().items()}
@@ -87,7 +87,7 @@ def test_a_model_in_half_precision_keeps_its_weights_and_types():
 
 
 class Float8(nn.Module):
-    """Computes its own loss; a frozen layer near the end has weights in 8 bits."""
+    """Computes its own loss; a frozen layer in the middle has weights in 8 bits."""
 
     def __init__(self):
         super().__init__()
@@ -103,7 +103,7 @@ class Float8(nn.Module):
 
 
 class Frozen8(nn.Module):
-    """A matrix of 8 bits, which is widened in each forward."""
+    """A matrix in 8 bits, which each forward converts to a wider dtype."""
 
     def __init__(self):
         super().__init__()
@@ -118,14 +118,14 @@ def float8_data():
     return {"x": X, "labels": Y}
 
 
-def test_a_model_with_a_frozen_weight_in_8_bits_is_checked_by_its_other_weights():
+def test_model_with_a_frozen_8_bit_weight_is_checked_by_its_other_weights():
     torch.manual_seed(0)
     check(Float8(), float8_data(), "model")
     with pytest.raises(TaskError, match="is not a sum"):
         check(Float8(), float8_data(), "model", reduction="sum")
 
 
-def test_weights_in_half_precision_are_widened_once():
+def test_half_precision_weights_are_converted_to_fp32_once():
     torch.manual_seed(0)
     model = Float8()
     check(model, float8_data(), "model")
@@ -139,14 +139,14 @@ def out_of_memory(*_):
 
 
 @pytest.mark.parametrize("method", ["__init__", "vary"])
-def test_a_right_model_is_accepted_if_memory_runs_out_while_weights_are_varied(monkeypatch, method):
+def test_correct_model_is_accepted_if_the_check_runs_out_of_memory(monkeypatch, method):
     torch.manual_seed(0)
     monkeypatch.setattr(VariedModel, method, out_of_memory)
     check(Float8(), float8_data(), "model")
 
 
 class Lookup(nn.Module):
-    """Returns stored outputs of the samples whose numbers it is given."""
+    """Returns stored outputs for sample indices."""
 
     def __init__(self, outputs):
         super().__init__()
@@ -158,7 +158,7 @@ class Lookup(nn.Module):
 
 
 def as_mean(loss):
-    """Return the mean of a known loss as a function of which nothing is known."""
+    """Return the mean of a known loss as a custom function."""
 
     def mean(outputs, targets):
         items = loss.items((outputs, targets) if targets is not None else outputs, targets)
@@ -199,7 +199,7 @@ TYPES = [
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("dtype", "cast"), TYPES, ids=str)
 @pytest.mark.parametrize(("plain", "outputs", "targets"), SPLIT.values(), ids=SPLIT)
-def test_no_shipped_loss_is_refused(plain, outputs, targets, dtype, cast):
+def test_no_registered_or_torch_loss_is_rejected(plain, outputs, targets, dtype, cast):
     loss = as_loss(plain, "samples")
     for seed in range(2):
         generator = torch.Generator().manual_seed(seed)
@@ -261,8 +261,8 @@ class Opaque:
 
 @pytest.mark.parametrize(("nest", "find"), NESTINGS.values(), ids=NESTINGS)
 @pytest.mark.parametrize("right", [True, False])
-def test_outputs_of_any_nesting_are_checked(nest, find, right):
-    """A mean over samples of several places; declared so, and multiplied by them."""
+def test_nested_outputs_of_any_type_are_checked(nest, find, right):
+    """The loss is a mean over samples with several positions, or that mean times the samples."""
     torch.manual_seed(0)
     model = Net((3, 5), 0.5, lambda outputs: nest((outputs, outputs.mean(1))))
     places = torch.randint(3, (24, 5))
@@ -283,7 +283,7 @@ def test_outputs_of_any_nesting_are_checked(nest, find, right):
 
 
 @pytest.mark.slow("needs transformers")
-def test_outputs_of_hugging_face_are_checked():
+def test_hugging_face_outputs_are_checked():
     outputs = needs("transformers.modeling_outputs")
     model = Net((5, 12), 0.02, lambda o: outputs.TokenClassifierOutput(logits=o))
 
@@ -296,7 +296,7 @@ def test_outputs_of_hugging_face_are_checked():
         check(model, data, mean)
 
 
-def test_the_error_says_what_to_type():
+def test_error_shows_the_option_to_set():
     torch.manual_seed(0)
     data = [(x, y) for x, y in zip(torch.randn(24, 6), padded(24), strict=True)]
     ignored = [(x, torch.where(y == 255, -100, y)) for x, y in data]
@@ -314,7 +314,7 @@ def test_the_error_says_what_to_type():
         check(Net((5,), 0.0), (torch.randn(24, 6), Y), mean, reduction="sum")
 
 
-def test_a_loss_of_one_batch_in_many_values_is_random_and_not_refused():
+def test_random_loss_that_is_a_mean_is_not_rejected():
     def noisy(outputs, targets):
         return functional.cross_entropy(outputs + torch.randn_like(outputs), targets)
 
@@ -326,7 +326,7 @@ def test_a_loss_of_one_batch_in_many_values_is_random_and_not_refused():
         check(tiny.model(), (X, Y), noisy_sum)
 
 
-def test_a_model_that_draws_numbers_is_not_refused():
+def test_random_model_is_not_rejected():
     class Noisy(nn.Linear):
         def forward(self, x):
             return Opaque(super().forward(x + torch.randn_like(x)))
@@ -340,7 +340,7 @@ def test_a_model_that_draws_numbers_is_not_refused():
 
 
 class Counting(nn.Module):
-    """Moves a buffer and draws random numbers at each call, in eval mode too."""
+    """Updates a buffer and draws random numbers in each call, also in eval mode."""
 
     def __init__(self):
         super().__init__()
@@ -362,7 +362,7 @@ class CountingLoss(nn.Module):
         return functional.cross_entropy(outputs.logits, targets) + 0 * torch.rand(())
 
 
-def test_the_check_leaves_buffers_and_random_numbers_as_they_were():
+def test_check_preserves_buffers_and_the_random_state():
     torch.manual_seed(3)
     np.random.seed(3)
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
@@ -383,7 +383,7 @@ DRAW = torch.Generator().manual_seed(1)
 IMAGES = (torch.randn(20, 6, generator=DRAW), torch.rand(20, 16, generator=DRAW))
 
 
-def test_a_sum_is_refused_until_it_is_declared(tmp_path):
+def test_summed_loss_is_rejected_unless_reduction_is_sum(tmp_path):
     parts = {"model": autoencoder(), "loss": vae, "train": IMAGES}
     with pytest.raises(TaskError, match=r"sum over samples.*Task\(reduction='sum'\)"):
         tiny.prepare(tmp_path / "run", parts)
@@ -398,7 +398,7 @@ PLAIN = {
 
 
 def plain_step():
-    """Return the weights after a step of plain torch, and the sum over the data, per sample."""
+    """Return the weights after a step of plain torch, and the summed loss per sample."""
     net = autoencoder()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     vae(net(IMAGES[0][:8]), IMAGES[1][:8]).backward()
@@ -407,7 +407,7 @@ def plain_step():
 
 
 @pytest.mark.parametrize(("size", "measured"), [(8, 20), (1, 3), (3, 1), (5, 7)])
-def test_a_declared_sum_is_plain_torchs_for_any_cut(tmp_path, size, measured):
+def test_declared_sum_equals_plain_torch_for_any_micro_batch_size(tmp_path, size, measured):
     net = autoencoder()
     parts = {"model": net, "loss": vae, "train": IMAGES, "val": IMAGES, "reduction": "sum"}
     options = {"micro_batch_size": size, "validation": {"batch_size": measured}}
@@ -423,14 +423,14 @@ def test_a_declared_sum_is_plain_torchs_for_any_cut(tmp_path, size, measured):
 
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("kind", ["tensors", "samples"])
-def test_a_micro_batch_of_one_sample_is_no_way_around_the_check(tmp_path, size, kind):
+def test_summed_loss_is_rejected_with_micro_batches_of_one_sample(tmp_path, size, kind):
     data = IMAGES if kind == "tensors" else list(zip(*IMAGES, strict=True))
     parts = {"model": autoencoder(), "loss": vae, "train": data}
     with pytest.raises(TaskError, match=r"sum over samples"):
         tiny.prepare(tmp_path / "run", parts, micro_batch_size=size)
 
 
-def test_a_loss_that_asserts_a_range_is_not_refused():
+def test_loss_that_asserts_a_range_of_outputs_is_not_rejected():
     def loss(outputs, targets):
         assert outputs.abs().max() < 0.5
         return functional.cross_entropy(outputs, targets)
@@ -438,7 +438,7 @@ def test_a_loss_that_asserts_a_range_is_not_refused():
     check(Net((3,), 0.01), (torch.randn(24, 6), Y), loss)
 
 
-def test_a_model_of_one_sample_alone_is_not_refused(tmp_path):
+def test_model_that_accepts_only_one_sample_is_not_rejected(tmp_path):
     def loss(outputs, targets):
         return functional.cross_entropy(outputs, targets)
 
@@ -452,7 +452,7 @@ def test_a_model_of_one_sample_alone_is_not_refused(tmp_path):
         next(session.steps())
 
 
-def test_one_of_several_losses_is_declared_a_sum(tmp_path):
+def test_reduction_of_one_of_several_losses_can_be_set_to_sum(tmp_path):
     class Heads(nn.Module):
         def __init__(self):
             super().__init__()
@@ -483,6 +483,6 @@ def test_one_of_several_losses_is_declared_a_sum(tmp_path):
         ({"reduction": {"a": "sum"}}, r"reduction names several losses, and the Task has one"),
     ],
 )
-def test_a_reduction_that_does_not_fit_is_refused(tmp_path, options, sentence):
+def test_invalid_reduction_is_rejected(tmp_path, options, sentence):
     with pytest.raises(TaskError, match=sentence):
         tiny.prepare(tmp_path / "run", options)

@@ -1,4 +1,4 @@
-"""BatchNorm and a forward of one sample: found by arithmetic, exactly where torch rejects it."""
+"""BatchNorm with a forward of one sample is rejected by arithmetic exactly when torch fails."""
 
 import itertools
 
@@ -15,7 +15,7 @@ from tests import tiny
 
 
 def flat(layer=None):
-    """A model whose BatchNorm sees one value per sample and channel."""
+    """A model whose BatchNorm gets one value per sample and channel."""
     return nn.Sequential(nn.Linear(4, 8), layer or nn.BatchNorm1d(8), nn.Linear(8, 3))
 
 
@@ -31,7 +31,7 @@ def pooled():
 
 
 def convolved():
-    """A model whose BatchNorm sees 4 values per sample and channel."""
+    """A model whose BatchNorm gets 4 values per sample and channel."""
     return nn.Sequential(
         nn.Unflatten(1, (1, 2, 2)),
         nn.Conv2d(1, 8, 1),
@@ -51,7 +51,7 @@ def prepare(tmp_path, samples, model=flat, parts=None, **options):
 
 
 def torch_accepts(samples, batch, micro, drop_last):
-    """Train an epoch with plain torch; say whether no forward was rejected."""
+    """Train an epoch with plain torch; return True if no forward raised an error."""
     net, (x, _) = flat(), tiny.data(samples)
     for first in range(0, samples, batch):
         rows = x[first : first + batch]
@@ -66,7 +66,7 @@ def torch_accepts(samples, batch, micro, drop_last):
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_what_is_refused_is_what_torch_rejects(drop_last):
+def test_batch_layout_is_rejected_exactly_if_torch_rejects_a_forward(drop_last):
     for samples, batch, micro in itertools.product(range(1, 14), range(1, 8), range(1, 8)):
         if micro > batch or (drop_last and samples < batch):
             continue
@@ -84,17 +84,19 @@ def test_what_is_refused_is_what_torch_rejects(drop_last):
         (16, {"batch_size": 1}, "every batch has one sample. Use batch_size=2; or replace"),
     ],
 )
-def test_one_sample_is_refused_before_the_run(tmp_path, samples, options, said, model):
+def test_batch_norm_forward_of_one_sample_is_rejected_before_the_run(
+    tmp_path, samples, options, said, model
+):
     with pytest.raises(DataError, match=rf"BatchNorm '\d' would get one value per.*{said}"):
         prepare(tmp_path, samples, model, **options)
 
 
-def test_a_dry_run_refuses_it_too():
+def test_dry_run_rejects_a_batch_norm_forward_of_one_sample():
     with pytest.raises(DataError, match="BatchNorm '1' would get one value per channel"):
         dry_run(task(17), tiny.config())
 
 
-def test_each_way_out_that_is_named_trains(tmp_path):
+def test_each_fix_in_the_message_trains(tmp_path):
     with pytest.raises(DataError) as refused:
         prepare(tmp_path / "a", 21, micro_batch_size=4)
     assert "data.drop_last=True; or use batch_size=7; or use micro_batch_size=3" in str(
@@ -125,17 +127,17 @@ def test_each_way_out_that_is_named_trains(tmp_path):
     ],
     ids=["convolution", "ends before", "frozen", "other norm", "two left"],
 )
-def test_no_false_alarm(tmp_path, samples, model, options):
+def test_batch_norm_with_enough_values_is_accepted(tmp_path, samples, model, options):
     with prepare(tmp_path, samples, model, **options) as session:
         assert list(session.steps())
 
 
-def test_validation_uses_running_statistics_and_one_sample_is_right(tmp_path):
+def test_validation_with_running_statistics_accepts_one_sample(tmp_path):
     with prepare(tmp_path, 16, parts={"val": tiny.data(1)}) as session:
         assert session.evaluate()["val/loss"] > 0
 
 
-def test_validation_without_running_statistics_is_refused(tmp_path):
+def test_validation_of_one_sample_without_running_statistics_is_rejected(tmp_path):
     def bare():
         return flat(nn.BatchNorm1d(8, track_running_stats=False))
 
@@ -144,7 +146,7 @@ def test_validation_without_running_statistics_is_refused(tmp_path):
         prepare(tmp_path, 16, bare, parts, validation={"batch_size": 4})
 
 
-def test_a_last_batch_that_no_evaluation_reads_is_no_alarm(tmp_path):
+def test_last_batch_skipped_by_limit_val_batches_is_not_rejected(tmp_path):
     def bare():
         return flat(nn.BatchNorm1d(8, track_running_stats=False))
 
@@ -155,7 +157,7 @@ def test_a_last_batch_that_no_evaluation_reads_is_no_alarm(tmp_path):
 
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_what_is_refused_on_ranks_is_what_torch_rejects_on_one_of_them(ranks, whole):
+def test_batch_layout_on_ranks_is_rejected_if_a_rank_has_one_sample(ranks, whole):
     for samples, batch, micro in itertools.product(range(3, 14), range(ranks, 8), range(1, 5)):
         cut = BatchLayout(samples, batch, micro, ranks=ranks, full=whole)
         sizes = [
@@ -168,13 +170,13 @@ def test_what_is_refused_on_ranks_is_what_torch_rejects_on_one_of_them(ranks, wh
 
 
 class Flow(IterableDataset):
-    """A stream that does not say its length."""
+    """A stream without a length."""
 
     def __iter__(self):
         return iter(zip(*tiny.data(17), strict=True))
 
 
-def test_a_stream_of_unknown_length_says_what_to_do_when_it_ends_so(tmp_path):
+def test_stream_that_ends_with_a_single_sample_raises_with_a_fix(tmp_path):
     made = tiny.task(model=flat(), train=Flow())
     with (
         pytest.raises(DataError, match=r"one value per channel in a batch of 1 samples.*drop_last"),
@@ -183,14 +185,14 @@ def test_a_stream_of_unknown_length_says_what_to_do_when_it_ends_so(tmp_path):
         list(session.steps())
 
 
-def test_the_plan_says_it():
+def test_plan_reports_a_last_forward_of_one_sample():
     reason = tiny.plan({"model": flat(), "train": tiny.data(17)}).plan.reason("data.drop_last")
     assert "the last batch ends in a forward of 1 sample" in reason
     for usual in ({"model": flat(), "train": tiny.data(18)}, {"train": tiny.data(17)}):
         assert "forward of 1 sample" not in tiny.plan(usual).plan.reason("data.drop_last")
 
 
-def test_buffers_and_weights_are_untouched_by_the_check(tmp_path):
+def test_batch_norm_check_preserves_buffers_and_weights(tmp_path):
     model = flat()
     before = tiny.weights(model)
     made = tiny.task(model=model, train=tiny.data(16))

@@ -27,7 +27,7 @@ class Tempered(nn.Module):
 
 
 class Embedded(nn.Module):
-    """(samples, tokens) to (samples, classes, tokens)."""
+    """Maps (samples, tokens) to (samples, classes, tokens)."""
 
     def __init__(self):
         super().__init__()
@@ -183,7 +183,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("parts", "error", "sentence"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_trained_is_refused_at_the_start(tmp_path, parts, error, sentence):
+def test_untrainable_task_is_rejected_at_the_start(tmp_path, parts, error, sentence):
     torch.manual_seed(0)
     with pytest.raises(error) as caught:
         tiny.prepare(tmp_path / "run", parts, **ORDERED).close()
@@ -192,13 +192,13 @@ def test_what_cannot_be_trained_is_refused_at_the_start(tmp_path, parts, error, 
 
 
 class Waiting(nn.Linear):
-    """Fails as a model does that waited for another rank in vain."""
+    """Fails like a model that timed out waiting for a different rank."""
 
     def forward(self, x):
         raise RuntimeError("[/x/gloo/transport/tcp/unbound_buffer.cc:129] Timed out waiting 9ms")
 
 
-def test_a_rank_that_did_not_come_is_not_taken_for_a_fault_of_the_model(tmp_path):
+def test_timeout_waiting_for_a_rank_is_not_reported_as_a_model_error(tmp_path):
     with pytest.raises(RuntimeError, match="Timed out waiting") as caught:
         tiny.prepare(tmp_path / "run", {"model": Waiting(4, 3)}).close()
     assert not isinstance(caught.value, SurestepError)
@@ -213,13 +213,13 @@ def test_a_rank_that_did_not_come_is_not_taken_for_a_fault_of_the_model(tmp_path
     ],
     ids=["detach", "data", "new tensor"],
 )
-def test_a_loss_that_is_cut_from_its_graph_is_refused_with_what_to_look_for(tmp_path, loss):
+def test_loss_detached_from_its_graph_is_rejected_with_a_hint(tmp_path, loss):
     with pytest.raises(SurestepError, match="detach"):
         tiny.fit(tmp_path / "run", {"loss": loss})
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")
-def test_a_broadcast_within_torchs_own_function_is_refused(tmp_path):
+def test_broadcast_within_a_torch_function_is_rejected(tmp_path):
     parts = regression(torch.randn(20), lambda o, t: functional.mse_loss(o, t))
     with pytest.raises(TaskError, match=r"squeeze\(-1\)"):
         tiny.prepare(tmp_path / "run", parts).close()
@@ -251,12 +251,12 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize("parts", ACCEPTED.values(), ids=ACCEPTED)
-def test_what_can_be_trained_is_trained(tmp_path, parts):
+def test_trainable_task_is_accepted_and_trains(tmp_path, parts):
     run = tiny.fit(tmp_path / "run", parts, max_steps=2, micro_batch_size=3)
     assert run.status["status"] == "finished"
 
 
-def test_a_first_loss_far_above_guessing_warns(tmp_path):
+def test_first_loss_far_above_guessing_causes_a_warning(tmp_path):
     x, y = 100 * X, Y
     with pytest.warns(
         UserWarning, match=r"first loss is .*guessing evenly among 3 classes .* 1\.1"
@@ -264,7 +264,7 @@ def test_a_first_loss_far_above_guessing_warns(tmp_path):
         tiny.prepare(tmp_path / "run", {"model": nn.Linear(4, 3), "train": (x, y)}).close()
 
 
-def test_a_resumed_run_is_not_compared_with_guessing(tmp_path):
+def test_first_loss_of_a_resumed_run_is_not_compared_with_guessing(tmp_path):
     net = nn.Linear(4, 3)
     with tiny.prepare(tmp_path, {"model": net}) as session:
         next(session.steps())
@@ -273,7 +273,7 @@ def test_a_resumed_run_is_not_compared_with_guessing(tmp_path):
     tiny.prepare(tmp_path, {"model": net}).close()
 
 
-def test_the_check_moves_no_weights_and_no_statistics(tmp_path):
+def test_first_batch_check_preserves_weights_and_statistics(tmp_path):
     net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
     before = tiny.weights(net)
     surestep.prepare(tiny.task(model=net), tiny.config(), run=tmp_path).close()

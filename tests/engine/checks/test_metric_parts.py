@@ -1,4 +1,4 @@
-"""Metrics that are no means over samples are refused; means are not."""
+"""Metrics that are not means over samples are rejected; means are accepted."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ REAL = X @ torch.tensor([1.0, -2.0, 0.5, 0.0])
 
 
 def constant_head(outputs):
-    """A new model whose last layer is zero: it returns the same for every sample."""
+    """Return a new model whose last layer is zero: its outputs are equal for every sample."""
     head = nn.Linear(8, outputs)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -104,14 +104,14 @@ MEANS = {
 
 @pytest.mark.parametrize("model", [fresh, constant_head])
 @pytest.mark.parametrize("name", NOT_MEANS)
-def test_what_is_no_mean_over_samples_is_refused(tmp_path, name, model):
+def test_metric_that_is_not_a_mean_over_samples_is_rejected(tmp_path, name, model):
     parts, metric = NOT_MEANS[name]
     with pytest.raises(TaskError, match=r"metrics\['m'\] is not a mean over samples: .*whole_set"):
         prepared(tmp_path, parts(model), metric)
 
 
 @pytest.mark.parametrize("name", NOT_MEANS)
-def test_over_the_whole_set_it_is_taken(tmp_path, name):
+def test_metric_that_is_not_a_mean_is_accepted_as_whole_set_metric(tmp_path, name):
     parts, metric = NOT_MEANS[name]
     prepared(tmp_path, parts(fresh), surestep.whole_set(metric))
 
@@ -119,12 +119,12 @@ def test_over_the_whole_set_it_is_taken(tmp_path, name):
 @pytest.mark.parametrize("size", [2, 3, 32, 64])
 @pytest.mark.parametrize("model", [fresh, constant_head])
 @pytest.mark.parametrize("name", MEANS)
-def test_a_mean_is_not_refused(tmp_path, name, model, size):
+def test_metric_that_is_a_mean_is_accepted(tmp_path, name, model, size):
     parts, metric = MEANS[name]
     prepared(tmp_path, parts(model), metric, batch_size=size)
 
 
-def test_a_mean_over_tokens_is_told_from_one_over_samples(tmp_path):
+def test_mean_over_tokens_is_distinguished_from_a_mean_over_samples(tmp_path):
     targets = torch.randint(3, (64, 5), generator=torch.Generator().manual_seed(0))
     targets[:, 1:][torch.rand(64, 4, generator=torch.Generator().manual_seed(1)) < 0.5] = -100
 
@@ -143,7 +143,7 @@ def test_a_mean_over_tokens_is_told_from_one_over_samples(tmp_path):
 
 
 class Object:
-    """An object whose value is the mean of its batches, or of all samples."""
+    """A metric whose value is the mean over its batches, or over all samples."""
 
     def __init__(self, *, exact):
         self.exact = exact
@@ -160,7 +160,7 @@ class Object:
         return sum(self.values) / len(self.values)
 
 
-def test_an_object_that_averages_batches_is_refused(tmp_path):
+def test_metric_object_that_averages_batches_is_rejected(tmp_path):
     prepared(tmp_path / "exact", classes(fresh), Object(exact=True))
     with pytest.raises(TaskError, match=r"metrics\['m'\] depends on the size of the batches"):
         prepared(tmp_path / "batches", classes(fresh), Object(exact=False))

@@ -1,4 +1,4 @@
-"""The proof of what a model's own loss is a mean over; tests/laws asks Hugging Face models."""
+"""The check of what a model's own loss is a mean over; tests/laws has Hugging Face models."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests import tiny
 from tests.engine.losses.test_model_loss import Own, own_task
 
 
-def test_a_loss_that_is_no_mean_over_its_items_is_refused(tmp_path):
+def test_model_loss_that_is_not_a_mean_over_its_items_is_rejected(tmp_path):
     class Summing(Own):
         def forward(self, x, labels):
             found = super().forward(x, labels)
@@ -21,13 +21,13 @@ def test_a_loss_that_is_no_mean_over_its_items_is_refused(tmp_path):
         tiny.prepare(tmp_path / "run", vars(own_task(model=Summing())))
 
 
-def test_the_check_counts_with_a_function_of_the_batch(tmp_path):
+def test_items_of_a_model_loss_can_be_a_function_of_the_batch(tmp_path):
     task = own_task(items=lambda batch: 2 * len(batch["labels"]))
     with tiny.prepare(tmp_path / "run", vars(task)) as session:
         assert next(session.steps()).items == 16
 
 
-def test_a_loss_that_compares_samples_is_declared(tmp_path):
+def test_model_loss_that_compares_samples_must_be_declared(tmp_path):
     class Contrasting(Own):
         def forward(self, x, labels):
             logits = nn.Linear.forward(self, x)
@@ -40,7 +40,7 @@ def test_a_loss_that_compares_samples_is_declared(tmp_path):
         next(session.steps())
 
 
-def test_what_is_not_one_for_each_sample_is_not_cut(tmp_path):
+def test_model_input_without_a_row_per_sample_is_not_split(tmp_path):
     class Weighted(Own):
         def forward(self, x, labels, weight):
             return super().forward(x * weight, labels)
@@ -55,7 +55,7 @@ def test_what_is_not_one_for_each_sample_is_not_cut(tmp_path):
 
 
 class EachToken(nn.Module):
-    """Has the same loss for each token at first; a frozen weight is stored in 8 bits."""
+    """Has the same initial loss for each token; a frozen weight is stored in 8 bits."""
 
     def __init__(self):
         super().__init__()
@@ -79,13 +79,13 @@ def prepare_each_token(folder, items):
     return surestep.prepare(task, tiny.config(), run=folder)
 
 
-def test_labels_are_checked_by_other_weights_beside_those_in_8_bits(tmp_path):
+def test_labels_of_a_model_with_8_bit_weights_are_checked(tmp_path):
     prepare_each_token(tmp_path / "right", "tokens").close()
     with pytest.raises(TaskError, match=r"Task\(items='tokens'\)"):
         prepare_each_token(tmp_path / "wrong", "next tokens")
 
 
-def test_labels_are_not_checked_if_memory_runs_out_while_weights_are_varied(tmp_path, monkeypatch):
+def test_label_check_is_skipped_if_it_runs_out_of_memory(tmp_path, monkeypatch):
     def out_of_memory(*_):
         raise torch.OutOfMemoryError("no memory for a copy")
 

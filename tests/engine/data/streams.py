@@ -12,7 +12,7 @@ X, Y = tiny.data(44)
 
 
 class Unsized(IterableDataset):
-    """The samples, with no length and no part for each worker."""
+    """The samples, without a length and without shards for workers."""
 
     samples = len(Y)
 
@@ -25,14 +25,14 @@ class Unsized(IterableDataset):
 
 
 class Sized(Unsized):
-    """The same, and says how many."""
+    """The same samples, with a length."""
 
     def __len__(self):
         return self.samples
 
 
 class Shared(Sized):
-    """Each worker its own part: every so-manieth sample."""
+    """Worker i of n has every n-th sample, starting at i."""
 
     def __iter__(self):
         info = get_worker_info()
@@ -59,7 +59,7 @@ class Noisy(Shared):
 
 
 def of_class(kind, **attributes):
-    """A stream of a kind, with other attributes."""
+    """Return a stream of a class with changed attributes."""
     made = kind()
     vars(made).update(attributes)
     return made

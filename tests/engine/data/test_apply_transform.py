@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def batch_of(*parts, kwargs=None):
-    """A batch of micro-batches (args, targets)."""
+    """Return a batch of the micro-batches (args, targets)."""
     micros, position = [], 0
     for args, targets in parts:
         named = kwargs is not None
@@ -44,7 +44,7 @@ X, Y = tiny.data(7)
 CUT = [((X[:4],), Y[:4]), ((X[4:],), Y[4:])]
 
 
-def test_the_function_sees_the_whole_batch_and_it_is_cut_again():
+def test_transform_gets_the_full_batch_and_its_result_is_split_again():
     def flipped(inputs, targets):
         return inputs.flip(0), targets.flip(0)
 
@@ -56,7 +56,7 @@ def test_the_function_sees_the_whole_batch_and_it_is_cut_again():
 
 
 @pytest.mark.parametrize("cut", [CUT, [((X,), Y)]], ids=["cut", "whole"])
-def test_inputs_come_as_the_model_takes_them(cut):
+def test_transform_gets_inputs_in_the_form_the_model_takes(cut):
     seen = []
 
     def look(inputs, targets):
@@ -72,7 +72,7 @@ def test_inputs_come_as_the_model_takes_them(cut):
     assert torch.equal(named["x"], X)
 
 
-def test_what_is_returned_goes_to_the_model_in_the_same_way():
+def test_returned_inputs_are_passed_to_the_model_in_the_same_form():
     named = transform(lambda inputs, targets: ({"x": inputs["x"] + 1}, targets))
     found = named(batch_of(*CUT, kwargs=["x"]), 0).micro_batches[1]
     assert found.args == ()
@@ -84,7 +84,7 @@ def draws(inputs, targets):
     return inputs + torch.tensor(drawn).sum(), targets
 
 
-def test_draws_are_of_the_step_and_leave_the_generators_alone():
+def test_transform_is_seeded_by_step_and_preserves_the_random_state():
     own, batch = transform(draws), batch_of(*CUT)
     torch.manual_seed(1)
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
@@ -101,7 +101,7 @@ def test_draws_are_of_the_step_and_leave_the_generators_alone():
     assert torch.equal(first, draws(X[:4], None)[0])
 
 
-def test_a_generator_is_given_to_who_asks_for_one():
+def test_transform_with_a_generator_parameter_gets_a_seeded_generator():
     seen = []
 
     def look(inputs, targets, *, generator):
@@ -112,7 +112,7 @@ def test_a_generator_is_given_to_who_asks_for_one():
     assert seen == [(CPU, derive_seed("transform", 3, 9))]
 
 
-def test_no_graph_is_made():
+def test_transform_runs_without_grad():
     weight = torch.ones(4, requires_grad=True)
     found = transform(lambda inputs, targets: (inputs * weight, targets))(batch_of(*CUT), 0)
     assert not found.micro_batches[0].args[0].requires_grad
@@ -131,16 +131,14 @@ def ignoring_in_place(inputs, targets):
 
 @pytest.mark.parametrize("function", [ignoring, ignoring_in_place])
 @pytest.mark.parametrize("counted", [True, False])
-def test_items_of_changed_targets_are_counted_again_unless_the_user_counts_batches(
-    function, counted
-):
+def test_changed_targets_are_counted_again_unless_items_is_a_function(function, counted):
     batch = batch_of(((X[:4],), Y[:4].clone()), ((X[4:],), Y[4:].clone()))
     found = transform(function, counted=counted)(batch, 0)
     assert [each.items for each in found.micro_batches] == ([2, 3] if counted else [4, 3])
     assert found.items == (5 if counted else 7)
 
 
-def test_targets_that_stay_are_not_counted_again():
+def test_unchanged_targets_are_not_counted_again():
     def never(*_):
         raise AssertionError("counted")
 
@@ -162,12 +160,12 @@ NAMES = [((X[:4], "a"), Y[:4]), ((X[4:], "b"), Y[4:])]
         (NAMES, "hold different str objects"),
     ],
 )
-def test_micro_batches_that_make_no_whole_are_refused(parts, message):
+def test_micro_batches_that_cannot_be_concatenated_are_rejected(parts, message):
     with pytest.raises(TaskError, match=message):
         transform(draws)(batch_of(*parts), 0)
 
 
-def test_what_all_micro_batches_share_is_kept():
+def test_inputs_equal_in_all_micro_batches_are_preserved():
     found = transform(lambda inputs, targets: (inputs, targets))(
         batch_of(((X[:4], "a", None), Y[:4]), ((X[4:], "a", None), Y[4:])), 0
     )
@@ -183,12 +181,12 @@ def test_what_all_micro_batches_share_is_kept():
         (lambda inputs, targets: (None, targets), "inputs of NoneType for 7 samples"),
     ],
 )
-def test_what_is_no_batch_is_refused(function, message):
+def test_transform_result_that_is_not_a_batch_is_rejected(function, message):
     with pytest.raises(TaskError, match=message):
         transform(function)(batch_of(*CUT), 0)
 
 
-def test_a_transform_has_a_name():
+def test_name_of_a_transform_is_its_function_or_class():
     assert name_of(None) is None
     assert name_of(draws) == "draws"
     assert name_of(nn.Identity()) == "Identity"
@@ -201,7 +199,7 @@ def decision(parts):
     return plan.batch_transform, plan.reason("batch_transform")
 
 
-def test_the_plan_says_what_changes_a_batch():
+def test_plan_reports_the_batch_transform():
     assert decision({}) == (None, "the Task has none")
     said = (
         "mixup(0.2, classes=3)",
@@ -210,12 +208,12 @@ def test_the_plan_says_what_changes_a_batch():
     assert decision({"batch_transform": batch_transforms.mixup(0.2, classes=3)}) == said
 
 
-def test_what_is_no_function_is_refused():
+def test_batch_transform_that_is_not_a_function_is_rejected():
     with pytest.raises(TaskError, match=r"batch_transform is a float\. Give"):
         tiny.task(batch_transform=0.2)
 
 
-def test_a_transform_is_of_training_only(tmp_path):
+def test_transform_is_applied_only_in_training(tmp_path):
     seen = []
 
     def look(inputs, targets):
@@ -235,7 +233,7 @@ def test_a_transform_is_of_training_only(tmp_path):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_each_of_several_ranks_keeps_its_share_of_the_transformed_batch(rank):
+def test_each_rank_keeps_its_shard_of_the_transformed_batch(rank):
     mixup = batch_transforms.mixup(0.4, classes=tiny.CLASSES)
     whole = transform(mixup)(batch_of(*CUT), 5)
     kept = transform(mixup, rank=rank, ranks=2)(batch_of(*CUT), 5)
@@ -245,7 +243,7 @@ def test_each_of_several_ranks_keeps_its_share_of_the_transformed_batch(rank):
     assert (kept.items, kept.samples) == (whole.micro_batches[rank].items, whole.samples)
 
 
-def test_a_rank_without_samples_keeps_a_row_that_does_not_count():
+def test_rank_without_samples_keeps_a_row_that_does_not_count():
     batch = batch_of(((X,), Y))
     nothing = as_empty(batch.micro_batches[0]._replace(position=7))
     batch = batch._replace(micro_batches=(*batch.micro_batches, nothing))

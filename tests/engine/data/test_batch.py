@@ -19,48 +19,48 @@ X, Y, Z = torch.zeros(5, 2), torch.ones(5), torch.full((5, 3), 2.0)
 Pair = namedtuple("Pair", "a b")
 
 
-def test_a_pair_is_input_and_targets():
+def test_pair_is_input_and_targets():
     assert split_batch((X, Y)) == ((X,), {}, Y)
 
 
-def test_the_last_of_a_longer_tuple_is_the_targets():
+def test_last_element_of_a_longer_tuple_is_the_targets():
     assert split_batch([X, Z, Y]) == ((X, Z), {}, Y)
 
 
 @pytest.mark.parametrize("key", ["target", "targets", "label", "labels", "y"])
-def test_a_dict_names_its_targets(key):
+def test_targets_of_a_dict_are_found_by_key(key):
     args, kwargs, targets = split_batch({"x": X, "mask": Z, key: Y})
     assert (args, dict(kwargs)) == ((), {"x": X, "mask": Z})
     assert targets is Y
 
 
 @pytest.mark.parametrize("batch", [{"x": X}, {"x": X, "y": Y, "label": Y}], ids=["none", "two"])
-def test_a_dict_whose_targets_are_not_plain_is_refused(batch):
+def test_dict_with_no_or_several_target_keys_is_rejected(batch):
     with pytest.raises(DataError, match=r"keys \[.*'x'.*\].*Set Task\(inputs=lambda"):
         split_batch(batch)
 
 
 @pytest.mark.parametrize("batch", [X, (X,), "text"], ids=["tensor", "single", "text"])
-def test_what_has_no_targets_is_refused(batch):
+def test_batch_without_targets_is_rejected(batch):
     with pytest.raises(DataError, match=r"A batch is a .* Let the dataset return \(x, y\)"):
         split_batch(batch)
 
 
-def test_samples_are_the_length_of_the_first_tensor():
+def test_batch_size_is_the_length_of_the_first_tensor():
     assert batch_size_of({"words": ["a"], "deep": [(X, Y)]}) == 5
 
 
 @pytest.mark.parametrize("batch", ["text", torch.tensor(1.0), []], ids=["text", "scalar", "empty"])
-def test_samples_that_cannot_be_counted_are_refused(batch):
+def test_batch_without_a_batch_dimension_is_rejected(batch):
     with pytest.raises(DataError, match=r"no tensor with a batch dimension.*collate_fn"):
         batch_size_of(batch)
 
 
-def test_tensors_are_found_however_deep():
+def test_nested_tensors_are_found_at_any_depth():
     assert flatten_tensors({"a": [X, (Y, {"b": Z})], "c": 1}) == [X, Y, Z]
 
 
-def test_move_keeps_the_shape_of_a_batch():
+def test_move_preserves_the_structure_of_a_batch():
     batch = {"a": [X, (Y,)], "b": Pair(X, "text"), "c": 3}
     moved = move(batch, torch.device("meta"))
     assert all(tensor.device.type == "meta" for tensor in flatten_tensors(moved))
@@ -74,7 +74,7 @@ class Found:
     note: str = "free"
 
 
-def test_containers_keep_their_types():
+def test_map_tensors_preserves_container_types():
     kept = OrderedDict(a=X)
     changed = map_tensors({"one": Found(X), "two": [kept, Pair(X, 3)]}, lambda each: each + 1)
     assert type(changed["two"][0]) is OrderedDict
@@ -86,19 +86,19 @@ def test_containers_keep_their_types():
     assert len(flatten_tensors(changed)) == 3
 
 
-def test_a_rank_without_items_goes_backward_from_a_dataclass():
+def test_zero_loss_of_a_dataclass_has_zero_gradients():
     leaf = X.clone().requires_grad_()
     zero_loss(Found(leaf * 2)).backward()
     assert torch.equal(leaf.grad, torch.zeros_like(X))
 
 
-def test_a_mapping_that_cannot_be_changed_becomes_a_dict():
+def test_read_only_mapping_becomes_a_dict():
     changed = map_tensors(MappingProxyType({"a": X}), lambda each: each + 1)
     assert type(changed) is dict
     assert torch.equal(changed["a"], X + 1)
 
 
-def test_nothing_of_outputs_that_are_not_finite_is_zero():
+def test_zero_loss_of_nonfinite_outputs_is_zero():
     weight = torch.ones(3, requires_grad=True)
     masked = (2 * weight).masked_fill(torch.tensor([False, True, False]), -torch.inf)
     for outputs in (masked, {"a": masked, "b": (masked.sum(),)}):

@@ -17,7 +17,7 @@ X, Y = tiny.data()
 
 
 class Rows(Dataset):
-    """The usual samples, one by one."""
+    """A map-style dataset of the usual samples."""
 
     def __len__(self):
         return len(Y)
@@ -27,7 +27,7 @@ class Rows(Dataset):
 
 
 class Pids(Rows):
-    """Targets are the pid of the process that loads them."""
+    """Targets are the pid of the worker that loads them, or 0."""
 
     def __getitem__(self, index):
         return X[index], os.getpid() if get_worker_info() else 0
@@ -61,19 +61,19 @@ def batches(parts, epoch=0, start=0, **said):
     ],
     ids=["rows", "tensors", "subset", "loader", "workers", "spawn", "tensors by workers"],
 )
-def test_the_same_samples_come_from_wherever_they_are(train):
+def test_any_type_of_data_gives_the_same_samples(train):
     expected = inputs_of(batches({"train": (X, Y)}, epoch=1, batch_size=8))
     found = batches({"train": train}, epoch=1, batch_size=8)
     assert torch.equal(inputs_of(found), expected)
 
 
-def test_from_a_place_on_come_the_same_batches():
+def test_resuming_at_a_position_gives_the_same_batches():
     whole, rest = (batches({"train": Rows()}, 1, start, micro_batch_size=3) for start in (0, 8))
     assert torch.equal(inputs_of(rest), inputs_of(whole)[8:])
     assert [(each.position, each.end) for each in rest] == [(8, 16), (16, 20)]
 
 
-def test_an_epoch_of_any_size_starts_at_once(monkeypatch):
+def test_start_of_an_epoch_does_not_depend_on_its_size(monkeypatch):
     class Many(Rows):
         def __len__(self):
             return 10**12
@@ -88,7 +88,7 @@ def test_an_epoch_of_any_size_starts_at_once(monkeypatch):
     assert next(found.batches(0, 8 * 10**10)).position == 8 * 10**10
 
 
-def test_an_epoch_is_whole_however_many_of_its_batches_are_listed(monkeypatch):
+def test_epoch_is_complete_for_any_number_of_listed_batches(monkeypatch):
     whole = batches({"train": Rows()}, micro_batch_size=3)
     monkeypatch.setattr("surestep.engine.plan.batching.LISTED", 2)
     again = batches({"train": Rows()}, micro_batch_size=3)
@@ -96,7 +96,7 @@ def test_an_epoch_is_whole_however_many_of_its_batches_are_listed(monkeypatch):
     assert torch.equal(inputs_of(again), inputs_of(whole))
 
 
-def test_a_batch_knows_its_items_place_and_whether_it_ends_the_epoch():
+def test_batch_has_its_items_position_and_whether_it_ends_the_epoch():
     found = batches({"train": (X, Y)}, epoch=3, micro_batch_size=3)
     assert [(b.epoch, b.position, b.end, b.ends_epoch) for b in found] == [
         *((3, 0, 8, False), (3, 8, 16, False), (3, 16, 20, True))
@@ -111,13 +111,13 @@ def test_a_batch_knows_its_items_place_and_whether_it_ends_the_epoch():
 @pytest.mark.parametrize(
     "train", [(X, Y), TensorDataset(X, Y), Rows()], ids=["tuple", "TensorDataset", "rows"]
 )
-def test_a_collate_function_gets_a_list_of_samples(train):
+def test_collate_fn_gets_a_list_of_samples(train):
     expected = 2 * inputs_of(batches({"train": (X, Y)}))
     found = batches({"train": train, "collate_fn": collate_double})
     assert torch.equal(inputs_of(found), expected)
 
 
-def test_a_collate_function_gets_samples_of_a_dict_as_dicts():
+def test_collate_fn_gets_samples_of_a_dict_as_dicts():
     def collate(samples):
         return torch.stack([each["x"] for each in samples]), torch.stack([s["y"] for s in samples])
 
@@ -125,18 +125,18 @@ def test_a_collate_function_gets_samples_of_a_dict_as_dicts():
     assert torch.equal(inputs_of(found), inputs_of(batches({"train": (X, Y)})))
 
 
-def test_tensors_are_sliced_in_memory_where_nobody_collates():
+def test_tensors_without_collate_fn_are_sliced_in_memory():
     assert isinstance(tiny.train_feed({}).source, InMemory)
     assert isinstance(tiny.train_feed({"train": Rows()}).source, MapStyleSource)
 
 
-def test_a_loaders_own_collate_function_is_used():
+def test_collate_fn_of_a_dataloader_is_used():
     loader = DataLoader(TensorDataset(X, Y), 8, shuffle=True, collate_fn=collate_double)
     expected = 2 * inputs_of(batches({"train": (X, Y)}))
     assert torch.equal(inputs_of(batches({"train": loader}, batch_size=8)), expected)
 
 
-def test_a_loader_brings_its_batch_size_and_another_is_refused():
+def test_batch_size_of_a_dataloader_is_used_and_a_different_one_rejected():
     loader = DataLoader(Rows(), batch_size=5)
     assert tiny.train_feed({"train": loader}, batch_size=None).layout.batch_size == 5
     with pytest.raises(
@@ -145,7 +145,7 @@ def test_a_loader_brings_its_batch_size_and_another_is_refused():
         tiny.train_feed({"train": loader}, batch_size=8)
 
 
-def test_workers_load_and_ignore_ctrl_c():
+def test_workers_ignore_sigint_and_continue_loading():
     train = DataLoader(Pids(), 2, num_workers=1, prefetch_factor=1)
     loading = tiny.train_feed({"train": train}, batch_size=None).batches(0)
     worker = int(next(loading).micro_batches[0].targets[0])
@@ -154,7 +154,7 @@ def test_workers_load_and_ignore_ctrl_c():
     assert rest == [worker] * 9
 
 
-def test_batches_may_be_dicts():
+def test_batches_can_be_dicts():
     parts = {"train": {"input": X, "y": Y}, "inputs": lambda batch: (batch["input"], batch["y"])}
     (first, *_) = batches(parts)[0].micro_batches
     assert first.args[0].shape == (8, 4)
@@ -163,13 +163,13 @@ def test_batches_may_be_dicts():
     assert first.kwargs["input"].shape == (8, 4)
 
 
-def test_several_inputs_reach_the_model_in_order():
+def test_several_inputs_are_passed_to_the_model_in_order():
     (first, *_) = batches({"train": (X, 2 * X, Y)})[0].micro_batches
     assert torch.equal(first.args[1], 2 * first.args[0])
 
 
 @pytest.mark.parametrize("weight", [[0.5, 1.5, 1.0], [1.0, 1.0, 1.0]], ids=["balanced", "even"])
-def test_items_are_counted_batch_by_batch_although_they_add_up_to_the_samples(weight):
+def test_weighted_items_are_counted_per_batch_even_if_they_sum_to_samples(weight):
     y = torch.tensor([0, 1, 2, 2, 2, 0, 1, 2, 0, 1, 0, 1])
     weight = torch.tensor(weight)
     assert float(weight[y].sum()) == len(y)
@@ -178,14 +178,14 @@ def test_items_are_counted_batch_by_batch_although_they_add_up_to_the_samples(we
     assert [batch.items for batch in found] == [float(weight[each].sum()) for each in y.split(3)]
 
 
-def test_masked_targets_are_not_items():
+def test_masked_targets_do_not_count_as_items():
     y = Y.clone()
     y[:3] = -100
     found = batches({"train": (X, y), "loss": nn.CrossEntropyLoss()}, data={"shuffle": False})
     assert [batch.items for batch in found] == [5, 8, 4]
 
 
-def test_a_sliced_batch_is_not_the_users_own_memory():
+def test_sliced_batch_does_not_share_memory_with_the_data():
     kept = X.clone()
     for batch in batches({"train": (X, Y)}, data={"shuffle": False}):
         batch.micro_batches[0].args[0].zero_()
@@ -199,7 +199,7 @@ class Sample(NamedTuple):
     y: torch.Tensor
 
 
-def test_a_named_tuple_is_a_tuple():
+def test_named_tuple_sample_is_handled_as_a_tuple():
     class Named(Rows):
         def __getitem__(self, index):
             return Sample(*super().__getitem__(index))
@@ -215,23 +215,23 @@ def val_feed(val, **said):
     return make_loader(planned.task.val, "val", **parts)
 
 
-def test_validation_is_in_order_and_whole():
+def test_validation_is_in_order_and_ignores_drop_last():
     found = list(val_feed(Rows(), data={"drop_last": True}).batches(0))
     assert torch.equal(inputs_of(found), X)
 
 
-def test_a_validation_loader_with_an_order_of_its_own_is_refused():
+def test_validation_dataloader_with_a_custom_sampler_is_rejected():
     loader = DataLoader(Rows(), 4, sampler=torch.utils.data.SubsetRandomSampler([1, 2, 3]))
     with pytest.raises(DataError, match="custom sampler"):
         val_feed(loader)
 
 
-def test_a_validation_loader_may_load_with_workers_of_its_own():
+def test_validation_dataloader_can_have_its_own_workers():
     loader = DataLoader(Rows(), 4, num_workers=1, multiprocessing_context="spawn")
     assert isinstance(val_feed(loader).source, MapStyleSource)
 
 
-def test_a_validation_batch_size_that_was_said_is_not_replaced():
+def test_validation_batch_size_that_differs_from_the_loader_is_rejected():
     loader = DataLoader(Rows(), 4)
     with pytest.raises(ConfigError, match=r"validation\.batch_size=5"):
         val_feed(loader, validation={"batch_size": 5})
@@ -250,14 +250,14 @@ def hide_by_data(targets, rows):
 
 
 def hide_elsewhere(targets, rows):
-    """Give the tensor other memory."""
+    """Assign new memory to the tensor."""
     targets.data = torch.where(torch.isin(torch.arange(len(targets)), torch.tensor(rows)), -100, 1)
 
 
 @pytest.mark.parametrize("hide", [hide_by_torch, hide_by_numpy, hide_by_data, hide_elsewhere])
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("chosen", [None, list(range(4, 24))])
-def test_targets_that_change_in_place_are_counted_again(hide, shuffle, chosen):
+def test_targets_changed_in_place_are_counted_again(hide, shuffle, chosen):
     x, y = tiny.data(24)
     data = TensorDataset(x, y)
     data = data if chosen is None else Subset(data, chosen)
@@ -276,14 +276,14 @@ def test_targets_that_change_in_place_are_counted_again(hide, shuffle, chosen):
     assert sum(batch.items for batch in training.batches(2)) == (8 if chosen is None else 4)
 
 
-def test_arrays_that_change_in_place_are_counted_again():
+def test_arrays_changed_in_place_are_counted_again():
     x, y = (each.numpy() for each in tiny.data(24))
     training = tiny.train_feed({"train": (x, y)}, batch_size=24)
     y[:10] = -100
     assert [batch.items for batch in training.batches(0)] == [14]
 
 
-def test_a_step_divides_by_the_targets_that_are_left(tmp_path):
+def test_step_divides_by_the_targets_that_remain_after_masking(tmp_path):
     x, y = tiny.data(40)
     net = tiny.model()
     parts = {"model": net, "train": (x, y)}
@@ -296,7 +296,7 @@ def test_a_step_divides_by_the_targets_that_are_left(tmp_path):
     torch.testing.assert_close(result.loss, expected)
 
 
-def test_labels_whose_ignore_index_is_a_class_are_counted_each_time():
+def test_items_are_counted_each_time_if_ignore_index_is_a_class():
     x, y = tiny.data(24)
     y = y % 2 + 1
     loss = torch.nn.CrossEntropyLoss(ignore_index=0)
@@ -305,7 +305,7 @@ def test_labels_whose_ignore_index_is_a_class_are_counted_each_time():
     assert [batch.items for batch in training.batches(0)] == [19]
 
 
-def test_probabilities_that_change_in_place_count_by_their_shape():
+def test_class_probabilities_changed_in_place_are_counted_by_shape():
     x, y = tiny.data(24)
     shares = torch.nn.functional.one_hot(y, 3).float()
     training = tiny.train_feed({"train": (x, shares)}, batch_size=8)

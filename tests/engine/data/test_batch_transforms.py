@@ -19,7 +19,7 @@ def seeded(transform, inputs, targets, seed=0):
     return transform(inputs, targets)
 
 
-def test_mixup_blends_samples_and_targets_by_one_share():
+def test_mixup_blends_samples_and_targets_with_the_same_share():
     x, targets = seeded(batch_transforms.mixup(0.4, classes=3), X, Y)
     random.seed(0)
     torch.manual_seed(0)
@@ -29,7 +29,7 @@ def test_mixup_blends_samples_and_targets_by_one_share():
     assert torch.equal(targets, share * one_hot + (1 - share) * one_hot[partner])
 
 
-def test_cutmix_mixes_targets_by_the_area_that_was_kept():
+def test_cutmix_mixes_targets_by_the_area_of_the_original_image():
     for seed in range(20):
         x, targets = seeded(batch_transforms.cutmix(classes=12), IMAGES, torch.arange(12), seed)
         kept = (x[:, 0] == IMAGES[:, 0]).double().mean((1, 2))
@@ -38,7 +38,7 @@ def test_cutmix_mixes_targets_by_the_area_that_was_kept():
         assert torch.allclose(targets.sum(1), torch.ones(12))
 
 
-def test_targets_keep_the_inputs_precision():
+def test_mixed_targets_have_the_dtype_of_the_inputs():
     assert batch_transforms.mixup(classes=3)(X.double(), Y)[1].dtype == torch.float64
 
 
@@ -47,7 +47,7 @@ def test_every_floating_input_is_blended_with_the_same_partner():
     assert torch.allclose(named["b"][0], 2 * named["a"])
 
 
-def test_probabilities_and_maps_of_classes_are_mixed():
+def test_class_probabilities_and_class_maps_are_mixed():
     soft = torch.rand(12, 3)
     assert batch_transforms.mixup()(X, soft)[1].shape == (12, 3)
     maps = torch.randint(0, 3, (12, 8, 6))
@@ -56,7 +56,7 @@ def test_probabilities_and_maps_of_classes_are_mixed():
     assert torch.allclose(mixed.sum(1), torch.ones(12, 8, 6))
 
 
-def test_the_batch_itself_is_not_written_into():
+def test_cutmix_does_not_modify_its_input():
     images = IMAGES.clone()
     seeded(batch_transforms.cutmix(classes=3), images, Y)
     assert torch.equal(images, IMAGES)
@@ -64,7 +64,7 @@ def test_the_batch_itself_is_not_written_into():
 
 @pytest.mark.parametrize("alpha", [0, -1.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("make", [batch_transforms.mixup, batch_transforms.cutmix])
-def test_a_share_that_cannot_be_drawn_is_refused(make, alpha):
+def test_invalid_alpha_is_rejected(make, alpha):
     with pytest.raises(TaskError, match=r"has no shares to draw\. Use an alpha above 0"):
         make(alpha)
 
@@ -109,21 +109,21 @@ MIXUP = batch_transforms.mixup(classes=3)
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_at_the_start(tmp_path, parts, message):
+def test_mismatched_batch_transform_is_rejected_at_the_start(tmp_path, parts, message):
     with pytest.raises((TaskError, DataError), match=message):
         tiny.prepare(tmp_path / "run", parts)
 
 
-def test_token_ids_cannot_be_blended():
+def test_mixup_of_token_ids_is_rejected():
     with pytest.raises(TaskError, match=r"an input is torch\.int64\. Use x\.float\(\)"):
         MIXUP(torch.zeros(3, 4, dtype=torch.int64), Y[:3])
 
 
-def test_targets_that_are_no_tensor_cannot_be_mixed():
+def test_mixup_of_targets_that_are_not_a_tensor_is_rejected():
     with pytest.raises(TaskError, match="these are a dict"):
         MIXUP(X, {"a": Y})
 
 
-def test_cutmix_takes_one_target_for_each_image():
+def test_cutmix_of_class_maps_is_rejected():
     with pytest.raises(TaskError, match="one target for each image"):
         batch_transforms.cutmix(classes=3)(IMAGES, torch.zeros(12, 8, 6).long())

@@ -1,4 +1,4 @@
-"""Batches of a token budget, batches of a batch sampler, and a step that makes its own data."""
+"""Batches within a token budget, batches of a batch sampler, and tasks without data."""
 
 import itertools
 
@@ -21,12 +21,12 @@ def test_every_sample_is_in_one_batch_within_its_budget(budget):
     assert sorted(index for batch in batches for index in batch) == list(range(200))
     sizes = [len(batch) * max(LENGTHS[index] for index in batch) for batch in batches]
     assert max(sizes) <= budget
-    # No two neighbours would fit together: the greedy cut wastes no batch.
+    # No two consecutive batches would fit into one, so no batch is wasted.
     joined = [a + b for a, b in itertools.pairwise(batches)]
     assert all(len(both) * max(LENGTHS[i] for i in both) > budget for both in joined)
 
 
-def test_the_seed_decides_which_of_equal_lengths_are_together():
+def test_seed_shuffles_samples_of_equal_length():
     lengths = [5] * 40
     one, two = (surestep.batch_by_tokens(lengths, 20, seed=seed) for seed in (0, 1))
     assert one == surestep.batch_by_tokens(lengths, 20)
@@ -43,7 +43,7 @@ def test_the_seed_decides_which_of_equal_lengths_are_together():
         ([[1, 2]], r"lengths has shape \(1, 2\)"),
     ],
 )
-def test_lengths_that_fit_no_budget_are_refused(lengths, says):
+def test_invalid_lengths_for_a_token_budget_are_rejected(lengths, says):
     with pytest.raises(DataError, match=says):
         surestep.batch_by_tokens(lengths, 50)
 
@@ -57,7 +57,7 @@ def test_lengths_that_fit_no_budget_are_refused(lengths, says):
         ([[-1]], "indices from -1 to -1"),
     ],
 )
-def test_batches_that_are_not_of_the_dataset_are_refused(batches, says):
+def test_batches_with_invalid_indices_are_rejected(batches, says):
     with pytest.raises(DataError, match=says):
         surestep.BatchedDataset(range(7), batches)
 
@@ -77,7 +77,7 @@ def language_model():
     return nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 20))
 
 
-def test_a_token_budget_trains_as_the_plain_loop_over_its_batches(tmp_path):
+def test_training_with_a_token_budget_equals_a_plain_loop(tmp_path):
     batches = [each for each in surestep.batch_by_tokens(LENGTHS, 200) if len(each) > 1]
     train = surestep.BatchedDataset(sentences(), batches, collate_fn=pad)
     loss = surestep.losses.next_token(targets="shifted")
@@ -101,7 +101,7 @@ def test_a_token_budget_trains_as_the_plain_loop_over_its_batches(tmp_path):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_a_batch_sampler_of_several_sizes_is_pointed_to_batched_dataset():
+def test_batch_sampler_with_varying_sizes_is_rejected_with_a_fix():
     loader = DataLoader(list(range(10)), batch_sampler=[[0, 1], [2, 3, 4], [5, 6, 7, 8, 9]])
     with pytest.raises(DataError, match=r"BatchedDataset\(dataset, batch_sampler\), batched=True"):
         tiny.plan({"train": loader}, batch_size=None)
@@ -110,7 +110,7 @@ def test_a_batch_sampler_of_several_sizes_is_pointed_to_batched_dataset():
     assert [len(train[place][1]) for place in range(len(train))] == [2, 3, 5]
 
 
-# A step from an environment: a bandit with two arms, of which the second pays more.
+# The step draws its data from an environment: a two-armed bandit whose second arm pays more.
 
 
 def policy():
@@ -143,7 +143,7 @@ def of_bandit(**options):
     )
 
 
-def test_a_step_without_data_learns_from_its_environment(tmp_path):
+def test_task_without_data_learns_from_its_environment(tmp_path):
     task = environment_task()
     run = surestep.Trainer(task, of_bandit(), run=tmp_path / "run").fit()
     with torch.no_grad():
@@ -151,7 +151,7 @@ def test_a_step_without_data_learns_from_its_environment(tmp_path):
     assert run.status["step"] == 60
 
 
-def test_a_run_without_data_resumes_bit_for_bit(tmp_path):
+def test_run_without_data_resumes_bitwise_identically(tmp_path):
     class PauseAt17(surestep.Callback):
         def on_step(self, state, result):
             return surestep.Request.PAUSE if result.step == 17 else None
@@ -166,7 +166,7 @@ def test_a_run_without_data_resumes_bit_for_bit(tmp_path):
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_a_run_without_data_may_have_data_to_evaluate_on(tmp_path):
+def test_run_without_training_data_can_have_validation_data(tmp_path):
     val = (torch.ones(10, 1), torch.ones(10).long())
     task = environment_task(loss=nn.CrossEntropyLoss(), val=val)
     run = surestep.Trainer(
@@ -175,17 +175,17 @@ def test_a_run_without_data_may_have_data_to_evaluate_on(tmp_path):
     assert run.best.metrics["val/loss"] < 0.3
 
 
-def test_a_dry_run_without_data_passes():
+def test_dry_run_without_data_passes():
     assert [act.what for act in dry_run(environment_task(), of_bandit())][1:2] == ["one step"]
 
 
-def test_a_dry_run_of_ready_batches_passes():
+def test_dry_run_of_batched_data_passes():
     ready = [tiny.data(5, seed) for seed in range(4)]
     task = tiny.task(train=ready, val=DataLoader(ready, batch_size=None), batched=True)
     dry_run(task, tiny.config(batch_size=None))
 
 
-def test_epochs_without_data_are_refused(tmp_path):
+def test_epochs_without_data_are_rejected(tmp_path):
     config = of_bandit(max_steps=None, epochs=3)
     says = r"^epochs=3 needs training data, and the Task has none\. Set max_steps=1000 instead\. \("
     with pytest.raises(ConfigError, match=says) as caught:
@@ -193,6 +193,6 @@ def test_epochs_without_data_are_refused(tmp_path):
     assert "stream" not in str(caught.value)
 
 
-def test_a_task_without_data_and_step_is_refused():
+def test_task_without_data_and_step_is_rejected():
     with pytest.raises(TaskError, match=r"no data to train on. Pass Task\(train=...\), or step="):
         surestep.Task(policy(), nn.CrossEntropyLoss())

@@ -42,7 +42,7 @@ def order_of(data):
 
 
 class Reversed(Sampler):
-    """A pure function of the epoch that it was set to."""
+    """An order that depends only on the epoch set by `set_epoch`."""
 
     def __init__(self):
         self.epoch = 0
@@ -58,7 +58,7 @@ class Reversed(Sampler):
 
 
 class OfHistory(Reversed):
-    """Goes on from wherever its own generator is."""
+    """An order that depends on the state of its own generator."""
 
     def __init__(self):
         self.random = random.Random(0)
@@ -84,7 +84,7 @@ class Global(Reversed):
     ],
     ids=["replacement", "part", "subset", "weighted"],
 )
-def test_torchs_own_samplers_are_seeded_by_place(make):
+def test_torch_samplers_are_seeded_by_epoch(make):
     sampler = make()
     found = order_of(loader(sampler)).indices(5, 2, 4)
     seeded = make(generator=torch.Generator().manual_seed(derive_seed("order", 5, 2)))
@@ -92,7 +92,7 @@ def test_torchs_own_samplers_are_seeded_by_place(make):
     assert sampler.generator is None
 
 
-def test_a_generator_that_the_sampler_had_is_put_back():
+def test_generator_of_a_sampler_is_restored():
     own = torch.Generator()
     sampler = SubsetRandomSampler([1, 2], generator=own)
     order_of(loader(sampler))
@@ -101,7 +101,7 @@ def test_a_generator_that_the_sampler_had_is_put_back():
 
 
 @pytest.mark.parametrize("make", [Reversed, Global, lambda: [3, 1, 2]])
-def test_a_sampler_of_ones_own_is_read_by_epoch(make):
+def test_custom_sampler_gives_the_same_order_for_an_epoch(make):
     order = order_of(loader(make()))
     first = order.indices(0, 4, 4)
     order.indices(0, 5, 4)
@@ -109,20 +109,20 @@ def test_a_sampler_of_ones_own_is_read_by_epoch(make):
     assert len(order) == len(first)
 
 
-def test_an_epoch_is_set():
+def test_set_epoch_of_a_sampler_is_called():
     assert order_of(loader(Reversed())).indices(0, 3, 4)[0] == 2
 
 
-def test_a_distributed_sampler_of_one_rank_is_an_order():
+def test_distributed_sampler_of_one_rank_is_accepted():
     sampler = DistributedSampler(ROWS, num_replicas=1, rank=0, seed=3)
     found = order_of(loader(sampler)).indices(0, 2, 4)
     sampler.set_epoch(2)
     assert found.tolist() == list(sampler)
 
 
-def test_a_batch_sampler_of_ones_own_is_an_order_and_brings_its_batch_size():
+def test_custom_batch_sampler_sets_the_order_and_the_batch_size():
     class Whole(BatchSampler):
-        """torch's, under another name."""
+        """A subclass of torch's batch sampler."""
 
     for kind in (Whole, BatchSampler):
         batches = kind(SubsetRandomSampler(range(10)), 4, False)
@@ -133,7 +133,7 @@ def test_a_batch_sampler_of_ones_own_is_an_order_and_brings_its_batch_size():
         assert torch.equal(order_of(data).indices(0, 1, 4), expected)
 
 
-def test_what_torch_makes_for_shuffle_is_plain():
+def test_samplers_that_torch_creates_for_shuffle_are_default_samplers():
     assert has_default_sampler(loader(shuffle=True))
     assert has_default_sampler(loader())
     assert has_default_sampler(
@@ -155,7 +155,7 @@ class Unsized:
 
 
 class WeightedByHistory(OfHistory):
-    """Its name says what it is for."""
+    """A sampler whose name suggests weighted sampling."""
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ class WeightedByHistory(OfHistory):
         ({"batch_sampler": [[0, 1], [2, 3, 4]]}, r"a batch of 3 after one of 2"),
     ],
 )
-def test_what_cannot_be_seeded_or_sized_is_refused(options, message):
+def test_sampler_that_cannot_be_seeded_or_sized_is_rejected(options, message):
     data = DataLoader(ROWS, **({"batch_size": 4} if "sampler" in options else {}), **options)
     with pytest.raises(DataError, match=message):
         order_of(data)

@@ -23,12 +23,12 @@ class Squares(Dataset):
         return torch.tensor(float(index)), index * index
 
 
-def test_a_stream_is_not_mixed_with_others():
+def test_stream_in_a_mixture_is_rejected():
     with pytest.raises(DataError, match=r"train\['b'\] is a stream, which has no positions"):
         dataset_of({"a": Squares(), "b": Unsized()}, "train")
 
 
-def test_a_subclass_with_its_own_samples_is_not_sliced():
+def test_dataset_subclass_with_its_own_getitem_is_not_sliced():
     class Doubled(TensorDataset):
         def __getitem__(self, index):
             return tuple(2 * each for each in super().__getitem__(index))
@@ -46,12 +46,12 @@ def test_a_subclass_with_its_own_samples_is_not_sliced():
 
 
 @pytest.mark.parametrize("data", [Squares(), [(X, Y)], (X, "text"), ()])
-def test_what_is_not_tensors_is_not_sliced(data):
+def test_data_that_is_not_tensors_is_not_sliced(data):
     assert in_memory(data) is None
 
 
 @pytest.mark.parametrize("data", [None, 3])
-def test_what_has_no_positions_is_refused(data):
+def test_object_that_is_not_a_dataset_is_rejected(data):
     with pytest.raises(DataError, match=r"The val data is a \w+, which has no positions\. Give a"):
         dataset_of(data, "val")
 
@@ -61,12 +61,12 @@ def test_what_has_no_positions_is_refused(data):
     [(X[:0], Y[:0]), [], TensorDataset(X[:0], Y[:0]), Subset(Squares(), []), {"x": X[:0]}],
     ids=["tensors", "list", "TensorDataset", "Subset", "dict"],
 )
-def test_empty_data_is_refused(data):
+def test_empty_data_is_rejected(data):
     with pytest.raises(DataError, match="The train data is empty"):
         dataset_of(data, "train")
 
 
-def test_a_loader_brings_its_settings():
+def test_settings_of_a_dataloader_are_read():
     loader = DataLoader(Squares(), 5, shuffle=True, drop_last=True, num_workers=2)
     assert loader_settings(loader) == {
         **{"batch_size": 5, "shuffle": True, "drop_last": True, "num_workers": 2},
@@ -76,7 +76,7 @@ def test_a_loader_brings_its_settings():
     assert loader_settings(Squares()) is None
 
 
-def test_a_loader_with_a_sampler_of_its_own_does_not_say_shuffle():
+def test_dataloader_with_a_custom_sampler_has_no_shuffle_setting():
     loader = DataLoader(Squares(), 5, sampler=torch.utils.data.SubsetRandomSampler([1, 2]))
     assert loader_settings(loader)["shuffle"] is None
     with pytest.raises(DataError, match=r"The DataLoader of the val data has a custom sampler"):
@@ -84,12 +84,12 @@ def test_a_loader_with_a_sampler_of_its_own_does_not_say_shuffle():
     check_no_sampler(DataLoader(Squares(), 5, shuffle=True), "val")
 
 
-def test_a_loader_that_makes_no_batches_is_refused():
+def test_dataloader_without_batches_is_rejected():
     with pytest.raises(DataError, match=r"batch_size=None, so it makes no batches\. If "):
         tiny.plan({"train": DataLoader(Squares(), batch_size=None)})
 
 
-def test_several_datasets_are_put_one_after_the_other():
+def test_several_datasets_are_concatenated():
     data = {"tensors": (X, Y), "rows": Squares(), "named": {"a": X[:2], "b": Y[:2]}}
     whole = dataset_of(data, "train")
     assert len(whole) == count_samples(data, "train") == len(X) + 10 + 2
@@ -100,12 +100,12 @@ def test_several_datasets_are_put_one_after_the_other():
     assert not is_mixture({"x": X, "y": Y})
 
 
-def test_a_loader_among_several_datasets_is_refused():
+def test_dataloader_in_a_mixture_is_rejected():
     with pytest.raises(DataError, match=r"train\['a'\] is a DataLoader, .* Give its dataset"):
         dataset_of({"a": DataLoader(Squares())}, "train")
 
 
-def test_what_the_plan_has_no_word_for_is_kept():
+def test_dataloader_options_without_a_plan_option_are_preserved():
     loader = DataLoader(Squares(), num_workers=1, timeout=7, worker_init_fn=print)
     assert unsupported_loader_options(loader)["timeout"] == 7
     assert unsupported_loader_options(loader)["worker_init_fn"] is print

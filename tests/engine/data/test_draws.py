@@ -58,7 +58,7 @@ def collate(samples):
         ),
     ],
 )
-def test_the_plan_says_how_loading_is_seeded(parts, value, reason):
+def test_plan_reports_how_data_loading_is_seeded(parts, value, reason):
     plan = tiny.plan(parts).plan
     assert plan.data_randomness == value
     assert re.search(reason, plan.reason("data.randomness"))

@@ -1,4 +1,4 @@
-"""Samples left out by index: which order is left, and what is refused."""
+"""Samples excluded by index: the order of the rest, and what is rejected."""
 
 import pytest
 import torch
@@ -36,36 +36,36 @@ def epoch_of(session, epoch: int) -> list[int]:
 
 
 @pytest.mark.parametrize("epoch", [0, 3])
-def test_rest_keeps_its_order_within_the_shuffled_epoch(folder, epoch):
+def test_remaining_samples_keep_their_order_in_the_shuffled_epoch(folder, epoch):
     with session_without(folder(), task_of()) as session:
         whole = epoch_permutation(55, session.plan.seed, epoch).tolist()
         assert epoch_of(session, epoch) == [each for each in whole if each not in SKIPPED]
 
 
-def test_rest_keeps_the_stored_order(folder):
+def test_remaining_samples_keep_the_stored_order(folder):
     with session_without(folder(), task_of(), data={"shuffle": False}) as session:
         assert epoch_of(session, 1) == REST
 
 
-def test_rest_of_an_own_order_keeps_it(folder):
+def test_remaining_samples_keep_a_custom_order(folder):
     order = surestep.samplers.custom(lambda seed, epoch: list(range(55))[::-1])
     with session_without(folder(), task_of(sampler=order)) as session:
         assert epoch_of(session, 0) == REST[::-1]
 
 
-def test_rest_of_an_order_by_length_has_each_sample_once(folder):
+def test_order_by_length_has_each_remaining_sample_once(folder):
     order = surestep.samplers.by_length(list(range(1, 56)))
     with session_without(folder(), task_of(sampler=order)) as session:
         assert sorted(epoch_of(session, 0)) == REST
 
 
-def test_loader_shuffles_the_rest(folder):
+def test_dataloader_shuffles_the_remaining_samples(folder):
     loader = DataLoader(Augmented(55), batch_size=9, shuffle=True)
     with session_of(task_of(loader), folder(), exclude_samples=SKIPPED, max_steps=2) as session:
         assert sorted(epoch_of(session, 1)) == REST
 
 
-def test_plan_says_how_many_and_from_where(folder, tmp_path):
+def test_plan_reports_the_number_and_source_of_excluded_samples(folder, tmp_path):
     file = tmp_path / "bad.txt"
     file.write_text("3 17\n54\n")
     session = session_of(task_of(), folder(), exclude_samples=file, batch_size=9, epochs=2)
@@ -76,7 +76,7 @@ def test_plan_says_how_many_and_from_where(folder, tmp_path):
     assert (plan.steps_per_epoch, plan.total_steps) == (6, 12)  # 52 samples, not 55
 
 
-def test_loss_learns_its_weights_from_the_rest(folder):
+def test_balanced_class_weights_ignore_excluded_samples(folder):
     def learned(data, skip):
         loss = surestep.losses.multiclass(weight="balanced")
         options = {"batch_size": 9, "max_steps": 2} | skip
@@ -97,18 +97,18 @@ def test_loss_learns_its_weights_from_the_rest(folder):
         (range(55), "leaves out all 55"),
     ],
 )
-def test_indices_that_cannot_be_left_out_are_refused(said, message):
+def test_invalid_excluded_indices_are_rejected(said, message):
     with pytest.raises(ConfigError, match=message):
         excluded_samples(task_of(), said, "")
 
 
-def test_lanes_are_refused():
+def test_excluded_samples_of_a_bptt_dataset_are_rejected():
     with pytest.raises(ConfigError, match="lanes"):
         excluded_samples(task_of(surestep.BPTTDataset(torch.randn(64, 10), 4, 4)), [1], "")
 
 
 @pytest.mark.parametrize("order", ["weighted", "sampler"])
-def test_drawn_orders_are_refused(folder, order):
+def test_excluded_samples_with_a_weighted_sampler_are_rejected(folder, order):
     weights = torch.ones(55)
     drawn = {"sampler": surestep.samplers.weighted(weights)}
     task = task_of(**drawn)
@@ -119,7 +119,7 @@ def test_drawn_orders_are_refused(folder, order):
         session_of(task, folder(), exclude_samples=SKIPPED, max_steps=2)
 
 
-def test_epoch_of_another_length_is_an_error():
+def test_epoch_with_a_different_length_is_an_error():
     whole = surestep.samplers.custom(lambda seed, epoch: range(5) if epoch < 2 else [0, 0, 1, 2, 4])
     samples = surestep.engine.plan.batching.DatasetView(5, lambda: iter(()))
     order = FilteredOrder(whole, ExcludedSamples((0,), 5)).bind(samples)
@@ -128,8 +128,8 @@ def test_epoch_of_another_length_is_an_error():
         order.indices(0, 2, 1)
 
 
-def test_run_without_samples_equals_the_run_on_a_subset_of_the_data(folder):
-    """In the stored order every sample keeps its position, so the two runs are the same."""
+def test_run_with_excluded_samples_equals_a_run_on_the_subset(folder):
+    """In the stored order, the remaining samples have equal positions in both runs."""
     options = {"batch_size": 9, "max_steps": 14, "data": {"shuffle": False}}
     states = []
     for data, more in (

@@ -1,4 +1,4 @@
-"""Data that fails in the middle of a run: which sample, where, and what to do."""
+"""Errors of the data during a run name the sample, its position and a fix."""
 
 import re
 
@@ -80,14 +80,14 @@ def fit(folder, train, *, model=None, val=None, **options):
         (unknown_class, r"The target 7 of sample 13 \(position 13\) is out of range, at step 4 of"),
     ],
 )
-def test_a_sample_that_fails_later_is_named(tmp_path, load, says, workers):
+def test_sample_that_fails_during_a_run_is_named(tmp_path, load, says, workers):
     data = {"num_workers": workers, "shuffle": False}
     with pytest.raises(DataError, match=says) as caught:
         fit(tmp_path / "run", Samples(load), data=data)
     assert "Traceback" not in str(caught.value)
 
 
-def test_the_sample_is_named_by_its_index_in_a_shuffled_epoch(tmp_path):
+def test_sample_of_a_shuffled_epoch_is_named_by_its_dataset_index(tmp_path):
     with pytest.raises(DataError, match=r"The target 7 of sample 13 \(position (\d+)\)") as caught:
         fit(tmp_path / "run", Samples(unknown_class), data={"shuffle": True, "num_workers": 0})
     position = int(re.search(r"position (\d+)", str(caught.value))[1])
@@ -106,14 +106,14 @@ def test_the_sample_is_named_by_its_index_in_a_shuffled_epoch(tmp_path):
         (unknown_class, r"The target 7 of row 13 is out of range, at step 4 of epoch 1"),
     ],
 )
-def test_a_stream_that_fails_later_says_where(tmp_path, load, says, workers):
+def test_error_of_a_stream_names_the_position(tmp_path, load, says, workers):
     data = {"num_workers": workers}
     with pytest.raises(DataError, match=says) as caught:
         fit(tmp_path / "run", Stream(load), epochs=None, max_steps=9, data=data)
     assert "Traceback" not in str(caught.value)
 
 
-def test_what_fails_in_an_evaluation_names_the_set(tmp_path):
+def test_data_error_in_an_evaluation_names_the_set(tmp_path):
     with pytest.raises(DataError, match=r"Sample 13 of the val data could not be loaded"):
         fit(tmp_path / "one", (X, Y), val=Samples(missing))
     said = r"target 7 of sample 13 \(position 13\) is out of range, at the evaluation of the val"
@@ -121,7 +121,7 @@ def test_what_fails_in_an_evaluation_names_the_set(tmp_path):
         fit(tmp_path / "two", (X, Y), val=Samples(unknown_class))
 
 
-def test_samples_with_a_path_are_told_how_to_name_their_parts(tmp_path):
+def test_sample_with_a_file_path_as_target_is_rejected_with_a_fix(tmp_path):
     def load(index):
         return X[index], int(Y[index]), f"image-{index}.png"
 
@@ -130,19 +130,19 @@ def test_samples_with_a_path_are_told_how_to_name_their_parts(tmp_path):
 
 
 class Surplus(Samples):
-    """Returns one sample too many, of a different length."""
+    """Returns one extra sample, of a different length."""
 
     def __getitems__(self, indices):
         return [*map(self.load, indices), (X[0][:3], Y[0])]
 
 
-def test_a_surplus_sample_does_not_hide_the_error(tmp_path):
+def test_extra_sample_of_getitems_does_not_hide_the_error(tmp_path):
     says = r"^Samples 0, 1, 2, 3 of the train data could not be put together .*stack expects"
     with pytest.raises(DataError, match=says):
         fit(tmp_path / "run", Surplus(lambda index: (X[index], Y[index])))
 
 
-def test_the_order_of_a_samples_keys_makes_it_no_different(tmp_path):
+def test_samples_with_keys_in_a_different_order_are_equivalent(tmp_path):
     def load(index):
         x = X[index][:3] if index == BAD else X[index]
         sample = {"input": x, "targets": Y[index]}
@@ -153,9 +153,7 @@ def test_the_order_of_a_samples_keys_makes_it_no_different(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [Samples, Stream])
-def test_an_error_of_a_custom_collate_fn_for_ragged_samples_is_not_explained_by_shapes(
-    tmp_path, kind
-):
+def test_error_of_a_custom_collate_fn_is_not_attributed_to_ragged_shapes(tmp_path, kind):
     def pad(samples):
         if any(len(x) == 3 for x, _ in samples):
             raise KeyError("pad_id")
@@ -172,7 +170,7 @@ def test_an_error_of_a_custom_collate_fn_for_ragged_samples_is_not_explained_by_
         surestep.Trainer(task, config, run=tmp_path / "run").fit()
 
 
-def test_the_state_before_the_failed_batch_can_be_resumed(tmp_path):
+def test_run_can_resume_before_the_failed_batch(tmp_path):
     broken = [True]
 
     def load(index):
@@ -223,13 +221,13 @@ FORWARDS = {
 
 
 @pytest.mark.parametrize("case", FORWARDS)
-def test_a_forward_that_fails_names_the_module_and_the_conversion(tmp_path, case):
+def test_error_in_a_forward_names_the_module_and_the_conversion(tmp_path, case):
     model, x, says = FORWARDS[case]
     with pytest.raises(TaskError, match=says):
         fit(tmp_path / "run", (x, Y), model=model)
 
 
-def test_a_forward_that_fails_in_an_evaluation_names_the_set(tmp_path):
+def test_error_in_a_forward_of_an_evaluation_names_the_set(tmp_path):
     class Wide(Samples):
         pass
 
@@ -239,26 +237,26 @@ def test_a_forward_that_fails_in_an_evaluation_names_the_set(tmp_path):
         fit(tmp_path / "run", (X, Y), val=wide)
 
 
-def test_validation_data_of_another_dtype_is_refused_before_the_run(tmp_path):
+def test_validation_data_of_a_different_dtype_is_rejected_before_the_run(tmp_path):
     says = r"The val inputs are torch.float64 \(numpy's default\), and in the training data torch"
     with pytest.raises(DataError, match=says):
         fit(tmp_path / "run", (X, Y), val=(X.numpy().astype(np.float64), Y.numpy()))
     assert not (tmp_path / "run").exists()
 
 
-def test_tensors_of_different_lengths_are_named_with_their_part(tmp_path):
+def test_tensors_of_different_lengths_are_named_with_their_split(tmp_path):
     with pytest.raises(DataError, match=r"of the val data have .* the inputs have 20 and the tar"):
         fit(tmp_path / "run", (X, Y), val=(X, Y[:-1]))
 
 
-def test_a_batch_size_larger_than_the_data_is_noted(tmp_path, capsys):
+def test_batch_size_larger_than_the_data_causes_a_notice(tmp_path, capsys):
     fit(tmp_path / "run", (X, Y), batch_size=64, logging={"progress": "plain"})
     assert "batch_size=64 is larger than the 20 training samples" in capsys.readouterr().err
     fit(tmp_path / "all", (X, Y), batch_size=20, logging={"progress": "plain"})
     assert "is larger than" not in capsys.readouterr().err
 
 
-def test_a_negative_class_is_told_of_ignore_index(tmp_path):
+def test_error_for_a_negative_class_mentions_ignore_index(tmp_path):
     def load(index):
         return X[index], torch.tensor(-1) if index == BAD else Y[index]
 
@@ -266,7 +264,7 @@ def test_a_negative_class_is_told_of_ignore_index(tmp_path):
         fit(tmp_path / "run", Samples(load))
 
 
-def test_a_target_out_of_range_in_a_ready_made_batch_names_batch_and_row(tmp_path):
+def test_target_out_of_range_in_batched_data_names_batch_and_row(tmp_path):
     x, y = tiny.data(20)
     y = y.clone()
     y[13] = 7

@@ -1,4 +1,4 @@
-"""A few samples by which the data of another process is known again."""
+"""The dataset fingerprint, from a few samples, identifies the data in a different process."""
 
 import os
 
@@ -39,18 +39,18 @@ def known(train, **said):
     ("samples", "looked_at", "found"),
     [(3, 5, [0, 1, 2]), (5, 5, [0, 1, 2, 3, 4]), (100, 5, [0, 25, 50, 74, 99]), (1, 5, [0])],
 )
-def test_places_are_spread_with_the_first_and_the_last(samples, looked_at, found):
+def test_probed_indices_are_spread_evenly_with_the_first_and_last(samples, looked_at, found):
     assert probe_indices(samples, looked_at) == found
 
 
-def test_a_few_samples_are_loaded_however_many_there_are():
+def test_fingerprint_loads_few_samples_for_any_dataset_size():
     for samples in (100, 10**7):
         data = Samples(samples)
         known(data)
         assert len(data.seen) == 2 * LOADED
 
 
-def test_random_augmentation_gives_the_same_digest_in_any_state_of_the_generators():
+def test_fingerprint_of_random_augmentation_ignores_the_random_state():
     found = set()
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -58,37 +58,37 @@ def test_random_augmentation_gives_the_same_digest_in_any_state_of_the_generator
     assert len(found) == 1
 
 
-def test_the_seed_of_the_run_is_no_matter_of_its_data():
+def test_fingerprint_does_not_depend_on_the_seed_of_the_run():
     assert known(Samples(draw=lambda: torch.rand(())), seed=1) == known(
         Samples(draw=lambda: torch.rand(())), seed=2
     )
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_other_values_are_noticed(workers):
+def test_fingerprint_changes_with_the_values(workers):
     said = {"data": {"num_workers": workers}}
     assert known(Samples(), **said) == known(Samples()) != known(Samples(value=1.0), **said)
 
 
-def test_data_that_is_never_the_same_is_not_known_by_its_samples():
+def test_data_that_changes_on_each_load_has_no_fingerprint():
     draws = iter(range(10**6))
     assert known(Samples(draw=lambda: next(draws))) is None
 
 
-def test_where_workers_load_this_process_loads_nothing():
+def test_main_process_loads_no_samples_if_workers_load():
     data = Samples()
     known(data, data={"num_workers": 2})
     assert data.seen == []
 
 
-def test_one_row_in_memory_that_is_other_is_noticed():
+def test_fingerprint_changes_with_a_single_row_in_memory():
     x, y = tiny.data(200)
     other = x.clone()
     other[77] += 1
     assert known((x, y)) != known((other, y))
 
 
-def test_data_that_fails_is_told_by_the_first_batch():
+def test_data_that_fails_to_load_has_no_fingerprint():
     class Broken(Samples):
         def __getitem__(self, index):
             raise ZeroDivisionError
@@ -96,7 +96,7 @@ def test_data_that_fails_is_told_by_the_first_batch():
     assert known(Broken()) is None
 
 
-def test_tensors_are_known_the_same_whoever_slices_them():
+def test_fingerprint_of_tensors_is_the_same_with_or_without_workers():
     x, y = tiny.data()
     loaders = [DataLoader(TensorDataset(x, y), 8, num_workers=workers) for workers in (0, 2)]
     found = {known((x, y)), known((x, y), data={"num_workers": 2}), *map(loaded, loaders)}

@@ -76,7 +76,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("where", FOUND)
-def test_a_generator_is_found(where):
+def test_random_generator_within_a_dataset_is_found(where):
     value, path = FOUND[where]
     assert paths(value) == [path]
 
@@ -93,7 +93,7 @@ def test_a_generator_is_found(where):
     ],
     ids=["torch", "python", "RandomState", "PCG64", "Philox", "bits"],
 )
-def test_a_generator_draws_by_the_seed_alone(make, draw):
+def test_reseeded_generator_depends_only_on_the_seed(make, draw):
     one, other = make(), make()
     (own,) = DatasetRNGs(dataset=Holder(rng=one)).found
     (same,) = DatasetRNGs(dataset=Holder(rng=other)).found
@@ -105,13 +105,13 @@ def test_a_generator_draws_by_the_seed_alone(make, draw):
     assert draw(one) != drawn[0]
 
 
-def test_two_of_one_dataset_draw_differently():
+def test_two_generators_of_one_dataset_are_seeded_differently():
     holder = Holder(a=random.Random(0), b=random.Random(0))
     DatasetRNGs(dataset=holder).reseed(5)
     assert holder.a.random() != holder.b.random()
 
 
-def test_two_on_one_path_draw_differently():
+def test_two_generators_with_the_same_path_are_seeded_differently():
     class Shadowing:
         rng = random.Random(0)
 
@@ -125,12 +125,12 @@ def test_two_on_one_path_draw_differently():
     assert holder.rng.random() != Shadowing.rng.random()
 
 
-def test_one_that_is_held_twice_is_seeded_once():
+def test_generator_referenced_twice_is_found_once():
     rng = random.Random(0)
     assert len(paths(Holder(a=rng, b=rng))) == 1
 
 
-def test_what_has_the_hook_seeds_itself():
+def test_set_sample_seed_hook_is_called_instead_of_reseeding():
     holder = Holder(transform=Hooked())
     (own,) = DatasetRNGs(dataset=holder).found
     assert (own.path, own.kind) == ("dataset.transform", "Hooked")
@@ -138,19 +138,19 @@ def test_what_has_the_hook_seeds_itself():
     assert len(set(holder.transform.seeds)) == 2
 
 
-def test_the_systems_randomness_takes_no_seed():
+def test_system_random_has_no_seed():
     (own,) = DatasetRNGs(dataset=Holder(rng=random.SystemRandom())).found
     assert own.seed is None
     own.reseed(5)
 
 
-def test_the_default_generator_and_large_data_are_passed_over():
+def test_default_generator_and_large_containers_are_skipped():
     large = Holder(rows=list(range(10**6)), files={str(i): i for i in range(10**5)})
     large.own, large.all = torch.default_generator, [large]
     assert paths(large) == []
 
 
-def test_what_libraries_name_is_not_touched():
+def test_global_generators_of_libraries_are_skipped():
     assert paths(Holder(f=random.shuffle, g=np.random.shuffle, h=nn.init.kaiming_normal_)) == []
 
 
@@ -164,7 +164,7 @@ def test_what_libraries_name_is_not_touched():
     ],
     ids=["None before", "not there before", "within", "in a dict"],
 )
-def test_one_that_is_made_later_is_seen(holder, make):
+def test_generator_created_later_is_found(holder, make):
     own = DatasetRNGs(dataset=holder)
     assert not own.has_new()
     make(holder)
@@ -173,7 +173,7 @@ def test_one_that_is_made_later_is_seen(holder, make):
     assert not own.has_new()
 
 
-def test_what_is_no_generator_may_come_and_go():
+def test_changed_attributes_that_are_not_generators_are_ignored():
     holder = Holder(last=None)
     own = DatasetRNGs(dataset=holder)
     holder.last, holder.more = 3, 4

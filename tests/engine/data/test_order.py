@@ -23,7 +23,7 @@ class Stream(IterableDataset):
 
 
 class Rows(Dataset):
-    """Samples one by one, with the targets beside them, as torchvision's datasets have them."""
+    """A map-style dataset with an attribute `targets`, like torchvision's datasets."""
 
     targets = Y.tolist()
 
@@ -35,7 +35,7 @@ class Rows(Dataset):
 
 
 def seen(train, order=None, *, epoch=0, **said):
-    """The inputs of an epoch, in the order that they are trained on."""
+    """Return the inputs of an epoch in training order."""
     read = tiny.train_feed({"train": train, "sampler": order}, **said).batches(epoch)
     return torch.cat([micro.args[0] for batch in read for micro in batch.micro_batches])
 
@@ -51,7 +51,7 @@ def seen(train, order=None, *, epoch=0, **said):
     ],
     ids=["tensors", "TensorDataset", "subset", "rows", "loader"],
 )
-def test_the_targets_of_each_kind_of_data_are_balanced(train):
+def test_balanced_sampler_reads_the_targets_of_any_type_of_data(train):
     said = {"batch_size": None} if isinstance(train, DataLoader) else {}
     weights = 1 / torch.bincount(Y).double()[Y]
     expected = seen((X, Y), samplers.weighted(weights), epoch=2)
@@ -59,13 +59,13 @@ def test_the_targets_of_each_kind_of_data_are_balanced(train):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_order_is_the_same_for_any_number_of_workers(workers):
+def test_order_is_the_same_for_any_number_of_workers(workers):
     expected = X[samplers.weighted(range(1, 21)).bind(dataset_view(tiny.task())).indices(0, 1, 8)]
     said = {"data": {"num_workers": workers}}
     assert torch.equal(seen(Rows(), samplers.weighted(range(1, 21)), epoch=1, **said), expected)
 
 
-def test_an_epoch_is_as_long_as_the_order_says():
+def test_length_of_an_epoch_is_the_length_of_the_sampler():
     planned = tiny.plan({"sampler": samplers.weighted([1.0] * 20, 100)})
     assert (planned.plan.steps_per_epoch, planned.plan.total_steps) == (13, 26)
     batches = list(tiny.train_feed({"sampler": samplers.weighted([1.0] * 20, 100)}).batches(0))
@@ -73,19 +73,19 @@ def test_an_epoch_is_as_long_as_the_order_says():
     assert [batch.ends_epoch for batch in batches] == [False] * 12 + [True]
 
 
-def test_lengths_are_asked_of_each_sample():
+def test_length_function_is_called_with_each_sample():
     for train in ((X, Y), Rows()):
         by_class = seen(train, samplers.by_length(lambda sample: int(sample[1]) + 1))
         assert torch.equal(by_class, seen((X, Y), samplers.by_length(Y + 1)))
 
 
-def test_datasets_are_mixed_by_share():
+def test_mixture_draws_from_datasets_by_share():
     train = {"ones": (torch.ones(6, 4), torch.zeros(6).long()), "rows": Rows()}
     found = seen(train, samplers.mixture({"ones": 0.25, "rows": 0.75}, 16))
     assert int((found == 1).all(1).sum()) == 4
 
 
-def test_a_loaders_own_sampler_is_the_order():
+def test_sampler_of_a_dataloader_sets_the_order():
     sampler = WeightedRandomSampler(list(range(20)), 50)
     found = seen(DataLoader(Rows(), 8, sampler=sampler), epoch=3, batch_size=None)
     assert torch.equal(found, seen((X, Y), samplers.weighted(range(20), 50), epoch=3))
@@ -136,7 +136,7 @@ def decision(parts, **said):
     ],
     ids=["shuffled", "not shuffled", "stream", "sequential", "weighted", "by length", "sampler"],
 )
-def test_the_plan_says_what_the_order_is_and_why(parts, said, expected):
+def test_plan_reports_the_order_with_its_reason(parts, said, expected):
     assert decision(parts, **said) == expected
 
 
@@ -166,13 +166,13 @@ def test_the_plan_says_what_the_order_is_and_why(parts, said, expected):
         ({"sampler": samplers.mixture({"a": 1.0})}, DataError, "train is one dataset"),
     ],
 )
-def test_an_order_that_does_not_fit_is_refused(parts, error, message):
+def test_sampler_that_does_not_match_the_data_is_rejected(parts, error, message):
     with pytest.raises(error, match=message):
         tiny.plan(parts, batch_size=8)
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_an_order_and_data_shuffle_are_refused(shuffle):
+def test_sampler_together_with_data_shuffle_is_rejected(shuffle):
     with pytest.raises(
         ConfigError, match=rf"data\.shuffle={shuffle} .* sampler 'shuffled'\. Leave"
     ):
@@ -180,7 +180,7 @@ def test_an_order_and_data_shuffle_are_refused(shuffle):
 
 
 class Sentences(Dataset):
-    """Ones, as many as the sample is long."""
+    """Samples of different lengths, filled with ones."""
 
     lengths = torch.randint(1, 40, (100,), generator=torch.Generator().manual_seed(0)).tolist()
 
@@ -196,7 +196,7 @@ def padded(samples):
     return words, torch.tensor([label for _, label in samples])
 
 
-def test_the_padding_that_the_plan_tells_is_what_the_batches_hold():
+def test_padding_reported_in_the_plan_is_that_of_the_batches():
     order = samplers.by_length(lambda sample: len(sample[0]), window=3)
     parts = {"train": Sentences(), "collate_fn": padded, "sampler": order}
     cut = {"batch_size": 8, "micro_batch_size": 4}

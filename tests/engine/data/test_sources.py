@@ -22,7 +22,7 @@ class Squares(Dataset):
 
 
 class Noisy(Squares):
-    """Draws from every generator that people draw from."""
+    """Draws from each of the usual global generators."""
 
     def __getitem__(self, index):
         drawn = (random.random(), np.random.rand(), float(torch.rand(())))
@@ -30,7 +30,7 @@ class Noisy(Squares):
 
 
 class Padded(Squares):
-    """Samples of another dataset, made as long as those of `OwnNoise`."""
+    """Samples of a different dataset, padded to the length of those of `OwnNoise`."""
 
     def __init__(self, dataset):
         self.dataset = dataset
@@ -59,7 +59,7 @@ class OwnNoise(Squares):
 
 
 class OfWorker(Squares):
-    """Takes the seed that torch gives to workers."""
+    """Returns the seed that torch gives to workers."""
 
     def __getitem__(self, index):
         return torch.tensor([index, torch.utils.data.get_worker_info().seed, torch.initial_seed()])
@@ -87,7 +87,7 @@ def rows(batches):
     return torch.cat(batches)
 
 
-def test_an_order_is_a_permutation_by_seed_and_epoch():
+def test_epoch_permutation_depends_on_seed_and_epoch():
     first = epoch_permutation(50, seed=1, epoch=2)
     assert sorted(first.tolist()) == list(range(50))
     assert torch.equal(first, epoch_permutation(50, seed=1, epoch=2))
@@ -95,38 +95,38 @@ def test_an_order_is_a_permutation_by_seed_and_epoch():
     assert not torch.equal(first, epoch_permutation(50, seed=2, epoch=2))
 
 
-def test_an_order_leaves_the_global_generator_alone():
+def test_epoch_permutation_preserves_the_global_random_state():
     before = torch.get_rng_state()
     epoch_permutation(50, seed=1, epoch=2)
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_an_epoch_is_cut_into_batches_and_those_into_micro_batches():
+def test_epoch_is_split_into_batches_and_those_into_micro_batches():
     cut = BatchLayout(samples=20, batch_size=8, micro_batch_size=3)
     assert list(cut.batches(0)) == [(0, 8, False), (8, 16, False), (16, 20, True)]
     assert list(cut.micro_batches(8, 16)) == [(8, 11), (11, 14), (14, 16)]
     assert list(cut.micro_batches(16, 20)) == [(16, 19), (19, 20)]
 
 
-def test_a_rank_that_needs_the_whole_batch_reads_the_shares_of_all_in_order():
+def test_rank_that_needs_the_full_batch_reads_all_shards_in_order():
     cut = BatchLayout(samples=20, batch_size=8, micro_batch_size=3, rank=1, ranks=2)
     shares = [list(cut._replace(rank=rank).micro_batches(8, 16)) for rank in (0, 1)]
     assert shares == [[(8, 11), (11, 12)], [(12, 15), (15, 16)]]
     assert list(cut._replace(full=True).micro_batches(8, 16)) == shares[0] + shares[1]
 
 
-def test_drop_last_drops_the_smaller_batch_and_the_one_before_ends_the_epoch():
+def test_drop_last_drops_the_smaller_batch_and_ends_the_epoch_before_it():
     cut = BatchLayout(samples=20, batch_size=8, micro_batch_size=3, drop_last=True)
     assert list(cut.batches(0)) == [(0, 8, False), (8, 16, True)]
 
 
-def test_drop_last_drops_nothing_where_all_are_whole():
+def test_drop_last_drops_nothing_if_all_batches_are_full():
     whole = BatchLayout(samples=16, batch_size=8, micro_batch_size=8)
     assert list(whole._replace(drop_last=True).batches(0)) == list(whole.batches(0))
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_from_a_place_on_come_the_same_batches(drop_last):
+def test_resuming_at_a_position_gives_the_same_batches(drop_last):
     cut = BatchLayout(samples=20, batch_size=8, micro_batch_size=8, drop_last=drop_last)
     assert list(cut.batches(8)) == list(cut.batches(0))[1:]
 
@@ -153,14 +153,14 @@ def test_tensors_in_memory_are_sliced(data, expected):
     assert torch.equal(batch[1], expected[1].flip(0))
 
 
-def test_a_dict_of_tensors_is_sliced_by_name():
+def test_dict_of_tensors_is_sliced_by_name():
     (batch,) = in_memory({"x": X, "y": Y.numpy()}).read(0, None, [range(2, 4)])
     assert torch.equal(batch["x"], X[2:4])
     assert torch.equal(batch["y"], Y[2:4])
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_a_dataset_is_read_in_its_order(workers):
+def test_dataset_is_read_in_the_given_order(workers):
     order = torch.tensor([3, 1, 4, 0, 5, 9, 2, 6, 8, 7])
     values = [batch[0] for batch in read(Squares(), order=order, num_workers=workers)]
     assert [len(each) for each in values] == [4, 4, 2]
@@ -177,14 +177,14 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", [*WAYS, "cut otherwise"])
-def test_loading_is_random_by_place_whatever_loads_it(way):
-    both = ConcatDataset([Padded(Noisy()), OwnNoise()])  # spawning takes seconds: once for both
+def test_random_numbers_of_loading_depend_only_on_the_position(way):
+    both = ConcatDataset([Padded(Noisy()), OwnNoise()])  # spawning is slow, so only one for both
     found = read(both, **WAYS.get(way, {"cut": 3}))
     assert torch.equal(rows(found), rows(read(both)))
 
 
 @pytest.mark.parametrize("kind", [Noisy, OwnNoise])
-def test_every_number_that_loading_draws_is_of_its_epoch_and_seed(kind):
+def test_random_numbers_of_loading_differ_by_epoch_seed_and_position(kind):
     drawn = rows(read(kind()))[:, 1:]
     others = [rows(read(kind(), **other))[:, 1:] for other in ({"epoch": 1}, {"seed": 1})]
     assert not any(torch.eq(drawn, other).any() for other in others)
@@ -192,7 +192,7 @@ def test_every_number_that_loading_draws_is_of_its_epoch_and_seed(kind):
     assert len(drawn[0].unique()) == drawn.shape[1]  # no two generators draw the same
 
 
-def test_the_seed_of_a_worker_is_that_of_the_place():
+def test_worker_seed_is_the_seed_of_the_position():
     ways = [{"num_workers": n} for n in (1, 2)]
     first, second = (rows(read(OfWorker(), **way)) for way in ways)
     assert torch.equal(first, second)
@@ -200,19 +200,19 @@ def test_the_seed_of_a_worker_is_that_of_the_place():
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_sees_several_samples_is_seeded_by_their_first_position(workers):
+def test_collate_fn_and_getitems_are_seeded_by_the_first_position(workers):
     for data, collate in ((Together(), None), (Noisy(), with_noise)):
         found = rows(read(data, collate=collate, num_workers=workers))
         assert torch.equal(found, rows(read(data, collate=collate)))
         assert not torch.equal(found, rows(read(data, collate=collate, cut=3)))
 
 
-def test_a_part_of_a_dataset_is_random_by_place_too():
+def test_random_numbers_of_a_subset_depend_only_on_the_position():
     part = Subset(Noisy(), range(10))
     assert torch.equal(rows(read(part, cut=10)), rows(read(part, cut=3)))
 
 
-def test_loading_leaves_the_global_generators_alone():
+def test_loading_preserves_the_global_random_state():
     torch.manual_seed(3)
     expected = torch.rand(())
     torch.manual_seed(3)
@@ -221,7 +221,7 @@ def test_loading_leaves_the_global_generators_alone():
     assert torch.equal(torch.rand(()), expected)
 
 
-def test_this_process_draws_the_same_with_any_number_of_workers():
+def test_random_numbers_of_the_main_process_do_not_depend_on_workers():
     def drawn(source):
         random.seed(3)
         np.random.seed(3)
@@ -237,7 +237,7 @@ def test_this_process_draws_the_same_with_any_number_of_workers():
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_program_with_another_generator_of_numpys_loads_the_same(workers):
+def test_loading_is_the_same_with_a_different_numpy_bit_generator(workers):
     expected, bits = rows(read(OwnNoise())), np.random.get_bit_generator()
     try:
         np.random.set_bit_generator(np.random.PCG64(0))
@@ -246,7 +246,7 @@ def test_a_program_with_another_generator_of_numpys_loads_the_same(workers):
         np.random.set_bit_generator(bits)
 
 
-def test_the_users_own_worker_start_runs():
+def test_custom_worker_init_fn_runs():
     seen = torch.zeros(2).share_memory_()
 
     def start(worker):

@@ -1,4 +1,4 @@
-"""States as plain parts: back as they were, and copies."""
+"""States are encoded as plain JSON values and decoded as equal copies."""
 
 import random
 
@@ -19,11 +19,11 @@ VALUES = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_a_state_comes_back_through_json(value):
+def test_state_round_trips_through_json(value):
     assert decode_state(parse_json(dumps(encode_state(value)).encode())) == value
 
 
-def test_tensors_and_arrays_come_back_as_copies():
+def test_tensors_and_arrays_are_decoded_as_copies():
     state = {"t": torch.arange(3), "a": np.arange(3, dtype=np.uint32)}
     kept = encode_state(state)
     state["t"] += 1
@@ -36,11 +36,11 @@ def test_tensors_and_arrays_come_back_as_copies():
     assert decode_state(kept)["t"].tolist() == decode_state(kept)["a"].tolist() == [0, 1, 2]
 
 
-def test_numbers_of_numpy_are_numbers():
+def test_numpy_scalars_are_encoded_as_numbers():
     assert encode_state({"n": np.int64(3)}) == {"n": 3}
 
 
 @pytest.mark.parametrize(("value", "kind"), [({1}, "set"), ([b"x"], "bytes"), ({"a": int}, "type")])
-def test_what_has_no_plain_form_is_named(value, kind):
+def test_value_that_cannot_be_encoded_is_rejected_with_its_type(value, kind):
     with pytest.raises(TypeError, match=kind):
         encode_state(value)

@@ -23,7 +23,7 @@ from tests.engine.data.streams import Sized, Unsized, X, Y
 
 
 class Plain:
-    """No torch in it: an object whose `__iter__` starts anew."""
+    """An object without torch whose `__iter__` starts from the beginning."""
 
     def __iter__(self):
         return iter(range(5))
@@ -34,16 +34,16 @@ def numbers():
 
 
 @pytest.mark.parametrize("data", [Unsized(), Sized(), Plain(), numbers, DataLoader(Sized(), 2)])
-def test_what_is_read_in_order_is_a_stream(data):
+def test_iterable_data_is_a_stream(data):
     assert is_stream(data)
 
 
 @pytest.mark.parametrize("data", [[1, 2], (X, Y), {"x": X}, DataLoader([1, 2]), 3, None])
-def test_what_has_positions_is_no_stream(data):
+def test_map_style_data_is_not_a_stream(data):
     assert not is_stream(data)
 
 
-def test_the_length_is_what_a_stream_says():
+def test_length_of_a_stream_is_its_len_or_none():
     assert (length_of(Sized()), length_of(Unsized()), length_of(numbers)) == (44, None, None)
     assert (count_samples(DataLoader(Sized(), 5), "train"), count_samples(Plain(), "train")) == (
         44,
@@ -52,12 +52,12 @@ def test_the_length_is_what_a_stream_says():
 
 
 @pytest.mark.parametrize("data", [numbers(), iter([1]), map(abs, [1])])
-def test_what_can_be_read_once_is_refused(data):
+def test_iterator_that_can_be_read_only_once_is_rejected(data):
     with pytest.raises(DataError, match=r"The val data is a \w+, which has one .*val=lambda: make"):
         dataset_of(data, "val")
 
 
-def test_one_iterator_for_all_readers_is_refused():
+def test_stream_that_returns_the_same_iterator_each_time_is_rejected():
     class Same:
         kept = iter([1])
 
@@ -68,12 +68,12 @@ def test_one_iterator_for_all_readers_is_refused():
         dataset_of(Same(), "train")
 
 
-def test_a_function_is_called_for_each_epoch():
+def test_stream_function_is_called_for_each_epoch():
     assert peek(lambda: iter("abc"), 2) == ["a", "b"]
     assert list(StreamReader(lambda epoch: [epoch] * 2, seed=0).samples(3)) == [3, 3]
 
 
-def test_a_stream_that_wants_to_know_the_epoch_is_told():
+def test_set_epoch_of_a_stream_is_called():
     class Knows(Plain):
         def set_epoch(self, epoch):
             self.epoch = epoch
@@ -92,21 +92,21 @@ def draws(epoch=0, worker=0, workers=1, seed=0):
     return list(StreamReader(stream, seed=seed).samples(epoch, worker, workers))
 
 
-def test_what_a_sample_draws_is_a_function_of_its_place():
+def test_random_numbers_of_a_streamed_sample_depend_only_on_its_position():
     assert draws() == draws()
-    # The places of one worker are those of two, by turns.
+    # The positions of a single worker are those of two workers, alternating.
     places = [draws(), draws(epoch=1), draws(seed=1), draws(0, 0, 2), draws(0, 1, 2)]
     assert (
         len({sample for place in places for sample in place}) == 16
-    )  # place 0 and 2 of one worker are the first of two, and so on
+    )  # positions 0 and 2 of a single worker are the first two of worker 0 of 2, and so on
 
 
-def test_the_seed_of_a_sample_is_that_of_data_with_positions():
+def test_seed_of_a_streamed_sample_equals_that_of_map_style_data():
     torch.manual_seed(derive_seed("load", 0, 0, 2))
     assert float(torch.rand(())) == draws()[2][0]
 
 
-def test_a_buffer_mixes_by_seed_and_epoch_and_loses_nothing():
+def test_shuffle_buffer_depends_on_seed_and_epoch_and_drops_no_sample():
     def mixed(epoch=0, seed=0, size=10, worker=0):
         return list(StreamReader(range(44), seed, buffer=size).samples(epoch, worker))
 
@@ -122,10 +122,12 @@ def test_a_buffer_mixes_by_seed_and_epoch_and_loses_nothing():
     ]
     assert len({tuple(order) for order in orders}) == len(orders)
     assert sorted(mixed(size=100)) == list(range(44))
-    assert all(place >= value - 9 for place, value in enumerate(mixed()))  # at most 9 ahead
+    assert all(
+        place >= value - 9 for place, value in enumerate(mixed())
+    )  # at most 9 positions ahead
 
 
-def test_a_stream_that_begins_otherwise_each_time_is_refused():
+def test_stream_that_starts_differently_each_time_is_rejected():
     def stream():
         chance = random.Random(os.urandom(8))
         yield from ((chance.random(), "x") for _ in range(3))
@@ -143,12 +145,12 @@ SAMPLES = {
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
-def test_a_stream_that_repeats_is_taken(kind):
+def test_repeatable_stream_is_accepted(kind):
     check_repeats(StreamReader(lambda: (SAMPLES[kind]() for _ in range(3)), 0), "train")
 
 
 @pytest.mark.parametrize("kind", ["tensors", "arrays", "dicts"])
-def test_what_differs_is_seen_whatever_it_is_in(kind):
+def test_differences_between_passes_are_detected_in_any_type(kind):
     count = iter(range(100))
 
     def stream():
@@ -158,7 +160,7 @@ def test_what_differs_is_seen_whatever_it_is_in(kind):
         check_repeats(StreamReader(stream, 0), "train")
 
 
-def test_looking_leaves_the_generators_as_they_were():
+def test_probing_a_stream_preserves_the_random_state():
     torch.manual_seed(3)
     before = torch.get_rng_state()
     check_repeats(StreamReader(lambda: (torch.rand(2) for _ in range(3)), 0), "train")
@@ -166,13 +168,13 @@ def test_looking_leaves_the_generators_as_they_were():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_looking_reads_no_more_than_it_says():
+def test_probing_a_stream_reads_a_fixed_number_of_samples():
     count = []
     check_repeats(StreamReader(lambda: (count.append(i) for i in range(1000)), 0), "train")
     assert len(count) == 2 * PROBED
 
 
-def test_parts_of_workers_must_differ_and_not_be_empty():
+def test_shards_of_workers_must_differ_and_not_be_empty():
     check_shards([["a", "b"], ["c", "d"]], "train")
     with pytest.raises(DataError, match=r"num_workers=3, but several .* i % info\.num_workers"):
         check_shards([["a", "b"], ["c"], ["a", "b"]], "train")
@@ -180,7 +182,7 @@ def test_parts_of_workers_must_differ_and_not_be_empty():
         check_shards([["a", "b"], []], "val")
 
 
-def test_the_first_samples_of_a_stream_have_positions():
+def test_first_samples_of_a_stream_are_map_style_data():
     few = first_samples(Unsized(), 3, "train")
     assert len(few) == 3
     assert torch.equal(few[2][0], X[2])
@@ -188,6 +190,6 @@ def test_the_first_samples_of_a_stream_have_positions():
     assert (len(loader.dataset), loader.batch_size, loader.collate_fn) == (44, 8, list)
 
 
-def test_a_loader_over_a_stream_makes_no_batches():
+def test_dataloader_over_a_stream_without_batches_is_rejected():
     with pytest.raises(DataError, match=r"batch_size=None.* pass Task\(batched=True\)"):
         tiny.plan({"train": DataLoader(Sized(), batch_size=None)})

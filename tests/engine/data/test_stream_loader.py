@@ -36,7 +36,7 @@ def places(found):
     return [(b.position, b.end, b.samples, b.ends_epoch) for b in found]
 
 
-def test_a_stream_is_cut_as_data_with_positions_is():
+def test_stream_is_split_into_batches_like_map_style_data():
     found = batches(Unsized())
     placed = batches((X, Y), data={"shuffle": False})
     assert torch.equal(inputs_of(found), inputs_of(placed))
@@ -45,12 +45,12 @@ def test_a_stream_is_cut_as_data_with_positions_is():
     assert [[m.position for m in b.micro_batches] for b in found][1] == [9, 14]
 
 
-def test_the_last_batch_is_known_where_it_is_whole_too():
+def test_full_last_batch_of_a_stream_is_marked_as_the_last():
     found = batches(of_class(Unsized, samples=18))
     assert places(found) == [(0, 9, 9, False), (9, 18, 9, True)]
 
 
-def test_drop_last_drops_a_smaller_last_batch():
+def test_drop_last_drops_the_smaller_last_batch_of_a_stream():
     found = batches(Unsized(), data={"drop_last": True})
     assert places(found)[-1] == (27, 36, 9, True)
     with pytest.raises(DataError, match=r"drop_last drops every batch: 44 .* batch_size=50"):
@@ -59,7 +59,7 @@ def test_drop_last_drops_a_smaller_last_batch():
 
 @pytest.mark.parametrize("start", [0, 9, 27, 36, 44])
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_from_a_place_on_come_the_same_batches(start, workers):
+def test_resuming_at_a_position_gives_the_same_batches(start, workers):
     options = by_workers(workers, shuffle_buffer=7)
     whole, rest = (batches(Noisy(), 1, place, **options) for place in (0, start))
     assert places(rest) == [each for each in places(whole) if each[0] >= start]
@@ -67,26 +67,26 @@ def test_from_a_place_on_come_the_same_batches(start, workers):
         assert torch.equal(inputs_of(rest), inputs_of(whole)[start:])
 
 
-def test_one_worker_is_as_none():
+def test_one_worker_gives_the_same_batches_as_no_worker():
     none, one = (batches(Noisy(), 2, **by_workers(workers)) for workers in (0, 1))
     assert torch.equal(inputs_of(none), inputs_of(one))
 
 
 @pytest.mark.parametrize("kind", [Shared, Uneven])
 @pytest.mark.parametrize("workers", [2])
-def test_workers_together_give_every_sample_once_in_whole_batches(kind, workers):
+def test_workers_give_every_sample_once_in_full_batches(kind, workers):
     found = batches(kind(), **by_workers(workers))
     assert places(found) == places(batches(kind()))
     assert sorted(inputs_of(found).tolist()) == sorted(X.tolist())
 
 
-def test_workers_take_turns_and_their_rests_come_last():
+def test_workers_alternate_and_their_incomplete_batches_come_last():
     first, second = list(range(30)), list(range(30, 44))
     order = [*first[:9], *second[:9], *first[9:27], *first[27:], *second[9:]]
     assert torch.equal(inputs_of(batches(Uneven(), **by_workers(2))), X[order])
 
 
-def test_workers_that_stay_know_the_epoch():
+def test_persistent_workers_get_the_epoch():
     feed = feed_of(Noisy(), **by_workers(2))
     one, two, one_again = (inputs_of(feed.batches(epoch)) for epoch in (1, 2, 1))
     feed.close()
@@ -95,14 +95,14 @@ def test_workers_that_stay_know_the_epoch():
     assert torch.equal(two, inputs_of(batches(Noisy(), 2, **by_workers(2))))
 
 
-def test_a_pass_that_was_left_does_not_disturb_the_next():
+def test_abandoned_pass_does_not_affect_the_next():
     feed = feed_of(Shared(), **by_workers(2))
     next(feed.batches(0))
     assert places(feed.batches(0)) == places(batches(Shared()))
     feed.close()
 
 
-def test_no_two_workers_draw_the_same():
+def test_workers_draw_different_random_numbers():
     class Chance(Shared):
         def sample(self, index):
             return torch.rand(tiny.FEATURES), Y[index]
@@ -111,14 +111,14 @@ def test_no_two_workers_draw_the_same():
     assert len(found.unique(dim=0)) == 44
 
 
-def test_workers_that_each_read_the_whole_are_refused():
+def test_workers_that_each_read_the_full_stream_are_rejected():
     with pytest.raises(DataError, match=r"num_workers=2, but several of these workers read the"):
         feed_of(Unsized(), **by_workers(2))
     with pytest.raises(DataError, match=r"num_workers=2, but several of these workers read the"):
         feed_of(DataLoader(Sized(), 9, num_workers=2), batch_size=None)
 
 
-def test_a_worker_without_a_part_is_refused():
+def test_worker_without_samples_is_rejected():
     class Single(Unsized):
         def __iter__(self):
             info = get_worker_info()
@@ -128,7 +128,7 @@ def test_a_worker_without_a_part_is_refused():
         feed_of(Single(), **by_workers(2))
 
 
-def test_a_part_may_be_set_up_by_a_worker_init_fn():
+def test_worker_init_fn_can_set_the_shard_of_a_worker():
     def halve(worker):
         dataset = get_worker_info().dataset
         dataset.start, dataset.samples = 22 * worker, 22 * (worker + 1)
@@ -145,7 +145,7 @@ def test_a_part_may_be_set_up_by_a_worker_init_fn():
 
 
 @pytest.mark.parametrize(("says", "message"), [(40, "gives more: 44"), (50, "ended after 44")])
-def test_a_stream_that_does_not_keep_its_length_is_refused(says, message):
+def test_stream_whose_length_differs_from_its_len_is_rejected(says, message):
     class Wrong(Unsized):
         def __len__(self):
             return says
@@ -154,18 +154,18 @@ def test_a_stream_that_does_not_keep_its_length_is_refused(says, message):
         batches(Wrong())
 
 
-def test_a_stream_that_became_shorter_is_refused():
+def test_stream_shorter_than_the_resumed_position_is_rejected():
     with pytest.raises(DataError, match=r"ended after 20 samples, and this run has read 27 of"):
         batches(of_class(Unsized, samples=20), start=27)
 
 
-def test_an_empty_stream_is_refused_at_the_start():
+def test_empty_stream_is_rejected_at_the_start():
     empty = of_class(Unsized, samples=0)
     with pytest.raises(DataError, match="The train stream is empty"):
         feed_of(empty)
 
 
-def test_a_stream_that_runs_dry_in_a_later_epoch_ends_the_run(tmp_path):
+def test_stream_that_is_empty_in_a_later_epoch_raises_an_error(tmp_path):
     def once(epoch):
         return iter([] if epoch else [(X[0], Y[0])] * 8)
 
@@ -173,12 +173,12 @@ def test_a_stream_that_runs_dry_in_a_later_epoch_ends_the_run(tmp_path):
         tiny.fit(tmp_path, {"train": once}, max_steps=3)
 
 
-def test_empty_validation_data_is_found_before_training(tmp_path):
+def test_empty_validation_stream_is_rejected_before_training(tmp_path):
     with pytest.raises(DataError, match="The val stream is empty"):
         tiny.prepare(tmp_path, {"val": of_class(Unsized, samples=0)})
 
 
-def test_loading_leaves_the_generators_of_this_process_alone():
+def test_loading_a_stream_preserves_the_random_state_of_the_process():
     feed = feed_of(Noisy())
     before, kept = torch.get_rng_state(), []
     for _ in feed.batches(0):
@@ -186,7 +186,7 @@ def test_loading_leaves_the_generators_of_this_process_alone():
     assert kept == [True] * 5
 
 
-def test_this_process_draws_the_same_with_a_worker():
+def test_random_numbers_of_the_main_process_do_not_depend_on_a_worker():
     def drawn(workers):
         np.random.seed(3)
         feed = feed_of(Sized(), **by_workers(workers))
@@ -195,7 +195,7 @@ def test_this_process_draws_the_same_with_a_worker():
     assert drawn(0) == drawn(1)
 
 
-def test_a_drawing_collate_function_is_seeded_by_place():
+def test_random_collate_fn_of_a_stream_is_seeded_by_position():
     def collate(samples):
         x, y = torch.utils.data.default_collate(samples)
         return x + torch.rand_like(x), y
@@ -205,7 +205,7 @@ def test_a_drawing_collate_function_is_seeded_by_place():
     assert torch.equal(inputs_of(rest), inputs_of(whole)[18:])
 
 
-def test_a_loader_over_a_stream_brings_its_settings():
+def test_settings_of_a_dataloader_over_a_stream_are_used():
     feed = feed_of(DataLoader(Sized(), 7, drop_last=True), batch_size=None)
     assert (feed.layout.batch_size, feed.layout.drop_last) == (7, True)
     with pytest.raises(
@@ -214,7 +214,7 @@ def test_a_loader_over_a_stream_brings_its_settings():
         feed_of(DataLoader(Sized(), 7))
 
 
-def test_measuring_takes_one_worker_at_most(tmp_path):
+def test_evaluation_of_a_stream_uses_at_most_one_worker(tmp_path):
     class Where(Sized):
         def sample(self, index):
             return X[index], torch.tensor(os.getpid() if get_worker_info() else 0)

@@ -1,4 +1,4 @@
-"""A stream's own state: whose it is, what is copied, when it is taken, what a checkpoint has."""
+"""The state of a stream: detection, copies, when it is saved, and its checkpoint format."""
 
 import time
 
@@ -36,13 +36,13 @@ class Stream:
 MARK = StreamCheckpoint(1, 18, 9, 0, (WorkerProgress(9, 9, {"at": 9}), WorkerProgress(9, 0, None)))
 
 
-def test_a_state_needs_both_methods_and_an_object():
+def test_stream_has_a_state_only_if_it_is_an_object_with_both_methods():
     assert has_state(Stream())
     assert not has_state(Stream)
     assert not has_state(iter([]))
 
 
-def test_a_copy_shares_large_arrays_and_nothing_else():
+def test_copied_stream_shares_only_large_arrays():
     stream = Stream()
     found = copy_stream(stream)
     assert found is not stream
@@ -50,35 +50,35 @@ def test_a_copy_shares_large_arrays_and_nothing_else():
     assert found.small["seen"] is not stream.small["seen"]
 
 
-def test_a_memory_map_is_not_read_into_memory(tmp_path):
+def test_memory_map_of_a_stream_is_not_copied(tmp_path):
     stream = Stream()
     stream.big = np.memmap(tmp_path / "tokens", mode="w+", shape=2**21, dtype=np.uint8)
     assert copy_stream(stream).big is stream.big
 
 
-def test_what_has_no_state_is_not_copied():
+def test_stream_without_a_state_is_not_copied():
     data = [1, 2]
     assert copy_stream(data) is data
 
 
-def test_each_pass_begins_with_the_stream_as_it_was_given():
+def test_each_pass_starts_from_the_initial_or_restored_state():
     stream = Stream()
     assert [list(StreamStateTracker().start(stream, 0)) for _ in range(2)] == [[1, 2, 3, 4, 5]] * 2
     assert list(StreamStateTracker(WorkerProgress(3, 3, {"at": 3})).start(stream, 0)) == [4, 5]
 
 
-def test_a_cheap_state_is_taken_each_time_and_a_dear_one_seldom(monkeypatch):
+def test_cheap_state_is_saved_each_time_and_an_expensive_one_rarely(monkeypatch):
     own = StreamStateTracker()
     next(own.start(Stream(), 0))
     assert all(own.maybe_state_dict() == {"at": 1} for _ in range(9))
     monkeypatch.setattr(own_state, "CHEAP_S", 0.0)
     assert own.maybe_state_dict() == {"at": 1}
     assert own.maybe_state_dict() is None
-    own._next_s = time.perf_counter()  # its time has come
+    own._next_s = time.perf_counter()  # the next save is due
     assert own.maybe_state_dict() == {"at": 1}
 
 
-def test_a_mark_counts_what_is_read_again_and_comes_back():
+def test_stream_checkpoint_counts_replayed_samples_and_round_trips():
     assert MARK.again == 9
     assert parse_stream_checkpoint(MARK.as_json()) == MARK
 
@@ -96,10 +96,10 @@ def test_a_mark_counts_what_is_read_again_and_comes_back():
     ],
     ids=repr,
 )
-def test_what_is_not_a_mark_is_none(change):
+def test_malformed_stream_checkpoint_is_none(change):
     assert parse_stream_checkpoint(MARK.as_json() | change) is None
 
 
 @pytest.mark.parametrize("saved", [{}, None, [], "x"], ids=repr)
-def test_no_mark_is_none(saved):
+def test_missing_stream_checkpoint_is_none(saved):
     assert parse_stream_checkpoint(saved) is None

@@ -1,4 +1,4 @@
-"""Data workers that die, and processes that die with workers."""
+"""Data workers that die, and main processes that die while workers run."""
 
 import gc
 import json
@@ -28,7 +28,7 @@ SAID = {"max_steps": 6, "batch_size": 5, "data": {"num_workers": 2}}
 
 
 class Rows(Dataset):
-    """Samples that draw; the worker that loads the one at `dies` in epoch 0 dies once."""
+    """Random samples; the worker that loads sample `dies` in epoch 0 dies once."""
 
     def __init__(self, flag: Path | None = None, dies: int = 7, how: int = signal.SIGKILL) -> None:
         self.x, self.y = tiny.data()
@@ -56,14 +56,14 @@ class Stream(Rows, IterableDataset):
         info = get_worker_info()
         first, step = (info.id, info.num_workers) if info else (0, 1)
         for index in range(first, len(self.x), step):
-            # The first samples are read three times before the run: to see that they repeat.
+            # The first samples are read three times before the run to check that they repeat.
             if index == self.dies and (self.flag is None or self.flag.with_suffix(".run").exists()):
                 self.die()
             yield self.x[index] + torch.randn(4) / 100, self.y[index]
 
 
 class Marks(surestep.Callback):
-    """Lets the stream know that the run has begun, and what the time is at each step."""
+    """Tells the stream that the run has started."""
 
     def __init__(self, flag: Path) -> None:
         self.flag = flag.with_suffix(".run")
@@ -93,7 +93,7 @@ def workers_left() -> list[int]:
 
 
 @pytest.mark.parametrize("kind", [Rows, Stream])
-def test_a_killed_worker_is_named_and_the_run_is_saved_and_resumable(tmp_path, kind):
+def test_killed_worker_is_named_and_the_run_is_saved_and_resumable(tmp_path, kind):
     dying = kind(tmp_path / "died")
     loaders = [DataLoader(each, 5, num_workers=2, shuffle=kind is Rows) for each in (dying, kind())]
     said: dict = {"data": {}, "batch_size": None}
@@ -114,7 +114,7 @@ def test_a_killed_worker_is_named_and_the_run_is_saved_and_resumable(tmp_path, k
     assert torch.equal(weights(resumed), weights(whole))
 
 
-def test_a_worker_killed_in_an_evaluation_costs_nothing(tmp_path):
+def test_worker_killed_in_an_evaluation_loses_no_step(tmp_path):
     def run(folder, val):
         torch.manual_seed(0)
         task = tiny.task(val=DataLoader(val, 5, num_workers=2), model=tiny.model(dropout=0.2))
@@ -136,19 +136,19 @@ def test_a_worker_killed_in_an_evaluation_costs_nothing(tmp_path):
         (0, "exit code 3"),
     ],
 )
-def test_how_a_worker_ended_is_said(tmp_path, how, named):
+def test_error_reports_how_a_worker_ended(tmp_path, how, named):
     with pytest.raises(WorkerError, match=named):
         fit(tmp_path / "r", Rows(tmp_path / "died", how=how))
 
 
-def test_too_few_open_files_are_an_error_before_workers_start(tmp_path, monkeypatch):
+def test_too_low_limit_of_open_files_is_an_error_before_workers_start(tmp_path, monkeypatch):
     limits = lambda which: (24, 4096)  # noqa: E731
     monkeypatch.setattr("surestep.engine.data.workers.resource.getrlimit", limits)
     with pytest.raises(DataError, match=r"num_workers=2 needs about \d+ open files.*limit.* is 24"):
         fit(tmp_path / "r", Rows())
 
 
-def test_an_error_in_a_worker_is_not_taken_for_a_death(tmp_path):
+def test_exception_in_a_worker_is_not_reported_as_a_dead_worker(tmp_path):
     class Broken(Rows):
         def __getitem__(self, index):
             raise RuntimeError("mine")
@@ -159,7 +159,7 @@ def test_an_error_in_a_worker_is_not_taken_for_a_death(tmp_path):
 
 
 class KillsWorkers(surestep.Callback):
-    """Kills a worker in the middle of a step, and says when."""
+    """Kills a worker in the middle of a step, and stores the time."""
 
     killed = returned = 0.0
 
@@ -167,11 +167,11 @@ class KillsWorkers(surestep.Callback):
         if state.progress.step == 1:
             self.killed = time.monotonic()
             os.kill(workers_left()[0], signal.SIGKILL)
-            time.sleep(0.3)  # the handler of SIGCHLD runs here: torch's would raise
+            time.sleep(0.3)  # the handler of SIGCHLD runs here; torch's would raise
             self.returned = time.monotonic()
 
 
-def test_a_worker_that_dies_within_a_step_lets_the_step_be_done(tmp_path):
+def test_step_completes_if_a_worker_dies_during_it(tmp_path):
     torch.manual_seed(0)
     kills = KillsWorkers()
     task = tiny.task(train=Rows(), model=tiny.model(dropout=0.2))
@@ -184,7 +184,7 @@ def test_a_worker_that_dies_within_a_step_lets_the_step_be_done(tmp_path):
 
 
 class Hangs(Rows):
-    """Samples of which the second worker loads none, after it has started a process."""
+    """The second worker starts a process and then hangs without loading a sample."""
 
     def __init__(self, pids: Path) -> None:
         super().__init__()
@@ -260,7 +260,7 @@ def test_no_worker_outlives_its_main_process(tmp_path, start, number):
             os.kill(pid, signal.SIGKILL)
 
 
-def test_the_workers_of_a_loader_in_a_cycle_end_at_once():
+def test_workers_of_a_dataloader_in_a_reference_cycle_end_at_once():
     loader = Loader(Rows(), 2, num_workers=2, multiprocessing_context="fork")
     loader.epoch = iter(loader)  # the cycle: the iterator refers to its loader
     next(loader.epoch)
@@ -269,12 +269,12 @@ def test_the_workers_of_a_loader_in_a_cycle_end_at_once():
     started = time.monotonic()
     del loader
     gc.collect()
-    assert time.monotonic() - started < 3  # asked by queues that are closed, they took 5 s each
-    # Two threads wait for them: the one that was too late learns of it a moment later.
+    assert time.monotonic() - started < 3  # through closed queues, each took 5 s to end
+    # Two threads wait for them, and the later one notices the end a moment later.
     assert until(lambda: not any(each.is_alive() for each in workers), 2)
 
 
-def test_an_interrupt_while_workers_end_leaves_none(monkeypatch):
+def test_interrupt_while_workers_shut_down_leaves_no_worker(monkeypatch):
     loader = Loader(Rows(), num_workers=1)
     next(iter(loader))
     (worker,) = loader._pass.workers
@@ -286,7 +286,7 @@ def test_an_interrupt_while_workers_end_leaves_none(monkeypatch):
         patch.setattr(threading.Thread, "join", join)
         with pytest.raises(KeyboardInterrupt):
             loader.close()
-    # Two threads wait for it: the one that was too late learns of it a moment later.
+    # Two threads wait for it, and the later one notices the end a moment later.
     assert until(lambda: not worker.is_alive(), 2)
     assert loader._pass is None
 
@@ -315,7 +315,7 @@ STUCK = textwrap.dedent(
 )
 
 
-def test_a_worker_that_never_begins_is_named_and_killed(tmp_path):
+def test_worker_that_never_starts_is_named_and_killed(tmp_path):
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", STUCK, str(tmp_path / "run")],

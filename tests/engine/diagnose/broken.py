@@ -1,4 +1,4 @@
-"""Tasks that go wrong in one sample, in a layer, or by their rate; each is known beforehand."""
+"""Tasks with a known fault in one sample, in one layer, or in the learning rate."""
 
 import math
 from typing import Any
@@ -12,12 +12,12 @@ from surestep.engine.state.state import Progress
 from surestep.trainer.session import Session
 from tests import tiny
 
-SAMPLES, BAD = 24, 13  # the sample that is made to go wrong
+SAMPLES, BAD = 24, 13  # the number of samples, and the index of the faulty one
 GRADIENT = 1e-3
 
 
 class Between(nn.Module):
-    """A layer that does something to what goes through it."""
+    """A layer that applies a function to its input."""
 
     def __init__(self, does: Any) -> None:
         super().__init__()
@@ -28,14 +28,14 @@ class Between(nn.Module):
 
 
 def model(does: Any = None, *norm: nn.Module) -> nn.Sequential:
-    """A layer of the user's own, called "0", in front of a small network."""
+    """Return a small network with a custom first layer, called "0"."""
     torch.manual_seed(3)
     layers = [nn.Linear(4, 6), *norm, nn.Tanh(), nn.Linear(6, 3)]
     return nn.Sequential(Between(does or (lambda value: value)), *layers)
 
 
 def data(bad: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Samples of which one is `bad` in each feature."""
+    """Return samples of which one is `bad` in each feature."""
     x, y = tiny.data(SAMPLES)
     x = x.abs() + 0.1
     x[BAD] = bad
@@ -43,12 +43,12 @@ def data(bad: float = 0.0) -> tuple[Tensor, Tensor]:
 
 
 def half_logarithm(value: Tensor) -> Tensor:
-    """Throw away what a logarithm makes of 0, as people do: its gradient is NaN all the same."""
+    """Mask log(0) with `torch.where`, a common mistake: its gradient is still NaN."""
     return torch.where(value > 0, torch.log(value), torch.zeros_like(value))
 
 
 def learned(does: Any) -> nn.Sequential:
-    """A network in which the gradient goes through `does`, since a weight stands in front."""
+    """Return a network whose gradient passes through `does` to a weight before it."""
 
     class Scaled(nn.Module):
         def __init__(self) -> None:
@@ -63,7 +63,7 @@ def learned(does: Any) -> nn.Sequential:
 
 
 def place_of(session: Session, index: int) -> tuple[Batch, Progress]:
-    """Return the first batch that holds a sample of the data, and where it stands."""
+    """Return the first batch that contains a sample, and the progress at its start."""
     feed = session.loop.loader
     order = feed.epoch_order(0)
     wanted = index if order is None else order.tolist().index(index)
@@ -74,7 +74,7 @@ def place_of(session: Session, index: int) -> tuple[Batch, Progress]:
 
 
 def diagnosed(session: Session, index: int = BAD) -> Diagnosis:
-    """Diagnose the batch that holds a sample, with the weights as they are."""
+    """Diagnose the batch that contains a sample, with the current weights."""
     batch, place = place_of(session, index)
     session.state.progress = place
     return diagnose(session.loop.parts, batch, index=session.loop.loader.epoch_order(0))

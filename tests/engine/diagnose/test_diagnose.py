@@ -1,4 +1,4 @@
-"""What made a step not finite is named: operation, module, samples; and nothing is moved."""
+"""The cause of a non-finite step is named by operation, module and samples."""
 
 import math
 from typing import Any
@@ -21,7 +21,7 @@ from tests.engine.diagnose.broken import (
     place_of,
 )
 
-# The first batch is looked at before a run, so the bad sample must not stand in it: seed 3.
+# The first batch is checked before a run, so it must not contain the bad sample: seed 3.
 OPTIONS: dict[str, Any] = {"batch_size": 8, "seed": 3}
 
 
@@ -65,7 +65,9 @@ def _of_inputs(logits):
 
 @pytest.mark.parametrize("micro_batch_size", [None, 3])
 @pytest.mark.parametrize("name", [name for name in CASES if name != "in the loss"])
-def test_operation_module_and_sample_are_named(tmp_path, name, micro_batch_size):
+def test_operation_module_and_sample_of_a_nonfinite_step_are_named(
+    tmp_path, name, micro_batch_size
+):
     make, train, said, phase, module, operation = CASES[name]
     with opened(tmp_path, make(), train, micro_batch_size=micro_batch_size, **said) as session:
         found = diagnosed(session)
@@ -81,7 +83,7 @@ def test_operation_module_and_sample_are_named(tmp_path, name, micro_batch_size)
     assert module is None or f"in '{module}'" in text
 
 
-def test_an_operation_of_the_loss_is_of_no_module(tmp_path):
+def test_nonfinite_operation_of_the_loss_has_no_module(tmp_path):
     make, train, said, phase, module, operation = CASES["in the loss"]
     with opened(tmp_path, make(), train, **said) as session:
         found = diagnosed(session)
@@ -92,7 +94,7 @@ def test_an_operation_of_the_loss_is_of_no_module(tmp_path):
     assert found.samples.known
 
 
-def test_an_exploded_weight_is_no_sample_in_particular(tmp_path):
+def test_exploded_weight_is_not_blamed_on_a_sample(tmp_path):
     with opened(tmp_path, model(), data(0.5)) as session:
         with torch.no_grad():
             session.model[3].weight.fill_(3e38)
@@ -105,7 +107,7 @@ def test_an_exploded_weight_is_no_sample_in_particular(tmp_path):
     assert "3.weight 3e+38" in describe_diagnosis(found)
 
 
-def test_a_weight_that_was_not_finite_before_is_named(tmp_path):
+def test_weight_that_was_nonfinite_before_the_step_is_named(tmp_path):
     with opened(tmp_path, model(), data(0.5)) as session:
         with torch.no_grad():
             session.model[3].weight[0, 0] = math.inf
@@ -115,15 +117,15 @@ def test_a_weight_that_was_not_finite_before_is_named(tmp_path):
     assert "3.weight was not finite before the step" in describe_diagnosis(found)
 
 
-def test_samples_of_batch_statistics_are_found_by_leaving_them_out(tmp_path):
+def test_faulty_samples_under_batch_norm_are_found_by_excluding_them(tmp_path):
     with opened(tmp_path, model(torch.log, nn.BatchNorm1d(6)), data(0.0)) as session:
         found = diagnosed(session)
     assert samples(found) == [BAD]
     assert "without" in found.samples.how
 
 
-def test_masks_are_no_failure(tmp_path):
-    """An infinite value that was written on purpose, and a NaN that comes from another place."""
+def test_masking_with_infinity_is_not_reported_as_the_cause(tmp_path):
+    """The infinite values are intended, and the NaN comes from a different operation."""
 
     def masked(value):
         scores = value.masked_fill(value < 0, -math.inf)
@@ -135,7 +137,7 @@ def test_masks_are_no_failure(tmp_path):
     assert found.cause.operation == "aten.log"
 
 
-def test_a_row_that_is_masked_whole_is_a_failure_of_the_softmax(tmp_path):
+def test_softmax_of_a_fully_masked_row_is_reported_as_the_cause(tmp_path):
     def masked(value):
         return value.masked_fill(value == 0, -math.inf).softmax(1)
 
@@ -146,7 +148,7 @@ def test_a_row_that_is_masked_whole_is_a_failure_of_the_softmax(tmp_path):
     assert samples(found) == [BAD]
 
 
-def test_a_step_that_is_finite_is_said_to_be(tmp_path):
+def test_step_that_is_finite_when_repeated_is_reported_as_finite(tmp_path):
     with opened(tmp_path, model(), data(0.5)) as session:
         found = diagnosed(session)
     assert not found.reproduced
@@ -154,7 +156,7 @@ def test_a_step_that_is_finite_is_said_to_be(tmp_path):
     assert "Taken again from the same state, the step is finite" in describe_diagnosis(found)
 
 
-def test_the_line_of_the_users_code_is_named(tmp_path):
+def test_line_of_user_code_is_named(tmp_path):
     with opened(tmp_path, model(lambda x: torch.log(x)), data(0.0)) as session:
         found = diagnosed(session)
     assert found.cause is not None
@@ -162,7 +164,7 @@ def test_the_line_of_the_users_code_is_named(tmp_path):
     assert found.cause.line.startswith("test_diagnose.py:")
 
 
-def test_watching_does_not_change_a_bit_of_the_loss(tmp_path):
+def test_diagnosis_computes_a_bitwise_identical_loss(tmp_path):
     with opened(tmp_path, model(), data(0.5)) as session:
         found = diagnosed(session)
         batch, place = place_of(session, BAD)
@@ -180,7 +182,7 @@ def positions(found):
 
 @pytest.mark.parametrize("micro_batch_size", [None, 3, 4])
 @pytest.mark.parametrize("bad", [(BAD,), (2, 7, BAD)])
-def test_batch_norm_blames_no_innocent_sample(tmp_path, micro_batch_size, bad):
+def test_diagnosis_with_batch_norm_names_only_the_faulty_samples(tmp_path, micro_batch_size, bad):
     net, said = model(None, nn.BatchNorm1d(6)), {**STORED, "micro_batch_size": micro_batch_size}
     with opened(tmp_path, net, data(0.5), **said) as session:
         session.loop.loader.source.tensors[0][list(bad)] = math.nan
@@ -190,7 +192,7 @@ def test_batch_norm_blames_no_innocent_sample(tmp_path, micro_batch_size, bad):
 
 
 class Spreads(nn.Module):
-    """Its gradient is NaN for inputs of -7; BatchNorm gives that to the whole micro-batch."""
+    """Its gradient is NaN for inputs of -7; BatchNorm spreads it to the full micro-batch."""
 
     def __init__(self):
         super().__init__()
@@ -203,7 +205,7 @@ class Spreads(nn.Module):
 
 
 @pytest.mark.parametrize("micro_batch_size", [None, 3, 4])
-def test_a_gradient_that_batch_norm_spreads_is_blamed_on_its_sample(tmp_path, micro_batch_size):
+def test_nan_gradient_spread_by_batch_norm_is_traced_to_its_sample(tmp_path, micro_batch_size):
     said = {**STORED, "micro_batch_size": micro_batch_size}
     with opened(tmp_path, Spreads(), data(0.5), **said) as session:
         session.loop.loader.source.tensors[0][BAD] = -7.0
@@ -214,7 +216,7 @@ def test_a_gradient_that_batch_norm_spreads_is_blamed_on_its_sample(tmp_path, mi
 
 
 class Summed(nn.Module):
-    """Adds the samples up: the sum overflows where no single sample does."""
+    """Sums over samples: the sum overflows although no single sample does."""
 
     def __init__(self):
         super().__init__()
@@ -224,7 +226,7 @@ class Summed(nn.Module):
         return self.linear(x.clamp(-1, 1)) + 0 * x[:, :1].sum()
 
 
-def test_samples_that_overflow_only_in_their_sum_are_not_blamed(tmp_path):
+def test_samples_that_overflow_only_in_their_sum_are_not_named(tmp_path):
     with opened(tmp_path, Summed(), data(0.5), **STORED) as session:
         session.loop.loader.source.tensors[0][5:9] = 1e38
         found = diagnosed(session)
@@ -233,7 +235,7 @@ def test_samples_that_overflow_only_in_their_sum_are_not_blamed(tmp_path):
     assert "each alone is finite, and several of them together are not" in describe_diagnosis(found)
 
 
-def test_where_no_company_is_finite_nobody_is_blamed(tmp_path):
+def test_no_sample_is_named_if_every_micro_batch_is_nonfinite(tmp_path):
     net, said = model(None, nn.BatchNorm1d(6)), {**STORED, "micro_batch_size": 2}
     with opened(tmp_path, net, data(0.5), **said) as session:
         session.loop.loader.source.tensors[0][BAD] = math.nan

@@ -3,7 +3,7 @@ import pytest
 from surestep.engine.distributed.communicator import ALONE, WORDS, Communicator
 
 
-def test_a_world_of_one_answers_at_once():
+def test_collectives_of_a_single_process_return_their_input():
     assert ALONE.all_reduce_sum([1.5, 2.0]) == [1.5, 2.0]
     assert ALONE.all_reduce_max([3.0]) == [3.0]
     assert ALONE.all_gather_text("å") == ["å"]
@@ -11,7 +11,7 @@ def test_a_world_of_one_answers_at_once():
     assert ALONE.is_first
 
 
-def test_what_is_wanted_is_agreed_at_the_next_exchange_and_then_forgotten():
+def test_request_is_agreed_at_the_next_exchange_and_then_cleared():
     world = Communicator()
     world.requests.add("save")
     assert world.exchange([4.0]) == [4.0]
@@ -20,9 +20,9 @@ def test_what_is_wanted_is_agreed_at_the_next_exchange_and_then_forgotten():
     assert world.agreed == set()
 
 
-def test_a_signal_that_comes_while_words_are_sent_is_agreed_at_the_next_exchange():
+def test_signal_during_an_exchange_is_agreed_at_the_next_exchange():
     class Struck(set):
-        """A set in whose last look-up a signal comes."""
+        """A set that receives a signal in its last look-up."""
 
         def __contains__(self, word):
             if word == WORDS[-1]:
@@ -37,7 +37,7 @@ def test_a_signal_that_comes_while_words_are_sent_is_agreed_at_the_next_exchange
     assert world.agreed == {"SIGTERM"}
 
 
-def test_without_a_request_the_sums_of_a_summary_set_the_clock_alone():
+def test_summary_without_a_request_sets_only_the_shared_time():
     world = Communicator(rank=1, size=2)
     world.exchange = pytest.fail
     assert world.summarize() == (0.0, 0.0)
@@ -45,7 +45,7 @@ def test_without_a_request_the_sums_of_a_summary_set_the_clock_alone():
     assert (world.seconds, world.agreed) == (2.5, set())
 
 
-def test_a_request_in_a_summary_of_any_rank_is_exchanged_at_once():
+def test_request_in_the_summary_of_any_rank_is_exchanged_at_once():
     world = Communicator()
     world.requests.add("save")
     requests, seconds = world.summarize()

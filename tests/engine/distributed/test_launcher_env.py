@@ -13,12 +13,12 @@ TORCHRUN = {
 }
 
 
-def test_nobody_started_more_than_one():
+def test_single_process_without_a_launcher_is_alone():
     assert read_launched({}) == ALONE
     assert read_launched({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) == ALONE
 
 
-def test_torchrun_says_where_a_process_stands():
+def test_rank_and_sizes_are_read_from_torchrun():
     found = read_launched(TORCHRUN)
     assert (found.rank, found.size, found.local_rank, found.local_size) == (5, 8, 1, 4)
     assert (found.nodes, found.launcher, found.address, found.port) == (
@@ -31,12 +31,12 @@ def test_torchrun_says_where_a_process_stands():
     assert read_launched({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}).shares_store
 
 
-def test_accelerate_starts_through_torchrun_and_is_named():
+def test_accelerate_launch_is_recognized_on_top_of_torchrun():
     found = read_launched({**TORCHRUN, "ACCELERATE_MIXED_PRECISION": "no"})
     assert (found.rank, found.launcher) == (5, "accelerate launch")
 
 
-def test_deepspeed_names_the_processes_of_a_machine_in_its_own_way():
+def test_local_rank_and_sizes_are_read_from_the_deepspeed_launcher():
     said = {name: value for name, value in TORCHRUN.items() if name[:4] in ("RANK", "WORL", "MAST")}
     own = {"LOCAL_RANK": "1", "LOCAL_SIZE": "4", "CROSS_RANK": "1", "CROSS_SIZE": "2"}
     found = read_launched({**said, **own})
@@ -44,18 +44,18 @@ def test_deepspeed_names_the_processes_of_a_machine_in_its_own_way():
     assert (found.launcher, found.shares_store) == ("deepspeed", False)
 
 
-def test_how_often_a_launcher_starts_again():
+def test_number_of_restarts_is_read_from_torchrun():
     assert read_launched(TORCHRUN).restarts == 0
     assert read_launched({**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "3"}).restarts == 3
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
-def test_a_part_of_what_torchrun_says_is_refused_by_name(name):
+def test_missing_torchrun_variable_is_named_in_the_error(name):
     with pytest.raises(ConfigError, match=rf"not {name}\. Start with torchrun"):
         read_launched({key: value for key, value in TORCHRUN.items() if key != name})
 
 
-def test_slurm_says_where_a_process_stands():
+def test_rank_and_sizes_are_read_from_slurm():
     said = {
         **{"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_NNODES": "2"},
         **{"SLURM_JOB_ID": "1234567", "SLURM_NODELIST": "gpu[07-08]"},
@@ -72,7 +72,7 @@ def test_slurm_says_where_a_process_stands():
         *(("a1,n[2-3]", "a1"), ("gpu-[12]", "gpu-12")),
     ],
 )
-def test_the_first_machine_of_slurms_list(nodes, first):
+def test_first_host_is_parsed_from_the_slurm_node_list(nodes, first):
     assert first_host(nodes) == first
 
 
@@ -89,7 +89,7 @@ IN_A_JOB = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_NODELIST": "gpu07"}
 
 @pytest.mark.parametrize("mpi", [OPEN_MPI, INTEL_MPI])
 @pytest.mark.parametrize("job", [{}, IN_A_JOB])
-def test_mpirun_says_where_a_process_stands(mpi, job):
+def test_rank_and_sizes_are_read_from_mpirun(mpi, job):
     found = read_launched({**mpi, **MASTER, **job})
     assert (found.rank, found.size, found.local_rank, found.local_size) == (3, 4, 1, 2)
     assert (found.nodes, found.launcher, found.address, found.port) == (
@@ -101,22 +101,22 @@ def test_mpirun_says_where_a_process_stands(mpi, job):
 
 
 @pytest.mark.parametrize("mpi", [OPEN_MPI, INTEL_MPI])
-def test_mpirun_that_does_not_say_where_they_meet_is_no_run_of_each(mpi):
+def test_mpirun_without_a_master_address_is_rejected(mpi):
     with pytest.raises(ConfigError, match=r"lacks MASTER_ADDR, MASTER_PORT.*mpirun -n 4 -x MASTER"):
         read_launched(mpi)
 
 
-def test_one_process_of_mpirun_is_alone():
+def test_single_process_of_mpirun_is_alone():
     assert read_launched({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1"}) == ALONE
     assert read_launched({**INTEL_MPI, "PMI_SIZE": "1"}) == ALONE
 
 
-def test_srun_that_speaks_to_mpi_is_srun():
+def test_srun_with_mpi_variables_is_recognized_as_srun():
     said = {**INTEL_MPI, **IN_A_JOB, "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
     assert read_launched(said).launcher == "srun"
 
 
-def test_which_start_of_the_launcher_it_is():
+def test_attempt_is_read_from_the_torchelastic_restart_count():
     said = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     assert read_launched(said).attempt == 0
     assert read_launched({**said, "TORCHELASTIC_RESTART_COUNT": "2"}).attempt == 2

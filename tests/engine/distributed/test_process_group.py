@@ -1,4 +1,4 @@
-"""Processes of one start find each other; threads of ranks wait for each other by the store."""
+"""Process group setup with a shared key prefix, and barriers through the store."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +19,7 @@ from surestep.engine.distributed.process_group import (
 
 
 def start(store, size, timeout_s=5.0):
-    """Let as many threads as ranks agree; return the prefix of each."""
+    """Run one thread per rank until they agree; return the prefix of each."""
 
     def one(rank):
         return agree_on_prefix(store, LaunchInfo(rank=rank, size=size), timeout_s)
@@ -28,14 +28,14 @@ def start(store, size, timeout_s=5.0):
         return list(pool.map(one, range(size)))
 
 
-def test_all_ranks_of_a_start_share_a_prefix_that_no_other_start_has():
+def test_all_ranks_of_a_launch_share_a_prefix_unique_to_that_launch():
     store = HashStore()
     prefixes = [start(store, size) for size in (3, 3, 2, 4)]
     assert all(len(set(each)) == 1 for each in prefixes)
     assert len({each[0] for each in prefixes}) == len(prefixes)
 
 
-def test_the_key_of_a_dead_process_does_not_count_as_a_rank():
+def test_key_of_a_dead_process_does_not_count_as_a_rank():
     store = HashStore()
     store.set("hello/1", "of a process that died")
     with pytest.raises(TimeoutError, match=r"ranks \[1\] did not arrive"):
@@ -52,12 +52,12 @@ def test_rank_0_reports_once_which_ranks_have_not_arrived(capsys):
     assert reported.startswith("Rank 0 has waited 0.05 s for ranks 1-5 of 6 (nodes 0-2)")
 
 
-def test_a_rank_without_rank_0_times_out():
+def test_rank_times_out_if_rank_0_does_not_arrive():
     with pytest.raises(TimeoutError, match="rank 0 did not arrive"):
         agree_on_prefix(HashStore(), LaunchInfo(rank=1, size=2), 0.1)
 
 
-def test_one_process_opens_no_group():
+def test_single_process_does_not_open_a_process_group():
     with join_process_group(ALONE, backend="gloo", timeouts=GroupTimeouts(1.0, 1.0)) as world:
         assert world.size == 1
 
@@ -86,7 +86,7 @@ def clock(monkeypatch):
     return clock
 
 
-def test_the_first_rank_waits_for_the_others_each_time():
+def test_rank_0_waits_for_the_others_at_each_barrier():
     store, arrived = HashStore(), []
 
     def first():
@@ -107,31 +107,31 @@ def test_the_first_rank_waits_for_the_others_each_time():
         done.result()
 
 
-def test_a_failing_run_does_not_wait_long_for_a_missing_rank(clock):
+def test_failing_run_waits_only_briefly_for_a_missing_rank(clock):
     world = Communicator(0, 2)
     alone = barrier(HashStore(), 0, is_ending=lambda: world.is_failing)
     world.failed(ValueError("here"))
     with pytest.raises(ParallelError, match=r"timed out waiting for ranks \[1\]"):
         alone.wait()
-    with pytest.raises(ParallelError):  # all waits together
+    with pytest.raises(ParallelError):  # the limit is shared by all waits
         alone.wait()
     assert 0.1 <= clock.now < 0.2
 
 
-def test_a_missing_rank_is_waited_for_until_the_timeout(clock):
+def test_barrier_waits_for_a_missing_rank_until_the_timeout(clock):
     with pytest.raises(ParallelError, match=r"Rank 0 timed out waiting for ranks \[1\]"):
         barrier(HashStore(), 0, start_s=3.0).wait()
     assert 3.0 <= clock.now < 3.1
 
 
-def test_a_dead_rank_is_not_waited_for_long(monkeypatch, clock):
+def test_barrier_times_out_early_if_a_rank_is_dead(monkeypatch, clock):
     monkeypatch.setattr(process_group, "_PULSE_S", 0.01)
     with pytest.raises(ParallelError, match=r"timed out waiting for ranks \[1\]"):
         barrier(HashStore(), 0, start_s=3.0, pulse=lambda _: "the same").wait()
     assert 1.5 <= clock.now < 1.6
 
 
-def test_a_late_rank_gives_up_too_and_all_meet_at_the_next_place():
+def test_late_rank_gives_up_too_and_all_pass_the_next_barrier():
     store, ending = HashStore(), [True]
     first, late = barrier(store, 0, is_ending=lambda: ending[0]), barrier(store, 1)
     with pytest.raises(ParallelError, match="timed out waiting"):

@@ -1,4 +1,4 @@
-"""Which rank the others wait for, and how it is reported."""
+"""The status of each rank: which rank blocks the others, and how it is reported."""
 
 import threading
 from traceback import FrameSummary
@@ -63,20 +63,18 @@ def statuses(*stacks, steps=None, collectives=None):
         (statuses(WAITING, BUSY, steps=[2, 5], collectives=[9, 8]), (), [1]),  # after a rollback
     ],
 )
-def test_others_wait_for_silent_ranks_then_for_those_behind_then_for_busy_ones(
-    found, silent, ranks
-):
+def test_blocking_ranks_are_silent_ones_then_those_behind_then_busy_ones(found, silent, ranks):
     assert blocking_ranks(found, silent) == ranks
 
 
 @pytest.mark.parametrize("stack", [WAITING, BUCKETS, GRADIENTS])
-def test_a_rank_in_a_collective_of_torch_waits(stack):
+def test_rank_in_a_torch_collective_is_waiting(stack):
     assert is_waiting(stack)
     assert blocking_ranks(statuses(stack, BUSY), ()) == [1]
 
 
 @pytest.mark.parametrize("stack", [BUSY, CHECKPOINTED, [], [BUSY[0], *BUCKETS], IMPORTING])
-def test_a_rank_in_user_code_or_in_an_import_does_not_wait(stack):
+def test_rank_in_user_code_or_in_an_import_is_not_waiting(stack):
     assert not is_waiting(stack)
 
 
@@ -89,12 +87,12 @@ def test_a_rank_in_user_code_or_in_an_import_does_not_wait(stack):
         ("mat1 and mat2 shapes cannot be multiplied", False, False),
     ],
 )
-def test_errors_of_gloo_are_recognized(text, is_network, is_timeout):
+def test_gloo_network_errors_and_timeouts_are_recognized(text, is_network, is_timeout):
     assert is_network_error(RuntimeError(text)) is is_network
     assert has_timed_out(RuntimeError(text)) is is_timeout
 
 
-def test_the_summary_names_rank_and_step():
+def test_hang_summary_names_rank_and_step():
     assert hang_summary(statuses(WAITING, WAITING, BUSY), (), 4.25) == (
         "Rank 2 (n) keeps the others waiting in step 5 for 4.25 s."
     )
@@ -104,7 +102,7 @@ def test_the_summary_names_rank_and_step():
     assert "before the first step" in hang_summary(found, (), 4)
 
 
-def test_the_table_begins_with_the_rank_that_the_others_wait_for():
+def test_rank_table_starts_with_the_blocking_rank():
     assert rank_table(statuses(WAITING, BUSY), ()) == [
         "  rank 1 (n), in step 5: /home/me/data.py:12 in __getitem__: time.sleep(9)",
         "  rank 0 (n), in step 5: torch/distributed/distributed_c10d.py:9 in all_reduce: "
@@ -122,23 +120,23 @@ def test_the_table_begins_with_the_rank_that_the_others_wait_for():
         (5, False, "did not arrive; it is at /home/me/data.py:12 in"),
     ],
 )
-def test_a_lost_rank_is_described_by_its_last_line(step, is_silent, text):
+def test_lost_rank_is_described_with_its_last_line(step, is_silent, text):
     found = describe_lost_rank(statuses(BUSY, steps=[step])[0], is_silent=is_silent)
     assert found.startswith(f"Rank 0 (n) {text}")
 
 
-def test_spans_of_ranks():
+def test_consecutive_ranks_are_formatted_as_a_range():
     assert format_ranks([7, 0, 2, 3, 4]) == "0, 2-4, 7"
 
 
-def test_a_status_is_read_back_from_json():
+def test_rank_status_round_trips_through_json():
     (found,) = statuses(BUSY).values()
     assert RankStatus.from_json(found.to_json()) == found
 
 
-def test_stacks_begin_with_the_innermost_frame():
+def test_stacks_start_with_the_innermost_frame():
     stack = thread_stack(threading.get_ident())
-    assert stack[0].name == test_stacks_begin_with_the_innermost_frame.__name__
+    assert stack[0].name == test_stacks_start_with_the_innermost_frame.__name__
     assert stack[0].line == "stack = thread_stack(threading.get_ident())"
     with pytest.raises(ValueError, match="so") as raised:
         raise ValueError("so")

@@ -1,4 +1,4 @@
-"""Every element of a tensor that ranks share is written by one of them."""
+"""Every element of a sharded tensor is written by exactly one rank."""
 
 import itertools
 from contextlib import contextmanager
@@ -35,7 +35,7 @@ SHAPES = [(8, 4), (5, 4), (2, 7), (1, 1), (6, 5, 3), (0, 4)]
 
 @contextmanager
 def as_rank(rank, sizes):
-    """Be one rank of a mesh in which nobody else is."""
+    """Act as one rank of a device mesh whose other ranks do not exist."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
     try:
         yield init_device_mesh("cpu", sizes)
@@ -43,8 +43,8 @@ def as_rank(rank, sizes):
         dist.destroy_process_group()
 
 
-def laid_out(whole, mesh, placements):
-    """Lay a tensor out with torch's own arithmetic."""
+def distributed(whole, mesh, placements):
+    """Distribute a tensor with torch's own arithmetic."""
     local = whole
     for axis, placement in enumerate(placements):
         if isinstance(placement, Shard):
@@ -58,17 +58,17 @@ def laid_out(whole, mesh, placements):
 
 
 @pytest.mark.parametrize(("layout", "shape"), [*itertools.product(LAYOUTS, SHAPES)])
-def test_what_ranks_write_makes_up_the_tensor_and_covers_it_once(layout, shape):
+def test_shards_written_by_all_ranks_cover_the_tensor_exactly_once(layout, shape):
     sizes, placements = LAYOUTS[layout]
     whole = torch.arange(float(torch.Size(shape).numel())).view(shape)
     found, times, written = torch.full_like(whole, -1), torch.zeros(shape), 0
     for rank in range(4):
         with as_rank(rank, sizes) as mesh:
-            piece = local_shard(laid_out(whole, mesh, placements), is_first=rank == 0)
+            piece = local_shard(distributed(whole, mesh, placements), is_first=rank == 0)
         assert piece.full_shape == shape
         ends = zip(piece.offset, piece.local.shape, strict=True)
         box = tuple(slice(begin, begin + size) for begin, size in ends)
-        assert torch.equal(whole[box], piece.local)  # where it says, on those that do not write too
+        assert torch.equal(whole[box], piece.local)  # also on ranks that do not write
         if piece.writes:
             found[box], written = piece.local, written + 1
             times[box] += 1
@@ -77,7 +77,7 @@ def test_what_ranks_write_makes_up_the_tensor_and_covers_it_once(layout, shape):
     assert written >= 1
 
 
-def test_the_first_rank_writes_what_all_of_them_hold():
+def test_rank_0_writes_tensors_that_are_not_sharded():
     tensor = torch.ones(3, 2)
     assert local_shard(tensor, is_first=True) == ((3, 2), (0, 0), tensor, True)
     assert not local_shard(nn.Parameter(tensor), is_first=False).writes
@@ -85,10 +85,10 @@ def test_the_first_rank_writes_what_all_of_them_hold():
     assert not is_sharded(tensor)
 
 
-def test_a_box_is_put_back_where_it_was():
+def test_local_shard_is_restored_with_the_original_placement():
     whole = torch.randn(5, 3)
     with as_rank(2, (4,)) as mesh:
-        like = laid_out(torch.zeros(5, 3), mesh, (Shard(0),))
+        like = distributed(torch.zeros(5, 3), mesh, (Shard(0),))
         offset, shape, _ = shard_extent(like)
         assert (offset, shape) == ((4, 0), (1, 3))
         placed = distribute_like(like, whole[4:5])
@@ -97,7 +97,7 @@ def test_a_box_is_put_back_where_it_was():
         assert torch.equal(placed.to_local(), whole[4:5])
 
 
-def test_what_is_no_box_is_refused():
+def test_tensor_with_a_partial_placement_is_rejected():
     with as_rank(1, (4,)) as mesh:
         tensor = DTensor.from_local(torch.ones(2), mesh, (Partial(),), run_check=False)
         with pytest.raises(ParallelError, match=r"P\(sum\).*not boxes.*Shard each dimension once"):
@@ -105,7 +105,7 @@ def test_what_is_no_box_is_refused():
 
 
 class OnTheHost:
-    """A part that was put on the host, of a tensor whose ranks compute on GPUs."""
+    """A shard that was offloaded to the host, of a tensor on a mesh of GPUs."""
 
     device, device_mesh = "cpu", SimpleNamespace(device_type="cuda")
 
@@ -117,12 +117,12 @@ class OnTheHost:
         return f"gathered on {self.device}"
 
 
-def test_parts_on_the_host_are_gathered_by_the_devices(monkeypatch):
-    """NCCL sends nothing that lies on the host."""
+def test_shards_on_the_host_are_gathered_on_the_device(monkeypatch):
+    """NCCL cannot send host memory."""
     monkeypatch.setattr(pieces, "is_sharded", lambda _: True)
     assert full_tensor(OnTheHost()) == "gathered on cuda"
 
 
-def test_a_tensor_that_nobody_shares_is_the_whole():
+def test_full_tensor_of_an_unsharded_tensor_is_the_tensor_itself():
     alone = torch.ones(2)
     assert full_tensor(alone) is alone

@@ -1,4 +1,4 @@
-"""What is predicted need not fit into memory; a process that may hold little shows it."""
+"""Predictions need not fit into memory, tested in a process with a memory limit."""
 
 import subprocess
 import sys
@@ -60,7 +60,7 @@ def child(path, limit):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
 @pytest.mark.parametrize("ending", ["npz", "safetensors"])
-def test_predictions_and_whole_sets_need_not_fit_into_memory(tmp_path, ending):
+def test_predictions_and_whole_set_metrics_need_not_fit_into_memory(tmp_path, ending):
     done = child(tmp_path / f"p.{ending}", limit=16)
     assert done.returncode == 0, done.stderr[-2000:]
     assert (tmp_path / f"p.{ending}").stat().st_size > 380 * 2**20
@@ -71,7 +71,7 @@ def test_predictions_and_whole_sets_need_not_fit_into_memory(tmp_path, ending):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
-def test_the_same_in_memory_does_not_fit(tmp_path):
+def test_predictions_buffered_in_memory_exceed_the_limit(tmp_path):
     done = child(tmp_path / "p.npz", limit=10_000)
     assert done.returncode != 0
     assert "memory" in done.stderr.lower() or "alloc" in done.stderr.lower()

@@ -24,7 +24,7 @@ def encoder(dropout):
     ids=lambda each: type(each).__name__,
 )
 @torch.inference_mode()
-def test_what_drops_does_so_in_a_model_that_is_in_eval_mode(model, inputs):
+def test_dropout_modules_drop_while_the_model_is_in_eval_mode(model, inputs):
     with eval_mode(model):
         for module in dropout_modules(model):
             module.training = True
@@ -33,7 +33,7 @@ def test_what_drops_does_so_in_a_model_that_is_in_eval_mode(model, inputs):
     assert (first != second).any()
 
 
-def test_attention_drops():
+def test_attention_with_dropout_is_a_dropout_module():
     attention = nn.MultiheadAttention(8, 2, dropout=0.5)
     assert dropout_modules(attention) == [attention]
 
@@ -47,12 +47,12 @@ def test_attention_drops():
         nn.LSTM(8, 8, num_layers=2),
     ],
 )
-def test_a_model_in_which_nothing_is_dropped_is_refused(model):
+def test_model_with_dropout_rate_zero_or_none_is_rejected(model):
     with pytest.raises(TaskError, match=f"^{type(model).__name__} has no dropout"):
         dropout_modules(model)
 
 
-def test_mean_and_spread_are_those_of_all_passes():
+def test_mean_and_std_are_those_of_all_passes():
     passes = torch.randn(9, 5, 3) * 1e-3 + 1e4
     mean, spread = mean_and_std(lambda number: {"a": passes[number - 1]}, 9)
     torch.testing.assert_close(mean["a"], passes.double().mean(0).float())

@@ -30,7 +30,7 @@ def evaluated(tmp_path, size, val, part=None, **parts):
 
 
 @pytest.mark.parametrize("size", [1, 7, 19, 100])
-def test_an_evaluation_does_not_depend_on_its_batch_size(tmp_path, size):
+def test_evaluation_does_not_depend_on_its_batch_size(tmp_path, size):
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([0.3, 1.0, 2.0]))
     found = evaluated(tmp_path, size, (X, MASKED), loss=weighted)
     outputs = tiny.model()(X).detach()
@@ -48,7 +48,7 @@ def test_an_evaluation_does_not_depend_on_its_batch_size(tmp_path, size):
     ],
     ids=["focal", "multiclass", "binary"],
 )
-def test_a_metric_is_weighted_by_the_targets_that_are_not_ignored(
+def test_metric_is_weighted_by_the_targets_that_are_not_ignored(
     tmp_path, size, loss, hidden, outputs
 ):
     def right(outputs, targets):
@@ -64,7 +64,7 @@ def test_a_metric_is_weighted_by_the_targets_that_are_not_ignored(
     assert found["val/right"] == pytest.approx(expected)
 
 
-def test_several_sets_are_measured_by_name(tmp_path):
+def test_several_validation_sets_are_evaluated_by_name(tmp_path):
     sets = {"near": (X[:9], Y[:9]), "far": (X[9:] * 5, Y[9:])}
     found = evaluated(tmp_path, 4, sets)
     assert list(found) == ["near/loss", "near/accuracy", "far/loss", "far/accuracy"]
@@ -74,7 +74,7 @@ def test_several_sets_are_measured_by_name(tmp_path):
     assert found["near/loss"] != found["far/loss"]
 
 
-def test_an_object_that_is_shared_by_sets_is_measured_anew(tmp_path):
+def test_metric_object_shared_by_sets_is_reset_for_each_set(tmp_path):
     metric = torchmetrics.Accuracy(task="multiclass", num_classes=3, average="micro")
     sets = {"right": (X, tiny.model()(X).argmax(1)), "any": (X, Y)}
     found = evaluated(tmp_path, 6, sets, metrics={"acc": metric})
@@ -82,19 +82,19 @@ def test_an_object_that_is_shared_by_sets_is_measured_anew(tmp_path):
     assert found["any/acc"] == pytest.approx(float(accuracy(tiny.model()(X), Y)))
 
 
-def test_a_target_out_of_range_is_told_as_such(tmp_path):
+def test_target_out_of_range_in_an_evaluation_is_named(tmp_path):
     with pytest.raises(DataError, match=r"target 9 of sample 0 .* the evaluation of the val data"):
         evaluated(tmp_path, 4, (X, Y + 7), metrics={})
 
 
-def test_a_set_without_items_is_not_a_number(tmp_path):
+def test_loss_and_metric_of_a_set_without_items_are_nan(tmp_path):
     found = evaluated(tmp_path, 4, (X, torch.full_like(Y, -100)))
     assert math.isnan(found["val/loss"])
     assert math.isnan(found["val/accuracy"])
 
 
 @pytest.mark.parametrize("size", [1, 3, 20])
-def test_a_sum_is_reported_per_sample(tmp_path, size):
+def test_summed_loss_is_reported_per_sample(tmp_path, size):
     loss = nn.CrossEntropyLoss(reduction="sum")
     found = evaluated(tmp_path, size, (X, Y), loss=loss)
     total = float(loss(tiny.model()(X), Y).detach())
@@ -102,7 +102,7 @@ def test_a_sum_is_reported_per_sample(tmp_path, size):
 
 
 @pytest.mark.parametrize("size", [1, 3, 20])
-def test_a_sum_over_elements_is_reported_per_sample(tmp_path, size):
+def test_loss_summed_over_elements_is_reported_per_sample(tmp_path, size):
     loss, targets = nn.MSELoss(reduction="sum"), torch.ones(len(X), 3)
     data = (X, targets)
     found = evaluated(tmp_path, size, data, loss=loss, metrics={}, train=data)
@@ -111,21 +111,21 @@ def test_a_sum_over_elements_is_reported_per_sample(tmp_path, size):
 
 
 @pytest.mark.parametrize("size", [1, 3, 20])
-def test_samples_without_items_count_as_samples_of_a_sum(tmp_path, size):
+def test_samples_without_items_count_in_the_divisor_of_a_summed_loss(tmp_path, size):
     loss = nn.CrossEntropyLoss(reduction="sum")
     found = evaluated(tmp_path, size, (X, MASKED), loss=loss)
     total = float(loss(tiny.model()(X), MASKED).detach())
     assert found["val/loss"] == pytest.approx(total / len(X), rel=1e-6)
 
 
-def test_the_plan_tells_what_is_reported_of_a_sum():
+def test_plan_says_that_a_summed_loss_is_reported_per_sample():
     plan = tiny.plan({"loss": nn.MSELoss(reduction="sum")}).plan
     assert plan.reason("loss") == (
         "a sum over the batch, set by you; evaluations report it per sample"
     )
 
 
-def test_the_test_set_and_the_training_data_may_be_measured(tmp_path):
+def test_test_set_and_training_data_can_be_evaluated(tmp_path):
     with tiny.prepare(tmp_path, {"test": (X[:5], Y[:5])}) as session:
         assert list(session.evaluate("test")) == ["test/loss"]
         assert session.evaluate("train")["train/loss"] == pytest.approx(
@@ -133,14 +133,14 @@ def test_the_test_set_and_the_training_data_may_be_measured(tmp_path):
         )
 
 
-def test_the_training_data_is_measured_whole(tmp_path):
+def test_evaluation_of_the_training_data_ignores_drop_last(tmp_path):
     with tiny.prepare(tmp_path, {}, data={"drop_last": True}) as session:
         assert session.evaluate("train")["train/loss"] == pytest.approx(
             mean_loss(session.model), rel=1e-5
         )
 
 
-def test_a_forward_that_changes_its_input_changes_no_data(tmp_path):
+def test_forward_that_changes_its_input_in_place_does_not_change_the_data(tmp_path):
     class Scaling(nn.Linear):
         def forward(self, x):
             return super().forward(x.mul_(3))
@@ -151,7 +151,7 @@ def test_a_forward_that_changes_its_input_changes_no_data(tmp_path):
         assert session.evaluate() == session.evaluate()
 
 
-def test_eval_mode_puts_each_module_back_into_its_own_mode():
+def test_eval_mode_restores_the_mode_of_each_module():
     model = nn.Sequential(nn.Dropout(), nn.Dropout(), nn.Dropout())
     model[1].eval()
 
@@ -165,7 +165,7 @@ def test_eval_mode_puts_each_module_back_into_its_own_mode():
     assert [module.training for module in model.modules()] == [True, True, False, True]
 
 
-def test_a_tensor_kept_from_an_evaluation_can_be_trained_with(tmp_path):
+def test_tensor_cached_in_an_evaluation_can_be_used_in_training(tmp_path):
     class Caching(nn.Module):
         def __init__(self):
             super().__init__()

@@ -14,7 +14,7 @@ def net():
 
 
 def plain(model, x):
-    """What people write: eval mode, a leaf, and autograd.grad."""
+    """Compute the gradient as a plain script does: eval mode, a leaf, and autograd.grad."""
     model.eval()
     x = x.clone().requires_grad_()
     (grad,) = torch.autograd.grad(model(x)[:, 1].sum(), x)
@@ -26,7 +26,7 @@ def second(outputs):
 
 
 @pytest.mark.parametrize("within", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_the_gradients_are_torchs_wherever_it_is_called(within):
+def test_input_gradients_equal_autograd_in_any_grad_mode(within):
     model = net()
     with within():
         x = tiny.data()[0]
@@ -35,7 +35,7 @@ def test_the_gradients_are_torchs_wherever_it_is_called(within):
     assert not x.requires_grad
 
 
-def test_the_model_is_left_as_it_was():
+def test_input_gradients_leave_the_model_and_random_state_unchanged():
     model, x = net(), tiny.data()[0]
     model[1].eval()
     model[0].weight.grad = torch.ones(6, 4)
@@ -50,7 +50,7 @@ def test_the_model_is_left_as_it_was():
 
 
 class Two(nn.Module):
-    """A model of a table row and of numbers, which returns both parts."""
+    """A model with an index input and a float input, which returns two outputs."""
 
     def __init__(self):
         super().__init__()
@@ -60,7 +60,7 @@ class Two(nn.Module):
         return {"score": (x * self.table(index)).sum(1), "x": x}
 
 
-def test_several_inputs_come_back_as_they_were_given():
+def test_gradients_have_the_structure_of_the_inputs():
     torch.manual_seed(0)
     model, x, index = Two(), torch.randn(4, 3), torch.arange(4)
     score = lambda outputs: outputs["score"]  # noqa: E731
@@ -81,7 +81,7 @@ def test_several_inputs_come_back_as_they_were_given():
         (Two(), (torch.ones(1, 3), torch.arange(1)), None, "pass score=lambda"),
     ],
 )
-def test_what_has_no_gradient_is_refused(model, inputs, score, sentence):
+def test_inputs_without_a_gradient_are_rejected(model, inputs, score, sentence):
     with pytest.raises(TaskError, match=sentence):
         surestep.input_gradients(model, inputs, score)
 
@@ -90,8 +90,8 @@ def steepness(model, inputs, targets):
     return surestep.input_gradients(model, inputs, second).norm(dim=1).mean()
 
 
-def test_law_4_a_metric_of_the_inputs_is_right_and_changes_nothing(tmp_path):
-    """Evaluated in mid-run, the training is bit for bit what it is without."""
+def test_law_4_input_metric_is_correct_and_does_not_change_the_training(tmp_path):
+    """An evaluation during the run leaves the training bitwise identical."""
     metrics = {"steepness": surestep.InputMetric(steepness)}
 
     def trained(name, **parts):

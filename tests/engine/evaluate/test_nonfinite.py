@@ -1,4 +1,4 @@
-"""A validation loss that is not finite is explained: the set, the samples, what to do."""
+"""A non-finite validation loss is explained with the set, the samples and a fix."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def spoiled(*rows):
 
 
 class Stored(Dataset):
-    """Samples that are read one by one."""
+    """A map-style dataset that returns one sample at a time."""
 
     def __init__(self, x, y=Y):
         self.x, self.y = x, y
@@ -35,7 +35,7 @@ def notices(run):
 
 
 @pytest.mark.parametrize("form", ["tensors", "dict", "named set"])
-def test_a_set_in_memory_is_refused_before_the_first_step(tmp_path, form):
+def test_nonfinite_set_in_memory_is_rejected_before_the_first_step(tmp_path, form):
     x = spoiled(13, 17)
     val = {"tensors": (x, Y), "dict": {"input": x, "y": Y}, "named set": {"far": (x, Y)}}[form]
     name = "far" if form == "named set" else "val"
@@ -44,7 +44,7 @@ def test_a_set_in_memory_is_refused_before_the_first_step(tmp_path, form):
         tiny.prepare(tmp_path / "run", {"val": val})
 
 
-def test_targets_are_told_from_inputs(tmp_path):
+def test_message_names_nonfinite_targets(tmp_path):
     targets = torch.zeros(20, 3)
     targets[5] = float("nan")
     parts = {"loss": nn.MSELoss(), "train": (X, torch.zeros(20, 3)), "val": (X, targets)}
@@ -57,7 +57,7 @@ def masked_mse(outputs, targets):
     return (outputs - targets)[known].square().sum() / known.numel()
 
 
-def test_missing_targets_that_the_loss_leaves_out_are_no_fault(tmp_path):
+def test_nan_targets_that_the_loss_masks_cause_no_notice(tmp_path):
     targets = torch.zeros(20, 3)
     targets[5, 1] = float("nan")
     parts = {"loss": masked_mse, "train": (X, torch.zeros(20, 3)), "val": (X, targets)}
@@ -67,7 +67,7 @@ def test_missing_targets_that_the_loss_leaves_out_are_no_fault(tmp_path):
 
 
 @pytest.mark.parametrize("size", [1, 8, 64])
-def test_a_set_that_is_read_is_explained_when_it_is_measured(tmp_path, size):
+def test_nonfinite_set_read_from_a_dataset_is_explained_once_it_is_evaluated(tmp_path, size):
     run = tiny.fit(
         tmp_path / "run",
         {"val": Stored(spoiled(13))},
@@ -91,7 +91,7 @@ class Overflowing(nn.Module):
         return outputs if self.training else outputs.where(x[:, :1] < 1.5, float("inf"))
 
 
-def test_outputs_are_told_from_data(tmp_path):
+def test_nonfinite_outputs_are_distinguished_from_nonfinite_data(tmp_path):
     high = X.clone().clamp(max=1)
     high[9, 0] = 2
     parts = {"model": Overflowing(), "train": (X.clamp(max=1), Y), "val": (high, Y)}
@@ -101,12 +101,12 @@ def test_outputs_are_told_from_data(tmp_path):
     assert "begins at sample 8" in text
 
 
-def test_a_set_without_items_is_not_explained(tmp_path):
+def test_set_without_items_causes_no_notice(tmp_path):
     run = tiny.fit(tmp_path / "run", {"val": (X, torch.full_like(Y, -100))}, epochs=1)
     assert notices(run) == []
 
 
-def test_a_finite_set_is_read_once(tmp_path):
+def test_finite_set_is_read_only_once(tmp_path):
     class Counting(Stored):
         reads = 0
 

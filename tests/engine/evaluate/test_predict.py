@@ -1,4 +1,4 @@
-"""What a model says of each sample, against plain PyTorch."""
+"""The model's prediction for each sample, compared with plain PyTorch."""
 
 from collections import namedtuple
 
@@ -35,7 +35,7 @@ def expected(x=X, net=None):
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 20, 64])
-def test_predictions_are_the_plain_forward_whatever_the_batch_size(size):
+def test_predictions_equal_the_plain_forward_for_any_batch_size(size):
     found = predicted({"test": (X, Y)}, validation={}, micro_batch_size=1, batch_size=size)
     assert list(found.arrays) == ["index", "output", "prediction", "target"]
     assert found["index"].tolist() == list(range(20))
@@ -54,7 +54,7 @@ class Stored(torch.utils.data.Dataset):
 
 
 class Streamed(IterableDataset):
-    """Deals its samples out among its workers."""
+    """Splits its samples among its workers."""
 
     def __iter__(self):
         info = torch.utils.data.get_worker_info()
@@ -80,7 +80,7 @@ class Streamed(IterableDataset):
         *("stream", "stream with workers"),
     ],
 )
-def test_the_order_is_that_of_the_data_however_it_is_read(data):
+def test_predictions_are_in_dataset_order_for_any_type_of_data(data):
     class Named(nn.Sequential):
         def forward(self, x):
             return super().forward(x)
@@ -92,7 +92,7 @@ def test_the_order_is_that_of_the_data_however_it_is_read(data):
     np.testing.assert_allclose(found["output"], expected(), rtol=1e-5, atol=1e-6)
 
 
-def test_training_data_come_as_they_are_stored_and_whole():
+def test_predictions_of_training_data_are_complete_and_in_stored_order():
     found = predicted({"train": DataLoader(TensorDataset(X, Y), 8, shuffle=True)}, part="train")
     assert (found["target"] == Y.numpy()).all()
 
@@ -123,14 +123,14 @@ class Answers(nn.Module):
         (lambda y: (y, None, "words"), {"output_0": (20, 2)}),
     ],
 )
-def test_outputs_of_any_form_are_arrays_by_name(answer, shapes):
+def test_nested_outputs_become_arrays_by_name(answer, shapes):
     loss = lambda outputs, targets: torch.zeros((), requires_grad=True)  # noqa: E731
     found = predicted({"test": (X, Y), "model": Answers(answer), "loss": loss})
     said = {name: each.shape for name, each in found.arrays.items() if "output" in name}
     assert said == shapes
 
 
-def test_one_number_for_a_batch_is_left_out_and_told_of():
+def test_output_with_one_number_per_batch_is_dropped_with_a_notice():
     loss = lambda outputs, targets: outputs[0].mean()  # noqa: E731
     model = Answers(lambda y: (y, y.sum()))
     found = predicted({"test": (X, Y), "model": model, "loss": loss})
@@ -151,14 +151,14 @@ def test_one_number_for_a_batch_is_left_out_and_told_of():
         (lambda y: {"a": y} | ({"b": y} if len(y) == 4 else {}), "output_b exists for 4 of 20"),
     ],
 )
-def test_outputs_without_a_row_for_each_sample_are_refused(answer, message):
+def test_outputs_without_a_row_for_each_sample_are_rejected(answer, message):
     loss = lambda outputs, targets: torch.zeros((), requires_grad=True)  # noqa: E731
     with pytest.raises(TaskError, match=message):
         predicted({"test": (X, Y), "model": Answers(answer), "loss": loss})
 
 
 @pytest.mark.parametrize("data", [(X,), {"input": X}, TensorDataset(X), X.clone()])
-def test_inputs_alone_are_predicted(data):
+def test_data_without_targets_can_be_predicted(data):
     found = predicted({"test": data, "model": Net()})
     assert list(found.arrays) == ["index", "output", "prediction"]
     np.testing.assert_allclose(found["output"], expected(), rtol=1e-5, atol=1e-6)
@@ -173,7 +173,7 @@ class Net(nn.Module):
         return self.inner(input)
 
 
-def test_the_tasks_own_word_on_inputs_holds():
+def test_inputs_function_of_the_task_is_used_for_predictions():
     inputs = lambda batch: (batch["a"] * 2, batch.get("b"))  # noqa: E731
     for data in ({"a": X, "b": Y}, {"a": X}):
         found = predicted({"test": data, "train": {"a": X, "b": Y}, "inputs": inputs})
@@ -181,14 +181,14 @@ def test_the_tasks_own_word_on_inputs_holds():
         assert ("target" in found.arrays) == ("b" in data)
 
 
-def test_a_task_without_a_loss_predicts_on_all_of_a_batch():
+def test_task_without_a_loss_passes_the_full_batch_to_the_model():
     parts = {"loss": None, "step": lambda turn: None, "train": (X,)}
     found = predicted(parts, part="train")
     assert list(found.arrays) == ["index", "output"]
     np.testing.assert_allclose(found["output"], expected(), rtol=1e-5, atol=1e-6)
 
 
-def test_batches_without_labels_go_into_a_model_with_a_loss_of_its_own():
+def test_model_with_its_own_loss_predicts_batches_without_labels():
     class Own(nn.Module):
         def __init__(self):
             super().__init__()
@@ -206,14 +206,14 @@ def test_batches_without_labels_go_into_a_model_with_a_loss_of_its_own():
         assert ("target" in found.arrays) == ("labels" in data)
 
 
-def test_half_precision_is_written_as_fp32():
+def test_half_precision_predictions_are_written_as_fp32():
     found = predicted({"test": (X, Y)}, precision="bf16")
     assert found["output"].dtype == np.float32
     with torch.autocast("cpu", torch.bfloat16):
         assert (found["output"][:8] == tiny.model().eval()(X[:8]).detach().float().numpy()).all()
 
 
-def test_a_model_in_train_mode_is_put_back_and_predicts_in_eval_mode():
+def test_predictions_use_eval_mode_and_restore_train_mode():
     net = tiny.model(dropout=0.5).train()
     found = predicted({"test": (X, Y), "model": net})
     assert net.training
@@ -221,7 +221,7 @@ def test_a_model_in_train_mode_is_put_back_and_predicts_in_eval_mode():
     np.testing.assert_allclose(found["output"], expected(), rtol=1e-5, atol=1e-6)
 
 
-def test_outputs_that_are_not_numbers_have_no_class():
+def test_nan_outputs_get_the_class_minus_one_and_a_notice():
     broken = X.clone()
     broken[3] = float("nan")
     found = predicted({"test": (broken, Y)})
@@ -233,21 +233,21 @@ def test_outputs_that_are_not_numbers_have_no_class():
     )
 
 
-def test_targets_without_a_row_for_each_sample_are_left_out_and_told_of():
+def test_targets_without_a_row_per_sample_are_dropped_with_a_notice():
     inputs = lambda batch: (batch[0], batch[1].repeat(2))  # noqa: E731
     found = predicted({"test": (X, Y), "inputs": inputs})
     assert "target" not in found.arrays
     assert found.notices == ("target is left out: shape (16,) for a batch of 8 samples.",)
 
 
-def test_progress_is_told_after_each_batch():
+def test_progress_is_reported_after_each_batch():
     done = []
     predicted({"test": (X, Y)}, watch=done.append)
     assert done == [8, 16, 20]
 
 
 def by_hand(net, passes, size, seed=0):
-    """Monte-Carlo dropout as it is written down in plain PyTorch, all passes kept."""
+    """Compute Monte-Carlo dropout in plain PyTorch, with all passes in memory."""
     from surestep.engine.rng import derive_seed
 
     net.eval()
@@ -264,7 +264,7 @@ def by_hand(net, passes, size, seed=0):
     return torch.stack(every).double()
 
 
-def test_monte_carlo_dropout_is_the_plain_loop():
+def test_monte_carlo_dropout_equals_a_plain_loop():
     net = nn.Sequential(*tiny.model(dropout=0.5), nn.BatchNorm1d(3))
     net[4].running_mean.fill_(0.3)
     found = predicted({"test": (X, Y), "model": net}, passes=7)
@@ -281,7 +281,7 @@ def test_monte_carlo_dropout_is_the_plain_loop():
     assert net[4].num_batches_tracked == 0
 
 
-def test_monte_carlo_dropout_is_the_same_again_and_leaves_the_generators_alone():
+def test_monte_carlo_dropout_is_repeatable_and_preserves_the_random_state():
     parts = {"test": (X, Y), "model": tiny.model(dropout=0.5)}
     torch.manual_seed(3)
     before = torch.get_rng_state()
@@ -293,7 +293,7 @@ def test_monte_carlo_dropout_is_the_same_again_and_leaves_the_generators_alone()
     assert (first["spread"] != other["spread"]).any()
 
 
-def test_a_spread_of_zero_is_told_of():
+def test_zero_spread_causes_a_notice():
     class Unused(nn.Module):
         def __init__(self):
             super().__init__()
@@ -307,7 +307,7 @@ def test_a_spread_of_zero_is_told_of():
     assert "The spread is 0 everywhere" in found.notices[0]
 
 
-def test_inputs_that_the_model_writes_into_are_whole_in_each_pass():
+def test_model_that_writes_into_its_inputs_gets_fresh_ones_in_each_pass():
     class Writing(nn.Module):
         def __init__(self):
             super().__init__()
@@ -322,11 +322,11 @@ def test_inputs_that_the_model_writes_into_are_whole_in_each_pass():
 
 
 @pytest.mark.parametrize("passes", [0, 1, -3])
-def test_too_few_passes_are_refused(passes):
+def test_fewer_than_two_dropout_passes_are_rejected(passes):
     with pytest.raises(ConfigError, match=f"with {passes} passes has no spread. Use 2 or more"):
         predicted({"test": (X, Y)}, passes=passes)
 
 
-def test_a_model_without_dropout_is_refused():
+def test_dropout_passes_of_a_model_without_dropout_are_rejected():
     with pytest.raises(TaskError, match=r"has no dropout.*Leave --mc-dropout out"):
         predicted({"test": (X, Y)}, passes=3)

@@ -1,4 +1,4 @@
-"""For each loss of the table: outputs, targets, and what it should be by another's formula."""
+"""For each registered loss: outputs, targets, and its mean by an independent formula."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ def indices(*shape: int, classes: int = C, seed: int = 1, low: int = 0) -> Tenso
 
 
 def masked(targets: Tensor, share: float = 0.3, value: int = -100) -> Tensor:
-    """Leave out some, unevenly, and all of the second sample where there is more than one place."""
+    """Mask some targets unevenly, and all of the second sample if it has several positions."""
     hidden = torch.rand(targets.shape, generator=generator(2)) < share
     if targets.dim() > 1:
         hidden[1] = True
@@ -36,7 +36,7 @@ def masked(targets: Tensor, share: float = 0.3, value: int = -100) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """A loss, what it is given, and its mean by an independent formula."""
+    """A loss, its arguments, and its mean by an independent formula."""
 
     loss: LossModule
     outputs: Any
@@ -261,7 +261,7 @@ CASES: dict[str, Case] = {
 
 
 def rows(value: Any, start: int, stop: int) -> Any:
-    """Some samples of nested tensors."""
+    """Return some samples of nested tensors."""
     if value is None:
         return None
     return (

@@ -60,13 +60,13 @@ def sum_and_items(loss, outputs, targets):
 
 
 @known
-def test_a_known_loss_divided_by_its_items_is_torchs_mean(plain, outputs, targets):
+def test_sum_of_a_known_loss_divided_by_its_items_is_torchs_mean(plain, outputs, targets):
     total, items = sum_and_items(as_loss(plain, "samples"), outputs, targets)
     torch.testing.assert_close(total / items, plain(outputs, targets), rtol=1e-12, atol=0)
 
 
 @known
-def test_a_known_loss_adds_up_over_uneven_parts(plain, outputs, targets):
+def test_known_loss_adds_up_over_micro_batches_of_different_sizes(plain, outputs, targets):
     loss = as_loss(plain, "samples")
     parts = [sum_and_items(loss, outputs[a:b], targets[a:b]) for a, b in ((0, 3), (3, 4), (4, N))]
     total, items = (sum(each) for each in zip(*parts, strict=True))
@@ -74,13 +74,13 @@ def test_a_known_loss_adds_up_over_uneven_parts(plain, outputs, targets):
 
 
 @known
-def test_a_known_loss_is_left_as_its_user_made_it(plain, outputs, targets):
+def test_known_loss_object_is_not_modified(plain, outputs, targets):
     before = plain(outputs, targets)
     as_loss(plain, "samples")
     assert torch.equal(plain(outputs, targets), before)
 
 
-def test_a_mean_of_kl_is_over_elements():
+def test_mean_of_kl_div_is_over_elements():
     plain = nn.KLDivLoss()
     with pytest.warns(UserWarning, match="batchmean"):
         expected = plain(REAL.log_softmax(1), TARGET)
@@ -89,23 +89,23 @@ def test_a_mean_of_kl_is_over_elements():
     torch.testing.assert_close(total / items, expected)
 
 
-def test_a_sum_is_divided_by_nothing():
+def test_sum_reduction_is_not_divided():
     loss = as_loss(nn.MSELoss(reduction="sum"), "samples")
     assert not loss.divides
     assert torch.equal(loss.value(REAL, TARGET), nn.MSELoss(reduction="sum")(REAL, TARGET))
 
 
-def test_reduction_none_is_refused():
+def test_reduction_none_is_rejected():
     with pytest.raises(TaskError, match=r"MSELoss\(reduction='none'\).* Use MSELoss\(\)"):
         as_loss(nn.MSELoss(reduction="none"), "samples")
 
 
-def test_items_of_a_known_loss_are_not_for_the_user_to_say():
+def test_items_of_a_known_loss_cannot_be_set():
     with pytest.raises(TaskError, match="CrossEntropyLoss brings its own"):
         as_loss(nn.CrossEntropyLoss(), "tokens")
 
 
-def test_a_subclass_of_a_known_loss_is_anybodys_callable():
+def test_subclass_of_a_known_loss_is_treated_as_a_custom_callable():
     class Focal(nn.CrossEntropyLoss):
         def forward(self, outputs, targets):
             return super().forward(outputs, targets) ** 2
@@ -122,18 +122,18 @@ def mean_loss(outputs, targets):
     [("samples", N), ("tokens", 5), (lambda batch: len(batch[0]) / 2, N / 2)],
     ids=["samples", "tokens", "function"],
 )
-def test_a_callable_is_a_mean_over_what_its_user_says(items, expected):
+def test_callable_is_a_mean_over_the_items_that_are_set(items, expected):
     total, counted = sum_and_items(as_loss(mean_loss, items), LOGITS, CLASSES)
     assert counted == expected
     torch.testing.assert_close(total, mean_loss(LOGITS, CLASSES) * expected)
 
 
-def test_unknown_items_are_refused():
+def test_unknown_items_are_rejected():
     with pytest.raises(TaskError, match=r"items='words' is not known\. Use 'samples', 'tokens'"):
         as_loss(mean_loss, "words")
 
 
-def test_a_loss_of_named_parts_is_their_sum_and_each_is_told():
+def test_loss_of_named_terms_is_their_sum_and_each_term_is_returned():
     loss = as_loss(lambda o, t: {"a": o.mean(), "b": 2 * o.mean()}, "samples")
     total, parts = loss.to_sum(loss.value(REAL, TARGET), 4)
     torch.testing.assert_close(total, 12 * REAL.mean())
@@ -151,5 +151,5 @@ def test_a_loss_of_named_parts_is_their_sum_and_each_is_told():
     ],
     ids=["classes", "probabilities", "elementwise", "tokens", "function"],
 )
-def test_a_metric_counts_samples_or_what_is_not_ignored(loss, targets, count):
+def test_metric_counts_samples_or_targets_that_are_not_ignored(loss, targets, count):
     assert loss.count(targets) == count

@@ -1,4 +1,4 @@
-"""What each loss refuses of a first batch, in words, and what it lets pass."""
+"""What each loss rejects in a first batch, with its message, and what it accepts."""
 
 import warnings
 
@@ -283,14 +283,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("loss", "outputs", "targets", "sentence"), REFUSED.values(), ids=REFUSED)
-def test_what_does_not_fit_is_refused_with_what_does(loss, outputs, targets, sentence):
+def test_mismatched_first_batch_is_rejected_with_a_fix(loss, outputs, targets, sentence):
     with pytest.raises((TaskError, DataError)) as caught:
         as_loss(loss, "samples").check(FirstBatch(outputs, targets))
     assert caught.match(f"(?s){sentence}")
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_what_fits_passes_without_a_word(case):
+def test_matching_first_batch_is_accepted_without_a_warning(case):
     if case.loss.options.get("ignore_index") == 1:
         return
     case.loss.check(FirstBatch(case.outputs, case.targets))
@@ -309,17 +309,17 @@ def test_what_fits_passes_without_a_word(case):
         (nn.CrossEntropyLoss(), LOGITS, Y),
     ],
 )
-def test_outputs_that_went_through_a_squash_are_refused(loss, outputs, targets, squashed):
+def test_outputs_after_a_softmax_or_sigmoid_are_rejected(loss, outputs, targets, squashed):
     with pytest.raises(TaskError, match=r"takes logits.*give the loss as a function"):
         as_loss(loss, "samples").check(FirstBatch(outputs, targets, squashed=squashed))
 
 
-def test_outputs_between_0_and_1_are_warned_of_where_a_sigmoid_was_not_seen():
+def test_outputs_between_0_and_1_without_a_known_sigmoid_cause_a_warning():
     with pytest.warns(UserWarning, match="as after a sigmoid"):
         losses.dice_bce().check(FirstBatch(P.sigmoid(), M))
 
 
-def test_an_ignored_class_is_warned_of():
+def test_ignore_index_that_is_a_class_causes_a_warning():
     with pytest.warns(UserWarning, match=r"ignore_index=1 is one of the model's 3 classes"):
         losses.multiclass(ignore_index=1).check(FirstBatch(LOGITS, Y))
 
@@ -331,7 +331,7 @@ def test_an_ignored_class_is_warned_of():
         (TOKENS, "shifted", r"not shifted: .*next_token\(targets='tokens'\)"),
     ],
 )
-def test_a_shift_too_many_or_too_few_is_seen(targets, kind, sentence):
+def test_tokens_shifted_twice_or_not_at_all_are_rejected(targets, kind, sentence):
     loss = losses.next_token(targets=kind)
     hidden = targets.clone()
     hidden[:, -1] = -100
@@ -364,29 +364,29 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize(("make", "sentence"), OPTIONS.values(), ids=OPTIONS)
-def test_a_wrong_option_is_refused(make, sentence):
+def test_invalid_loss_option_is_rejected(make, sentence):
     with pytest.raises(SurestepError, match=sentence):
         make()
 
 
 @pytest.mark.parametrize("dim", [1, 2])
-def test_the_classes_of_a_divergence_may_be_in_any_dimension(dim):
+def test_classes_of_kl_div_may_be_in_any_dimension(dim):
     as_loss(nn.KLDivLoss(), "samples").check(FirstBatch(W.log_softmax(dim), W.softmax(dim)))
 
 
-def test_distillation_without_labels_is_told_what_to_give():
+def test_distillation_without_labels_is_rejected_with_a_fix():
     with pytest.raises(TaskError, match=r"takes labels, and got a NoneType\..*alpha=1\.0"):
         losses.distillation().items(None, (None, LOGITS))
 
 
-def test_nothing_is_expected_of_a_function():
+def test_custom_loss_function_has_no_first_batch_check():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert as_loss(lambda o, t: F.cross_entropy(o, t), "samples").check is None
 
 
 @pytest.mark.parametrize("name", ["multiclass", "dice_ce", "focal"])
-def test_images_of_byte_indices_are_class_indices(name):
+def test_images_of_uint8_class_indices_are_accepted(name):
     loss = as_loss(name, "samples")
     values = [loss.value(P, targets) for targets in (R, R.byte())]
     sums = [sum(v.values()) if isinstance(v, dict) else v for v in values]

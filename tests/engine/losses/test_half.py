@@ -1,4 +1,4 @@
-"""Losses of 16-bit outputs without autocast: items in 16 bits as torch has them, sums in fp32."""
+"""Losses of 16-bit outputs without autocast: each item in 16 bits as in torch, sums in fp32."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def total(loss, outputs, targets):
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize(("plain", "outputs", "targets"), SPLIT.values(), ids=SPLIT)
-def test_a_sum_over_single_samples_is_that_of_all(plain, outputs, targets, dtype):
+def test_sum_over_single_samples_equals_the_sum_over_the_batch(plain, outputs, targets, dtype):
     loss = as_loss(plain, "samples")
     outputs, targets = as_type(outputs, dtype), as_type(targets, dtype)
 
@@ -62,7 +62,7 @@ SAME = {
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("name", SAME)
-def test_gradients_are_those_of_torchs_mean(name, dtype):
+def test_gradients_equal_those_of_torchs_mean(name, dtype):
     torch.manual_seed(0)
     start = torch.randn(100, 10).to(dtype)
     targets = (
@@ -84,7 +84,7 @@ def test_gradients_are_those_of_torchs_mean(name, dtype):
 
 
 @pytest.mark.parametrize("loss", [nn.MSELoss(), surestep.losses.mse()], ids=["torch", "own"])
-def test_mse_in_fp16_does_not_overflow_where_torchs_mean_does_not(loss):
+def test_mse_in_fp16_does_not_overflow_if_torchs_mean_does_not(loss):
     outputs, targets = torch.full((100,), 30.0).half(), torch.zeros(100).half()
     assert functional.mse_loss(outputs, targets) == 900
     assert torch.isinf(functional.mse_loss(outputs, targets, reduction="sum"))
@@ -110,7 +110,7 @@ LOSSES = {
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("make", LOSSES.values(), ids=LOSSES)
-def test_the_reported_loss_is_the_same_for_any_micro_batch(tmp_path, make, dtype):
+def test_reported_loss_is_the_same_for_any_micro_batch_size(tmp_path, make, dtype):
     reported = []
     for size, measured in ((24, 24), (7, 5), (1, 1)):
         parts = half_task(make(), dtype)
@@ -129,7 +129,7 @@ def test_the_reported_loss_is_the_same_for_any_micro_batch(tmp_path, make, dtype
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-def test_a_step_is_plain_torchs(tmp_path, dtype):
+def test_training_step_equals_that_of_plain_torch(tmp_path, dtype):
     parts = half_task(nn.CrossEntropyLoss(), dtype)
     plain = half_task(nn.CrossEntropyLoss(), dtype)
     optimizer = torch.optim.SGD(plain["model"].parameters(), lr=0.125)
@@ -141,7 +141,7 @@ def test_a_step_is_plain_torchs(tmp_path, dtype):
     assert torch.equal(tiny.weights(parts["model"]), tiny.weights(plain["model"]))
 
 
-def test_a_model_that_returns_16_bits_of_its_own_is_added_up_in_fp32(tmp_path):
+def test_losses_of_16_bit_outputs_of_a_model_are_summed_in_fp32(tmp_path):
     class Inside(nn.Linear):
         def forward(self, x):
             with torch.autocast("cpu", torch.bfloat16):
@@ -158,7 +158,7 @@ def test_a_model_that_returns_16_bits_of_its_own_is_added_up_in_fp32(tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
-def test_a_logged_value_in_16_bits_is_averaged_in_fp32(tmp_path):
+def test_logged_16_bit_value_is_averaged_in_fp32(tmp_path):
     def loss(outputs, targets):
         surestep.log("mean", outputs.mean())
         return functional.cross_entropy(outputs, targets)

@@ -1,4 +1,4 @@
-"""The loss a model computes itself: what is counted, what is refused, without transformers."""
+"""The loss that a model computes itself: its items and its errors, without transformers."""
 
 from types import SimpleNamespace
 
@@ -54,37 +54,37 @@ def items_of(model, items, labels):
         ("TinyForTokenClassification", False, False),
     ],
 )
-def test_the_kind_of_the_model_says_whether_labels_are_shifted(kind, encoder_decoder, shifts):
+def test_type_of_the_model_decides_whether_labels_are_shifted(kind, encoder_decoder, shifts):
     model = type(kind, (Own,), {})(SimpleNamespace(is_encoder_decoder=encoder_decoder))
     assert is_causal_lm(model) is shifts
     assert items_of(model, "samples", IGNORED) == (3 if shifts else 4)
 
 
-def test_a_compiled_model_is_seen_through():
+def test_compiled_model_is_unwrapped():
     inner = type("TinyForCausalLM", (Own,), {})()
     wrapped = nn.Module()
     wrapped._orig_mod = inner
     assert is_causal_lm(wrapped)
 
 
-def test_what_is_said_stands_over_the_kind():
+def test_items_that_are_set_override_the_type_of_the_model():
     assert items_of(Own(), "next tokens", IGNORED) == 3
     assert items_of(type("TinyForCausalLM", (Own,), {})(), "tokens", IGNORED) == 4
     assert items_of(Own(), lambda batch: len(batch["labels"]), IGNORED) == 2
 
 
-def test_numbers_are_elements_and_their_metrics_samples():
+def test_float_labels_count_elements_for_the_loss_and_samples_for_metrics():
     loss, labels = model_loss(Own(), "samples"), torch.rand(5, 4)
     assert loss.items(None, labels) == 20
     assert loss.count(labels) == 5
 
 
-def test_words_that_are_not_known_are_refused():
+def test_unknown_items_of_a_model_loss_are_rejected():
     with pytest.raises(TaskError, match="'next tokens'"):
         own_task(items="words").build_loss(Own())
 
 
-def test_all_of_a_batch_goes_in_and_its_labels_are_the_targets():
+def test_full_batch_goes_to_the_model_and_its_labels_are_the_targets():
     batch = {"input_ids": 1, "labels": 2}
     assert batch_as_kwargs(batch) == ((), batch, 2)
     assert batch_as_kwargs({"x": 1, "next_sentence_label": 3})[2] == 3
@@ -95,7 +95,7 @@ def test_all_of_a_batch_goes_in_and_its_labels_are_the_targets():
         batch_as_kwargs((1, 2))
 
 
-def test_the_loss_is_found_in_an_object_or_a_dict():
+def test_loss_is_read_from_an_object_or_a_dict():
     value = torch.tensor(2.0)
     assert extract_loss({"loss": value}) is value
     assert extract_loss(SimpleNamespace(loss=value)) is value
@@ -105,13 +105,13 @@ def test_the_loss_is_found_in_an_object_or_a_dict():
         extract_loss((value, 1))
 
 
-def test_metrics_see_logits_or_all_there_is():
+def test_metrics_get_the_logits_or_all_outputs():
     assert extract_logits({"logits": 3}) == 3
     assert extract_logits(SimpleNamespace(logits=3)) == 3
     assert extract_logits({"scores": 3}) == {"scores": 3}
 
 
-def test_a_model_whose_labels_are_missing_is_told_so(tmp_path):
+def test_model_loss_without_labels_is_rejected(tmp_path):
     class Unlabelled(Own):
         def forward(self, x, labels=None):
             return {"loss": None, "logits": nn.Linear.forward(self, x)}
@@ -120,6 +120,6 @@ def test_a_model_whose_labels_are_missing_is_told_so(tmp_path):
         tiny.prepare(tmp_path / "run", vars(own_task(model=Unlabelled())))
 
 
-def test_another_word_for_the_loss_is_refused():
+def test_unknown_string_for_the_loss_is_rejected():
     with pytest.raises(TaskError, match="Did you mean 'model'"):
         own_task(loss="modle")

@@ -1,4 +1,4 @@
-"""Several losses of one Task: what is refused, what is counted, and how they are called."""
+"""Several losses in one Task: what is rejected, what is counted, and how they are named."""
 
 import math
 from collections import namedtuple
@@ -65,7 +65,7 @@ def parts(**more: Any) -> dict[str, Any]:
         ({"loss": MASK, "items": {"a": "tokens"}}, r"items names several losses, and the Task"),
     ],
 )
-def test_what_does_not_fit_is_refused_where_it_is_said(more, sentence):
+def test_invalid_options_of_several_losses_are_rejected_by_the_task(more, sentence):
     with pytest.raises(TaskError, match=sentence):
         tiny.task(**parts(**more))
 
@@ -78,7 +78,7 @@ def test_what_does_not_fit_is_refused_where_it_is_said(more, sentence):
         ("hubber", r"loss\['mask'\]: loss='hubber' is not a loss"),
     ],
 )
-def test_each_is_turned_into_a_loss_under_its_name(loss, sentence):
+def test_each_of_several_losses_is_built_under_its_name(loss, sentence):
     task = tiny.task(**parts(loss={"mask": loss}))
     if sentence is None:
         assert task.build_loss(task.build_model()).label == "mask: MSELoss"
@@ -126,14 +126,16 @@ def no_model(returns):
         ({"loss": BOTH | {"kind": nn.PReLU()}}, r"The loss has parameters, which"),
     ],
 )
-def test_first_batch_is_tried_with_each_and_what_fails_is_named(tmp_path, more, sentence):
+def test_first_batch_is_checked_with_each_loss_and_the_failing_one_is_named(
+    tmp_path, more, sentence
+):
     refused = pytest.raises((TaskError, DataError), match=sentence)
     with refused, tiny.prepare(tmp_path, parts(**more)):
         pass
 
 
 @pytest.mark.parametrize("returns", [SimpleNamespace, namedtuple("Out", "mask kind")])
-def test_a_model_may_return_an_object_or_a_named_tuple(tmp_path, returns):
+def test_model_may_return_an_object_or_a_named_tuple(tmp_path, returns):
     found = []
     for name, more in {"dict": {}, "other": no_model(returns)}.items():
         given = parts(**more)
@@ -143,14 +145,14 @@ def test_a_model_may_return_an_object_or_a_named_tuple(tmp_path, returns):
     assert found[0] == found[1]
 
 
-def test_names_of_plain_values_are_not_taken_for_outputs():
-    """A tensor has `.T`, a tuple `.count`."""
+def test_attributes_of_tensors_and_tuples_are_not_outputs():
+    """A tensor has `.T`, and a tuple has `.count`."""
     for value in (X, (X, Y), [X]):
         with pytest.raises(TaskError, match="are called"):
             get_named(value, "T" if value is X else "count", "outputs")
 
 
-def test_items_are_counted_for_each_and_in_all():
+def test_items_are_counted_for_each_loss_and_in_total():
     loss = tiny.task(**parts()).build_loss(nn.Identity())
     targets = {"mask": PLACES, "kind": Y}
     micro = with_items(MicroBatch((X,), {}, targets, 0, 20, 0), loss, DATA)
@@ -158,7 +160,7 @@ def test_items_are_counted_for_each_and_in_all():
     assert micro.items == sum(micro.part_items)
 
 
-def test_plan_says_each_with_its_weight_and_what_it_is_divided_by():
+def test_plan_reports_each_loss_with_its_weight_and_divisor():
     loss = {"mask": surestep.losses.multiclass(weight="balanced", ignore_index=255)}
     planned = tiny.plan(parts(loss=BOTH | loss, loss_weights={"kind": 0.25}))
     assert planned.plan.loss.endswith(" + 0.25 x kind: CrossEntropyLoss")
@@ -170,7 +172,7 @@ def test_plan_says_each_with_its_weight_and_what_it_is_divided_by():
     torch.testing.assert_close(weights, (counts.sum() / (3 * counts)).to(weights))
 
 
-def test_one_that_compares_samples_is_said_not_to_split():
+def test_plan_reports_a_loss_that_is_not_separable():
     pairs = {"mask": surestep.losses.dice(per="batch"), "kind": nn.CrossEntropyLoss()}
     planned = tiny.plan(parts(loss=pairs), micro_batch_size=3)
     assert "here: dice(per='batch', smooth=1.0, ignore_index=-100) comp" in planned.plan.reason(
@@ -182,7 +184,7 @@ def accuracy(outputs, targets):
     return (outputs["kind"].argmax(1) == targets["kind"]).double().mean()
 
 
-def test_each_is_measured_and_may_be_what_best_means(tmp_path):
+def test_each_loss_is_evaluated_and_can_be_the_monitor(tmp_path):
     more = {"val": {"val": DATA}, "metrics": {"accuracy": accuracy}}
     with tiny.prepare(tmp_path, parts(**more), validation={"metric": "loss_mask"}) as session:
         assert session.plan.validation_metric == "val/loss_mask"
@@ -194,12 +196,12 @@ def test_each_is_measured_and_may_be_what_best_means(tmp_path):
     assert found["val/accuracy"] == float(accuracy(outputs, {"kind": Y}))
 
 
-def test_an_unknown_part_cannot_be_what_best_means():
+def test_unknown_loss_name_is_rejected_as_the_monitor():
     with pytest.raises(ConfigError, match=r"Measured: val/loss, val/loss_mask, val/loss_kind\."):
         tiny.plan(parts(val={"val": DATA}), validation={"metric": "loss_msk"})
 
 
-def test_what_has_no_items_in_an_evaluation_is_not_known_and_adds_nothing(tmp_path):
+def test_loss_without_items_in_an_evaluation_is_nan_and_adds_nothing(tmp_path):
     empty = DATA | {"mask": torch.full_like(PLACES, 255)}
     nothing = empty | {"kind": torch.full_like(Y, -100)}
     with tiny.prepare(tmp_path, parts(val={"empty": empty, "nothing": nothing})) as session:
@@ -209,7 +211,7 @@ def test_what_has_no_items_in_an_evaluation_is_not_known_and_adds_nothing(tmp_pa
     assert math.isnan(found["nothing/loss"])
 
 
-def test_a_sum_said_by_its_user_is_not_divided(tmp_path):
+def test_one_of_several_losses_with_sum_reduction_is_not_divided(tmp_path):
     summed = BOTH | {"kind": nn.CrossEntropyLoss(reduction="sum")}
     logged = []
     for cut in (8, 3):
@@ -220,7 +222,7 @@ def test_a_sum_said_by_its_user_is_not_divided(tmp_path):
     assert logged[0] > 8
 
 
-def test_named_parts_of_one_are_logged_under_its_name(tmp_path):
+def test_named_terms_of_one_loss_are_logged_under_its_name(tmp_path):
     loss = BOTH | {"mask": surestep.losses.dice_ce(ignore_index=255)}
     tiny.fit(tmp_path, parts(loss=loss), max_steps=1)
     (event,) = [each for each in surestep.Run(tmp_path).events() if each["event"] == "steps"]
@@ -230,7 +232,7 @@ def test_named_parts_of_one_are_logged_under_its_name(tmp_path):
     assert event["logged"]["loss_mask"][0] == pytest.approx(total)
 
 
-def test_changed_targets_of_a_batch_transform_are_counted_for_each(tmp_path):
+def test_targets_changed_by_a_batch_transform_are_counted_for_each_loss(tmp_path):
     def hide(inputs, targets):
         return inputs, targets | {"mask": torch.full_like(targets["mask"], 255)}
 
@@ -241,7 +243,7 @@ def test_changed_targets_of_a_batch_transform_are_counted_for_each(tmp_path):
     assert result.items == 8
 
 
-def test_batches_of_the_users_own_are_one_global_batch(tmp_path):
+def test_list_of_batches_given_to_train_step_is_one_global_batch(tmp_path):
     cut = [{name: each[rows] for name, each in DATA.items()} for rows in (slice(3), slice(3, 20))]
     outputs = parts()["model"](X)
     wanted = sum(
@@ -253,7 +255,7 @@ def test_batches_of_the_users_own_are_one_global_batch(tmp_path):
     torch.testing.assert_close(found, wanted.detach())
 
 
-def test_balanced_weights_are_of_all_samples_where_a_few_are_learned_by_heart():
+def test_balanced_weights_come_from_all_samples_in_an_overfit_check():
     loss = {"mask": surestep.losses.multiclass(weight="balanced", ignore_index=255)}
     task = tiny.task(**parts(loss=BOTH | loss))
     learned = with_fitted_loss(task, 0).loss
@@ -267,7 +269,7 @@ def test_balanced_weights_are_of_all_samples_where_a_few_are_learned_by_heart():
 
 
 @pytest.mark.parametrize("given", [DATA, {"x": X}], ids=["with targets", "without"])
-def test_predictions_are_by_the_names_of_the_outputs(tmp_path, given):
+def test_predictions_have_the_names_of_the_outputs(tmp_path, given):
     run = tiny.fit(tmp_path, parts(test=given), max_steps=1)
     model = Two()
     run.load_model(model, which="last")

@@ -50,13 +50,13 @@ def off(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
-def test_every_loss_of_the_table_has_a_case():
+def test_every_registered_loss_has_a_case():
     assert {case.loss.name for case in CASES.values()} == set(BUILT_IN)
 
 
 @known
 @types
-def test_the_sum_divided_by_its_items_is_the_mean_of_another_formula(case, dtype, tolerance):
+def test_sum_divided_by_its_items_equals_an_independent_formula(case, dtype, tolerance):
     outputs, leaves = leaves_of(as_type(case.outputs, dtype))
     targets = as_type(case.targets, dtype)
     wide, wide_leaves = leaves_of(case.outputs)
@@ -68,7 +68,7 @@ def test_the_sum_divided_by_its_items_is_the_mean_of_another_formula(case, dtype
 
 @splitting
 @types
-def test_uneven_parts_add_up_to_the_mean_and_its_gradient(case, dtype, tolerance):
+def test_uneven_micro_batches_add_up_to_the_mean_and_its_gradient(case, dtype, tolerance):
     outputs, leaves = leaves_of(as_type(case.outputs, dtype))
     targets = as_type(case.targets, dtype)
     wide, wide_leaves = leaves_of(case.outputs)
@@ -83,7 +83,7 @@ def test_uneven_parts_add_up_to_the_mean_and_its_gradient(case, dtype, tolerance
 
 
 @known
-def test_the_gradient_is_that_of_the_value(case):
+def test_gradient_matches_finite_differences(case):
     outputs, leaves = leaves_of(case.outputs)
 
     def value(*given):
@@ -95,13 +95,13 @@ def test_the_gradient_is_that_of_the_value(case):
 
 
 @known
-def test_called_it_returns_its_mean(case):
+def test_calling_a_loss_returns_its_mean(case):
     mean = case.mean(case.outputs, case.targets)
     assert off(case.loss(case.outputs, case.targets), mean) <= 1e-12
 
 
 @known
-def test_half_precision_is_summed_in_more_digits(case):
+def test_half_precision_losses_are_summed_in_fp32(case):
     outputs = as_type(case.outputs, torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         total, items = sum_and_items(case, outputs, as_type(case.targets, torch.float32))
@@ -111,18 +111,18 @@ def test_half_precision_is_summed_in_more_digits(case):
     )
 
 
-def test_what_does_not_split_is_declared():
+def test_losses_that_are_not_separable_are_declared():
     declared = {case.loss.name for case in CASES.values() if not case.loss.is_separable}
     assert declared == {"contrastive", "contrastive_pairs", "dice"}
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_a_name_is_the_loss_with_its_defaults(name):
+def test_loss_name_gives_the_loss_with_default_options(name):
     assert repr(as_loss(name, "samples").module) == repr(getattr(surestep.losses, name)())
     assert repr(getattr(surestep.losses, name)()).startswith(f"{name}(")
 
 
-def test_the_module_offers_what_the_table_holds():
+def test_losses_module_exports_every_registered_loss():
     assert set(surestep.losses.__all__) == set(BUILT_IN)
     for name, each in BUILT_IN.items():
         assert getattr(surestep.losses, name) is each
@@ -130,7 +130,7 @@ def test_the_module_offers_what_the_table_holds():
 
 
 @pytest.mark.parametrize("name", ["contrastive", "contrastive_pairs"])
-def test_the_plan_names_a_loss_that_does_not_split(name):
+def test_plan_names_a_loss_that_is_not_separable(name):
     task = surestep.Task(model=tiny.model(), loss=name, train=tiny.data())
     plan = plan_task(task, tiny.config(micro_batch_size=3)).plan
     assert plan.reason("batch_layout").startswith(f"splitting changes the numbers here: {name}(")
@@ -138,14 +138,14 @@ def test_the_plan_names_a_loss_that_does_not_split(name):
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_a_loss_is_shown_with_its_own_options_alone(name):
+def test_label_of_a_loss_shows_only_its_own_options(name):
     shown = repr(BUILT_IN[name]())
     options = re.findall(r"(\w+)=", shown)
     assert set(options) <= set(inspect.signature(BUILT_IN[name]).parameters)
 
 
 class Copies(TorchDispatchMode):
-    """Counts the tensors that are copied."""
+    """Counts how many tensors are copied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,13 +165,13 @@ class Copies(TorchDispatchMode):
         (surestep.losses.masked_tokens(class_dim=1), (4, 3, 5)),
     ],
 )
-def test_logits_are_not_copied_wherever_the_classes_are(loss, shape):
+def test_logits_are_not_copied_for_any_class_dimension(loss, shape):
     logits, targets = torch.randn(shape, requires_grad=True), torch.zeros(4, 5, dtype=torch.long)
     with Copies() as copies:
         loss.total(logits, targets).backward()
     assert copies.found == []
 
 
-def test_a_class_dimension_that_is_not_supported_is_an_error():
+def test_unsupported_class_dimension_is_rejected():
     with pytest.raises(TaskError, match="class_dim=2 is not supported"):
         surestep.losses.multiclass(class_dim=2)

@@ -1,4 +1,4 @@
-"""torch's losses of several arguments, and those whose mean is over something else."""
+"""torch's losses with several arguments, and those whose mean is not over elements."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ known = pytest.mark.parametrize(("plain", "outputs", "targets"), CASES.values(),
 
 
 def torchs_mean(plain, outputs, targets):
-    """What a script calls it with."""
+    """Call the loss as a plain script does."""
     if isinstance(plain, nn.GaussianNLLLoss):
         return plain(outputs[0], targets, outputs[1])
     if isinstance(plain, nn.CTCLoss):
@@ -60,7 +60,7 @@ def ours(plain, outputs, targets):
 
 
 @known
-def test_a_sum_by_its_items_is_torchs_mean(plain, outputs, targets):
+def test_sum_divided_by_its_items_is_torchs_mean(plain, outputs, targets):
     total, items, loss = ours(plain, outputs, targets)
     assert loss.is_sum
     expected = torchs_mean(plain, outputs, targets)
@@ -68,14 +68,14 @@ def test_a_sum_by_its_items_is_torchs_mean(plain, outputs, targets):
 
 
 @known
-def test_uneven_parts_add_up(plain, outputs, targets):
+def test_sums_over_micro_batches_of_different_sizes_add_up(plain, outputs, targets):
     parts = [ours(plain, rows(outputs, a, b), rows(targets, a, b)) for a, b in ((0, 2), (2, N))]
     total, items = sum(part[0] for part in parts), sum(part[1] for part in parts)
     expected = torchs_mean(plain, outputs, targets)
     torch.testing.assert_close(total / items, expected, rtol=1e-12, atol=0)
 
 
-def test_every_loss_of_torch_that_is_known_has_a_case():
+def test_every_known_torch_loss_has_a_case():
     from tests.engine.losses.test_adapt import CASES as FIRST
 
     tried = {type(case[0]) for case in (*CASES.values(), *FIRST.values())}
@@ -83,7 +83,7 @@ def test_every_loss_of_torch_that_is_known_has_a_case():
     assert {type(make()) for make in FUNCTIONS.values()} <= tried
 
 
-def test_a_sum_that_was_said_is_divided_by_nothing():
+def test_torch_loss_with_sum_reduction_is_not_divided():
     total, _, loss = ours(nn.CTCLoss(reduction="sum"), FRAMES_OUT, SPOKEN)
     assert not loss.divides
     summed = nn.CTCLoss(reduction="sum")(FRAMES_OUT.transpose(0, 1), SPOKEN[0], FRAMES, LENGTHS)

@@ -25,7 +25,7 @@ def sklearns(targets):
 
 
 class Samples(torch.utils.data.Dataset):
-    """A map-style dataset that draws."""
+    """A map-style dataset that draws random numbers."""
 
     def __init__(self, y):
         self.y = y
@@ -58,13 +58,13 @@ def planned(train, loss=BALANCED, outputs=3, **said):
     ],
     ids=["tensors", "ignored", "dict", "dataset", "subset"],
 )
-def test_balanced_weights_are_sklearns(train, targets):
+def test_balanced_weights_equal_those_of_sklearn(train, targets):
     weight = planned(train).loss.module.weight
     torch.testing.assert_close(weight, sklearns(targets), rtol=1e-15, atol=0)
-    assert BALANCED.weight is None  # what it learns from one Task's data is no other's
+    assert BALANCED.weight is None  # weights from one Task's data stay in that Task
 
 
-def test_reading_the_targets_draws_nothing():
+def test_reading_the_targets_preserves_the_random_state():
     from surestep.engine.data.target_stats import read_targets
 
     before = torch.get_rng_state()
@@ -81,20 +81,20 @@ def test_reading_the_targets_draws_nothing():
     ],
     ids=["binary", "multilabel"],
 )
-def test_balanced_pos_weight_is_zeros_by_ones(loss, targets, expected):
+def test_balanced_pos_weight_is_zeros_divided_by_ones(loss, targets, expected):
     found = planned((X, targets), loss, outputs=targets.shape[1]).loss.module.pos_weight
     ones = targets.sum(0).double()
     wanted = (55 - ones) / ones
     torch.testing.assert_close(found.reshape(-1), wanted, rtol=1e-15, atol=0)
 
 
-def test_labels_that_are_ignored_count_for_neither():
+def test_ignored_labels_do_not_count_for_balanced_pos_weight():
     loss = surestep.losses.binary(pos_weight="balanced", ignore_index=-1)
     targets = torch.tensor([[1.0], [0.0], [-1.0], [0.0]])
     assert planned((X[:4], targets), loss, outputs=1).loss.module.pos_weight == 2
 
 
-def test_the_plan_says_what_was_read_and_what_is_divided_by():
+def test_plan_reports_the_samples_read_for_the_weights_and_the_divisor():
     plan = planned((X, Y)).plan
     assert plan.loss.startswith("multiclass(weight='balanced'")
     shown = ", ".join(f"{value:.4g}" for value in sklearns(Y).tolist())
@@ -103,7 +103,7 @@ def test_the_plan_says_what_was_read_and_what_is_divided_by():
     assert planned((X, Y), nn.CrossEntropyLoss()).plan.loss == "CrossEntropyLoss"
 
 
-def test_it_is_said_when_the_run_opens(tmp_path, capsys):
+def test_balanced_weights_are_reported_when_the_run_starts(tmp_path, capsys):
     task = surestep.Task(model=mlp(), loss=BALANCED, train=(X, Y))
     with session_of(task, tmp_path, epochs=1, logging={"progress": "plain"}):
         pass
@@ -124,12 +124,12 @@ def test_it_is_said_when_the_run_opens(tmp_path, capsys):
     ],
     ids=["class missing", "no indices", "no ones", "stream"],
 )
-def test_what_cannot_be_balanced_is_refused(train, loss, sentence):
+def test_targets_that_cannot_be_balanced_are_rejected(train, loss, sentence):
     with pytest.raises(DataError, match=sentence):
         planned(train, loss, epochs=None, max_steps=3)
 
 
-def test_a_resumed_run_has_the_same_weights(tmp_path):
+def test_resumed_run_has_the_same_balanced_weights(tmp_path):
     def run(folder, stop=None):
         task = surestep.Task(model=mlp(), loss=BALANCED, train=(X, Y))
         with session_of(task, tmp_path / folder, max_steps=9, batch_size=16) as session:
@@ -144,7 +144,7 @@ def test_a_resumed_run_has_the_same_weights(tmp_path):
     assert_same(snapshot(never), snapshot(run("stopped")))
 
 
-def test_weights_move_with_the_loss_and_items_stay_on_the_host():
+def test_class_weights_move_to_the_device_and_items_stay_on_the_host():
     loss = as_loss(surestep.losses.multiclass(weight=[1.0, 2.0, 3.0]), "samples")
     loss.to(torch.device("meta"))
     assert loss.module.weight.device.type == "meta"
@@ -153,7 +153,7 @@ def test_weights_move_with_the_loss_and_items_stay_on_the_host():
     assert loss.module.state_dict() == {}
 
 
-def test_a_torch_losss_own_weight_stays_where_its_user_has_it():
+def test_weight_of_a_torch_loss_of_the_user_is_not_moved():
     plain = nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0]))
     as_loss(plain, "samples").to(torch.device("meta"))
     assert plain.weight.device.type == "cpu"

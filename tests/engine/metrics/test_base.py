@@ -23,7 +23,7 @@ def counted(outputs, targets):
 
 
 def measured(metric, cut):
-    """Measure in batches of `cut` samples."""
+    """Evaluate in batches of `cut` samples."""
     (opened,) = init_metrics({"m": metric}, CPU)
     for start in range(0, len(TARGETS), cut):
         targets = TARGETS[start : start + cut]
@@ -43,11 +43,11 @@ def measured(metric, cut):
     ],
     ids=["mean", "sum and count", "number", "torchmetrics"],
 )
-def test_a_metric_does_not_depend_on_the_batch_size(metric, cut):
+def test_metric_does_not_depend_on_the_batch_size(metric, cut):
     assert measured(metric, cut) == {"m": pytest.approx(float(accuracy(OUTPUTS, TARGETS)))}
 
 
-def test_an_object_is_reset_before_each_evaluation():
+def test_metric_object_is_reset_before_each_evaluation():
     metric = torchmetrics.MeanMetric()
     metric.update(100.0)
     (opened,) = init_metrics({"m": metric}, CPU)
@@ -55,41 +55,41 @@ def test_an_object_is_reset_before_each_evaluation():
     assert opened.compute() == {"m": 1.0}
 
 
-def test_a_collection_has_a_name_for_each_value():
+def test_metric_collection_has_a_name_for_each_value():
     collection = torchmetrics.MetricCollection(
         {"micro": torchmetrics.Accuracy(task="multiclass", num_classes=3, average="micro")}
     )
     assert list(measured(collection, 7)) == ["m_micro"]
 
 
-def test_a_mean_of_nothing_is_not_a_number():
+def test_mean_over_no_samples_is_nan():
     (opened,) = init_metrics({"m": accuracy}, CPU)
     assert math.isnan(opened.compute()["m"])
 
 
-def test_a_number_is_kept_to_its_last_digit():
+def test_python_float_of_a_metric_is_preserved_exactly():
     assert measured(lambda o, t: 0.1, 20) == {"m": 0.1}
 
 
-def test_a_metric_that_returns_a_value_for_each_sample_is_refused():
+def test_metric_that_returns_one_value_per_sample_is_rejected():
     with pytest.raises(TaskError, match=r"metrics\['m'\] returned a tensor of shape \(7,\).*mean"):
         measured(lambda o, t: o.argmax(1) == t, 7)
 
 
-def test_direction_is_what_the_metric_says():
+def test_mode_comes_from_higher_is_better_of_the_metric():
     assert metric_modes("m", torchmetrics.Accuracy(task="binary"))["m"] == "max"
     assert metric_modes("m", torchmetrics.MeanSquaredError())["m"] == "min"
     assert metric_modes("m", accuracy)["m"] is None
 
 
-def test_log_takes_scalars_only():
+def test_log_rejects_values_that_are_not_scalar_tensors():
     with pytest.raises(TaskError, match=r"log\('x', ...\) takes a scalar tensor, and got \(2,\)"):
         surestep.log("x", torch.zeros(2))
     with pytest.raises(TaskError, match="got float"):
         surestep.log("x", 1.0)
 
 
-def test_log_keeps_no_graph():
+def test_log_detaches_the_value():
     weight = torch.ones(1, requires_grad=True)
     surestep.log("x", weight * 2)
     ((name, value),) = pop_logged()
@@ -119,7 +119,7 @@ def logged(run):
     }
 
 
-def test_what_model_and_loss_log_stands_in_the_events(tmp_path):
+def test_values_logged_by_model_and_loss_are_in_the_events(tmp_path):
     parts = {"model": Logging(), "loss": noted_loss}
     run = tiny.fit(tmp_path, parts, epochs=1, data={"shuffle": False})
     targets = tiny.data()[1].double()
@@ -129,13 +129,13 @@ def test_what_model_and_loss_log_stands_in_the_events(tmp_path):
     }
 
 
-def test_what_is_logged_in_an_evaluation_is_not_mixed_into_the_steps(tmp_path):
+def test_values_logged_in_an_evaluation_are_not_in_the_step_events(tmp_path):
     parts = {"model": Logging(), "val": tiny.data(3)}
     run = tiny.fit(tmp_path, parts, epochs=1, validation={"every": "1 step"})
     assert logged(run) == {"rows": [8.0, 8.0, 4.0]}
 
 
-def test_named_parts_of_a_loss_are_logged_as_means(tmp_path):
+def test_named_terms_of_a_loss_are_logged_as_means(tmp_path):
     def parts_loss(outputs, targets):
         return {"ce": nn.functional.cross_entropy(outputs, targets), "l2": outputs.square().mean()}
 
@@ -172,7 +172,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("size", [3, 20])
-def test_an_object_is_taken_by_its_methods(tmp_path, size):
+def test_object_with_update_compute_and_reset_is_a_metric(tmp_path, size):
     metric = Counting()
     val = tiny.data(30, seed=3)
     with tiny.prepare(
@@ -204,6 +204,6 @@ class NoReset(Halfway):
         (3, r"metrics\['m'\] is a int, not a function"),
     ],
 )
-def test_what_is_no_metric_is_refused_with_what_it_lacks(metric, words):
+def test_object_that_is_not_a_metric_is_rejected_with_what_it_lacks(metric, words):
     with pytest.raises(TaskError, match=words.replace("()", r"\(\)")):
         tiny.task(metrics={"m": metric})

@@ -8,7 +8,7 @@ from surestep.engine.metrics.distributed import check_metrics, sync_metrics
 from tests.multi_rank.training_kinds import Averaged, Own, Spread
 
 
-def test_metrics_whose_states_are_sums_lists_and_functions_pass():
+def test_metrics_with_reducible_states_are_accepted_on_several_ranks():
     check_metrics(
         {
             "f1": torchmetrics.F1Score("multiclass", num_classes=3),
@@ -23,12 +23,12 @@ def test_metrics_whose_states_are_sums_lists_and_functions_pass():
 @pytest.mark.parametrize(
     ("metric", "words"), [(Averaged(), "the state 'mean' of Averaged"), (Own(), "is a Own")]
 )
-def test_a_metric_that_ranks_cannot_put_together_is_named(metric, words):
+def test_metric_that_cannot_be_reduced_over_ranks_is_rejected_by_name(metric, words):
     with pytest.raises(TaskError, match=words):
         check_metrics({"own": metric})
 
 
-def test_a_metric_of_one_process_is_computed_as_it_is():
+def test_metric_of_a_single_process_is_computed_without_synchronization():
     spread = Spread()
     spread.update(torch.tensor([[1.0], [3.0]]), torch.zeros(2))
     with sync_metrics(spread, ALONE):

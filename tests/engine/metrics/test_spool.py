@@ -1,4 +1,4 @@
-"""Rows in memory and in a temporary file are the same rows."""
+"""The prediction buffer holds the same rows in memory and in a temporary file."""
 
 import numpy as np
 import pytest
@@ -32,18 +32,18 @@ def test_rows_are_the_same_in_memory_and_on_disk(limit):
     assert spool.array("empty").shape == (10, 0)
 
 
-def test_the_temporary_file_has_no_name(tmp_path):
+def test_temporary_file_is_unlinked(tmp_path):
     spool = filled(0, tmp_path)
     assert spool.is_on_disk
     assert list(tmp_path.iterdir()) == []
 
 
-def test_beyond_the_limit_nothing_stays_in_memory():
+def test_rows_beyond_the_limit_do_not_stay_in_memory():
     spool = filled(0)
     assert not any(column.parts for column in spool._columns.values())
 
 
-def test_a_row_is_a_copy():
+def test_added_row_is_a_copy():
     memory = torch.zeros(2)
     spool = Spool()
     spool.add("x", memory)
@@ -51,7 +51,7 @@ def test_a_row_is_a_copy():
     assert spool.array("x").tolist() == [0, 0]
 
 
-def test_the_limit_is_the_documented_one(monkeypatch):
+def test_default_limit_is_the_documented_one(monkeypatch):
     assert module.LIMIT == 256 * 2**20
     monkeypatch.setattr(module, "LIMIT", 0)
     spool = Spool()
@@ -59,6 +59,6 @@ def test_the_limit_is_the_documented_one(monkeypatch):
     assert spool.is_on_disk
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+def test_unwritable_temporary_folder_is_named_in_the_error(tmp_path):
     with pytest.raises(RunError, match=r"gone could not be written: No such file.*Set TMPDIR"):
         filled(0, tmp_path / "gone")

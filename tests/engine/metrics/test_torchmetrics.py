@@ -1,4 +1,4 @@
-"""Metrics that are tables or have several values, as torchmetrics returns them."""
+"""Metrics of torchmetrics that return a table or several values."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from tests import tiny
 
 
 class Table:
-    """A table that does not say so before it is computed."""
+    """A metric that is known to be a table only after it is computed."""
 
     def __init__(self):
         self.counts = torch.zeros(3, 3)
@@ -34,7 +34,7 @@ class Table:
         return self.counts
 
 
-def test_names_and_directions_are_known_before_the_run():
+def test_names_and_modes_of_metrics_are_known_before_the_run():
     rates = MetricCollection({"ap": BinaryAveragePrecision(), "f1": BinaryF1Score()})
     assert metric_modes("m", rates) == {"m_ap": "max", "m_f1": "max"}
     assert metric_modes("m", MulticlassCalibrationError(3)) == {"m": "min"}
@@ -49,7 +49,7 @@ def parts():
     return {"val": (X, Y), "metrics": found}
 
 
-def test_a_table_stands_in_the_events_and_in_checkpoints(tmp_path):
+def test_table_metric_is_stored_in_events_and_checkpoints(tmp_path):
     run = tiny.fit(tmp_path, parts(), validation={"metric": "ece"})
     events = [each for each in run.events() if each["event"] == "evaluation"]
     assert [sum(map(sum, each["metrics"]["val/table"])) for each in events] == [20.0, 20.0]
@@ -59,7 +59,7 @@ def test_a_table_stands_in_the_events_and_in_checkpoints(tmp_path):
         assert session.state.best.metric == "val/ece"
 
 
-def test_nothing_is_judged_by_a_table(tmp_path):
+def test_table_metric_is_rejected_as_the_monitor(tmp_path):
     message = r"validation\.metric='table' is a table, which cannot be"
     with pytest.raises(ConfigError, match=message):
         tiny.plan(parts(), validation={"metric": "table", "mode": "max"})
@@ -71,7 +71,7 @@ def test_nothing_is_judged_by_a_table(tmp_path):
         tiny.prepare(tmp_path, own, validation={"metric": "own", "mode": "max"})
 
 
-def test_a_rate_can_say_what_is_best(tmp_path):
+def test_value_of_a_metric_collection_can_be_the_monitor(tmp_path):
     y = (Y == 0).long()
     rates = MetricCollection({"ap": BinaryAveragePrecision(), "f1": BinaryF1Score()})
     parts = {

@@ -1,4 +1,4 @@
-"""Metrics over all predictions of a set, against scikit-learn and scipy on the plain outputs."""
+"""Metrics over all predictions of a set equal scikit-learn and NumPy on the plain outputs."""
 
 import warnings
 
@@ -40,7 +40,7 @@ def evaluated(folder, metrics, size=8, **parts):
 
 @pytest.mark.parametrize("limit", [0, 2000, None])
 @pytest.mark.parametrize("size", [1, 7, 32, 200])
-def test_the_value_is_that_of_all_predictions(tmp_path, monkeypatch, size, limit):
+def test_whole_set_metric_is_computed_over_all_predictions(tmp_path, monkeypatch, size, limit):
     if limit is not None:
         monkeypatch.setattr(spool, "LIMIT", limit)
     whole = {name: surestep.whole_set(function) for name, function in FUNCTIONS.items()}
@@ -54,7 +54,7 @@ def test_the_value_is_that_of_all_predictions(tmp_path, monkeypatch, size, limit
         assert found[f"val/{name}"] == pytest.approx(float(function(outputs, Y)), abs=1e-12)
 
 
-def test_the_function_sees_tensors_in_the_order_of_the_data(tmp_path):
+def test_whole_set_function_gets_cpu_tensors_in_dataset_order(tmp_path):
     seen = []
 
     def keep(outputs, targets):
@@ -80,7 +80,7 @@ class Named(nn.Module):
         return {"score": self.inner(x), "pair": (x[:, 0], x[:, 1:])}
 
 
-def test_nested_outputs_keep_their_form(tmp_path):
+def test_nested_outputs_keep_their_structure(tmp_path):
     def shapes(outputs, targets):
         return {"score": len(outputs["score"]), "second": outputs["pair"][1].shape[1]}
 
@@ -89,7 +89,7 @@ def test_nested_outputs_keep_their_form(tmp_path):
     assert (found["val/m_score"], found["val/m_second"]) == (103, 3)
 
 
-def test_preprocess_keeps_what_counts(tmp_path):
+def test_preprocess_selects_the_rows_of_a_whole_set_metric(tmp_path):
     def of_class_0(outputs, targets):
         counts = targets != 2
         return outputs.softmax(1)[counts, 0], targets[counts]
@@ -103,7 +103,7 @@ def test_preprocess_keeps_what_counts(tmp_path):
     assert found["val/auc"] == pytest.approx(roc_auc_score(Y[Y != 2] == 0, score), abs=1e-12)
 
 
-def test_ignored_targets_are_rows_like_others(tmp_path):
+def test_ignored_targets_are_passed_to_whole_set_metrics(tmp_path):
     targets = Y.clone()
     targets[:40] = -100
     metric = surestep.whole_set(lambda outputs, targets: (targets == -100).sum())
@@ -111,7 +111,7 @@ def test_ignored_targets_are_rows_like_others(tmp_path):
     assert found["val/ignored"] == 40
 
 
-def test_a_direction_is_taken_from_what_is_said(tmp_path):
+def test_higher_is_better_sets_the_mode_of_a_whole_set_metric(tmp_path):
     metric = surestep.whole_set(f1, higher_is_better=True)
     run = tiny.fit(
         tmp_path / "run", {"val": (X, Y), "metrics": {"f1": metric}}, validation={"metric": "f1"}
@@ -141,19 +141,19 @@ def test_a_direction_is_taken_from_what_is_said(tmp_path):
         (lambda: surestep.whole_set(lambda outputs: 0.0), "fails on all 8 rows.*TypeError"),
     ],
 )
-def test_what_cannot_be_kept_or_computed_is_refused_before_the_first_step(tmp_path, metric, words):
+def test_invalid_whole_set_metric_is_rejected_before_the_first_step(tmp_path, metric, words):
     with pytest.raises(TaskError, match=words):
         evaluated(tmp_path / "run", {"m": metric()})
 
 
-def test_rows_of_different_shapes_are_refused(tmp_path):
+def test_rows_of_different_shapes_are_rejected(tmp_path):
     widths = iter(range(1, 100))
     ragged = surestep.whole_set(f1, preprocess=lambda o, t: (o.repeat(1, next(widths)), t))
     with pytest.raises(TaskError, match=r"rows of shape \(6,\) in one batch and \(9,\) in another"):
         evaluated(tmp_path / "run", {"m": ragged})
 
 
-def test_a_metric_that_is_not_defined_on_one_batch_is_no_reason_to_refuse(tmp_path):
+def test_metric_undefined_on_a_single_batch_only_causes_a_warning(tmp_path):
     def needs_fifty(outputs, targets):
         if len(targets) < 50:
             raise ValueError("too few samples")
@@ -166,7 +166,7 @@ def test_a_metric_that_is_not_defined_on_one_batch_is_no_reason_to_refuse(tmp_pa
     assert any("too few samples So it is on the first" in str(each.message) for each in caught)
 
 
-def test_a_failure_on_the_whole_set_says_which_metric_and_why(tmp_path):
+def test_failure_of_a_whole_set_metric_names_the_metric_and_the_cause(tmp_path):
     def fails(outputs, targets):
         if len(targets) == 103:
             raise ValueError("103 samples")

@@ -1,4 +1,4 @@
-"""Hugging Face `datasets` as they are: with positions, and as streams."""
+"""Unmodified Hugging Face `datasets`: map-style and as streams."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ datasets = needs("datasets")
 
 
 class Net(nn.Module):
-    """A model whose one input is called x."""
+    """A model with a single input called x."""
 
     def __init__(self):
         super().__init__()
@@ -45,14 +45,14 @@ def inputs_of(found):
     return torch.cat([micro.kwargs["x"] for batch in found for micro in batch.micro_batches])
 
 
-def test_a_dataset_with_positions_is_shuffled_as_tensors_are():
+def test_map_style_hf_dataset_is_shuffled_like_tensors():
     expected = batches({"x": X, "label": Y})
     found = batches(placed().with_format("torch"))
     assert torch.equal(inputs_of(found), inputs_of(expected))
     assert torch.equal(found[0].micro_batches[0].targets, expected[0].micro_batches[0].targets)
 
 
-def test_columns_of_python_go_through_a_collate_function():
+def test_python_columns_of_an_hf_dataset_go_through_collate_fn():
     def collate(samples):
         return default_collate([(torch.tensor(each["x"]), each["label"]) for each in samples])
 
@@ -62,22 +62,22 @@ def test_columns_of_python_go_through_a_collate_function():
     assert torch.equal(batch.micro_batches[0].args[0], expected.micro_batches[0].args[0])
 
 
-def test_a_stream_comes_in_its_order():
+def test_hf_stream_is_read_in_its_order():
     assert torch.equal(inputs_of(batches(streamed(), max_steps=6)), X)
 
 
-def test_a_stream_shares_its_shards_out_to_the_workers():
+def test_hf_stream_distributes_its_shards_to_the_workers():
     found = batches(streamed(), max_steps=6, data={"num_workers": 2})
     assert [batch.end for batch in found] == [8, 16, 24, 32, 40, 44]
     assert sorted(inputs_of(found).tolist()) == sorted(X.tolist())
 
 
-def test_fewer_shards_than_workers_are_refused():
+def test_fewer_shards_than_workers_are_rejected():
     with pytest.raises(DataError, match=r"it has too few shards\. Use data\.num_workers=1"):
         batches(streamed(shards=1), max_steps=6, data={"num_workers": 2})
 
 
-def test_its_own_shuffling_is_told_the_epoch_and_goes_on():
+def test_shuffling_of_an_hf_stream_gets_the_epoch_and_can_resume():
     mixed = streamed().shuffle(seed=3, buffer_size=10)
     first, second, again = (inputs_of(batches(mixed, epoch, max_steps=6)) for epoch in (0, 1, 0))
     assert torch.equal(first, again)
@@ -85,7 +85,7 @@ def test_its_own_shuffling_is_told_the_epoch_and_goes_on():
     assert torch.equal(inputs_of(batches(mixed, 1, start=16, max_steps=6)), second[16:])
 
 
-def test_a_run_over_a_stream_is_that_over_the_tensors(tmp_path):
+def test_run_over_an_hf_stream_equals_a_run_over_tensors(tmp_path):
     def weights(train, name):
         model = Net()
         said = {"max_steps": 9, **({} if name == "stream" else {"data": {"shuffle": False}})}

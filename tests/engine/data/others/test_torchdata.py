@@ -1,4 +1,4 @@
-"""torchdata's StatefulDataLoader as a DataLoader, and its nodes by a function."""
+"""torchdata's StatefulDataLoader as a DataLoader, and torchdata nodes from a function."""
 
 import gc
 
@@ -16,14 +16,14 @@ StatefulDataLoader = needs("torchdata.stateful_dataloader").StatefulDataLoader
 # StatefulDataLoader calls a function of torch that is deprecated.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
-    # torchdata's own threads, let go before they have begun.
+    # torchdata's own threads, released before they have started.
     pytest.mark.filterwarnings("ignore:Exception ignored in.*_ParallelMapperIter"),
 ]
 
 
 @pytest.fixture(autouse=True)
-def let_go():
-    """Let what a test leaves behind go within it, and not in the middle of another."""
+def collect_garbage():
+    """Collect garbage at the end of each test, so that none is collected in a later test."""
     yield
     gc.collect()
 
@@ -52,23 +52,23 @@ def inputs_of(train, start=0, **said):
 
 
 @pytest.mark.parametrize("make", [loader, threaded])
-def test_a_function_that_makes_nodes_is_a_stream(make):
+def test_function_that_creates_nodes_is_a_stream(make):
     assert torch.equal(inputs_of(make), X)
     assert torch.equal(inputs_of(make, start=16), X[16:])
 
 
 @pytest.mark.parametrize("data", [loader(), loader().root], ids=["loader", "node"])
-def test_nodes_that_are_made_already_can_be_read_once(data):
+def test_existing_nodes_that_can_be_read_only_once_are_rejected(data):
     with pytest.raises(DataError, match=r"has one iterator .* train=lambda: make_samples\(\)"):
         inputs_of(data)
 
 
-def test_a_stateful_loader_is_a_loader():
+def test_stateful_dataloader_is_used_like_a_dataloader():
     samples = list(zip(X, Y, strict=True))
     found = inputs_of(StatefulDataLoader(samples, 8, shuffle=True))
     assert torch.equal(found, inputs_of((X, Y)))
 
 
-def test_a_stateful_loader_over_a_stream_brings_its_workers():
+def test_workers_of_a_stateful_dataloader_over_a_stream_are_used():
     found = inputs_of(StatefulDataLoader(Shared(), 8, num_workers=2))
     assert sorted(found.tolist()) == sorted(X.tolist())

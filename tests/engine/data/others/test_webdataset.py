@@ -1,4 +1,4 @@
-"""WebDataset: tar files of samples, split by worker."""
+"""WebDataset: tar files of samples, split among workers."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from tests.engine.data.streams import X, Y
 from tests.needs import needs
 
 wds = needs("webdataset")
-# It leaves files for the garbage collector to close where it is not read to its end.
+# It leaves files to the garbage collector if it is not read to its end.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -18,7 +18,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory):
-    """Four tar files; one after another they hold the samples in order."""
+    """Return four tar files that contain the samples in order."""
     folder = tmp_path_factory.mktemp("shards")
     for shard in range(4):
         with wds.TarWriter(f"{folder}/{shard}.tar") as tar:
@@ -45,31 +45,31 @@ def inputs_of(train, epoch=0, start=0, **said):
     return torch.cat([micro.args[0] for batch in found for micro in batch.micro_batches])
 
 
-def test_samples_come_in_the_order_of_the_files(urls):
+def test_webdataset_is_read_in_the_order_of_the_files(urls):
     assert torch.equal(inputs_of(stream(urls)), X)
 
 
-def test_workers_share_the_files_out(urls):
+def test_files_of_a_webdataset_are_distributed_to_the_workers(urls):
     found = inputs_of(stream(urls), data={"num_workers": 2})
     assert sorted(found.tolist()) == sorted(X.tolist())
 
 
-def test_without_its_splitter_the_workers_are_refused(urls):
+def test_webdataset_workers_without_a_worker_splitter_are_rejected(urls):
     with pytest.raises(DataError, match=r"num_workers=2, but several of these workers read the"):
         inputs_of(stream(urls, workersplitter=None), data={"num_workers": 2})
 
 
 @pytest.mark.filterwarnings("ignore:.with_length")
-def test_a_length_that_is_said_is_a_length(urls):
+def test_length_of_a_webdataset_that_is_set_is_used(urls):
     assert tiny.plan({"train": stream(urls).with_length(44)}, epochs=2).plan.total_steps == 12
 
 
-def test_shuffling_by_the_clock_is_refused(urls):
+def test_webdataset_shuffling_seeded_by_the_clock_is_rejected(urls):
     with pytest.raises(DataError, match=r"begins with different samples .*seed=epoch"):
         inputs_of(stream(urls).shuffle(20))
 
 
-def test_shuffling_seeded_by_the_epoch_goes_on(urls):
+def test_webdataset_shuffling_seeded_by_the_epoch_can_resume(urls):
     def train(epoch):
         return stream(urls, shardshuffle=100, seed=epoch).shuffle(20, seed=epoch)
 

@@ -6,13 +6,13 @@ from surestep.engine.plan.batching import BatchLayout, DatasetView, epoch_permut
 DATA = DatasetView(20, lambda: iter(range(20)))
 
 
-def test_a_shuffle_is_the_order_where_nothing_is_said():
+def test_shuffled_order_is_the_epoch_permutation():
     order = samplers.shuffled().bind(DATA)
     assert len(order) == 20
     assert torch.equal(order.indices(3, 2, 8), epoch_permutation(20, 3, 2))
 
 
-def test_the_stored_order_is_none():
+def test_sequential_order_has_no_indices():
     order = samplers.sequential().bind(DATA)
     assert len(order) == 20
     assert order.indices(3, 2, 8) is None

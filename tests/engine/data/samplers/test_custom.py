@@ -15,7 +15,7 @@ def every_second(seed, epoch):
     return range(epoch % 2, 10, 2)
 
 
-def test_a_function_says_the_order():
+def test_custom_function_sets_the_order():
     order = samplers.custom(every_second).bind(DATA)
     assert len(order) == 5
     assert order.indices(0, 3, 8).tolist() == [1, 3, 5, 7, 9]
@@ -24,7 +24,7 @@ def test_a_function_says_the_order():
     )
 
 
-def test_a_function_may_draw_from_the_generators_which_are_put_back():
+def test_random_custom_order_is_repeatable_and_preserves_the_random_state():
     def drawn(seed, epoch):
         return [random.randrange(10), int(np.random.randint(10)), *torch.randperm(10).tolist()]
 
@@ -52,6 +52,6 @@ def by_history():
         (lambda seed, epoch: torch.rand(3), "gave torch.float32"),
     ],
 )
-def test_a_function_that_cannot_be_gone_on_from_is_refused(function, message):
+def test_custom_order_that_cannot_be_resumed_is_rejected(function, message):
     with pytest.raises(DataError, match=message):
         samplers.custom(function).bind(DATA)

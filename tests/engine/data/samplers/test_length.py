@@ -12,7 +12,7 @@ DATA = DatasetView(203, lambda: iter([[0] * int(each) for each in LENGTHS]))
 
 @pytest.mark.parametrize("window", [1, 5, 1000])
 @pytest.mark.parametrize("batch_size", [1, 8, 203, 500])
-def test_every_sample_comes_once_an_epoch(window, batch_size):
+def test_every_sample_occurs_once_per_epoch(window, batch_size):
     order = samplers.by_length(LENGTHS, window=window).bind(DATA)
     found = order.indices(0, 3, batch_size)
     assert sorted(found.tolist()) == list(range(203))
@@ -21,32 +21,32 @@ def test_every_sample_comes_once_an_epoch(window, batch_size):
 
 
 def spreads(order, batch_size=8):
-    """How far lengths lie apart in each whole batch."""
+    """Return the range of lengths in each full batch."""
     ordered = LENGTHS[order[: len(order) // batch_size * batch_size]].view(-1, batch_size)
     return (ordered.max(1).values - ordered.min(1).values).double()
 
 
-def test_batches_are_of_similar_length_and_come_in_any_order():
+def test_batches_have_similar_lengths_and_are_shuffled():
     found = samplers.by_length(LENGTHS, window=1000).bind(DATA).indices(0, 0, 8)
     assert float(spreads(found).mean()) < 6 < float(spreads(epoch_permutation(203, 0, 0)).mean())
     longest = LENGTHS[found[:200]].view(-1, 8).max(1).values
     assert longest.tolist() != sorted(longest.tolist())
 
 
-def test_a_narrow_window_is_more_random_and_a_wide_one_pads_less():
+def test_wider_window_gives_batches_of_more_similar_length():
     parts = [
         spreads(samplers.by_length(LENGTHS, window=w).bind(DATA).indices(0, 0, 8)) for w in (1, 5)
     ]
     assert float(parts[1].mean()) < float(parts[0].mean())
 
 
-def test_the_smaller_last_batch_has_no_particular_length():
+def test_smaller_last_batch_has_random_lengths():
     order = samplers.by_length(LENGTHS, window=1000).bind(DATA)
     rest = torch.cat([LENGTHS[order.indices(0, epoch, 8)[200:]] for epoch in range(100)]).double()
     assert float(rest.mean()) == pytest.approx(float(LENGTHS.double().mean()), rel=0.1)
 
 
-def test_padding_is_what_a_batch_as_wide_as_its_longest_holds_too_much():
+def test_padding_fraction_is_relative_to_the_longest_sample_of_a_batch():
     lengths, order = torch.tensor([1, 4, 2, 2, 3]), torch.arange(5)
     assert padding_fraction(lengths, order, BatchLayout(5, 4, 2)) == pytest.approx(
         1 - 12 / (8 + 4 + 3)
@@ -59,7 +59,7 @@ def test_padding_is_what_a_batch_as_wide_as_its_longest_holds_too_much():
     )
 
 
-def test_the_padding_that_is_saved_is_told():
+def test_explanation_reports_the_padding_with_and_without_sorting():
     order = samplers.by_length(LENGTHS, window=5).bind(DATA)
     cut = BatchLayout(203, 8, 4)
     ours = padding_fraction(LENGTHS, order.indices(7, 0, 8), cut)
@@ -69,7 +69,7 @@ def test_the_padding_that_is_saved_is_told():
     assert order.explain(cut, 7) == text
 
 
-def test_a_function_is_asked_for_the_length_of_each_sample():
+def test_lengths_can_be_computed_by_a_function():
     measured = samplers.by_length(len).bind(DATA)
     assert torch.equal(
         measured.indices(0, 0, 8), samplers.by_length(LENGTHS).bind(DATA).indices(0, 0, 8)
@@ -84,6 +84,6 @@ def test_a_function_is_asked_for_the_length_of_each_sample():
         (lambda: samplers.by_length(LENGTHS, window=0), r"window=0\) sorts nothing"),
     ],
 )
-def test_lengths_that_do_not_fit_are_refused(make, message):
+def test_invalid_lengths_are_rejected(make, message):
     with pytest.raises(DataError, match=message):
         make()

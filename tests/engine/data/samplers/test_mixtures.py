@@ -20,7 +20,7 @@ def test_each_epoch_has_each_dataset_by_its_share():
     assert order.explain(BatchLayout(50, 8, 8), 0) == text
 
 
-def test_a_dataset_goes_through_passes_of_its_own_over_the_epochs():
+def test_mixture_reads_each_dataset_fully_before_it_repeats():
     order = samplers.mixture(SHARES, 50).bind(DATA)
     rows = torch.cat([order.indices(0, epoch, 8) for epoch in range(7)])
     books, code = rows[rows < 30], rows[rows >= 30] - 30
@@ -30,14 +30,14 @@ def test_a_dataset_goes_through_passes_of_its_own_over_the_epochs():
     assert len(set(map(tuple, code[:210].view(-1, 7).tolist()))) > 20
 
 
-def test_an_epoch_does_not_need_the_ones_before():
+def test_order_of_a_mixture_does_not_depend_on_earlier_epochs():
     order = samplers.mixture(SHARES, 50).bind(DATA)
     late = order.indices(0, 1000, 8)
     assert torch.equal(late, samplers.mixture(SHARES, 50).bind(DATA).indices(0, 1000, 8))
     assert not torch.equal(late, order.indices(1, 1000, 8))
 
 
-def test_the_datasets_alternate_at_random():
+def test_datasets_of_a_mixture_alternate_randomly():
     owner = (
         samplers.mixture({"books": 0.5, "code": 0.5}, 4000).bind(DATA).indices(0, 0, 8) < 30
     ).int()
@@ -45,12 +45,12 @@ def test_the_datasets_alternate_at_random():
     assert 1800 < changes < 2200
 
 
-def test_an_epoch_is_as_long_as_all_datasets_where_nothing_is_said():
+def test_default_epoch_of_a_mixture_has_the_total_length_of_its_datasets():
     assert len(samplers.mixture(SHARES).bind(DATA)) == 37
 
 
 @pytest.mark.parametrize("samples", [1, 2, 3, 10, 101])
-def test_shares_become_whole_numbers_that_add_up(samples):
+def test_shares_are_rounded_to_counts_that_add_up(samples):
     shares = {"a": 0.5, "b": 0.3, "c": 0.2}
     found = split_by_share(shares, samples)
     assert sum(found.values()) == samples
@@ -82,6 +82,6 @@ def test_shares_become_whole_numbers_that_add_up(samples):
         ),
     ],
 )
-def test_shares_that_do_not_fit_are_refused(make, message):
+def test_invalid_shares_are_rejected(make, message):
     with pytest.raises(DataError, match=message):
         make()

@@ -15,7 +15,7 @@ CUT = BatchLayout(100, 8, 8)
 
 
 @pytest.mark.parametrize(("samples", "replacement"), [(50, True), (3, False)])
-def test_the_draws_are_those_of_torchs_weighted_sampler(samples, replacement):
+def test_weighted_order_equals_torchs_weighted_random_sampler(samples, replacement):
     order = samplers.weighted(WEIGHTS, samples, replacement=replacement).bind(FIVE)
     generator = torch.Generator().manual_seed(derive_seed("order", 7, 3))
     sampler = WeightedRandomSampler(WEIGHTS, samples, replacement, generator=generator)
@@ -25,17 +25,17 @@ def test_the_draws_are_those_of_torchs_weighted_sampler(samples, replacement):
 
 
 @pytest.mark.parametrize("limit", [2**24, 4], ids=["multinomial", "more than it takes"])
-def test_samples_come_by_weight(monkeypatch, limit):
+def test_samples_are_drawn_in_proportion_to_their_weights(monkeypatch, limit):
     monkeypatch.setattr(drawn, "MULTINOMIAL_LIMIT", limit)
     order = samplers.weighted(WEIGHTS, 40_000).bind(FIVE)
     counts = torch.bincount(order.indices(0, 0, 8), minlength=5).double()
     expected = torch.tensor(WEIGHTS, dtype=torch.float64) / sum(WEIGHTS) * 40_000
     assert counts[0] == 0
-    # chi-squared with 3 degrees of freedom: over 16.3 once in a thousand seeds
+    # chi-squared with 3 degrees of freedom: above 16.3 for one seed in a thousand
     assert float(((counts - expected)[1:] ** 2 / expected[1:]).sum()) < 16.3
 
 
-def test_more_samples_than_multinomial_takes_are_drawn_without_replacement_too(monkeypatch):
+def test_draws_without_replacement_work_beyond_the_multinomial_limit(monkeypatch):
     monkeypatch.setattr(drawn, "MULTINOMIAL_LIMIT", 4)
     order = samplers.weighted(WEIGHTS, 2, replacement=False).bind(FIVE)
     pairs = torch.stack([order.indices(0, epoch, 8) for epoch in range(2000)])
@@ -45,7 +45,7 @@ def test_more_samples_than_multinomial_takes_are_drawn_without_replacement_too(m
 
 
 @pytest.mark.parametrize("labels", [None, LABELS], ids=["targets", "labels"])
-def test_each_class_comes_equally_often(labels):
+def test_balanced_order_draws_each_class_equally_often(labels):
     order = samplers.balanced(labels, 30_000).bind(HUNDRED)
     counts = torch.bincount(torch.tensor(LABELS)[order.indices(0, 0, 8)])
     assert (counts / 30_000).tolist() == pytest.approx([1 / 3] * 3, abs=0.01)
@@ -54,12 +54,12 @@ def test_each_class_comes_equally_often(labels):
     )
 
 
-def test_an_epoch_is_as_long_as_the_data_where_nothing_is_said():
+def test_default_epoch_length_is_the_length_of_the_data():
     assert len(samplers.balanced().bind(HUNDRED)) == 100
     assert len(samplers.weighted(WEIGHTS).bind(FIVE)) == 5
 
 
-def test_labels_may_leave_numbers_out_where_nobody_says_how_many_classes_there_are():
+def test_labels_can_have_gaps_if_the_number_of_classes_is_not_set():
     four = DatasetView(4, lambda: iter(()), lambda: torch.tensor([5, 5, 5, 9]))
     drawn = samplers.balanced(samples=1000).bind(four).indices(0, 0, 8)
     assert float((drawn == 3).double().mean()) == pytest.approx(0.5, abs=0.05)
@@ -93,6 +93,6 @@ def test_labels_may_leave_numbers_out_where_nobody_says_how_many_classes_there_a
         ),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(make, message):
+def test_invalid_weights_and_labels_are_rejected(make, message):
     with pytest.raises(DataError, match=message):
         make()
