@@ -11,14 +11,14 @@ SEEN = {
     "module": (lambda x: nn.Sigmoid()(x), "sigmoid"),
     "function": (lambda x: torch.softmax(x, 1), "softmax"),
     "in place": (lambda x: (x + 0).sigmoid_(), "sigmoid"),
-    "a view": (lambda x: torch.sigmoid(x)[:, :1].squeeze(-1), "sigmoid"),
+    "view": (lambda x: torch.sigmoid(x)[:, :1].squeeze(-1), "sigmoid"),
     "clamped": (lambda x: torch.sigmoid(x).clamp(1e-3, 1 - 1e-3), "sigmoid"),
-    "in other digits": (lambda x: torch.softmax(x, 1).double(), "softmax"),
+    "different dtype": (lambda x: torch.softmax(x, 1).double(), "softmax"),
     "before a layer": (lambda x: torch.sigmoid(x) @ torch.eye(4), None),
     "log": (lambda x: torch.log_softmax(x, 1), None),
-    "a gate": (lambda x: x * torch.sigmoid(x), None),
+    "gate": (lambda x: x * torch.sigmoid(x), None),
     "overwritten": (lambda x: torch.sigmoid(x).mul_(2), None),
-    "no tensor": (lambda x: (torch.sigmoid(x), x), None),
+    "tuple": (lambda x: (torch.sigmoid(x), x), None),
 }
 
 

@@ -248,7 +248,7 @@ NESTINGS = {
     "time first": (lambda pair: pair[0].permute(2, 0, 1), lambda o: o.permute(1, 2, 0)),
     "flattened": (lambda pair: pair[0].movedim(2, 1).flatten(0, 1), None),
     "with a constant": (lambda pair: (pair[0], torch.eye(3)), lambda outputs: outputs[0]),
-    "as many rows as samples": (lambda pair: (pair[0], torch.ones(24, 2)), lambda o: o[0]),
+    "constant with one row per sample": (lambda pair: (pair[0], torch.ones(24, 2)), lambda o: o[0]),
     "with an object": (lambda pair: (pair[0], object()), lambda outputs: outputs[0]),
     "object": (lambda pair: Opaque(pair[0]), lambda outputs: outputs.logits),
 }

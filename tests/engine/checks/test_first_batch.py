@@ -91,7 +91,7 @@ REFUSED = {
         TaskError,
         r"outputs have shape \(8, 1\) and the targets \(8,\).*each with each.*squeeze\(-1\)",
     ),
-    "broadcast in a callable": (
+    "broadcast in a custom loss": (
         regression(torch.randn(20), lambda o, t: (o - t).square().mean()),
         TaskError,
         r"shape \(8, 1\) is combined with one of shape \(8,\).*targets\.unsqueeze\(-1\)",
@@ -132,12 +132,12 @@ REFUSED = {
         TaskError,
         r"The loss has shape \(8,\), and a step needs one number.*loss\.mean\(\)",
     ),
-    "vector part": (
+    "vector term": (
         {"loss": lambda o, t: {"a": o.mean(), "b": o.mean(1)}},
         TaskError,
         r"The loss part 'b' has shape \(8,\)",
     ),
-    "number": ({"loss": lambda o, t: 1.0}, TaskError, "The loss is a float. Return a tensor"),
+    "float loss": ({"loss": lambda o, t: 1.0}, TaskError, "The loss is a float. Return a tensor"),
     "mean of means": (
         {
             "model": Embedded(),
@@ -152,7 +152,7 @@ REFUSED = {
         TaskError,
         r"54 targets are -100, .*Task\(items='tokens'\)",
     ),
-    "a loss with parameters": (
+    "loss with parameters": (
         {"loss": Tempered()},
         TaskError,
         "The loss has parameters, which nothing would train: temperature",
@@ -236,7 +236,7 @@ ACCEPTED = {
     "items of a dict": masked(
         train={"tokens": TOKENS, "y": MASKED}, items=lambda batch: (batch["y"] != -100).sum()
     ),
-    "items of a batch that inputs takes apart": masked(
+    "items of a batch with an inputs function": masked(
         train={"words": TOKENS, "next": MASKED, "count": (MASKED != -100).sum(1)},
         inputs=lambda batch: (batch["words"], batch["next"]),
         items=lambda batch: batch["count"].sum(),

@@ -79,7 +79,7 @@ NOT_MEANS = {
 }
 MEANS = {
     "accuracy": (classes, lambda o, t: (o.argmax(1) == t).float().mean()),
-    "as a number": (classes, lambda o, t: float((o.argmax(1) == t).float().mean())),
+    "accuracy as a float": (classes, lambda o, t: float((o.argmax(1) == t).float().mean())),
     "accuracy of logits": (binary, lambda o, t: ((o > 0) == (t > 0.5)).float().mean()),
     "top 2": (classes, lambda o, t: (o.topk(2).indices == t[:, None]).any(1).float().mean()),
     "cross-entropy": (classes, nn.functional.cross_entropy),

@@ -55,7 +55,7 @@ def test_transform_gets_the_full_batch_and_its_result_is_split_again():
     assert torch.equal(torch.cat([each.targets for each in found.micro_batches]), Y.flip(0))
 
 
-@pytest.mark.parametrize("cut", [CUT, [((X,), Y)]], ids=["cut", "whole"])
+@pytest.mark.parametrize("cut", [CUT, [((X,), Y)]], ids=["cut", "full"])
 def test_transform_gets_inputs_in_the_form_the_model_takes(cut):
     seen = []
 

@@ -61,17 +61,17 @@ def paths(value):
 
 
 FOUND = {
-    "an attribute": (Holder(rng=random.Random(0)), "dataset.rng"),
-    "within a transform": (Holder(transform=Holder(rng=random.Random(0))), "dataset.transform.rng"),
+    "attribute": (Holder(rng=random.Random(0)), "dataset.rng"),
+    "in a transform": (Holder(transform=Holder(rng=random.Random(0))), "dataset.transform.rng"),
     "in a list": (Holder(steps=[1, random.Random(0)]), "dataset.steps[1]"),
     "in a dict": (Holder(by={"a": random.Random(0)}), "dataset.by['a']"),
     "in a slot": (Slotted(), "dataset.rng"),
-    "of the class": (OfClass(), "dataset.rng"),
-    "closed over": (Holder(f=closing_over(random.Random(0))), "dataset.f:rng"),
-    "a global": (Holder(f=of_global), "dataset.f:GLOBAL"),
-    "a global of a method": (Naming(), "dataset.__getitem__:GLOBAL"),
+    "class attribute": (OfClass(), "dataset.rng"),
+    "closure": (Holder(f=closing_over(random.Random(0))), "dataset.f:rng"),
+    "global": (Holder(f=of_global), "dataset.f:GLOBAL"),
+    "global of a method": (Naming(), "dataset.__getitem__:GLOBAL"),
     "in a partial": (Holder(f=partial(map, random.Random(0))), "dataset.f.args[0]"),
-    "of a bound method": (Holder(f=Bound().method), "dataset.f.__self__.inner.rng"),
+    "attribute of a bound method": (Holder(f=Bound().method), "dataset.f.__self__.inner.rng"),
 }
 
 
@@ -91,7 +91,7 @@ def test_random_generator_within_a_dataset_is_found(where):
         (lambda: np.random.Generator(np.random.Philox()), lambda g: g.random(dtype=np.float32)),
         (np.random.SFC64, lambda g: int(g.random_raw())),
     ],
-    ids=["torch", "python", "RandomState", "PCG64", "Philox", "bits"],
+    ids=["torch", "python", "RandomState", "PCG64", "Philox", "bit generator"],
 )
 def test_reseeded_generator_depends_only_on_the_seed(make, draw):
     one, other = make(), make()
@@ -162,7 +162,7 @@ def test_global_generators_of_libraries_are_skipped():
         (Holder(inner=Holder(rng=None)), lambda it: vars(it.inner).update(rng=random.Random(0))),
         (Holder(of_worker={}), lambda it: it.of_worker.update({0: random.Random(0)})),
     ],
-    ids=["None before", "not there before", "within", "in a dict"],
+    ids=["None before", "missing before", "in an attribute", "in a dict"],
 )
 def test_generator_created_later_is_found(holder, make):
     own = DatasetRNGs(dataset=holder)

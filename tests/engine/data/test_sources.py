@@ -168,15 +168,15 @@ def test_dataset_is_read_in_the_given_order(workers):
 
 
 WAYS = {
-    "a worker": {"num_workers": 1},
-    "workers that stay": {"num_workers": 2, "persistent_workers": True},
-    "far ahead": {"num_workers": 2, "prefetch_factor": 5},
-    "spawned": {"num_workers": 1, "multiprocessing_context": "spawn"},
-    "by a server": {"num_workers": 1, "multiprocessing_context": "forkserver"},
+    "one worker": {"num_workers": 1},
+    "persistent workers": {"num_workers": 2, "persistent_workers": True},
+    "prefetch_factor": {"num_workers": 2, "prefetch_factor": 5},
+    "spawn": {"num_workers": 1, "multiprocessing_context": "spawn"},
+    "forkserver": {"num_workers": 1, "multiprocessing_context": "forkserver"},
 }
 
 
-@pytest.mark.parametrize("way", [*WAYS, "cut otherwise"])
+@pytest.mark.parametrize("way", [*WAYS, "different micro-batches"])
 def test_random_numbers_of_loading_depend_only_on_the_position(way):
     both = ConcatDataset([Padded(Noisy()), OwnNoise()])  # spawning is slow, so only one for both
     found = read(both, **WAYS.get(way, {"cut": 3}))

@@ -42,7 +42,7 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any], str, str | None, str]] = {
         lambda: model(lambda x: x / x.sum(1, keepdim=True)),
         *(data(0.0), {}, "forward", "0", "aten.div"),
     ),
-    "a NaN that only the backward makes": (
+    "NaN only in the backward": (
         lambda: learned(half_logarithm),
         *(data(0.0), {}, "backward", "0", "aten.div"),
     ),

@@ -23,12 +23,12 @@ from surestep.engine.distributed.shards import (
 )
 
 LAYOUTS = {
-    "cut": ((4,), (Shard(0),)),
-    "cut along the second dimension": ((4,), (Shard(1),)),
-    "copies": ((4,), (Replicate(),)),
+    "sharded": ((4,), (Shard(0),)),
+    "sharded along the second dimension": ((4,), (Shard(1),)),
+    "replicated": ((4,), (Replicate(),)),
     "hybrid": ((2, 2), (Replicate(), Shard(0))),
-    "cut twice along one dimension": ((2, 2), (Shard(0), Shard(0))),
-    "cut along both": ((2, 2), (Shard(0), Shard(1))),
+    "sharded twice along one dimension": ((2, 2), (Shard(0), Shard(0))),
+    "sharded along both dimensions": ((2, 2), (Shard(0), Shard(1))),
 }
 SHAPES = [(8, 4), (5, 4), (2, 7), (1, 1), (6, 5, 3), (0, 4)]
 

@@ -27,15 +27,25 @@ REFUSED = {
     "softmax of pixels": (CE, P.softmax(1), R, "outputs are probabilities"),
     "one-hot": (CE, LOGITS, ONE_HOT, r"they are one-hot, and class indices .*targets\.argmax\(1\)"),
     "one-hot bool": (CE, LOGITS, ONE_HOT.bool(), r"targets\.argmax\(1\)"),
-    "labels": (CE, LOGITS, MANY, r"several or none for a sample.*losses\.multilabel\(\)"),
-    "float labels": (
+    "multi-hot": (CE, LOGITS, MANY, r"several or none for a sample.*losses\.multilabel\(\)"),
+    "float multi-hot": (
         CE,
         LOGITS,
         MANY.double(),
         r"several or none can hold.*losses\.multilabel\(\)",
     ),
-    "figures": (CE, LOGITS, 5 * LOGITS, r"do not add up to 1 .*surestep\.losses\.mse\(\) or huber"),
-    "figures (N,)": (CE, LOGITS, LOGITS[:, 0], r"use targets\.long\(\).*surestep\.losses\.mse\(\)"),
+    "regression targets": (
+        CE,
+        LOGITS,
+        5 * LOGITS,
+        r"do not add up to 1 .*surestep\.losses\.mse\(\) or huber",
+    ),
+    "regression targets (N,)": (
+        CE,
+        LOGITS,
+        LOGITS[:, 0],
+        r"use targets\.long\(\).*surestep\.losses\.mse\(\)",
+    ),
     "one output": (
         CE,
         LOGITS[:, :1],
@@ -58,7 +68,7 @@ REFUSED = {
     "int32": (CE, LOGITS, Y.int(), r"Class indices are int64, .*use \.long\(\)"),
     "classes last": (CE, LOGITS.view(N, 1, C), Y[:, None], "flatten or transpose the outputs"),
     "weights": (losses.multiclass(weight=[1, 2]), LOGITS, Y, "2 class weights, .* has 3 outputs"),
-    "no tensor": (
+    "tuple": (
         CE,
         (LOGITS, LOGITS),
         Y,
@@ -73,7 +83,7 @@ REFUSED = {
     "binary of two outputs": (BCE, LOGITS[:, :2], YES, r"two outputs.*losses\.multiclass\(\)"),
     "binary of -1 and 1": (BCE, LOGITS[:, 0], 2 * YES - 1, r"use \(targets \+ 1\) / 2"),
     "binary of classes": (BCE, LOGITS[:, 0], Y, r"losses\.multiclass\(\) .* and 3 outputs"),
-    "binary of figures": (
+    "binary of regression targets": (
         BCE,
         LOGITS[:, 0],
         3 * LOGITS[:, 1],
@@ -142,7 +152,12 @@ REFUSED = {
         Y,
         r"Task\(teacher=net\), or .*\(labels, teacher_logits\)",
     ),
-    "another teacher": ("distillation", LOGITS, (Y, LOGITS[:, :2]), "one shape from both"),
+    "teacher of a different shape": (
+        "distillation",
+        LOGITS,
+        (Y, LOGITS[:, :2]),
+        "one shape from both",
+    ),
     "teacher's softmax": ("distillation", LOGITS, (Y, LOGITS.softmax(1)), "Leave its softmax out"),
     "student's softmax": (
         "distillation",
@@ -175,8 +190,8 @@ REFUSED = {
     ),
     "focal of classes": ("focal", LOGITS, LOGITS[:, :2], "each with each"),
     "focal alpha": (losses.focal(alpha=0.3), LOGITS, Y, "a number for each of 3 classes"),
-    "words second": ("next_token", W.transpose(1, 2), TOKENS, r"Use class_dim=1\."),
-    "words last": (
+    "vocabulary second": ("next_token", W.transpose(1, 2), TOKENS, r"Use class_dim=1\."),
+    "vocabulary last": (
         losses.next_token(class_dim=1),
         W,
         TOKENS,
@@ -188,15 +203,20 @@ REFUSED = {
         TOKENS,
         r"takes outputs \(samples, \.\.\., classes\).*Leave class_dim out",
     ),
-    "no words": (
+    "no token dimension": (
         "next_token",
         LOGITS,
         Y,
         r"one class for each sample use surestep\.losses\.multiclass",
     ),
     "float tokens": ("masked_tokens", W, TOKENS.float(), r"Tokens are int64.*\.long\(\)"),
-    "unknown word": ("next_token", W, TOKENS + 1, "run from 1 to 6, and the model has 6 outputs"),
-    "softmax of words": ("next_token", W.softmax(2), TOKENS, "next_token takes logits"),
+    "token out of range": (
+        "next_token",
+        W,
+        TOKENS + 1,
+        "run from 1 to 6, and the model has 6 outputs",
+    ),
+    "softmax of tokens": ("next_token", W.softmax(2), TOKENS, "next_token takes logits"),
     "nothing masked": ("masked_tokens", W, TOKENS, r"No target .* is -100.*losses\.next_token\(\)"),
     "ctc of one tensor": ("ctc", W, TOKENS, r"targets \(labels, input_lengths, label_lengths\)"),
     "ctc frames first": ("ctc", normal(9, N, V), SPOKEN, r"Use outputs\.transpose\(0, 1\)"),
@@ -228,8 +248,8 @@ REFUSED = {
         "are probabilities",
     ),
     "SoftMargin of 0 and 1": (nn.SoftMarginLoss(), LOGITS, ONE_HOT.double(), r"2 \* targets - 1"),
-    "a column of indices": (CE, LOGITS, Y[:, None], r"Use targets\.squeeze\(1\)"),
-    "a channel of indices": ("dice_ce", P, R[:, None], r"Use targets\.squeeze\(1\)"),
+    "column of indices": (CE, LOGITS, Y[:, None], r"Use targets\.squeeze\(1\)"),
+    "channel of indices": ("dice_ce", P, R[:, None], r"Use targets\.squeeze\(1\)"),
     "tokens of classes": (
         *(CE, W, TOKENS),
         r"Use surestep\.losses\.multiclass\(class_dim=-1\), or outputs\.transpose\(1, 2\)",
@@ -249,13 +269,13 @@ REFUSED = {
     "dice_bce of a region": ("dice_bce", P[:, :1], M[:, 0], r"use targets\.unsqueeze\(1\)"),
     "focal alpha of masks": (losses.focal(alpha=2.0), P, M, "alpha=2.0 is not a share"),
     "focal alphas of masks": (losses.focal(alpha=[1.0, 2.0]), P, M, "focal takes one number"),
-    "bytes without room": (
+    "uint8 without ignore_index": (
         *(CE, normal(N, 200), Y.byte()),
         r"torch\.uint8, in which ignore_index=-100 is the class 156: use \.long\(\)",
     ),
-    "byte images": (nn.CrossEntropyLoss(), P, R.byte(), r"torch\.uint8: use \.long\(\)"),
+    "uint8 images": (nn.CrossEntropyLoss(), P, R.byte(), r"torch\.uint8: use \.long\(\)"),
     "ctc softmax": ("ctc", normal(N, 9, V).softmax(2), SPOKEN, "ctc takes logits"),
-    "ctc labels in a row": (
+    "ctc flat labels": (
         *("ctc", normal(N, 9, V), (SPOKEN[0].flatten(), FRAMES, LENGTHS)),
         r"labels have shape \(28,\), and ctc takes \(samples, positions\)",
     ),
@@ -267,7 +287,7 @@ REFUSED = {
         *("ctc", normal(N, 9, V), (SPOKEN[0], FRAMES, LENGTHS + 1)),
         "label_lengths have 5 labels, and a row of labels has 4",
     ),
-    "ctc of another blank": (
+    "ctc blank out of range": (
         losses.ctc(blank=6),
         *(normal(N, 9, V), SPOKEN, "blank=6 is not a class: the model has 6 outputs"),
     ),
@@ -344,11 +364,14 @@ def test_tokens_shifted_twice_or_not_at_all_are_rejected(targets, kind, sentence
 OPTIONS = {
     "smoothing": (lambda: losses.multiclass(label_smoothing=1.5), "label_smoothing=1.5 is no"),
     "weights": (lambda: losses.multiclass(weight=[1, -1]), "has values below 0 or not finite"),
-    "another word": (lambda: losses.multiclass(weight="even"), "weight='even' is not known"),
-    "a label ignored": (lambda: losses.binary(ignore_index=0), "ignore_index=0 is a label"),
+    "unknown weight string": (
+        lambda: losses.multiclass(weight="even"),
+        "weight='even' is not known",
+    ),
+    "ignore_index is a label": (lambda: losses.binary(ignore_index=0), "ignore_index=0 is a label"),
     "delta": (lambda: losses.huber(delta=0), "delta=0 is not above 0"),
     "quantiles": (lambda: losses.quantile(quantiles=(0.5, 0.1)), "not rising shares"),
-    "no quantile": (lambda: losses.quantile(quantiles=()), "not rising shares"),
+    "empty quantiles": (lambda: losses.quantile(quantiles=()), "not rising shares"),
     "temperature": (lambda: losses.contrastive(temperature=0), "temperature=0 is not above 0"),
     "alpha": (lambda: losses.distillation(alpha=2), "alpha=2 is not a share"),
     "distilled": (lambda: losses.distillation(temperature=-1), "temperature=-1 is not above 0"),

@@ -24,7 +24,7 @@ def test_weighted_order_equals_torchs_weighted_random_sampler(samples, replaceme
     assert not torch.equal(order.indices(7, 4, 8), order.indices(7, 3, 8))
 
 
-@pytest.mark.parametrize("limit", [2**24, 4], ids=["multinomial", "more than it takes"])
+@pytest.mark.parametrize("limit", [2**24, 4], ids=["multinomial", "above its limit"])
 def test_samples_are_drawn_in_proportion_to_their_weights(monkeypatch, limit):
     monkeypatch.setattr(drawn, "MULTINOMIAL_LIMIT", limit)
     order = samplers.weighted(WEIGHTS, 40_000).bind(FIVE)
