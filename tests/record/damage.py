@@ -1,4 +1,4 @@
-"""What somebody may put in the place of a file of a run: each is refused, or not looked at."""
+"""Ways to damage a file of a run; a reader rejects the damaged file or never opens it."""
 
 import json
 import os
@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-GONE = object()  # in the place of a value: the name is not there
-WITHIN_S = 20  # much more than any takes on a machine that others use too
+GONE = object()  # instead of a value: remove the key
+WITHIN_S = 20  # far more than a reader takes on a busy machine
 
 
 class Ran:
-    """A pickle that leaves a mark where it is read."""
+    """A pickle that creates a folder when it is loaded."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -34,7 +34,7 @@ def _link(path: Path) -> None:
 
 def _huge(path: Path) -> None:
     with path.open("r+b") as file:
-        file.truncate(2**42)  # of nothing: it takes no room
+        file.truncate(2**42)  # sparse: it uses no disk space
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
@@ -64,14 +64,14 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 def spoil(path: Path, damage: str) -> None:
-    """Put something else in the place of a file."""
+    """Replace a file by a damaged one."""
     if damage not in ("link", "huge"):
         path.unlink()
     DAMAGES[damage](path)
 
 
 def change(path: Path, *where: Any, value: Any) -> None:
-    """Put another value into a file of JSON, of events into the last line of their kind."""
+    """Change a value in a JSON file, or in the last event of a type in an event file."""
     lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
     at = len(lines) - 1
     if path.suffix == ".jsonl":
@@ -90,12 +90,12 @@ def change(path: Path, *where: Any, value: Any) -> None:
 
 @contextmanager
 def in_time(seconds: int = WITHIN_S) -> Iterator[None]:
-    """Interrupt what takes too long, such as waiting for a pipe."""
+    """Raise TimeoutError when a block takes too long, such as waiting for a pipe."""
 
-    def late(*_: object) -> None:
+    def time_out(*_: object) -> None:
         raise TimeoutError(f"more than {seconds} s")
 
-    before = signal.signal(signal.SIGALRM, late)
+    before = signal.signal(signal.SIGALRM, time_out)
     signal.alarm(seconds)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A share that is packed can be put beside those of others."""
+"""A packed batch can be joined with those of other ranks."""
 
 import torch
 
@@ -7,7 +7,7 @@ from surestep.engine.distributed.communicator import ALONE
 from surestep.record.batch_dump import decode_batch, gather_batch
 
 
-def test_the_share_of_one_process_is_all_of_it():
+def test_batch_dump_of_a_single_process_is_the_full_batch():
     given = MicroBatch((torch.ones(2, 3),), {}, torch.zeros(2), 2, 2, 5, ())
     packed = gather_batch(ALONE, (given,))
     assert set(packed.tensors) == {"rank-0.0.args/0", "rank-0.0.targets"}

@@ -10,49 +10,49 @@ from tests import tiny
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run with checkpoints at steps 3, 6 and 9, of which the first was the best."""
+    """A run with checkpoints at steps 3, 6 and 9; step 3 is the best."""
     rest = iter([0.5, 0.9, 0.2, 0.3])
     x, y = tiny.data()
     parts = {
         "val": (x[:1], y[:1]),
-        "metrics": {"score": surestep.whole_set(lambda o, t: next(rest))},
+        "metrics": {"score": surestep.whole_set(lambda outputs, targets: next(rest))},
     }
-    said = {"epochs": 3, "validation": {"metric": "score", "mode": "max"}}
-    return tiny.fit(tmp_path_factory.mktemp("runs") / "r", parts, **said)
+    options = {"epochs": 3, "validation": {"metric": "score", "mode": "max"}}
+    return tiny.fit(tmp_path_factory.mktemp("runs") / "r", parts, **options)
 
 
 @pytest.mark.parametrize(
     ("which", "step"), [("@best", 3), ("@last", 9), ("@6", 6), ("@0000000006", 6), ("", 3)]
 )
-def test_a_checkpoint_is_named_by_run_and_step(run, which, step):
+def test_checkpoint_is_found_by_run_and_step(run, which, step):
     found = find_checkpoint(f"{run.path}{which}")
     assert (found.saved.step, found.saved.path.name) == (step, f"step-{step:08d}")
     assert found.run == run
 
 
-def test_a_run_alone_means_its_best_checkpoint(run):
+def test_run_folder_alone_means_its_best_checkpoint(run):
     assert find_checkpoint(str(run.path)).saved == run.best
 
 
-def test_a_checkpoint_is_named_by_its_folder(run):
+def test_checkpoint_is_found_by_its_folder(run):
     found = find_checkpoint(str(run.last.path))
     assert (found.saved, found.run.path.samefile(run.path)) == (run.last, True)
 
 
-def test_a_checkpoint_that_was_copied_elsewhere_belongs_to_no_run(run, tmp_path):
+def test_copied_checkpoint_belongs_to_no_run(run, tmp_path):
     shutil.copytree(run.last.path, tmp_path / "copy")
     found = find_checkpoint(str(tmp_path / "copy"))
     assert (found.saved.step, found.run) == (9, None)
 
 
 @pytest.mark.parametrize("name", ["r@home", "r@6"])
-def test_a_run_may_have_an_at_in_its_name(run, tmp_path, name):
+def test_run_name_may_contain_an_at_sign(run, tmp_path, name):
     (tmp_path / name).symlink_to(run.path)
     assert split_name(str(tmp_path / name)) == (tmp_path / name, None)
     assert find_checkpoint(f"{tmp_path / name}@last").saved.step == 9
 
 
-def test_what_is_not_there_is_told_with_what_is(run, tmp_path):
+def test_missing_checkpoint_is_reported_with_the_existing_ones(run, tmp_path):
     with pytest.raises(CheckpointError, match=r"no checkpoint of step 7\. It has: 3, 6, 9\."):
         find_checkpoint(f"{run.path}@7")
     with pytest.raises(

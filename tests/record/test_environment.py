@@ -7,7 +7,7 @@ from surestep.record.environment import collect_environment
 from tests import tiny
 
 
-def test_versions_devices_and_threads_are_there(tmp_path):
+def test_environment_has_versions_devices_and_threads(tmp_path):
     found = collect_environment(tiny.FACTS, tmp_path)
     assert found["packages"]["torch"] == torch.__version__
     assert found["packages"]["surestep"] is not None
@@ -15,12 +15,12 @@ def test_versions_devices_and_threads_are_there(tmp_path):
     assert json.loads(json.dumps(found)) == found
 
 
-def test_a_package_that_is_missing_is_not_known(tmp_path, monkeypatch):
+def test_missing_package_has_no_version(tmp_path, monkeypatch):
     monkeypatch.setattr("surestep.record.environment._PACKAGES", ("no-such-package",))
     assert collect_environment(tiny.FACTS, tmp_path)["packages"] == {"no-such-package": None}
 
 
-def test_no_environment_variable_is_kept(tmp_path, monkeypatch):
+def test_no_environment_variable_is_saved(tmp_path, monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "hunter2-not-for-others")
     run = tiny.fit(tmp_path / "run", max_steps=1)
     kept = [path for path in run.path.rglob("*") if path.is_file()]
@@ -33,7 +33,7 @@ def git(folder, *words):
     subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
 
 
-def test_the_commit_and_whether_files_differ(tmp_path):
+def test_environment_has_the_commit_and_whether_files_differ(tmp_path):
     git(tmp_path, "init")
     (tmp_path / "a").write_text("1")
     git(tmp_path, "add", "a")
@@ -45,7 +45,7 @@ def test_the_commit_and_whether_files_differ(tmp_path):
     assert collect_environment(tiny.FACTS, tmp_path)["git"]["dirty"] is True
 
 
-def test_without_git_it_is_not_known(tmp_path, monkeypatch):
+def test_commit_is_unknown_without_git(tmp_path, monkeypatch):
     assert collect_environment(tiny.FACTS, tmp_path)["git"] is None
     monkeypatch.setenv("PATH", "")
     assert collect_environment(tiny.FACTS, tmp_path)["git"] is None

@@ -23,21 +23,21 @@ def path(tmp_path):
     return tmp_path / "events.jsonl"
 
 
-def test_the_first_line_names_the_format_once(path):
+def test_first_line_names_the_format_once(path):
     write(path, "a")
     write(path, "b")
     assert kinds(path) == ["format", "a", "b"]
     assert next(read_events(path))["version"] == EVENTS_FORMAT
 
 
-def test_a_line_is_whole_as_soon_as_it_is_written(path):
+def test_event_is_readable_right_after_it_is_written(path):
     writer = EventWriter(path)
     writer.write("a", loss=[1.5, None])
     assert list(read_events(path))[1]["loss"] == [1.5, None]
     writer.close()
 
 
-def test_numbers_that_are_not_finite_are_text(path):
+def test_nonfinite_numbers_are_written_as_text(path):
     writer = EventWriter(path)
     writer.write("a", loss=[float("nan"), float("inf")])
     writer.close()
@@ -46,7 +46,7 @@ def test_numbers_that_are_not_finite_are_text(path):
 
 
 @pytest.mark.parametrize("torn", ['{"event": "b", "ti', '{"event": "ü'.encode()[:-1], "{"])
-def test_a_torn_last_line_is_left_out_and_cut_by_the_next_writer(path, torn):
+def test_torn_last_line_is_ignored_and_removed_by_the_next_writer(path, torn):
     write(path, "a")
     whole = path.read_bytes()
     path.write_bytes(whole + (torn if isinstance(torn, bytes) else torn.encode()))
@@ -56,32 +56,32 @@ def test_a_torn_last_line_is_left_out_and_cut_by_the_next_writer(path, torn):
     assert path.read_bytes().startswith(whole)
 
 
-def test_a_torn_first_line_is_written_anew(path):
+def test_torn_first_line_is_rewritten(path):
     path.write_text('{"event": "for')
     write(path, "a")
     assert kinds(path) == ["format", "a"]
 
 
-def test_a_broken_line_within_is_named(path):
+def test_corrupt_line_in_the_middle_is_reported_with_its_number(path):
     write(path, "a")
     path.write_text(path.read_text() + "{\n" + '{"event": "b"}\n')
     with pytest.raises(RunError, match=r"events\.jsonl, line 3 is not an event: Expecting"):
         kinds(path)
 
 
-def test_a_format_from_the_future_is_refused(path):
+def test_newer_format_is_rejected(path):
     path.write_text(json.dumps({"event": "format", "version": EVENTS_FORMAT + 1}) + "\n")
     with pytest.raises(RunError, match=rf"has format {EVENTS_FORMAT + 1}.*pip install -U surestep"):
         kinds(path)
 
 
-def test_missing_events_are_named(path):
+def test_missing_event_file_is_reported(path):
     with pytest.raises(RunError, match="there are no events"):
         kinds(path)
 
 
 class Full:
-    """A file on a disk that is full until it is not, and takes half a line before it is."""
+    """A file on a disk that fills up in the middle of a line and may get space again."""
 
     def __init__(self, file):
         self.file, self.room, self.closed = file, 10, False
@@ -98,12 +98,12 @@ class Full:
         self.closed = True
 
 
-def test_what_cannot_be_written_is_kept_told_once_and_written_later(path):
+def test_events_of_a_full_disk_are_kept_in_memory_and_written_later(path):
     writer = EventWriter(path)
     writer._file = full = Full(writer._file)
     writer.write("a")
-    told = writer.notice()
-    assert "No space left on device. The run continues; events are kept in memory" in told
+    notice = writer.notice()
+    assert "No space left on device. The run continues; events are kept in memory" in notice
     writer.write("b")
     assert writer.notice() is None
     assert kinds(path) == ["format"]

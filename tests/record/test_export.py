@@ -1,4 +1,4 @@
-"""What is exported is loaded by plain PyTorch, which knows nothing of surestep."""
+"""Plain PyTorch loads exported weights without surestep."""
 
 import json
 import resource
@@ -35,7 +35,7 @@ for found in (torch.load("w.pt", weights_only=True), load_file("w.safetensors"))
     model.load_state_dict(found)
     assert model[0].weight is model[2].weight
     assert list(model.state_dict()) == list(wanted)
-    assert all(torch.equal(each, wanted[name]) for name, each in model.state_dict().items())
+    assert all(torch.equal(value, wanted[name]) for name, value in model.state_dict().items())
 assert not any(name.startswith("surestep") for name in sys.modules)
 """
 
@@ -52,7 +52,7 @@ def checkpoint(folder, model=None):
     return open_checkpoint(save_checkpoint(folder, tiny.state_of(model or tiny.model())))
 
 
-def test_plain_torch_loads_it_strictly(tmp_path):
+def test_plain_torch_loads_an_export_strictly(tmp_path):
     model = net()
     model(torch.arange(8))
     found = checkpoint(tmp_path / "c", model)
@@ -68,7 +68,7 @@ def test_plain_torch_loads_it_strictly(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
-def test_a_task_starts_from_it(tmp_path, name):
+def test_task_starts_from_exported_weights(tmp_path, name):
     model = tiny.model(3)
     export(checkpoint(tmp_path / "c", model), tmp_path / name)
     session = tiny.prepare(tmp_path / "r", {"model": tiny.model(4), "init": tmp_path / name})
@@ -76,7 +76,7 @@ def test_a_task_starts_from_it(tmp_path, name):
     session.close()
 
 
-def test_a_state_dict_holds_each_tensor_alone_and_tied_ones_once(tmp_path):
+def test_exported_state_dict_holds_a_tied_tensor_once(tmp_path):
     model = net()
     export(checkpoint(tmp_path / "c", model), tmp_path / "w.pt")
     found = torch.load(tmp_path / "w.pt", weights_only=True)
@@ -85,7 +85,7 @@ def test_a_state_dict_holds_each_tensor_alone_and_tied_ones_once(tmp_path):
     assert found["1.weight"].untyped_storage().nbytes() == 4 * 4
 
 
-def test_the_header_tells_where_the_weights_are_from(tmp_path):
+def test_header_names_the_source_of_the_weights(tmp_path):
     x, y = tiny.data()
     run = tiny.fit(tmp_path / "mine", {"val": (x, y)}, epochs=1)
     run.export(tmp_path / "w.safetensors", "last")
@@ -95,13 +95,13 @@ def test_the_header_tells_where_the_weights_are_from(tmp_path):
     assert json.loads(about["metrics"]) == run.last.metrics != {}
 
 
-def test_the_average_is_exported_where_it_is_asked_for_or_was_measured(tmp_path):
+def test_average_is_exported_if_requested_or_if_it_was_evaluated(tmp_path):
     x, y = tiny.data()
     average = {"kind": "ema", "decay": 0.5}
     run = tiny.fit(tmp_path / "r", {"val": (x, y)}, average=average)
     files = {which: tmp_path / f"{which}.pt" for which in ("best", "last", "average")}
-    told = {which: run.export(path, which).average for which, path in files.items()}
-    assert told == {"best": True, "last": False, "average": True}
+    averaged = {which: run.export(path, which).average for which, path in files.items()}
+    assert averaged == {"best": True, "last": False, "average": True}
     for which, path in files.items():
         model, other = tiny.model(7), tiny.model(8)
         run.load_model(model, which)
@@ -111,12 +111,12 @@ def test_the_average_is_exported_where_it_is_asked_for_or_was_measured(tmp_path)
         export(checkpoint(tmp_path / "c"), tmp_path / "no.pt", average=True)
 
 
-def test_an_average_in_fp32_takes_the_type_of_the_weights(tmp_path):
+def test_fp32_average_is_exported_in_the_dtype_of_the_weights(tmp_path):
     parts = {"model": tiny.model().bfloat16(), "train": tuple_of(torch.bfloat16)}
     run = tiny.fit(tmp_path / "r", parts, average={"kind": "ema"})
     run.export(tmp_path / "w.safetensors", "average")
     found = load_file(tmp_path / "w.safetensors")
-    assert {each.dtype for each in found.values()} == {torch.bfloat16}
+    assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16}
 
 
 def tuple_of(dtype):
@@ -124,7 +124,7 @@ def tuple_of(dtype):
     return x.to(dtype), y
 
 
-def test_what_a_checkpoint_leaves_out_is_named(tmp_path):
+def test_export_names_the_weights_that_the_checkpoint_lacks(tmp_path):
     model = tiny.model()
     model[0].requires_grad_(False)
     run = tiny.fit(tmp_path / "r", {"model": model}, checkpoint={"weights": "trained"})
@@ -143,7 +143,7 @@ class Extra(nn.Linear):
         self.seen = state["seen"]
 
 
-def test_state_that_is_no_tensor_goes_into_a_state_dict_only(tmp_path):
+def test_extra_state_is_exported_to_a_state_dict_only(tmp_path):
     found = checkpoint(tmp_path / "c", nn.Sequential(Extra(4, 3)))
     export(found, tmp_path / "w.pt")
     model = nn.Sequential(Extra(4, 3))
@@ -151,10 +151,10 @@ def test_state_that_is_no_tensor_goes_into_a_state_dict_only(tmp_path):
     assert model[0].seen == [1, 2]
     with pytest.raises(CheckpointError, match=r"0\._extra_state\. Export it to .* \.pt"):
         export(found, tmp_path / "w.safetensors")
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["c", "w.pt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "w.pt"]
 
 
-def test_a_file_that_is_there_is_replaced_only_where_that_is_said(tmp_path):
+def test_existing_file_is_replaced_only_with_overwrite(tmp_path):
     found, path = checkpoint(tmp_path / "c"), tmp_path / "w.pt"
     path.write_text("mine")
     with pytest.raises(ConfigError, match=r"exists\. Set --overwrite"):
@@ -165,20 +165,20 @@ def test_a_file_that_is_there_is_replaced_only_where_that_is_said(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("w.bin", r"the ending decides the format, and '.bin' is not one"),
         ("w", r"the ending decides the format, and 'none' is not one"),
         ("gone/w.pt", r"There is no folder .*gone to write w.pt into"),
     ],
 )
-def test_a_place_that_cannot_be_written_is_told_first(tmp_path, name, told):
-    with pytest.raises(ConfigError, match=told):
+def test_path_that_cannot_be_written_is_rejected(tmp_path, name, message):
+    with pytest.raises(ConfigError, match=message):
         export(checkpoint(tmp_path / "c"), tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
-def test_a_disk_that_takes_no_more_leaves_the_file_that_was_there_and_nothing_else(tmp_path, name):
+def test_failed_export_preserves_the_existing_file(tmp_path, name):
     found, path = checkpoint(tmp_path / "c", nn.Linear(40, 10)), tmp_path / name
     path.write_text("mine")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -189,10 +189,10 @@ def test_a_disk_that_takes_no_more_leaves_the_file_that_was_there_and_nothing_el
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_text() == "mine"
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["c", name]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c", name]
 
 
-def test_of_a_run_the_newest_good_one_is_exported_and_the_damaged_one_told(tmp_path, caplog):
+def test_export_uses_the_newest_good_checkpoint_and_logs_the_damaged_one(tmp_path, caplog):
     run = tiny.fit(tmp_path / "r")
     file = run.last.path / "model.safetensors"
     data = bytearray(file.read_bytes())

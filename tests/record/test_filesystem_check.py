@@ -13,7 +13,7 @@ from tests import tiny
 
 
 def failing(real, number, when=lambda *_: True):
-    """Return a function that fails as a file system does that does not know what is asked."""
+    """Return a function that fails like a file system without the operation."""
 
     def call(*args):
         if when(*args):
@@ -34,46 +34,46 @@ def no_folder_syncs(monkeypatch):
     monkeypatch.setattr(os, "fsync", failing(os.fsync, errno.EINVAL, is_folder))
 
 
-def test_a_usual_file_system_has_it_all(tmp_path):
+def test_usual_file_system_supports_every_operation(tmp_path):
     assert probe_filesystem(tmp_path, locked=True) == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_locks_a_run_goes_on_and_says_so(tmp_path, no_locks, capsys):
+def test_run_without_file_locks_continues_with_a_notice(tmp_path, no_locks, capsys):
     run = tiny.fit(tmp_path / "run", max_steps=2)
     assert run.status["status"] == "finished"
-    notices = [each["text"] for each in run.events() if each["event"] == "notice"]
+    notices = [event["text"] for event in run.events() if event["event"] == "notice"]
     assert any("without locks: nothing stops" in text for text in notices)
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_no_lock_is_not_taken_for_a_holder(tmp_path, monkeypatch, number):
+def test_file_system_without_locks_is_not_reported_as_locked(tmp_path, monkeypatch, number):
     monkeypatch.setattr(fcntl, "lockf", failing(fcntl.lockf, number))
     hold = RunLock(tmp_path)
     assert not hold.locked
     hold.release()
 
 
-def test_a_lock_that_fails_for_another_reason_is_told(tmp_path, monkeypatch):
+def test_lock_that_fails_for_a_different_reason_raises(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "lockf", failing(fcntl.lockf, errno.EIO))
     with pytest.raises(RunError, match="cannot be a run folder: Input/output error"):
         surestep.prepare(tiny.task(), tiny.config(), run=tmp_path / "run")
 
 
-def test_without_syncs_of_folders_a_run_goes_on_and_says_so(tmp_path, no_folder_syncs):
+def test_run_without_folder_syncs_continues_with_a_notice(tmp_path, no_folder_syncs):
     run = tiny.fit(tmp_path / "run", max_steps=2)
     assert run.last.step == 2
-    notices = [each["text"] for each in run.events() if each["event"] == "notice"]
+    notices = [event["text"] for event in run.events() if event["event"] == "notice"]
     assert any("does not sync folders" in text for text in notices)
 
 
-def test_a_file_that_cannot_be_synced_is_no_word_but_an_error(tmp_path, monkeypatch):
+def test_file_that_cannot_be_synced_raises(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", failing(os.fsync, errno.EINVAL))
     with pytest.raises(RunError, match="could not be written: Invalid argument"):
         tiny.fit(tmp_path / "run", max_steps=2)
 
 
-def test_without_renames_of_folders_no_run_starts(tmp_path, monkeypatch):
+def test_run_does_not_start_without_folder_renames(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "rename", failing(Path.rename, errno.EPERM))
     with pytest.raises(RunError, match=r"cannot rename what is in it .* Choose another folder"):
         tiny.fit(tmp_path / "run", max_steps=2)

@@ -1,4 +1,4 @@
-"""Hostile run folders: each file is refused by its name, in no time, running nothing."""
+"""Hostile run folders: readers reject a bad file by name, quickly, without running code."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ INCIDENT, BATCH = "incidents/{}/incident.json", "incidents/{}/batch.safetensors"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A run with checkpoints, an incident, and steps that were skipped."""
+    """A run with checkpoints, an incident and skipped steps."""
     folder = tmp_path_factory.mktemp("made")
     failed(folder / "run", DIVIDES, {})
     run = surestep.Run(folder / "run")
@@ -44,7 +44,7 @@ def path(made, tmp_path):
 def _kept(path):
     run = surestep.Run(path)
     return explain_retention(
-        run.path, run.monitor, [read_info(each) for each in list_checkpoints(run.checkpoints)]
+        run.path, run.monitor, [read_info(path) for path in list_checkpoints(run.checkpoints)]
     )
 
 
@@ -67,7 +67,7 @@ READERS = {
     "plan.json": [_kept],
     "skipped.json": [lambda path: read_samples(path / "skipped.json")],
     INCIDENT: [lambda path: read_incident(next((path / "incidents").iterdir()))],
-    BATCH: [lambda path: [each.tensors() for each in incidents_of(path)]],
+    BATCH: [lambda path: [incident.tensors() for incident in incidents_of(path)]],
     "lock": [_hold],
     "environment.json": [],
 }
@@ -77,7 +77,7 @@ def _file(path, name):
     return path / name.format(next((path / "incidents").iterdir()).name)
 
 
-def test_a_whole_one_is_read(path):
+def test_intact_run_is_read(path):
     for name, readers in READERS.items():
         assert _file(path, name).exists()
         for read in readers:
@@ -86,14 +86,22 @@ def test_a_whole_one_is_read(path):
 
 
 HARMLESS = {
-    *(("lock", each) for each in DAMAGES if each not in ("pipe", "folder") and "link" not in each),
-    *(("events.jsonl", each) for each in ("missing", "empty", "zeros", "pickle")),  # no whole line
-    *(("skipped.json", each) for each in ("link", "number")),  # the user's own file: 3 is a sample
+    *(
+        ("lock", damage)
+        for damage in DAMAGES
+        if damage not in ("pipe", "folder") and "link" not in damage
+    ),
+    *(
+        ("events.jsonl", damage) for damage in ("missing", "empty", "zeros", "pickle")
+    ),  # no complete line
+    *(
+        ("skipped.json", damage) for damage in ("link", "number")
+    ),  # users may write it: 3 is a sample
 } - {("lock", "device")}
 
 
-def _said(read, path):
-    """Return what a reader refuses with; None where it takes what is there."""
+def read_error(read, path):
+    """Return the error message of a reader, or None if it accepts the file."""
     try:
         read(path)
     except SurestepError as error:
@@ -102,23 +110,23 @@ def _said(read, path):
 
 
 def _marks(file):
-    """Return what a write would change; reading a file moves the time of its last access."""
+    """Return the file attributes that a write changes and a read does not."""
     found = file.lstat()
     return found.st_size, found.st_mtime_ns, found.st_ino, found.st_mode
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", READERS)
-def test_a_file_that_is_none_is_refused_by_its_name(path, name, damage):
+def test_damaged_file_is_rejected_by_name(path, name, damage):
     file = _file(path, name)
     spoil(file, damage)
     before = _marks(file) if damage != "missing" else None
     with in_time():
         for read in READERS[name]:
-            said = _said(read, path)
-            assert (said is None) <= ((name, damage) in HARMLESS), "read as if nothing was wrong"
-            assert said is None or file.name in said
-            assert len(said or "") < 1000
+            message = read_error(read, path)
+            assert (message is None) <= ((name, damage) in HARMLESS), "read as if nothing was wrong"
+            assert message is None or file.name in message
+            assert len(message or "") < 1000
     assert not list(path.rglob("unpickled"))
     assert before is None or name in ("lock", "events.jsonl") or _marks(file) == before
 
@@ -136,11 +144,11 @@ STRANGE = {
 PLACES = {
     "config.json": [("recipe",), ("task",), ("config",), ("data", "exclude_samples"), ("format",)],
     "status.json": [("status",), ("monitor",), ("step",), ("seconds",), ("clipped",)],
-    "events.jsonl": [("skipped", each) for each in ("event", "step", "samples", "reason")],
+    "events.jsonl": [("skipped", key) for key in ("event", "step", "samples", "reason")],
     "plan.json": [(0,), (0, "option")],
     INCIDENT: [
-        *((each,) for each in ("step", "checkpoint", "run_config", "progress", "norms", "batch")),
-        *((each,) for each in ("loss", "sha256", "bytes", "diagnosis", "is_manual", "text")),
+        *((key,) for key in ("step", "checkpoint", "run_config", "progress", "norms", "batch")),
+        *((key,) for key in ("loss", "sha256", "bytes", "diagnosis", "is_manual", "text")),
         *(("progress", "epoch"), ("batch", 0, "samples"), ("batch", 0, "args"), ("norms", 0, 1)),
     ],
 }
@@ -148,18 +156,18 @@ PLACES = {
 
 @pytest.mark.parametrize("strange", STRANGE)
 @pytest.mark.parametrize("name", PLACES)
-def test_a_value_of_another_kind_is_refused_or_means_nothing(made, tmp_path, name, strange):
+def test_value_of_a_different_type_is_rejected_or_ignored(made, tmp_path, name, strange):
     for number, where in enumerate(PLACES[name]):
         path = shutil.copytree(made, tmp_path / str(number))
         change(_file(path, name), *where, value=STRANGE[strange])
         with in_time():
             for read in READERS[name]:
-                said = _said(read, path)
-                assert said is None or _file(path, name).name in said
+                message = read_error(read, path)
+                assert message is None or _file(path, name).name in message
 
 
 @pytest.mark.parametrize("value", [[1], {}, -1, None, True, "x", 0.5])
-def test_a_step_that_is_none_is_refused(path, value):
+def test_invalid_step_is_rejected(path, value):
     for name, where in {"status.json": ("step",), "events.jsonl": ("skipped", "step")}.items():
         change(path / name, *where, value=value)
     for read in (lambda: surestep.Run(path).status, lambda: surestep.Run(path).skipped):
@@ -168,7 +176,7 @@ def test_a_step_that_is_none_is_refused(path, value):
 
 
 @pytest.mark.parametrize("name", ["config.json", INCIDENT])
-def test_a_newer_one_is_refused_with_what_to_install(path, name):
+def test_newer_format_is_rejected_with_the_upgrade_command(path, name):
     newer = json.loads(_file(path, name).read_text())["format"] + 1
     change(_file(path, name), "format", value=newer)
     with pytest.raises(RunError, match=rf"has format {newer}, .*pip install -U surestep"):

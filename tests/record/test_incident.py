@@ -1,4 +1,4 @@
-"""What is written of an incident is what is read; anything else is refused by name."""
+"""An incident is read as it was written; anything else is rejected by name."""
 
 import json
 import math
@@ -30,7 +30,7 @@ def written(run, step=7, **more):
     return write_incident(run, step, {**RECORD, **more}, {"x": torch.arange(3.0)})
 
 
-def test_an_incident_is_read_as_it_was_written(tmp_path):
+def test_incident_is_read_as_it_was_written(tmp_path):
     path = written(tmp_path, loss=math.nan)
     found = read_incident(path)
     assert path == tmp_path / "incidents" / "step-00000007"
@@ -40,15 +40,15 @@ def test_an_incident_is_read_as_it_was_written(tmp_path):
     assert torch.equal(found.tensors()["x"], torch.arange(3.0))
 
 
-def test_one_of_the_same_step_takes_the_others_place(tmp_path):
+def test_incident_of_the_same_step_replaces_the_older_one(tmp_path):
     written(tmp_path, text="old")
     written(tmp_path, text="new")
     (found,) = incidents_of(tmp_path)
     assert found.record["text"] == "new"
-    assert [each.name for each in (tmp_path / "incidents").iterdir()] == ["step-00000007"]
+    assert [path.name for path in (tmp_path / "incidents").iterdir()] == ["step-00000007"]
 
 
-def test_checkpoints_that_incidents_need_are_known(tmp_path):
+def test_checkpoints_referenced_by_incidents_are_found(tmp_path):
     written(tmp_path)
     written(tmp_path, 9, checkpoint="step-00000008")
     folder = tmp_path / "checkpoints"
@@ -66,7 +66,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_is_no_incident_is_refused(tmp_path, name):
+def test_invalid_incident_is_rejected(tmp_path, name):
     path = written(tmp_path)
     spoil, message = HOSTILE[name]
     file = path / "incident.json"
@@ -76,14 +76,14 @@ def test_what_is_no_incident_is_refused(tmp_path, name):
     assert list(incidents_of(tmp_path)) == []
 
 
-def test_other_bytes_are_refused(tmp_path):
+def test_batch_file_with_other_bytes_is_rejected(tmp_path):
     path = written(tmp_path)
     (path / "batch.safetensors").write_bytes(b"\x80\x04K\x01.")  # a pickle under our name
     with pytest.raises(RunError, match="other bytes than were written"):
         read_incident(path).tensors()
 
 
-def test_a_batch_comes_back_as_it_was():
+def test_packed_batch_is_decoded_unchanged():
     args = (torch.ones(2, 3).t(), [1, 2.5, math.inf, None, "text", (True,)])
     micro = MicroBatch(args, {"mask": {"a": torch.zeros(2).bool()}}, torch.tensor([1, 2]), 2, 2, 5)
     packed = BatchDump((micro,))
@@ -95,12 +95,12 @@ def test_a_batch_comes_back_as_it_was():
     assert found[3:] == micro[3:]
 
 
-def test_what_is_no_tensor_is_named_and_not_kept():
+def test_unsupported_batch_values_are_named_and_not_saved():
     micro = MicroBatch((torch.eye(2).to_sparse(), {3: 1}), {}, object(), 1, 1, 0)
     packed = BatchDump((micro,))
     assert packed.lost == ["0.args/1: dict whose keys are not text", "0.targets: object"]
 
 
-def test_a_form_that_nobody_wrote_is_refused():
+def test_unknown_batch_encoding_is_rejected():
     with pytest.raises(RunError, match="cannot be read"):
         decode_batch([{"args": {"tensor": "x"}}], {})

@@ -27,18 +27,18 @@ from surestep.record.io import (
         ({"a": [True, "ü"]}, {"a": [True, "ü"]}),
     ],
 )
-def test_anything_has_a_plain_form(value, written):
+def test_value_is_converted_to_plain_json(value, written):
     assert to_jsonable(value) == written
     assert json.loads(dumps(value)) == written
 
 
-def test_what_is_written_can_be_read(tmp_path):
+def test_json_file_round_trip(tmp_path):
     write_json(tmp_path / "a.json", {"a": 1.5})
     assert read_json(tmp_path / "a.json") == {"a": 1.5}
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+def test_full_disk_preserves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     write_json(path, 1)
 
@@ -62,7 +62,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
         (errno.EIO, "Choose another folder with --run (run= in Python)."),
     ],
 )
-def test_the_hint_fits_what_the_disk_said(tmp_path, monkeypatch, number, hint):
+def test_hint_matches_the_os_error(tmp_path, monkeypatch, number, hint):
     def fails(descriptor):
         raise OSError(number, os.strerror(number))
 
@@ -72,14 +72,14 @@ def test_the_hint_fits_what_the_disk_said(tmp_path, monkeypatch, number, hint):
     assert str(caught.value).endswith(f"{os.strerror(number)}. {hint}")
 
 
-def test_a_hint_names_what_else_to_choose():
+def test_hint_names_the_option_to_change():
     error = OSError(errno.EROFS, "Read-only file system")
     assert os_error_hint(error, ("file", " with --out")) == (
         "Choose a file that can be written with --out."
     )
 
 
-def test_what_is_missing_or_no_json_is_named(tmp_path):
+def test_missing_or_invalid_json_file_is_named(tmp_path):
     with pytest.raises(RunError, match="is not a complete run folder"):
         read_json(tmp_path / "a.json")
     (tmp_path / "a.json").write_text("{")
@@ -90,7 +90,7 @@ def test_what_is_missing_or_no_json_is_named(tmp_path):
         read_json(tmp_path / "a.json")
 
 
-def test_others_may_read_a_file_as_the_umask_says(tmp_path):
+def test_file_permissions_follow_the_umask(tmp_path):
     write_json(tmp_path / "a.json", 1)
     umask = os.umask(0)
     os.umask(umask)
@@ -100,11 +100,11 @@ def test_others_may_read_a_file_as_the_umask_says(tmp_path):
 @pytest.mark.parametrize(
     "text", ["1e999", "-1e0400", "9" * 400 + ".0", "9" * 250 + "e99", "NaN", "Infinity"]
 )
-def test_a_number_that_is_not_finite_is_no_number(text):
+def test_nonfinite_json_number_is_rejected(text):
     with pytest.raises(ValueError, match="is not a number"):
         parse_json(f'{{"a": [{text}]}}'.encode())
 
 
 @pytest.mark.parametrize("text", ["1e99", "1e-300", "1.5", "9" * 199 + "e99"])
-def test_a_number_that_is_finite_is_read(text):
+def test_finite_json_number_is_parsed(text):
     assert parse_json(f"[{text}]".encode()) == [float(text)]

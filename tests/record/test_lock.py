@@ -30,7 +30,7 @@ HOLDER = textwrap.dedent(
 
 @pytest.fixture
 def holder(tmp_path):
-    """A process that holds the folder, and the pid of a child that it forked."""
+    """A process that has locked the folder, and the pid of its forked child."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
@@ -41,10 +41,10 @@ def holder(tmp_path):
         os.kill(child, signal.SIGKILL)
 
 
-def test_a_start_that_the_disk_refuses_leaves_nothing_behind(tmp_path):
+def test_lock_that_cannot_be_written_leaves_no_file(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for folder in (tmp_path, tmp_path / "new"):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # no file may have a byte
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # every file must stay empty
         try:
             with pytest.raises(RunError, match="cannot be a run folder: File too large"):
                 RunWriter(folder)
@@ -53,13 +53,13 @@ def test_a_start_that_the_disk_refuses_leaves_nothing_behind(tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_second_process_is_refused_and_told_who_holds(tmp_path, holder):
+def test_second_process_is_rejected_with_the_pid_of_the_lock_owner(tmp_path, holder):
     expected = f"is in use by process {holder[0].pid} on {socket.gethostname()}"
     with pytest.raises(RunError, match=expected):
         RunLock(tmp_path)
 
 
-def test_a_killed_holder_holds_no_more_although_its_child_lives(tmp_path, holder):
+def test_lock_of_a_killed_process_is_free_although_its_child_lives(tmp_path, holder):
     process, child = holder
     process.kill()
     process.wait()
@@ -67,14 +67,14 @@ def test_a_killed_holder_holds_no_more_although_its_child_lives(tmp_path, holder
     RunLock(tmp_path).release()
 
 
-def test_the_same_process_is_refused_too(tmp_path):
+def test_second_lock_of_the_same_process_is_rejected(tmp_path):
     hold = RunLock(tmp_path)
     with pytest.raises(RunError, match="in use by another session of this process"):
         RunLock(tmp_path / ".." / tmp_path.name)
     hold.release()
 
 
-def test_a_refused_second_holder_does_not_open_the_folder_to_others(tmp_path):
+def test_rejected_second_lock_does_not_release_the_first(tmp_path):
     hold = RunLock(tmp_path)
     with pytest.raises(RunError):
         RunLock(tmp_path)
@@ -89,14 +89,14 @@ def test_a_refused_second_holder_does_not_open_the_folder_to_others(tmp_path):
     assert f"in use by process {os.getpid()}" in done.stderr
 
 
-def test_released_it_can_be_held_again(tmp_path):
+def test_released_lock_can_be_taken_again(tmp_path):
     for _ in range(2):
         hold = RunLock(tmp_path)
         hold.release()
         hold.release()
 
 
-def test_a_lock_file_that_nobody_can_read_still_names_somebody(tmp_path, holder):
+def test_empty_lock_file_still_reports_a_different_process(tmp_path, holder):
     (tmp_path / "lock").write_text("")
     with pytest.raises(RunError, match="is in use by another process"):
         RunLock(tmp_path)

@@ -21,41 +21,41 @@ ARRAYS = {
 }
 
 
-def written(path, arrays=ARRAYS, **said):
-    with open_predictions(path, **said) as write:
+def written(path, arrays=ARRAYS, **options):
+    with open_predictions(path, **options) as write:
         write(arrays)
     return path
 
 
-def test_npz_gives_the_arrays_back_without_pickle(tmp_path):
+def test_npz_returns_the_arrays_without_pickle(tmp_path):
     found = np.load(written(tmp_path / "a.npz"), allow_pickle=False)
     assert list(found) == list(ARRAYS)
-    for name, each in ARRAYS.items():
-        np.testing.assert_array_equal(found[name], each)
-        assert found[name].dtype == each.dtype
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(found[name], array)
+        assert found[name].dtype == array.dtype
 
 
-def test_safetensors_can_be_read_in_parts(tmp_path):
+def test_safetensors_predictions_can_be_read_in_slices(tmp_path):
     with safe_open(written(tmp_path / "a.safetensors"), framework="np") as file:
         assert sorted(file.keys()) == sorted(ARRAYS)
-        for name, each in ARRAYS.items():
+        for name, array in ARRAYS.items():
             part = file.get_slice(name)
-            assert part.get_shape() == list(each.shape)
-            np.testing.assert_array_equal(part[1:], each[1:])
-            assert part[1:].dtype == each.dtype
+            assert part.get_shape() == list(array.shape)
+            np.testing.assert_array_equal(part[1:], array[1:])
+            assert part[1:].dtype == array.dtype
 
 
-def test_wide_rows_are_turned_into_text_a_few_at_a_time(tmp_path, monkeypatch):
+def test_wide_rows_are_formatted_in_small_chunks(tmp_path, monkeypatch):
     monkeypatch.setattr(predictions, "_AT_ONCE", 5)
     arrays = {"index": np.arange(7), "output": np.arange(14).reshape(7, 2)}
     assert len(list(predictions._row_ranges(arrays))) == 7
     lines = written(tmp_path / "a.csv", arrays).read_text().splitlines()
     assert lines[1:] == [f"{n},{2 * n},{2 * n + 1}" for n in range(7)]
     text = written(tmp_path / "a.jsonl", arrays).read_text().splitlines()
-    assert [json.loads(each)["output"] for each in text] == arrays["output"].tolist()
+    assert [json.loads(line)["output"] for line in text] == arrays["output"].tolist()
 
 
-def test_csv_has_a_row_for_each_sample_and_a_column_for_each_number(tmp_path):
+def test_csv_has_a_row_per_sample_and_a_column_per_number(tmp_path):
     rows = list(csv.reader(written(tmp_path / "a.csv").read_text().splitlines()))
     assert rows[0] == ["index", "output_0", "output_1", "flag", "target"]
     assert rows[1:] == [
@@ -65,7 +65,7 @@ def test_csv_has_a_row_for_each_sample_and_a_column_for_each_number(tmp_path):
     ]
 
 
-def test_jsonl_has_an_object_for_each_sample(tmp_path):
+def test_jsonl_has_an_object_per_sample(tmp_path):
     lines = [json.loads(line) for line in written(tmp_path / "a.jsonl").read_text().splitlines()]
     assert lines[0] == {"index": 0, "output": [0.1, -2e-30], "flag": True, "target": 1.5}
     assert lines[1]["output"] == ["nan", 3.0]
@@ -73,7 +73,7 @@ def test_jsonl_has_an_object_for_each_sample(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl"])
-def test_the_digits_give_back_every_bit_of_a_float32(tmp_path, ending):
+def test_text_formats_preserve_every_bit_of_a_float32(tmp_path, ending):
     values = np.random.default_rng(0).standard_normal(3000).astype(np.float32)
     arrays = {"index": np.arange(3000), "output": values}
     text = written(tmp_path / f"a.{ending}", arrays).read_text().splitlines()
@@ -93,7 +93,7 @@ def test_more_dimensions_are_flattened_in_csv_and_nested_in_jsonl(tmp_path):
     assert json.loads(line)["output"] == [[4, 5], [6, 7]]
 
 
-def test_two_columns_of_one_name_are_refused(tmp_path):
+def test_two_columns_of_one_name_are_rejected(tmp_path):
     arrays = {"index": np.arange(1), "a": np.zeros((1, 2)), "a_1": np.zeros(1)}
     with pytest.raises(DataError, match=r"Two columns would be called 'a_1'\. Write \.npz"):
         written(tmp_path / "a.csv", arrays)
@@ -114,7 +114,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
         ("folder.npz", r"folder\.npz is a folder\. Name a file in it"),
     ],
 )
-def test_a_wrong_place_is_refused_before_anything_is_computed(tmp_path, name, message):
+def test_wrong_path_is_rejected_before_predicting(tmp_path, name, message):
     (tmp_path / "there.csv").write_text("mine")
     (tmp_path / "folder.npz").mkdir()
     with pytest.raises(ConfigError, match=message), open_predictions(tmp_path / name):
@@ -122,7 +122,7 @@ def test_a_wrong_place_is_refused_before_anything_is_computed(tmp_path, name, me
     assert (tmp_path / "there.csv").read_text() == "mine"
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before(tmp_path, monkeypatch):
+def test_folder_without_write_permission_is_rejected_before_predicting(tmp_path, monkeypatch):
     def no(*_, **__):
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -131,7 +131,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before(tmp_path, monkeypatch
         written(tmp_path / "a.csv")
 
 
-def test_overwriting_is_by_one_move(tmp_path):
+def test_overwriting_is_one_atomic_rename(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("mine")
     with open_predictions(path, overwrite=True) as write:
@@ -141,7 +141,7 @@ def test_overwriting_is_by_one_move(tmp_path):
     assert os.listdir(tmp_path) == ["a.csv"]
 
 
-def test_a_file_that_came_meanwhile_is_not_overwritten(tmp_path):
+def test_file_created_while_predicting_is_not_overwritten(tmp_path):
     with open_predictions(tmp_path / "a.csv") as write:
         (tmp_path / "a.csv").write_text("mine")
         with pytest.raises(ConfigError, match="exists"):
@@ -149,7 +149,7 @@ def test_a_file_that_came_meanwhile_is_not_overwritten(tmp_path):
     assert (tmp_path / "a.csv").read_text() == "mine"
 
 
-def test_nothing_is_left_where_predicting_failed(tmp_path):
+def test_failed_prediction_leaves_no_file(tmp_path):
     with pytest.raises(ZeroDivisionError), open_predictions(tmp_path / "a.npz"):
         raise ZeroDivisionError
     assert os.listdir(tmp_path) == []
@@ -168,17 +168,17 @@ with open_predictions(Path(sys.argv[1])) as write:
 
 
 @pytest.mark.parametrize("ending", ["npz", "safetensors", "csv", "jsonl"])
-def test_a_kill_leaves_no_file_of_that_name(tmp_path, ending):
+def test_killed_process_leaves_no_file_of_that_name(tmp_path, ending):
     path = tmp_path / f"a.{ending}"
     done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
     assert done.returncode == -9
     assert not path.exists()
-    assert [each.suffix for each in tmp_path.iterdir()] != [f".{ending}"]
+    assert [path.suffix for path in tmp_path.iterdir()] != [f".{ending}"]
     assert written(path).exists()
 
 
 @pytest.mark.parametrize("ending", ["npz", "safetensors", "csv", "jsonl"])
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path, monkeypatch, ending):
+def test_full_disk_is_reported_and_leaves_no_file(tmp_path, monkeypatch, ending):
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 

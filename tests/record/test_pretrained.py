@@ -1,4 +1,4 @@
-"""What can be read as weights to start from, what cannot, and that no file runs code."""
+"""Which files load as initial weights, which do not, and that no file runs code."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from tests import tiny
 
 
 class Hostile:
-    """What is unpickled runs a command."""
+    """Runs a command when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -45,7 +45,7 @@ def loaded(path):
 
 
 @pytest.mark.parametrize("name", ["w.safetensors", "w.pt", "w.pth", "w.bin", "w.ckpt"])
-def test_files_are_read_and_their_hash_is_kept(name, tmp_path):
+def test_weight_files_are_read_with_their_hash(name, tmp_path):
     path = write(tmp_path, name)
     sha = hashlib.sha256(path.read_bytes()).hexdigest()
     assert loaded(path).files == {str(path): sha}
@@ -61,11 +61,11 @@ def test_files_are_read_and_their_hash_is_kept(name, tmp_path):
     ],
     ids=["lightning", "with an optimizer", "twice nested"],
 )
-def test_a_state_dict_within_is_found(content, tmp_path):
+def test_nested_state_dict_is_found(content, tmp_path):
     loaded(write(tmp_path, "w.ckpt", content))
 
 
-def test_a_state_dict_in_memory_is_taken():
+def test_state_dict_in_memory_is_accepted():
     assert loaded(weights()).files == {}
 
 
@@ -92,7 +92,7 @@ def test_folders_of_hugging_face_models_are_read(tmp_path):
         loaded(parts)
 
 
-def test_a_run_and_its_checkpoint_are_read(tmp_path):
+def test_weights_are_read_from_a_run_and_from_a_checkpoint(tmp_path):
     run = tiny.fit(tmp_path / "run", {"model": tiny.model(5)}, max_steps=1)
     for path in (run.path, run.best.path):
         model = tiny.model(0)
@@ -101,7 +101,7 @@ def test_a_run_and_its_checkpoint_are_read(tmp_path):
         assert torch.equal(tiny.weights(model), tiny.weights(other))
 
 
-def test_a_hostile_file_runs_nothing(tmp_path):
+def test_hostile_file_runs_no_code(tmp_path):
     path = write(tmp_path, "w.pt", {"a": Hostile(tmp_path / "ran")})
     with pytest.raises(CheckpointError, match=r"needs (posix|nt).system, and .* run code"):
         loaded(path)
@@ -111,14 +111,14 @@ def test_a_hostile_file_runs_nothing(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_whole_model_is_refused_with_what_to_type(tmp_path):
+def test_pickled_model_is_rejected_with_the_code_to_convert_it(tmp_path):
     with pytest.raises(CheckpointError, match=r"torch.save\(model.state_dict\(\), 'weights.pt'\)"):
         loaded(write(tmp_path, "w.pt", tiny.model(5)))
 
 
 @pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
 @pytest.mark.parametrize("size", [0, 30, 0.5], ids=["empty", "beginning", "half"])
-def test_a_cut_file_is_refused(name, size, tmp_path):
+def test_truncated_file_is_rejected(name, size, tmp_path):
     path = write(tmp_path, name)
     data = path.read_bytes()
     path.write_bytes(data[: int(size * len(data)) if isinstance(size, float) else size])
@@ -138,12 +138,12 @@ def test_a_cut_file_is_refused(name, size, tmp_path):
         (lambda folder: {"epoch": 3}, "The state dict|the state dict has no tensors"),
     ],
 )
-def test_what_is_no_weights_is_refused(make, sentence, tmp_path):
+def test_file_without_weights_is_rejected(make, sentence, tmp_path):
     with pytest.raises(CheckpointError, match=sentence):
         loaded(make(tmp_path))
 
 
-def test_a_run_without_a_checkpoint_is_refused(tmp_path):
+def test_run_without_a_checkpoint_is_rejected(tmp_path):
     tiny.prepare(tmp_path / "run").close()
     (tmp_path / "run" / "checkpoints").mkdir(exist_ok=True)
     with pytest.raises(CheckpointError, match="has no checkpoint yet"):
@@ -153,19 +153,19 @@ def test_a_run_without_a_checkpoint_is_refused(tmp_path):
         loaded(tmp_path / "run")
 
 
-def test_starting_from_weights_is_loading_them_before(tmp_path):
+def test_init_weights_equal_weights_loaded_before_training(tmp_path):
     path = write(tmp_path, "w.safetensors")
     before = tiny.fit(tmp_path / "a", {"model": tiny.model(5)}, max_steps=4)
     after = tiny.fit(tmp_path / "b", {"model": lambda: tiny.model(0), "init": path}, max_steps=4)
     before.load_model(expected := tiny.model(1))
     after.load_model(found := tiny.model(2))
     assert torch.equal(tiny.weights(expected), tiny.weights(found))
-    (event,) = [each for each in after.events() if each["event"] == "init"]
+    (event,) = [event for event in after.events() if event["event"] == "init"]
     assert event["files"] == {str(path): hashlib.sha256(path.read_bytes()).hexdigest()}
     assert len(event["loaded"]) == 4
 
 
-def test_a_run_that_goes_on_does_not_start_from_them_again(tmp_path):
+def test_resumed_run_does_not_load_initial_weights_again(tmp_path):
     path = write(tmp_path, "w.pt")
     parts = {"model": tiny.model(0), "init": path}
     with tiny.prepare(tmp_path / "run", parts) as session:
@@ -175,4 +175,4 @@ def test_a_run_that_goes_on_does_not_start_from_them_again(tmp_path):
     path.unlink()
     with tiny.prepare(tmp_path / "run", {**parts, "model": tiny.model(0)}) as session:
         assert torch.equal(tiny.weights(session.model), there)
-    assert [each["event"] for each in surestep.Run(tmp_path / "run").events()].count("init") == 1
+    assert [event["event"] for event in surestep.Run(tmp_path / "run").events()].count("init") == 1

@@ -26,13 +26,13 @@ def point(first=1, losses=(1.0, 2.0), norms=(3.0, 4.0), **more):
 @pytest.mark.parametrize(
     ("name", "kind"), [("bar", TqdmProgress), ("plain", PlainProgress), ("quiet", NullProgress)]
 )
-def test_the_display_is_the_plans(name, kind):
+def test_display_follows_the_plan(name, kind):
     progress = open_progress(tiny.plan(logging={"progress": name}).plan, start=0)
     assert type(progress) is kind
     progress.close()
 
 
-def test_quiet_shows_nothing_and_logs_what_is_said(capsys, caplog):
+def test_quiet_display_only_logs_messages(capsys, caplog):
     quiet = NullProgress()
     with caplog.at_level(logging.INFO, "surestep"):
         quiet.print_line("hello")
@@ -42,7 +42,7 @@ def test_quiet_shows_nothing_and_logs_what_is_said(capsys, caplog):
     assert caplog.messages == ["hello"]
 
 
-def test_plain_prints_a_line_and_then_waits(capsys):
+def test_plain_display_prints_a_line_and_then_waits(capsys):
     plain = PlainProgress(tiny.plan().plan, every_s=1000)
     plain.log(point(first=1))
     plain.log(point(first=3))
@@ -52,7 +52,7 @@ def test_plain_prints_a_line_and_then_waits(capsys):
 
 
 @pytest.mark.parametrize(("every", "lines"), [("2 steps", 2), (None, 1)])
-def test_plain_prints_every_log_point_of_a_period_that_was_set(capsys, every, lines):
+def test_plain_display_prints_every_log_point_of_a_set_interval(capsys, every, lines):
     logging = {} if every is None else {"logging": {"every": every}}
     plain = PlainProgress(tiny.plan(**logging).plan)
     plain.log(point(first=1))
@@ -60,14 +60,14 @@ def test_plain_prints_every_log_point_of_a_period_that_was_set(capsys, every, li
     assert len(capsys.readouterr().err.splitlines()) == lines
 
 
-def test_plain_prints_the_last_step_however_soon(capsys):
+def test_plain_display_always_prints_the_last_step(capsys):
     plain = PlainProgress(tiny.plan().plan, every_s=1000)
     plain.log(point(first=1))
     plain.log(point(first=5))
     assert capsys.readouterr().err.splitlines()[-1].startswith("step 6/6")
 
 
-def test_plain_counts_a_step_after_the_end_out_of_nothing(capsys):
+def test_plain_display_marks_steps_after_the_planned_end(capsys):
     plain = PlainProgress(tiny.plan().plan)
     plain.log(point(first=plain.total))
     shown = capsys.readouterr().err
@@ -81,7 +81,7 @@ def test_nothing_goes_to_stdout(tmp_path, capfd):
     assert capfd.readouterr().out == ""
 
 
-def test_a_bar_goes_on_from_where_the_run_stands_and_ends_at_its_end(capsys):
+def test_bar_starts_at_the_resumed_step_and_ends_at_the_last(capsys):
     bar = TqdmProgress(tiny.plan().plan, start=2, every_s=0)
     assert bar._bar.n == 2
     for _ in range(4):
@@ -95,7 +95,7 @@ def test_a_bar_goes_on_from_where_the_run_stands_and_ends_at_its_end(capsys):
     assert "a line\n" in shown
 
 
-def test_a_bar_that_is_closed_shows_every_step(capsys):
+def test_closed_bar_shows_every_step(capsys):
     bar = TqdmProgress(tiny.plan().plan, start=0, every_s=1000)
     for _ in range(5):
         bar.on_step(None, None)
@@ -103,11 +103,11 @@ def test_a_bar_that_is_closed_shows_every_step(capsys):
     assert bar._bar.n == 5
 
 
-def test_a_number_that_is_not_known_is_said_to_be_not_known():
+def test_unknown_number_is_shown_as_unknown():
     shown = format_numbers(point(losses=[None, None], norms=[None, None]))
     assert (shown["loss"], shown["grad_norm"]) == ("not known", "not known")
     assert format_numbers(point(losses=[None, 3.0]))["loss"] == "3"
 
 
-def test_a_speed_that_is_not_known_is_not_zero():
+def test_unknown_speed_is_not_shown_as_zero():
     assert format_numbers(point(seconds=0.0))["items/s"] == "not known"

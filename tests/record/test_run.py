@@ -11,23 +11,23 @@ from tests import tiny
 X, Y = tiny.data()
 
 
-def fit(folder, values, **said):
-    """Fit a run whose metric takes these values, one at each evaluation."""
-    rest = iter([values[0], *values])  # the first is asked for by the start-up checks
+def fit(folder, values, **options):
+    """Fit a run whose metric returns these values, one per evaluation."""
+    rest = iter([values[0], *values])  # the start-up checks read the first
     parts = {
         "val": (X[:1], Y[:1]),
-        "metrics": {"score": surestep.whole_set(lambda o, t: next(rest))},
+        "metrics": {"score": surestep.whole_set(lambda outputs, targets: next(rest))},
     }
     validation = {"metric": "score", "mode": "max"}
-    return tiny.fit(folder, parts, epochs=len(values), validation=validation, **said)
+    return tiny.fit(folder, parts, epochs=len(values), validation=validation, **options)
 
 
-def test_a_folder_without_a_config_is_no_run(tmp_path):
+def test_folder_without_a_config_is_not_a_run(tmp_path):
     with pytest.raises(RunError, match="is not a run folder: it has no config"):
         Run(tmp_path)
 
 
-def test_a_run_tells_what_was_asked_and_how_it_ended(tmp_path):
+def test_run_has_its_config_and_final_status(tmp_path):
     run = Run(tiny.fit(tmp_path, optim={"lr": 0.5}).path)
     assert run.config["config"]["optim.lr"] == 0.5
     assert run.status["status"] == "finished"
@@ -35,26 +35,26 @@ def test_a_run_tells_what_was_asked_and_how_it_ended(tmp_path):
     assert [event["event"] for event in run.events()][-1] == "end"
 
 
-def test_best_is_by_the_metric_and_last_by_the_step(tmp_path):
+def test_best_is_chosen_by_metric_and_last_by_step(tmp_path):
     run = fit(tmp_path, [0.125, 0.75, 0.5, 0.25])
     assert (run.best.step, run.best.metrics["val/score"]) == (6, 0.75)
     assert (run.last.step, run.last.metrics["val/score"]) == (12, 0.25)
 
 
-def test_a_metric_that_is_not_a_number_is_never_best(tmp_path):
+def test_nan_metric_is_never_best(tmp_path):
     run = fit(tmp_path, [0.1, float("nan"), 0.05])
     assert run.best.step == 3
 
 
-def test_where_nothing_was_measured_the_best_is_the_last(tmp_path):
+def test_best_is_the_last_without_an_evaluation(tmp_path):
     run = tiny.fit(tmp_path)
     assert run.best == run.last
     assert run.best.step == 6
 
 
-def test_a_checkpoint_has_only_the_metrics_of_its_own_step(tmp_path):
-    said = {"checkpoint": {"every": "2 steps", "keep_last": 9, "keep_best": 1}}
-    run = fit(tmp_path, [0.9, 0.1], **said)
+def test_checkpoint_has_only_the_metrics_of_its_step(tmp_path):
+    options = {"checkpoint": {"every": "2 steps", "keep_last": 9, "keep_best": 1}}
+    run = fit(tmp_path, [0.9, 0.1], **options)
     measured = {
         path.name: bool(read_info(path).metrics) for path in sorted(run.checkpoints.iterdir())
     }
@@ -64,16 +64,16 @@ def test_a_checkpoint_has_only_the_metrics_of_its_own_step(tmp_path):
     }
 
 
-def test_the_second_best_is_not_pushed_out_by_steps_that_were_not_measured(tmp_path):
-    said = {"checkpoint": {"every": "1 step", "keep_last": 1, "keep_best": 2}}
-    run = fit(tmp_path, [0.8, 0.9, 0.1, 0.1], **said)
+def test_steps_without_an_evaluation_do_not_evict_the_second_best(tmp_path):
+    options = {"checkpoint": {"every": "1 step", "keep_last": 1, "keep_best": 2}}
+    run = fit(tmp_path, [0.8, 0.9, 0.1, 0.1], **options)
     assert sorted(path.name for path in run.checkpoints.iterdir()) == [
         *("step-00000003", "step-00000006", "step-00000012")
     ]
 
 
 @pytest.mark.parametrize(("which", "step"), [("best", 3), ("last", 6)])
-def test_load_model_loads_the_weights_and_says_which(tmp_path, which, step):
+def test_load_model_loads_the_weights_and_returns_the_checkpoint(tmp_path, which, step):
     run = fit(tmp_path, [0.9, 0.1])
     model = tiny.model(seed=7)
     found = run.load_model(model, which)
@@ -83,7 +83,7 @@ def test_load_model_loads_the_weights_and_says_which(tmp_path, which, step):
     assert torch.equal(tiny.weights(model), tiny.weights(other)) is (which == "last")
 
 
-def test_loading_where_there_is_no_checkpoint_is_refused(tmp_path):
+def test_loading_without_a_checkpoint_is_rejected(tmp_path):
     with (
         tiny.prepare(tmp_path) as session,
         pytest.raises(CheckpointError, match="has no checkpoint yet"),
@@ -91,7 +91,7 @@ def test_loading_where_there_is_no_checkpoint_is_refused(tmp_path):
         session.run.load_model(tiny.model())
 
 
-def test_a_checkpoint_is_taken_by_its_step(tmp_path):
+def test_checkpoint_is_selected_by_its_step(tmp_path):
     run = fit(tmp_path, [0.9, 0.1])
     assert run.saved(3) == run.best
     assert run.load_model(tiny.model(), 6) == run.last
@@ -99,19 +99,22 @@ def test_a_checkpoint_is_taken_by_its_step(tmp_path):
         run.saved(4)
 
 
-def test_verify_reads_every_byte_of_each(tmp_path):
+def test_verify_reads_every_byte_of_every_checkpoint(tmp_path):
     run = tiny.fit(tmp_path)
-    assert [(each.step, each.good) for each in run.verify()] == [(3, True), (6, True)]
+    assert [(checkpoint.step, checkpoint.good) for checkpoint in run.verify()] == [
+        (3, True),
+        (6, True),
+    ]
     (run.last.path / "model.safetensors").write_bytes(b"")
-    assert [each.good for each in run.verify()] == [True, False]
+    assert [checkpoint.good for checkpoint in run.verify()] == [True, False]
 
 
-@pytest.mark.parametrize("judged", [3, [], ["val/loss"], ["val/loss", "most"], [[], "min"]])
-def test_a_status_that_tells_no_metric_is_refused(tmp_path, judged):
+@pytest.mark.parametrize("monitor", [3, [], ["val/loss"], ["val/loss", "most"], [[], "min"]])
+def test_status_without_a_valid_monitor_is_rejected(tmp_path, monitor):
     run = tiny.fit(tmp_path)
-    write_json(run.path / "status.json", {"status": "running", "monitor": judged})
+    write_json(run.path / "status.json", {"status": "running", "monitor": monitor})
     with pytest.raises(RunError, match=r"status\.json cannot be read: it.monitor"):
         run.best  # noqa: B018
-    write_json(run.path / "status.json", [judged])
+    write_json(run.path / "status.json", [monitor])
     with pytest.raises(RunError, match=r"status\.json cannot be read: it is .* valid dictionary"):
         run.best  # noqa: B018

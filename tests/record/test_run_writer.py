@@ -10,7 +10,7 @@ from surestep.record.run_writer import RunWriter
 from tests import tiny
 
 
-def test_a_run_folder_holds_what_it_should(tmp_path):
+def test_run_folder_has_the_expected_files(tmp_path):
     run = tiny.fit(tmp_path, {"val": tiny.data(3)})
     assert sorted(path.name for path in run.path.iterdir()) == [
         *("checkpoints", "config.json", "environment.json", "events.jsonl"),
@@ -18,7 +18,7 @@ def test_a_run_folder_holds_what_it_should(tmp_path):
     ]
 
 
-def test_the_events_tell_the_run_in_order(tmp_path):
+def test_events_are_in_the_order_of_the_run(tmp_path):
     run = tiny.fit(tmp_path, {"val": tiny.data(3)}, epochs=1)
     events = list(run.events())
     assert [event["event"] for event in events] == [
@@ -28,27 +28,27 @@ def test_the_events_tell_the_run_in_order(tmp_path):
     assert events[3]["path"] == "checkpoints/step-00000003"
 
 
-def test_a_folder_that_is_a_file_is_refused(tmp_path):
+def test_file_as_run_folder_is_rejected(tmp_path):
     (tmp_path / "run").write_text("mine")
     with pytest.raises(RunError, match="cannot be a run folder: File exists"):
         tiny.prepare(tmp_path / "run")
     assert (tmp_path / "run").read_text() == "mine"
 
 
-def test_a_run_that_could_not_start_leaves_no_folder(tmp_path):
+def test_failed_start_leaves_no_folder(tmp_path):
     with pytest.raises(TaskError):
         tiny.prepare(tmp_path / "run", {"model": nn.Linear(9, 9)})
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_could_not_start_leaves_the_users_own_files(tmp_path):
+def test_failed_start_preserves_existing_files(tmp_path):
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(TaskError):
         tiny.prepare(tmp_path, {"model": nn.Linear(9, 9)})
     assert (tmp_path / "thesis.tex").exists()
 
 
-def test_a_run_that_could_not_go_on_is_left_as_it_was(tmp_path):
+def test_failed_resume_leaves_the_run_unchanged(tmp_path):
     tiny.fit(tmp_path, max_steps=2)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(RunError, match="different config"):
@@ -59,19 +59,19 @@ def test_a_run_that_could_not_go_on_is_left_as_it_was(tmp_path):
     }
 
 
-def test_a_closed_run_is_held_by_nobody(tmp_path):
+def test_closed_run_is_not_locked(tmp_path):
     tiny.fit(tmp_path)
     RunWriter(tmp_path).close()
 
 
 def half_done_elsewhere(run):
-    """Leave what a machine that was killed between the two renames of a checkpoint leaves."""
+    """Create the folders of a host that was killed between two renames of a checkpoint."""
     for name in (".old-step-00000002", ".tmp-step-00000002"):
         (run / "checkpoints" / f"{name}-at-other-host-7").mkdir(parents=True)
 
 
 def held(run):
-    """Hold the folder; return the names in its checkpoints then."""
+    """Lock the run folder; return the names of its checkpoint folders."""
     recorder = RunWriter(run)
     try:
         return sorted(path.name for path in recorder.checkpoints.iterdir())
@@ -79,12 +79,12 @@ def held(run):
         recorder.close()
 
 
-def test_who_holds_the_lock_gives_a_checkpoint_of_another_machine_its_name_back(tmp_path):
+def test_lock_owner_restores_a_half_renamed_checkpoint_of_another_host(tmp_path):
     half_done_elsewhere(tmp_path)
     assert held(tmp_path) == ["step-00000002"]
 
 
-def test_without_locks_what_another_machine_may_be_at_stays(tmp_path, monkeypatch):
+def test_without_locks_the_files_of_another_host_stay(tmp_path, monkeypatch):
     def no_locks(file, how):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -93,7 +93,7 @@ def test_without_locks_what_another_machine_may_be_at_stays(tmp_path, monkeypatc
     assert [name[:5] for name in held(tmp_path)] == [".old-", ".tmp-"]
 
 
-def test_a_disk_that_is_full_at_the_end_lets_the_folder_go(tmp_path):
+def test_full_disk_at_the_end_still_releases_the_lock(tmp_path):
     session = tiny.prepare(tmp_path)
     writer = session._recorder._events
     writer._file.close()
@@ -106,7 +106,7 @@ def test_a_disk_that_is_full_at_the_end_lets_the_folder_go(tmp_path):
         session._recorder._lock.release()
 
 
-def test_the_checkpoints_do_not_share_memory_with_the_model(tmp_path):
+def test_checkpoints_do_not_share_memory_with_the_model(tmp_path):
     with tiny.prepare(tmp_path) as session:
         next(session.steps())
         session.save()

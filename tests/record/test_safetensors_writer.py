@@ -12,13 +12,13 @@ from tests.record.checkpoint.on_disk import save_checkpoint
 
 
 def every_type():
-    """A tensor of each type that safetensors names, of odd sizes."""
+    """A tensor of every dtype that safetensors supports, of odd sizes."""
     torch.manual_seed(0)
     made = {name: torch.randn(3, 5).mul(9).to(dtype_of(name)) for name in DTYPES}
     return {**made, "none": torch.zeros(0, 4), "one": torch.tensor(7), 'å"\n': torch.ones(1)}
 
 
-def test_the_library_reads_every_type_that_was_written(tmp_path):
+def test_safetensors_library_reads_every_written_dtype(tmp_path):
     tensors = every_type()
     write_tensors(tmp_path / "a.safetensors", tensors)
     found = load_file(tmp_path / "a.safetensors")
@@ -28,7 +28,7 @@ def test_the_library_reads_every_type_that_was_written(tmp_path):
         assert found[name].reshape(-1).view(torch.uint8).equal(tensor.reshape(-1).view(torch.uint8))
 
 
-def test_the_bytes_of_the_tensors_are_the_ones_that_the_library_writes(tmp_path):
+def test_tensor_bytes_equal_those_of_the_safetensors_library(tmp_path):
     tensors = every_type()
     file = write_tensors(tmp_path / "a", tensors)
     save_file(tensors, tmp_path / "b")
@@ -38,19 +38,19 @@ def test_the_bytes_of_the_tensors_are_the_ones_that_the_library_writes(tmp_path)
     assert len(ours[8 + int.from_bytes(ours[:8], "little") :]) == len(theirs[begin:])
 
 
-def test_no_file_is_written_over(tmp_path):
+def test_existing_file_is_not_overwritten(tmp_path):
     write_tensors(tmp_path / "a", {})
     with pytest.raises(FileExistsError):
         write_tensors(tmp_path / "a", {})
 
 
-def test_a_type_without_a_name_is_named(tmp_path):
+def test_unsupported_dtype_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"w is a tensor of torch\.complex128.*Known: "):
         write_tensors(tmp_path / "a", {"w": torch.zeros(1, dtype=torch.complex128)})
 
 
-def test_the_hash_is_of_what_was_in_memory(tmp_path, monkeypatch):
-    """A disk that gives back other bytes than it was given is found before the name is given."""
+def test_checkpoint_hash_is_of_the_tensors_in_memory(tmp_path, monkeypatch):
+    """A disk that returns other bytes than it received is detected before the rename."""
     honest = CheckpointFiles.write
 
     def forgetful(written, name, parts):
@@ -66,15 +66,15 @@ def test_the_hash_is_of_what_was_in_memory(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_parts_are_written_whole_where_the_system_takes_less_at_a_time(tmp_path, monkeypatch):
+def test_partial_writes_are_completed(tmp_path, monkeypatch):
     tensors = {str(i): torch.full((i % 7,), float(i)) for i in range(1200)}
     whole = write_tensors(tmp_path / "whole", tensors)
     writev = os.writev
 
     def little(descriptor, parts):
-        assert len(parts) <= 1024  # Linux refuses more
+        assert len(parts) <= 1024  # the limit of Linux
         return writev(descriptor, [b"".join(parts)[:1000]])
 
     monkeypatch.setattr(os, "writev", little)
-    assert write_tensors(tmp_path / "pieces", tensors) == whole
-    assert (tmp_path / "pieces").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert write_tensors(tmp_path / "parts", tensors) == whole
+    assert (tmp_path / "parts").read_bytes() == (tmp_path / "whole").read_bytes()

@@ -1,4 +1,4 @@
-"""What a run skipped: in its events, in skipped.json, and read again by `exclude_samples`."""
+"""Skipped steps are in the events and in skipped.json, which `exclude_samples` reads."""
 
 import pytest
 import torch
@@ -22,19 +22,19 @@ OPTIONS = {
 
 
 def guilty() -> int:
-    """Return the sample that spoils step 3 of the first epoch."""
+    """Return the sample that makes step 3 of the first epoch nonfinite."""
     return int(epoch_permutation(SAMPLES, 0, 0)[2 * BATCH + 2])
 
 
 def skipped_step(epoch: int) -> dict:
-    """Return the record of the step of an epoch in which the guilty sample is."""
+    """Return the record of the step that has the guilty sample in an epoch."""
     order = epoch_permutation(SAMPLES, 0, epoch).tolist()
     first = order.index(guilty()) // BATCH * BATCH
     return {
         "step": (epoch * SAMPLES + first) // BATCH + 1,
         "epoch": epoch,
         "positions": [first, first + BATCH],
-        "samples": [guilty()],  # alone it is not finite, and the others of the batch are
+        "samples": [guilty()],  # the only nonfinite sample of the batch
         "reason": "nonfinite",
     }
 
@@ -45,14 +45,14 @@ def test_skipped_steps_and_their_samples_are_recorded(tmp_path):
     skipped = session.run.skipped
     assert list(skipped.steps) == [skipped_step(0), skipped_step(1)]
     assert skipped.times == {guilty(): 2}
-    events = [each for each in session.run.events() if each["event"] == "skipped"]
-    assert [each["alone"] for each in events] == [True, True]
+    events = [event for event in session.run.events() if event["event"] == "skipped"]
+    assert [event["alone"] for event in events] == [True, True]
     of_file = read_json(session.run.path / "skipped.json")
     assert of_file["samples"] == skipped.samples
     assert of_file["times"] == list(skipped.times.values())
 
 
-def test_its_file_leaves_them_out_of_the_next_run(tmp_path):
+def test_skipped_file_excludes_the_samples_from_the_next_run(tmp_path):
     with session_of(bomb("both", [3]), tmp_path / "run", **OPTIONS) as session:
         list(session.steps())
     file = session.run.path / "skipped.json"
@@ -65,14 +65,14 @@ def test_its_file_leaves_them_out_of_the_next_run(tmp_path):
     assert not (again.run.path / "skipped.json").exists()
 
 
-def test_a_resumed_run_has_skipped_what_one_that_never_stopped_did(tmp_path):
+def test_resumed_run_skips_what_an_uninterrupted_run_skips(tmp_path):
     with session_of(bomb("both", [3, 7]), tmp_path / "whole", **OPTIONS) as whole:
         list(whole.steps())
     with session_of(bomb("both", [3, 7]), tmp_path / "run", **OPTIONS) as session:
         for result in session.steps():
             if result.step == 2:
                 session.save()
-            if result.step == 8:  # so that step 3 and 7 are skipped twice
+            if result.step == 8:  # steps 3 and 7 are skipped twice
                 break
     with session_of(bomb("both", [3, 7]), tmp_path / "run", **OPTIONS) as session:
         list(session.steps())
@@ -84,7 +84,7 @@ def test_overflow_is_recorded_and_blames_no_sample(tmp_path):
     options = OPTIONS | {"precision": "fp16", "on_nonfinite": "raise", "epochs": 1}
     with session_of(bomb("gradient", [3]), tmp_path / "run", **options) as session:
         list(session.steps())
-    reasons = [each["reason"] for each in session.run.skipped.steps]
+    reasons = [step["reason"] for step in session.run.skipped.steps]
     assert reasons == ["overflow"]
     assert session.run.skipped.samples == []
 
@@ -100,7 +100,7 @@ def test_batch_without_items_is_recorded_and_blames_no_sample(tmp_path):
     assert session.run.skipped.samples == []
 
 
-def test_batches_of_ones_own_have_no_indices(tmp_path):
+def test_custom_batches_have_no_sample_indices(tmp_path):
     data = (torch.randn(8, 4), torch.arange(8) % 3)
     task = surestep.Task(nn.Linear(4, 3), nn.CrossEntropyLoss(), data)
     options = {"max_steps": 3, "batch_size": 4, "on_nonfinite": "skip"}
@@ -111,14 +111,14 @@ def test_batches_of_ones_own_have_no_indices(tmp_path):
     assert (step["positions"], step["samples"]) == (None, None)
 
 
-def test_what_was_done_again_counts_once():
+def test_repeated_steps_count_once():
     def event(step, reason):
         where = {"epoch": 0, "positions": [0, 1], "samples": [step]}
         return {"event": "skipped", "step": step, "reason": reason, **where}
 
     events = [event(1, "overflow"), event(3, "nonfinite"), {"event": "resume", "step": 2}]
-    assert [each["step"] for each in summarize_skips(events).steps] == [1]
-    assert [each["step"] for each in summarize_skips([*events, event(3, "nonfinite")]).steps] == [
+    assert [step["step"] for step in summarize_skips(events).steps] == [1]
+    assert [step["step"] for step in summarize_skips([*events, event(3, "nonfinite")]).steps] == [
         1,
         3,
     ]
@@ -144,7 +144,7 @@ def test_indices_are_read_from_lines_lists_and_the_file_of_a_run(tmp_path, text)
         (b"\xff\xfe", "it is not text"),
     ],
 )
-def test_files_without_indices_are_refused(tmp_path, text, message):
+def test_files_without_indices_are_rejected(tmp_path, text, message):
     path = tmp_path / "bad"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError, match=message):
@@ -169,7 +169,7 @@ class Summed(nn.Module):
         return self.linear(x.clamp(-1, 1)) + 0 * x[:, :1].sum()
 
 
-def test_where_no_sample_does_it_alone_the_whole_batch_is_recorded(tmp_path, capsys):
+def test_full_batch_is_recorded_if_no_single_sample_overflows(tmp_path, capsys):
     x, y = torch.rand(12, 4), torch.tensor([0, 1, 2] * 4)
     x[4:8] = 1e38
     task = surestep.Task(Summed(), nn.CrossEntropyLoss(), (x, y))
@@ -186,8 +186,8 @@ def test_where_no_sample_does_it_alone_the_whole_batch_is_recorded(tmp_path, cap
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_looking_for_the_samples_changes_no_step(tmp_path, workers):
-    """Dropout, BatchNorm and workers: the run is the one in which nobody looks."""
+def test_searching_for_the_samples_changes_no_step(tmp_path, workers):
+    """With dropout, BatchNorm and workers, the run equals one without the search."""
     ended = []
     for name in ("looks", "does not"):
         torch.manual_seed(1)

@@ -88,7 +88,7 @@ def test_a_format_before_the_first_is_refused(path):
         read_manifest(path)
 
 
-def test_a_format_from_the_future_is_refused(path):
+def test_newer_format_is_rejected(path):
     rewritten(path, format=FORMAT + 1)
     with pytest.raises(CheckpointError, match=rf"has format {FORMAT + 1}.*pip install -U surestep"):
         read_manifest(path)
