@@ -1,4 +1,4 @@
-"""Checkpoints as somebody makes them who knows the format: with hashes that are right."""
+"""Forged checkpoints whose hashes are correct."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from tests import tiny
 
 
 def state_of(steps: int = 2, seed: int = 0) -> State:
-    """A state with everything in it: moments, an average, a scale."""
+    """Return a state with optimizer moments, an average and a loss scale."""
     torch.manual_seed(seed)
     net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2))
     state = tiny.state_of(net, steps=0)
@@ -32,7 +32,7 @@ def state_of(steps: int = 2, seed: int = 0) -> State:
 
 
 def seal(path: Path, manifest: dict[str, Any], *, rehash: bool = True) -> None:
-    """Write a manifest whose hashes are those of the files, and of itself."""
+    """Write a manifest with the hashes of the files and of itself."""
     for name, entry in manifest.get("files", {}).items() if rehash else ():
         data = (path / name).read_bytes()
         entry.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
@@ -41,24 +41,24 @@ def seal(path: Path, manifest: dict[str, Any], *, rehash: bool = True) -> None:
 
 
 def manifest_of(path: Path) -> dict[str, Any]:
-    """Read a manifest without looking at it."""
+    """Read a manifest without checks."""
     found: dict[str, Any] = json.loads((path / MANIFEST).read_text())
     return found
 
 
 def forge(path: Path, name: str, data: bytes) -> None:
-    """Put other bytes into a file, and make the manifest agree."""
+    """Replace the bytes of a file, and update the manifest."""
     (path / name).write_bytes(data)
     seal(path, manifest_of(path))
 
 
 def forge_record(path: Path, **changes: Any) -> None:
-    """Put other values into the record, by name; "a.b" is b in a."""
+    """Set values of the record by name; `a__b` is b in a."""
     record = json.loads((path / RECORD).read_text())
     for dotted, value in changes.items():
         within = record
         *names, last = dotted.split("__")
-        for each in names:
-            within = within[each]
+        for name in names:
+            within = within[name]
         within[last] = value
     forge(path, RECORD, json.dumps(record).encode())

@@ -1,4 +1,4 @@
-"""A way that keeps weights and optimizer state apart, as DeepSpeed does: whole ones on demand."""
+"""A strategy that owns weights and optimizer state, as DeepSpeed does."""
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,23 +11,23 @@ from surestep.engine.state.state import State
 
 
 class Fake:
-    """Takes the parameters out of a model, and the state out of its optimizer.
+    """Takes the parameters from a model, and the state from its optimizer.
 
     Attributes:
-        most_alive: how many of the tensors that it gave away were there at once.
+        most_alive: peak number of gathered tensors in memory at once.
     """
 
     def __init__(self, state: State, rank: int, ranks: int) -> None:
         self.rank, self.ranks = rank, ranks
         named = dict(state.model.named_parameters())
-        self.kept = {name: each.detach().clone() for name, each in named.items()}
+        self.kept = {name: parameter.detach().clone() for name, parameter in named.items()}
         self.state = {
-            name: {slot: t.clone() for slot, t in state.optimizer.state.get(each, {}).items()}
-            for name, each in named.items()
+            name: {slot: t.clone() for slot, t in state.optimizer.state.get(parameter, {}).items()}
+            for name, parameter in named.items()
         }
         self.names = list(named)
-        for each in named.values():
-            each.data = torch.empty(0)
+        for parameter in named.values():
+            parameter.data = torch.empty(0)
         state.optimizer.state.clear()
         state.optimizer.param_groups[0]["params"] = [torch.zeros(1)]
         self.most_alive = 0
@@ -37,8 +37,8 @@ class Fake:
         return {name: TensorMeta(tuple(e.shape), e.dtype) for name, e in self.kept.items()}
 
     def weights(self) -> Iterator[tuple[str, TensorShard]]:
-        for place, (name, each) in enumerate(self.kept.items()):
-            yield name, self._gathered(each, place)
+        for place, (name, tensor) in enumerate(self.kept.items()):
+            yield name, self._gathered(tensor, place)
 
     def put_weight(self, name: str, whole: Tensor) -> None:
         self.kept[name].copy_(whole)
@@ -48,14 +48,14 @@ class Fake:
 
     def slots(self, optimizer: str) -> Iterator[tuple[str, str, TensorShard]]:
         for place, (name, slots) in enumerate(self.state.items()):
-            for slot, each in slots.items():
-                yield name, slot, self._gathered(each, place)
+            for slot, tensor in slots.items():
+                yield name, slot, self._gathered(tensor, place)
 
     def put_slots(self, optimizer: str, parameter: str, slots: Mapping[str, Tensor]) -> None:
-        self.state[parameter] = {slot: each.clone() for slot, each in slots.items()}
+        self.state[parameter] = {slot: tensor.clone() for slot, tensor in slots.items()}
 
     def whole(self) -> dict[str, Tensor]:
-        weights = {f"model/{name}": each for name, each in self.kept.items()}
+        weights = {f"model/{name}": tensor for name, tensor in self.kept.items()}
         of = {f"{n}/{slot}": e for n, slots in self.state.items() for slot, e in slots.items()}
         return {**weights, **of}
 

@@ -1,4 +1,4 @@
-"""What each of four ranks does, started by torchrun: saves and loads a state that they share."""
+"""Run by torchrun on four ranks: save and load a sharded state."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ RANK = int(os.environ.get("RANK", 0))
 
 
 class Net(nn.Module):
-    """Sizes that no number of ranks divides, a tied weight, a buffer, and one empty tensor."""
+    """A model with uneven sizes, a tied weight, a buffer and an empty tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Net(nn.Module):
 
 
 def state_of(seed: int, mesh: Any = None, *, steps: int = 0) -> State:
-    """A state after some steps of AdamW, shared over a mesh."""
+    """Return a state after some steps of AdamW, sharded over a mesh."""
     torch.manual_seed(seed)
     model = Net()
     if mesh is not None:
@@ -64,13 +64,13 @@ def state_of(seed: int, mesh: Any = None, *, steps: int = 0) -> State:
 
 
 def whole(state: State) -> dict[str, Tensor]:
-    """Every tensor of the state, whole, on each rank."""
-    names = {id(each): name for name, each in state.model.named_parameters()}
-    found = {f"model/{name}": each for name, each in state.model.state_dict().items()}
+    """Return every full tensor of the state, on every rank."""
+    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
+    found = {f"model/{name}": tensor for name, tensor in state.model.state_dict().items()}
     for parameter, slots in state.optimizer.state.items():
-        found |= {f"{names[id(parameter)]}/{slot}": each for slot, each in slots.items()}
+        found |= {f"{names[id(parameter)]}/{slot}": tensor for slot, tensor in slots.items()}
     full = {n: e.full_tensor() if hasattr(e, "full_tensor") else e for n, e in found.items()}
-    return {name: each.detach().clone() for name, each in full.items()}
+    return {name: tensor.detach().clone() for name, tensor in full.items()}
 
 
 def saved(folder: Path, state: State, world: Communicator, *, background: bool = True) -> Any:
@@ -120,7 +120,7 @@ class _CountedSlice:
 
 
 def loaded(path: Path, mesh: Any) -> dict[str, Any]:
-    """Load into another state; return it whole, and how much this rank read."""
+    """Load into a different state; return its full tensors and how much this rank read."""
     found = open_checkpoint(path, is_verified=True)
     other = state_of(1, mesh)
     opened.safe_open, Counted.elements = Counted, 0
@@ -130,7 +130,7 @@ def loaded(path: Path, mesh: Any) -> dict[str, Any]:
 
 
 def fails(folder: Path, state: State, world: Communicator, rank: int, error: Exception) -> str:
-    """Let a rank meet an error while it writes; return what it is told."""
+    """Raise an error on one rank while it writes; return the error message."""
     real = together.CheckpointFiles.write
 
     def raising(*args: Any) -> Any:
@@ -149,7 +149,7 @@ def fails(folder: Path, state: State, world: Communicator, rank: int, error: Exc
 
 
 def unlike(folder: Path, state: State, world: Communicator) -> str:
-    """Let the last rank have a part that no file can hold."""
+    """Give the last rank a state that cannot be saved."""
     if RANK == 3:
         state.callback_states["strange"] = _Strange()
     try:
@@ -162,7 +162,7 @@ def unlike(folder: Path, state: State, world: Communicator) -> str:
 
 
 class _Counter:
-    """A state that rank 2 does not take back."""
+    """A state that rank 2 fails to load."""
 
     def state_dict(self) -> Any:
         return {"count": 1}
@@ -186,7 +186,7 @@ def rejects_state(folder: Path, state: State, world: Communicator) -> str:
 
 
 def gone(folder: Path, state: State, world: Communicator) -> str:
-    """Let the last rank leave while the others write; the wait for it is short here."""
+    """Stop the last rank while the others write, with a short timeout."""
     world.background_group = dist.new_group(timeout=timedelta(seconds=1))
     real = together.CheckpointFiles.write
 
@@ -214,19 +214,19 @@ def main(out: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     groups = {n: [dist.new_group(list(range(n))) for _ in range(2)] for n in (4, 2)}
-    worlds = {n: Communicator(RANK, n, *each) for n, each in groups.items()}
+    worlds = {n: Communicator(RANK, n, *group) for n, group in groups.items()}
     meshes: dict[str, Any] = {
         "four": DeviceMesh("cpu", [0, 1, 2, 3]),
-        "hybrid": DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("copies", "cut")),
+        "hybrid": DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("replicas", "shards")),
         "two": DeviceMesh("cpu", [0, 1]),
     }
-    found: dict[str, Any] = {"held": {}, "loaded": {}, "words": {}}
+    found: dict[str, Any] = {"expected": {}, "loaded": {}, "words": {}}
     for name, mesh in meshes.items():
         world = worlds[2 if name == "two" else 4]
         if world.size <= RANK:
             continue
         state = state_of(0, mesh, steps=3)
-        found["held"][name] = whole(state)
+        found["expected"][name] = whole(state)
         outcome = saved(out / name, state, world)
         assert outcome.error is None, outcome.error
         found["print"] = fingerprint(state.model.get_parameter("inner.weight"))
@@ -251,7 +251,7 @@ def main(out: Path) -> None:
 
 
 def apart(out: Path, world: Communicator) -> dict[str, Any]:
-    """Save and load a state that a keeper has."""
+    """Save and load a state whose tensors a keeper owns."""
     state = state_of(0, steps=3)
     expected = whole(state)
     state.keeper = Fake(state, RANK, 4)
@@ -261,7 +261,7 @@ def apart(out: Path, world: Communicator) -> dict[str, Any]:
     other = state_of(1)
     other.keeper = Fake(other, RANK, 4)
     prepare_load(open_checkpoint(out / "four" / "step-00000003"), other)()
-    return {"held": expected, "whole": other.keeper.whole(), "alive": alive}
+    return {"expected": expected, "whole": other.keeper.whole(), "alive": alive}
 
 
 if __name__ == "__main__":

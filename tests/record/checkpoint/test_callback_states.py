@@ -13,7 +13,7 @@ from tests.record.checkpoint.on_disk import load_checkpoint, save_checkpoint
 
 
 class Memory:
-    """Declares whatever it was given."""
+    """Declares the value that it was given."""
 
     def __init__(self, value=None):
         self.value = value
@@ -38,14 +38,14 @@ def loaded(tmp_path, *names, **owners):
     return other.callback_states, read_record(path)
 
 
-def test_plain_values_come_back_as_they_were(tmp_path):
+def test_plain_callback_values_round_trip(tmp_path):
     value = {"best": 0.1, "seen": [1, "two", None, True, {"deep": []}], "": -1e300}
     declared, _ = loaded(tmp_path, memory=value, other=3)
     assert declared["memory"].value == value
     assert declared["other"].value == 3
 
 
-def test_numbers_that_are_not_finite_come_back(tmp_path):
+def test_nonfinite_callback_values_round_trip(tmp_path):
     declared, _ = loaded(tmp_path, memory={"a": math.inf, "b": [-math.inf], "c": math.nan})
     value = declared["memory"].value
     assert (value["a"], value["b"]) == (math.inf, [-math.inf])
@@ -53,7 +53,7 @@ def test_numbers_that_are_not_finite_come_back(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
-def test_tensors_come_back_wherever_they_lie(tmp_path, dtype):
+def test_callback_tensors_round_trip_from_any_device(tmp_path, dtype):
     drawn = torch.arange(6).reshape(2, 3).to(dtype)
     declared, _ = loaded(tmp_path, memory={"a": [drawn.t(), {"b/c": drawn}]}, other=drawn)
     turned, inner = declared["memory"].value["a"]
@@ -63,7 +63,7 @@ def test_tensors_come_back_wherever_they_lie(tmp_path, dtype):
     assert torch.equal(declared["other"].value, drawn)
 
 
-def test_numpy_numbers_and_arrays_come_back(tmp_path):
+def test_numpy_callback_values_round_trip(tmp_path):
     value = {"best": np.float64(0.1), "count": np.int32(7), "means": np.arange(3.0)}
     declared, _ = loaded(tmp_path, memory=value)
     found = declared["memory"].value
@@ -81,13 +81,13 @@ def test_numpy_numbers_and_arrays_come_back(tmp_path):
         (np.str_("text"), "'memory' is a str_"),
     ],
 )
-def test_what_has_no_plain_form_is_refused(tmp_path, value, what):
+def test_unsupported_callback_value_is_rejected(tmp_path, value, what):
     with pytest.raises(CheckpointError, match=f"{what}, which has no form in JSON"):
         save_checkpoint(tmp_path, declaring(memory=value))
     assert not list(tmp_path.glob("step-*"))
 
 
-def test_one_that_is_new_or_gone_is_told_and_no_error(tmp_path):
+def test_added_or_missing_callback_is_reported_without_an_error(tmp_path):
     declared, record = loaded(tmp_path, "stays", "new", stays=1, gone=2)
     assert (declared["stays"].value, declared["new"].value) == (1, None)
     gone, new = unmatched_states(record, declaring(stays=None, new=None))
@@ -97,7 +97,7 @@ def test_one_that_is_new_or_gone_is_told_and_no_error(tmp_path):
 
 
 class Refusing(Memory):
-    """Takes half of a state, and raises."""
+    """Loads half of a state, and raises."""
 
     def load_state_dict(self, state):
         self.value = state
@@ -105,7 +105,7 @@ class Refusing(Memory):
             raise KeyError("best")
 
 
-def test_a_callback_that_raises_leaves_everything_as_it_was(tmp_path):
+def test_callback_that_rejects_its_state_leaves_everything_unchanged(tmp_path):
     saved = tiny.state_of(seed=1, steps=3)
     saved.callback_states = {"a": Memory("new"), "b": Memory("new")}
     path = save_checkpoint(tmp_path, saved)
@@ -119,11 +119,13 @@ def test_a_callback_that_raises_leaves_everything_as_it_was(tmp_path):
     assert torch.equal(tiny.weights(state.model), before)
     assert state.progress == place
     found = state.optimizer.state_dict()["state"]
-    slots = [(i, k, v) for i, each in moments["state"].items() for k, v in each.items()]
-    assert all(torch.equal(found[i][k], v) for i, k, v in slots)
+    slots = [
+        (i, slot, value) for i, values in moments["state"].items() for slot, value in values.items()
+    ]
+    assert all(torch.equal(found[i][slot], value) for i, slot, value in slots)
 
 
-def test_a_model_that_refuses_its_extra_state_leaves_callbacks_as_they_were(tmp_path):
+def test_model_that_rejects_its_extra_state_leaves_callbacks_unchanged(tmp_path):
     class Extra(torch.nn.Linear):
         def get_extra_state(self):
             return self.says

@@ -1,4 +1,4 @@
-"""What is published has been synced before: files, their folder, then the name in its parent."""
+"""Checkpoint files, their folder and its parent are synced in this order."""
 
 import os
 
@@ -10,7 +10,7 @@ from tests import tiny
 from tests.record.checkpoint.on_disk import save_checkpoint
 
 
-def test_files_and_folders_are_synced_before_and_after_the_name_is_given(tmp_path, monkeypatch):
+def test_files_and_folders_are_synced_around_the_rename(tmp_path, monkeypatch):
     synced = []
     own = os.fsync
 
@@ -20,14 +20,14 @@ def test_files_and_folders_are_synced_before_and_after_the_name_is_given(tmp_pat
 
     monkeypatch.setattr(os, "fsync", noting)
     path = save_checkpoint(tmp_path / "checkpoints", tiny.state_of())
-    names = [os.path.basename(each).split("-step-")[0] for each in synced]
+    names = [os.path.basename(path).split("-step-")[0] for path in synced]
     assert sorted(names[:3]) == ["model.safetensors", "optimizer.safetensors", "state.json"]
     assert names[3:] == [".tmp", "manifest.json", ".tmp", "checkpoints"]
     assert path.exists()
 
 
 @pytest.mark.parametrize("bytes_", [b"", b"five5", bytes(2**16)])
-def test_what_was_written_is_read_back(tmp_path, bytes_):
+def test_written_bytes_are_read_back(tmp_path, bytes_):
     with CheckpointFiles(tmp_path) as written:
         written.write("a", [bytes_[:2], bytes_[2:]])
         written.sync()
@@ -37,7 +37,7 @@ def test_what_was_written_is_read_back(tmp_path, bytes_):
 
 
 @pytest.mark.parametrize("other", [b"", b"fiv", b"fives", b"five55"])
-def test_other_bytes_shorter_or_longer_are_damage(tmp_path, other):
+def test_changed_shorter_or_longer_file_is_corrupt(tmp_path, other):
     with CheckpointFiles(tmp_path) as written:
         written.write("a", [b"five5"])
         (tmp_path / "a").write_bytes(other)
@@ -46,7 +46,7 @@ def test_other_bytes_shorter_or_longer_are_damage(tmp_path, other):
             written.verify()
 
 
-def test_no_file_is_written_over_and_all_are_closed(tmp_path):
+def test_existing_file_is_not_overwritten_and_all_files_are_closed(tmp_path):
     (tmp_path / "b").write_text("there")
     with CheckpointFiles(tmp_path) as written:
         written.write("a", [b"new"])
@@ -58,7 +58,7 @@ def test_no_file_is_written_over_and_all_are_closed(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="macOS takes no such advice")
-def test_all_are_on_their_way_to_the_disk_before_one_is_waited_for(tmp_path, monkeypatch):
+def test_all_files_start_to_flush_before_the_first_wait(tmp_path, monkeypatch):
     called = []
     for name in ("posix_fadvise", "fsync"):
         own = getattr(os, name)
@@ -72,7 +72,7 @@ def test_all_are_on_their_way_to_the_disk_before_one_is_waited_for(tmp_path, mon
     assert called == ["posix_fadvise"] * 2 + ["fsync"] * 3
 
 
-def test_a_system_without_advice_writes_and_reads_back_too(tmp_path, monkeypatch):
+def test_files_are_verified_without_posix_fadvise(tmp_path, monkeypatch):
     monkeypatch.delattr(os, "posix_fadvise", raising=False)
     with CheckpointFiles(tmp_path) as written:
         written.write("a", [b"five5"])

@@ -1,4 +1,4 @@
-"""Everything in State survives a checkpoint; a field that is new there fails here until it does."""
+"""Every field of State survives a checkpoint; a new field fails here until it does."""
 
 from dataclasses import fields
 
@@ -17,7 +17,7 @@ from tests.record.checkpoint.on_disk import load_checkpoint, save_checkpoint
 EMA = AveragingSpec(
     "ema", decay=0.9, warmup=False, start=0, interval=1, buffers="live", lr=None, anneal=0
 )
-STANDING = {
+BEST = {
     "metric": "val/accuracy",
     "best": 0.5,
     "best_step": 4,
@@ -41,7 +41,7 @@ class Memory:
 
 
 def state_of(seed: int) -> State:
-    """A state with every part; those of two seeds differ in each number."""
+    """Return a state with every part; with different seeds, all its numbers differ."""
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     net[1].running_mean.uniform_()
@@ -63,7 +63,7 @@ def counted(kind):
 
 
 def names_of(kind):
-    return kind._fields if hasattr(kind, "_fields") else [each.name for each in fields(kind)]
+    return kind._fields if hasattr(kind, "_fields") else [field.name for field in fields(kind)]
 
 
 CHANGES = {
@@ -72,22 +72,23 @@ CHANGES = {
     "scaler": scaled,
     "progress": lambda state: setattr(state, "progress", Progress(20, 19, 15, 16, 17.0)),
     "counts": lambda state: vars(state.counts).update(counted(StepCounts)),
-    "best": lambda state: vars(state.best).update(STANDING),
+    "best": lambda state: vars(state.best).update(BEST),
     "plateau": lambda state: vars(state.plateau).update(counted(PlateauState) | {"scale": 0.5}),
     "metadata": lambda state: state.metadata.update(seen=[1, "two"]),
     "average": lambda state: None,
-    "base": None,  # what is known before: the fingerprints of what a checkpoint leaves out
-    "built": None,  # what was there before the first step: what differs from it is the model's
+    "base": None,  # set before: the fingerprints of the weights that a checkpoint lacks
+    "built": None,  # the keys from before the first step; other keys belong to the model
     "callback_states": lambda state: None,
-    "keeper": None,  # what it has is the model's and the optimizers'
+    "keeper": None,  # its tensors are those of the model and the optimizers
     "spikes": lambda state: vars(state.spikes).update(SPIKES),
-    "scheduled": None,  # follows from the Plan, as the options that it names do
-    "built_options": None,  # what the optimizers are built with; a checkpoint has them beside
+    "scheduled": None,  # follows from the Plan, as do the options that it names
+    "built_options": None,  # how the optimizers are built; a checkpoint stores it separately
 }
 SEEN = {
     "model": lambda state: state.model.state_dict(),
     "optimizers": lambda state: {
-        name: state.optimizers[WHOLE].state[each] for name, each in state.model.named_parameters()
+        name: state.optimizers[WHOLE].state[parameter]
+        for name, parameter in state.model.named_parameters()
     },
     "scaler": lambda state: state.scaler.state_dict(),
     "progress": lambda state: state.progress._asdict(),
@@ -97,7 +98,7 @@ SEEN = {
     "metadata": lambda state: state.metadata,
     "average": lambda state: state.average.tensors,
     "callback_states": lambda state: {
-        name: each.value for name, each in state.callback_states.items()
+        name: declared.value for name, declared in state.callback_states.items()
     },
     "spikes": lambda state: vars(state.spikes),
 }
@@ -113,20 +114,20 @@ def same(a, b):
 
 
 def differs_everywhere(a, b):
-    """Say whether no value is the same, so that none can seem to survive by chance."""
+    """Return whether every value differs, so that none can survive by chance."""
     if isinstance(a, dict):
         return bool(a) and all(key not in b or differs_everywhere(a[key], b[key]) for key in a)
     return not same(a, b)
 
 
-def test_every_field_is_known_here():
+def test_every_field_of_the_state_is_covered():
     assert set(CHANGES) == set(names_of(State))
-    assert set(STANDING) == set(names_of(BestMetric))
+    assert set(BEST) == set(names_of(BestMetric))
     assert set(SPIKES) == set(names_of(SpikeDetector))
 
 
 @pytest.mark.parametrize("field", SEEN)
-def test_a_field_survives_whole(tmp_path, field):
+def test_field_of_the_state_survives_a_checkpoint(tmp_path, field):
     state, other = state_of(1), state_of(2)
     for change in filter(None, CHANGES.values()):
         change(state)
@@ -143,24 +144,24 @@ def _momentum(parameters):
 
 
 class Shuffled(nn.Module):
-    """Registers its children in another order, and so has its parameters in another."""
+    """Registers its children, and so its parameters, in a given order."""
 
     def __init__(self, order):
         super().__init__()
         for name in order:
-            self.add_module(name, nn.Linear(4, 4))  # of one shape: none betrays itself by it
+            self.add_module(name, nn.Linear(4, 4))  # all of one shape
 
 
 @pytest.mark.parametrize("make", [tiny.fused_adamw, _momentum], ids=["adamw", "sgd"])
-def test_what_is_saved_lands_by_name_in_whatever_order_parameters_are(tmp_path, make):
+def test_state_is_loaded_by_name_for_any_order_of_parameters(tmp_path, make):
     state = tiny.state_of(Shuffled("abc"), make, steps=3)
     other = tiny.state_of(Shuffled("cab"), make, steps=0, seed=9)
     load_checkpoint(save_checkpoint(tmp_path, state), other)
     assert list(dict(other.model.named_parameters())) != list(dict(state.model.named_parameters()))
     assert same(SEEN["model"](state), SEEN["model"](other))
     assert same(SEEN["optimizers"](state), SEEN["optimizers"](other))
-    for each in (state, other):
-        for name, parameter in each.model.named_parameters():
+    for changed in (state, other):
+        for name, parameter in changed.model.named_parameters():
             parameter.grad = torch.full_like(parameter, float(ord(name[0])))
-        each.optimizer.step()
+        changed.optimizer.step()
     assert same(SEEN["model"](state), SEEN["model"](other))

@@ -1,4 +1,4 @@
-"""Processes that delete and read the checkpoints of one run at once meet no error of the system."""
+"""Processes can read and delete the checkpoints of one run at once without an OS error."""
 
 import subprocess
 import sys
@@ -44,10 +44,10 @@ SECONDS = 1.0
 
 @pytest.fixture
 def run(tmp_path):
-    """A run of which another process saves and deletes checkpoints all the time."""
+    """A run whose checkpoints another process saves and deletes all the time."""
     x = tiny.data()
-    said = {"validation": {"metric": "loss"}}
-    run = tiny.fit(tmp_path / "r", {"val": x}, **said)
+    options = {"validation": {"metric": "loss"}}
+    run = tiny.fit(tmp_path / "r", {"val": x}, **options)
     words = [sys.executable, "-c", CHILD, run.checkpoints]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout.readline() == "ready\n"
@@ -56,8 +56,8 @@ def run(tmp_path):
         child.kill()
 
 
-def again_and_again(*acts):
-    """Do things in turn for a while; return how often each came to its end."""
+def repeat_alternately(*acts):
+    """Repeat calls in turn for a while; return how often each call finished."""
     done, until = [0] * len(acts), time.monotonic() + SECONDS
     while time.monotonic() < until:
         for place, act in enumerate(acts):
@@ -65,16 +65,16 @@ def again_and_again(*acts):
                 act()
             except (
                 CheckpointVanishedError
-            ):  # says in a sentence that they go faster than they can be read
+            ):  # reports that checkpoints vanish faster than they can be read
                 continue
             done[place] += 1
     return done
 
 
-def test_a_run_is_read_while_another_process_deletes(run, capfd):
+def test_run_is_read_while_another_process_deletes_checkpoints(run, capfd):
     model = tiny.model()
     seen = set()
-    done = again_and_again(
+    done = repeat_alternately(
         lambda: seen.add(run.best.step),
         lambda: seen.update(map(hash, list_checkpoints(run.checkpoints))),
         lambda: run.load_model(model),
@@ -87,20 +87,22 @@ def test_a_run_is_read_while_another_process_deletes(run, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_two_processes_may_delete_the_same_checkpoints(run):
+def test_two_processes_can_delete_the_same_checkpoints(run):
     def all_but_the_newest():
         delete(list_checkpoints(run.checkpoints)[:-1])
 
     none_best = RetentionPolicy(1, 0, None, "min")
-    assert min(again_and_again(all_but_the_newest, lambda: prune(run.checkpoints, none_best))) > 0
+    assert (
+        min(repeat_alternately(all_but_the_newest, lambda: prune(run.checkpoints, none_best))) > 0
+    )
 
 
-def test_a_checkpoint_that_somebody_else_deleted_first_is_no_error(tmp_path):
+def test_deleting_an_already_deleted_checkpoint_is_not_an_error(tmp_path):
     delete([tmp_path / "step-00000001"])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_gone_with_its_checkpoint_is_told_as_that(tmp_path):
+def test_file_of_a_deleted_checkpoint_is_reported_as_vanished(tmp_path):
     session = tiny.prepare(tmp_path / "r")
     next(session.steps())
     found = open_checkpoint(session.save())
@@ -110,7 +112,7 @@ def test_a_file_that_is_gone_with_its_checkpoint_is_told_as_that(tmp_path):
         found.tensors("model")
 
 
-def test_a_file_that_goes_while_it_is_opened_is_told_as_gone(tmp_path, monkeypatch):
+def test_file_deleted_while_it_is_opened_is_reported_as_vanished(tmp_path, monkeypatch):
     session = tiny.prepare(tmp_path / "r")
     next(session.steps())
     path = session.save()

@@ -12,7 +12,7 @@ from tests.record.checkpoint.on_disk import save_checkpoint
 
 def compared(tmp_path, one, other):
     states = (tiny.state_of(one, steps=0), tiny.state_of(other, steps=0))
-    paths = [save_checkpoint(tmp_path / str(n), each) for n, each in enumerate(states)]
+    paths = [save_checkpoint(tmp_path / str(n), state) for n, state in enumerate(states)]
     return differences(*map(open_checkpoint, paths))
 
 
@@ -24,13 +24,13 @@ class Buffers(nn.Module):
             self.register_buffer(name, value.clone())
 
 
-def test_the_same_differ_in_nothing(tmp_path):
+def test_equal_checkpoints_have_no_differences(tmp_path):
     found = compared(tmp_path, tiny.model(), tiny.model())
     assert found.same
     assert found.equal == 4
 
 
-def test_a_tensor_is_told_with_its_largest_and_its_relative_change(tmp_path):
+def test_changed_tensor_has_its_largest_and_relative_change(tmp_path):
     before, now = torch.tensor([3.0, 4.0, 0.0]), torch.tensor([3.0, 4.0, 0.5])
     found = compared(tmp_path, Buffers(x=before, y=now), Buffers(x=now, y=now))
     (moved,) = found.changed
@@ -38,31 +38,31 @@ def test_a_tensor_is_told_with_its_largest_and_its_relative_change(tmp_path):
     assert (found.equal, found.same, found.values) == (2, False, [])
 
 
-def test_most_changed_comes_first_and_not_a_number_before_all(tmp_path):
+def test_changes_are_sorted_with_nan_first_and_then_the_largest(tmp_path):
     one = torch.ones(2)
     names = {"a": one * 2, "b": one * 9, "c": one * math.nan, "d": one, "e": -one * 3}
     found = compared(tmp_path, Buffers(**dict.fromkeys(names, one)), Buffers(**names))
-    assert [each.name for each in found.changed] == ["c", "b", "e", "a"]
+    assert [change.name for change in found.changed] == ["c", "b", "e", "a"]
 
 
-def test_equal_is_bit_for_bit(tmp_path):
+def test_tensors_are_equal_only_if_bitwise_identical(tmp_path):
     nan, zero = torch.tensor([math.nan]), torch.zeros(1)
     found = compared(tmp_path, Buffers(x=nan, y=zero), Buffers(x=nan.clone(), y=-zero))
-    assert [each.name for each in found.changed] == ["y"]
+    assert [change.name for change in found.changed] == ["y"]
     assert found.changed[0].largest == 0
 
 
-def test_every_type_is_compared(tmp_path):
+def test_every_dtype_is_compared(tmp_path):
     types = [torch.bool, torch.int64, torch.uint8, torch.bfloat16, torch.float8_e4m3fn]
     types += [torch.complex64, torch.float64]
-    zeros = {f"x{n}": torch.zeros(2, 2).to(each) for n, each in enumerate(types)}
-    ones = {f"x{n}": torch.ones(2, 2).to(each) for n, each in enumerate(types)}
+    zeros = {f"x{n}": torch.zeros(2, 2).to(dtype) for n, dtype in enumerate(types)}
+    ones = {f"x{n}": torch.ones(2, 2).to(dtype) for n, dtype in enumerate(types)}
     found = compared(tmp_path, Buffers(**zeros), Buffers(**ones))
-    assert {(each.changed, each.largest) for each in found.changed} == {(4, 1.0)}
+    assert {(change.changed, change.largest) for change in found.changed} == {(4, 1.0)}
     assert len(found.changed) == len(types)
 
 
-def test_tensors_that_have_no_equal(tmp_path):
+def test_tensors_of_one_side_or_of_different_shapes_are_unmatched(tmp_path):
     one, other = Buffers(x=torch.zeros(2), old=torch.zeros(0)), Buffers(x=torch.zeros(3))
     found = compared(tmp_path, one, other)
     assert found.unmatched == [
@@ -71,27 +71,27 @@ def test_tensors_that_have_no_equal(tmp_path):
     ]
 
 
-def test_options_that_the_optimizer_changed_are_listed_by_name(tmp_path):
+def test_changed_optimizer_options_are_listed_by_name(tmp_path):
     one, other = tiny.state_of(steps=0), tiny.state_of(steps=0)
     other.optimizer.param_groups[0]["eps"] = 0.5
-    paths = [save_checkpoint(tmp_path / str(n), each) for n, each in enumerate((one, other))]
+    paths = [save_checkpoint(tmp_path / str(n), state) for n, state in enumerate((one, other))]
     found = differences(*map(open_checkpoint, paths))
     assert found.values == [("optimizer.model.groups.0.eps", None, 0.5)]
 
 
 def changed(value):
-    """Each value that differs from this one in one place."""
+    """Yield every copy of a value with one change in it."""
     if isinstance(value, dict) and value:
-        for key, each in value.items():
-            yield from ({**value, key: other} for other in changed(each))
+        for key, item in value.items():
+            yield from ({**value, key: other} for other in changed(item))
     elif isinstance(value, list) and value:
-        for n, each in enumerate(value):
-            yield from ([*value[:n], other, *value[n + 1 :]] for other in changed(each))
+        for n, item in enumerate(value):
+            yield from ([*value[:n], other, *value[n + 1 :]] for other in changed(item))
     else:
         yield {"new": 1} if value == {} else "another"
 
 
-def test_each_value_of_the_record_is_compared(tmp_path):
+def test_every_value_of_the_record_is_compared(tmp_path):
     found = open_checkpoint(save_checkpoint(tmp_path, tiny.state_of()))
     for record in changed(found.record):
         (value,) = differences(found, replace(found, record=record)).values

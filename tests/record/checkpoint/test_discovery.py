@@ -33,57 +33,57 @@ def flip(file):
     file.write_bytes(data)
 
 
-def test_damaged_ones_are_named_and_the_newest_good_one_is_taken(folder):
+def test_newest_good_checkpoint_is_found_and_damaged_ones_are_named(folder):
     flip(folder / "step-00000003" / "model.safetensors")
     (folder / "step-00000002" / "manifest.json").unlink()
     found = find_newest_valid(folder)
     assert found.opened is not None
     assert found.opened.name == "step-00000001"
-    assert [each.step for each in found.passed_over] == [3, 2]
+    assert [path.step for path in found.passed_over] == [3, 2]
     assert "model.safetensors: it has other bytes" in found.passed_over[0].reason
     assert "manifest.json: it is missing" in found.passed_over[1].reason
 
 
-def test_none_that_is_good_is_an_error_that_names_each(folder):
-    for each in folder.iterdir():
-        flip(each / "state.json")
+def test_no_good_checkpoint_raises_with_all_their_names(folder):
+    for path in folder.iterdir():
+        flip(path / "state.json")
     with pytest.raises(CheckpointError, match="no valid checkpoint") as caught:
         find_newest_valid(folder)
     assert all(f"step-0000000{step} is damaged" in str(caught.value) for step in (1, 2, 3))
     assert "--run" in str(caught.value)
 
 
-def test_no_checkpoint_is_no_error(tmp_path):
+def test_empty_folder_is_not_an_error(tmp_path):
     assert find_newest_valid(tmp_path / "none").opened is None
 
 
-def test_one_of_a_newer_surestep_is_not_passed_over(folder):
+def test_checkpoint_of_a_newer_version_raises_and_is_not_skipped(folder):
     rewritten(folder / "step-00000003", format=FORMAT + 1)
     with pytest.raises(CheckpointError, match="Install a newer one"):
         find_newest_valid(folder)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_one_that_may_not_be_read_is_not_passed_over(folder):
+def test_unreadable_checkpoint_raises_and_is_not_skipped(folder):
     (folder / "step-00000003" / "state.json").chmod(0)
     with pytest.raises(CheckpointError, match="Permission denied"):
         find_newest_valid(folder)
 
 
-def test_one_that_is_put_aside_counts_as_none(folder):
+def test_quarantined_checkpoint_is_not_listed(folder):
     for _ in range(2):
         aside = quarantine(list_checkpoints(folder)[-1])
     assert aside.name == "damaged-step-00000002"
     assert [path.name for path in list_checkpoints(folder)] == ["step-00000001"]
 
 
-def test_a_link_is_no_checkpoint(folder):
+def test_symlink_is_not_a_checkpoint(folder):
     (folder / "step-00000009").symlink_to(folder / "step-00000001")
     assert len(list_checkpoints(folder)) == 3
 
 
-def test_one_that_is_deleted_while_it_is_read_is_no_damage(folder, monkeypatch):
-    """As when another process keeps the last two: a newer one is there."""
+def test_checkpoint_deleted_while_it_is_read_is_not_corrupt(folder, monkeypatch):
+    """As when another process keeps the last two checkpoints."""
     import surestep.record.checkpoint.manifest as manifest
 
     read, left = manifest.read_regular, [folder / "step-00000003"]
@@ -95,7 +95,7 @@ def test_one_that_is_deleted_while_it_is_read_is_no_damage(folder, monkeypatch):
         return read(path, most)
 
     monkeypatch.setattr(manifest, "read_regular", deleting)
-    assert [each.step for each in scan_checkpoints(folder).good] == [1, 2]
+    assert [checkpoint.step for checkpoint in scan_checkpoints(folder).good] == [1, 2]
     left.append(folder / "step-00000002")
     found = find_newest_valid(folder)
     assert found.opened is not None
@@ -103,7 +103,7 @@ def test_one_that_is_deleted_while_it_is_read_is_no_damage(folder, monkeypatch):
     assert found.passed_over == ()
 
 
-def test_a_folder_that_never_holds_still_is_told(folder, monkeypatch):
+def test_folder_that_keeps_changing_is_reported(folder, monkeypatch):
     import surestep.record.checkpoint.discovery as good
 
     def gone(path):
@@ -114,12 +114,12 @@ def test_a_folder_that_never_holds_still_is_told(folder, monkeypatch):
         find_newest_valid(folder)
 
 
-def test_damaged_is_a_checkpoint_error():
+def test_corrupt_checkpoint_error_is_a_checkpoint_error():
     assert issubclass(CorruptCheckpointError, CheckpointError)
     assert not issubclass(CheckpointVanishedError, CorruptCheckpointError)
 
 
-def test_who_looks_again_reads_what_is_new_and_forgets_what_was_replaced(tmp_path, monkeypatch):
+def test_cached_scan_reads_new_and_replaced_checkpoints(tmp_path, monkeypatch):
     read = []
     own = good.read_info
     monkeypatch.setattr(good, "read_info", lambda path: (read.append(path.name), own(path))[1])
@@ -128,7 +128,10 @@ def test_who_looks_again_reads_what_is_new_and_forgets_what_was_replaced(tmp_pat
     scan_checkpoints(tmp_path, cached=True)
     state.progress = state.progress._replace(step=9)
     second = save_checkpoint(tmp_path, state)
-    assert [each.step for each in scan_checkpoints(tmp_path, cached=True).good] == [2, 9]
+    assert [checkpoint.step for checkpoint in scan_checkpoints(tmp_path, cached=True).good] == [
+        2,
+        9,
+    ]
     assert read == [first.name, second.name]
     state.best.latest, state.best.latest_step = {"val/loss": 0.5}, 9
     save_checkpoint(tmp_path, state)

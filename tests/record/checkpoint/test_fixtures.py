@@ -1,7 +1,7 @@
-"""What an older surestep wrote is read by this one; a format that changes gets a number of its own.
+"""This version reads the files of older ones; a changed format gets a new number.
 
-When a test here fails because the format has changed: raise FORMAT, keep the fixtures that are
-there, read both formats, and write the new one by
+If a test here fails because the format has changed, raise FORMAT, keep the existing fixtures,
+read both formats, and write the new fixture with
 `python -m tests.record.checkpoint.fixtures.make`.
 """
 
@@ -28,21 +28,23 @@ EVENTS = sorted(HERE.glob("events-*.jsonl"))
 
 
 def keys(value, name=""):
-    """Return the dotted names of all that a file of JSON has; a list's are those of its parts."""
+    """Return the dotted names of all values in JSON data; items of a list share a name."""
     if isinstance(value, dict):
-        return {name} | {each for key in value for each in keys(value[key], f"{name}.{key}")}
+        return {name} | {
+            key_name for key in value for key_name in keys(value[key], f"{name}.{key}")
+        }
     if isinstance(value, list):
-        return {name} | {each for part in value for each in keys(part, f"{name}[]")}
+        return {name} | {key_name for part in value for key_name in keys(part, f"{name}[]")}
     return {f"{name}: {type(value).__name__}"}
 
 
-def test_each_format_has_its_fixture():
-    assert f"format-{FORMAT}" in {each.parent.name for each in CHECKPOINTS}
-    assert f"events-{EVENTS_FORMAT}" in {each.stem for each in EVENTS}
+def test_current_formats_have_fixtures():
+    assert f"format-{FORMAT}" in {path.parent.name for path in CHECKPOINTS}
+    assert f"events-{EVENTS_FORMAT}" in {path.stem for path in EVENTS}
 
 
 @pytest.mark.parametrize("path", CHECKPOINTS, ids=lambda path: path.parent.name)
-def test_a_checkpoint_of_a_released_format_is_loaded(path):
+def test_checkpoint_of_a_released_format_is_loaded(path):
     expected = json.loads((path.parent / "expected.json").read_text())
     state = fresh()
     assert all(seen(state)[part] != expected[part] for part in expected)
@@ -53,7 +55,7 @@ def test_a_checkpoint_of_a_released_format_is_loaded(path):
 
 
 @pytest.mark.parametrize("path", STREAMS, ids=lambda path: path.parent.name)
-def test_a_stream_goes_on_by_the_state_of_a_released_format(path):
+def test_stream_resumes_from_the_state_of_a_released_format(path):
     state, stream = own_state.fresh()
     load_checkpoint(path, state)
     mark = stream.checkpoint_at(state.progress.epoch, state.progress.position)
@@ -63,26 +65,26 @@ def test_a_stream_goes_on_by_the_state_of_a_released_format(path):
     assert own_state.following(stream, state.progress) == expected
 
 
-def test_the_state_of_a_stream_has_the_keys_of_its_format(tmp_path):
-    (old,) = [each for each in STREAMS if each.parent.name == f"stream-{FORMAT}"]
+def test_stream_state_has_the_keys_of_its_format(tmp_path):
+    (old,) = [path for path in STREAMS if path.parent.name == f"stream-{FORMAT}"]
     new = own_state.written(tmp_path)[0]
-    was, now = (json.loads((each / RECORD).read_text())["callback_states"] for each in (old, new))
+    was, now = (json.loads((path / RECORD).read_text())["callback_states"] for path in (old, new))
     assert was
     assert keys(now) == keys(was), "FORMAT is to be raised, or a fixture to be written"
 
 
-def test_what_is_written_now_has_the_keys_of_its_format(tmp_path):
-    (old,) = [each for each in CHECKPOINTS if each.parent.name == f"format-{FORMAT}"]
+def test_new_checkpoint_has_the_keys_of_its_format(tmp_path):
+    (old,) = [path for path in CHECKPOINTS if path.parent.name == f"format-{FORMAT}"]
     new = save_checkpoint(tmp_path, moved(), cycle=1)
     for file in (MANIFEST, RECORD):
         was, now = (json.loads((path / file).read_text()) for path in (old, new))
         assert keys(now) == keys(was), "FORMAT is to be raised, or a fixture to be written"
-    assert {each.name for each in new.iterdir()} == {each.name for each in old.iterdir()}
+    assert {path.name for path in new.iterdir()} == {path.name for path in old.iterdir()}
 
 
 @pytest.mark.parametrize("change", ["a key more", "a key less", "another type"])
-def test_another_key_would_be_seen(change):
-    (path,) = [each for each in CHECKPOINTS if each.parent.name == f"format-{FORMAT}"]
+def test_changed_key_is_detected(change):
+    (path,) = [path for path in CHECKPOINTS if path.parent.name == f"format-{FORMAT}"]
     record = json.loads((path / RECORD).read_text())
     before = keys(record)
     if change == "a key more":
@@ -97,14 +99,14 @@ def test_another_key_would_be_seen(change):
 @pytest.mark.parametrize("path", EVENTS, ids=lambda path: path.stem)
 def test_events_of_a_released_format_are_read(path):
     found = list(read_events(path))
-    assert [each["event"] for each in found] == [
+    assert [event["event"] for event in found] == [
         *("format", "resume", "steps", "skipped", "rollback", "end")
     ]
     assert summarize_skips(found).samples == [3, 5]
     assert found[2]["loss"] == [0.5, "nan"]
 
 
-def test_events_that_are_written_now_have_the_keys_of_their_format(tmp_path):
+def test_new_events_have_the_keys_of_their_format(tmp_path):
     write_events(tmp_path / "events.jsonl")
     was, now = (
         [keys(json.loads(line)) for line in path.read_text().splitlines()]
@@ -113,7 +115,7 @@ def test_events_that_are_written_now_have_the_keys_of_their_format(tmp_path):
     assert now == was, "FORMAT is to be raised, or a fixture to be written"
 
 
-def test_newer_ones_are_refused_with_what_to_install(tmp_path):
+def test_newer_formats_are_rejected_with_the_upgrade_command(tmp_path):
     path = shutil.copytree(CHECKPOINTS[-1], tmp_path / CHECKPOINTS[-1].name)
     seal(path, {**manifest_of(path), "format": FORMAT + 1})
     with pytest.raises(CheckpointError, match=rf"format {FORMAT + 1}.*pip install -U surestep"):

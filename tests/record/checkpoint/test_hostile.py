@@ -1,4 +1,4 @@
-"""Hostile checkpoints, with hashes that are right: refused by name, running nothing, in no time."""
+"""Hostile checkpoints with correct hashes are rejected by name, quickly, without running code."""
 
 import copy
 import json
@@ -40,8 +40,8 @@ def path(good, tmp_path):
     return shutil.copytree(good, tmp_path / good.name)
 
 
-def refused(path, match):
-    """Load it in every way: each refuses, and the state is as it was."""
+def assert_rejected(path, match):
+    """Check that every way to load rejects it and leaves the state unchanged."""
     state = state_of(seed=5)
     before = copy.deepcopy((state.model.state_dict(), state.optimizer.state_dict()))
     place, begun = state.progress, time.monotonic()
@@ -54,7 +54,7 @@ def refused(path, match):
     assert len(str(caught.value)) < 1000
 
 
-def test_a_good_one_is_loaded(path):
+def test_intact_checkpoint_is_loaded(path):
     state = state_of(seed=5)
     load_checkpoint(path, state)
     assert torch.equal(tiny.weights(state.model), tiny.weights(state_of().model))
@@ -74,7 +74,7 @@ COUNTS = (
 
 
 @pytest.mark.parametrize("value", WRONG, ids=lambda value: repr(value)[:9])
-def test_a_count_is_a_count(path, value):
+def test_invalid_count_is_rejected(path, value):
     for name in COUNTS:
         forge_record(path, **{name: value})
         with pytest.raises(CheckpointError, match=f"it.{name.replace('__', '.')} is"):
@@ -107,10 +107,10 @@ def test_a_count_is_a_count(path, value):
         (f"{OPTIMIZER}__groups", [None, {}, [1], [{}], [{"names": "x", "options": {}}]]),
     ],
 )
-def test_each_value_is_of_its_kind(path, name, values):
+def test_value_of_a_wrong_type_is_rejected(path, name, values):
     for value in values:
         forge_record(path, **{name: value})
-        refused(path, r"state\.json: it")
+        assert_rejected(path, r"state\.json: it")
 
 
 @pytest.mark.parametrize(
@@ -132,31 +132,34 @@ def test_each_value_is_of_its_kind(path, name, values):
         ("spikes__skipped_steps", [[[2, 1]], [[2**62, 1]]]),
     ],
 )
-def test_numbers_that_cannot_be_of_one_run_are_rejected(path, name, values):
+def test_inconsistent_numbers_are_rejected(path, name, values):
     changed = {} if name == "progress__step" else {name: None}
     for value in values:
         forge_record(path, **{**changed, name: value})
-        if name == "progress__step":  # the manifest and the folder say so too
+        if name == "progress__step":  # the manifest and the folder have it too
             seal(path, {**manifest_of(path), "step": value})
-        refused(path, r"state\.json: ")
+        assert_rejected(path, r"state\.json: ")
 
 
 @pytest.mark.parametrize(("name", "value"), [("position", 1), ("items", 1.0), ("epoch", 1)])
-def test_before_the_first_step_there_is_nothing(tmp_path, name, value):
+def test_counts_before_the_first_step_are_rejected(tmp_path, name, value):
     state = state_of(steps=0)
     state.best.reset()
     path = save_checkpoint(tmp_path, state)
     forge_record(path, **{f"progress__{name}": value})
-    refused(path, f"progress.{name} is {value}")
+    assert_rejected(path, f"progress.{name} is {value}")
 
 
 @pytest.mark.parametrize("name", ["progress", "counts", "best", "plateau", "unknown"])
-def test_no_name_is_left_out_or_put_in(path, name):
+def test_missing_or_additional_key_is_rejected(path, name):
     record = json.loads((path / RECORD).read_text())
-    for other in ({**record, "a\x1b[2J": 1}, {k: v for k, v in record.items() if k != name}):
+    for other in (
+        {**record, "a\x1b[2J": 1},
+        {key: value for key, value in record.items() if key != name},
+    ):
         if other != record:
             forge(path, RECORD, json.dumps(other).encode())
-            refused(path, r"state\.json: it (lacks|has)")
+            assert_rejected(path, r"state\.json: it (lacks|has)")
 
 
 @pytest.mark.parametrize(
@@ -176,9 +179,9 @@ def test_no_name_is_left_out_or_put_in(path, name):
     ],
     ids=str,
 )
-def test_what_belongs_together_must(path, changes, match):
+def test_inconsistent_record_is_rejected(path, changes, match):
     forge_record(path, **changes)
-    refused(path, match)
+    assert_rejected(path, match)
 
 
 @pytest.mark.parametrize(
@@ -198,11 +201,11 @@ def test_what_belongs_together_must(path, changes, match):
         ("amsgrad", 1),
     ],
 )
-def test_an_option_that_the_optimizer_does_not_have_is_refused(path, option, value):
+def test_unknown_optimizer_option_is_rejected(path, option, value):
     groups = json.loads((path / RECORD).read_text())["optimizers"]["model"]["groups"]
     groups[0]["options"][option] = value
     forge_record(path, **{f"{OPTIMIZER}__groups": groups})
-    refused(path, f"optimizer's option '{option}'")
+    assert_rejected(path, f"optimizer's option '{option}'")
 
 
 @pytest.mark.parametrize(
@@ -221,28 +224,28 @@ def test_an_option_that_the_optimizer_does_not_have_is_refused(path, option, val
     ],
     ids=lambda text: text[:8],
 )
-def test_text_that_is_no_record_is_refused(path, text):
+def test_text_that_is_not_a_record_is_rejected(path, text):
     forge(path, RECORD, text)
-    refused(path, r"damaged: state\.json")
+    assert_rejected(path, r"damaged: state\.json")
 
 
-def test_files_that_are_too_large_are_refused_before_they_are_read(path):
+def test_too_large_file_is_rejected_before_it_is_read(path):
     for name in (RECORD, MANIFEST):
         with (path / name).open("r+b") as file:
-            file.truncate(2**40)  # a hole: it takes no space
+            file.truncate(2**40)  # sparse: it uses no disk space
         begun = time.monotonic()
-        refused(path, rf"{name}: it has 1,099,511,627,776 bytes")
+        assert_rejected(path, rf"{name}: it has 1,099,511,627,776 bytes")
         assert time.monotonic() - begun < 1
 
 
 @pytest.mark.parametrize("name", [MANIFEST, RECORD, MODEL])
 @pytest.mark.parametrize("kind", ["pipe", "socket", "folder", "link", "loop", "hard link"])
-def test_only_plain_files_are_opened(path, name, kind, monkeypatch):
+def test_only_regular_files_are_opened(path, name, kind, monkeypatch):
     file = path / name
     file.rename(path / "kept")
     match kind:
         case "pipe":
-            os.mkfifo(file)  # to open one waits for its writer
+            os.mkfifo(file)  # opening one waits for its writer
         case "socket":
             monkeypatch.chdir(path)
             with socket.socket(socket.AF_UNIX) as made:
@@ -257,18 +260,18 @@ def test_only_plain_files_are_opened(path, name, kind, monkeypatch):
             os.link(path / "kept", file)
             load_checkpoint(path, state_of(seed=5))
             return
-    refused(path, rf"damaged: {name}")
+    assert_rejected(path, rf"damaged: {name}")
 
 
 NAMES = ["../x", "/etc/passwd", "a/b", "a\0b", "a\nb", "", ".", "..", "é", "x" * 300, MANIFEST]
 
 
 @pytest.mark.parametrize("name", NAMES, ids=repr)
-def test_a_path_is_no_name_of_a_file(path, name):
+def test_file_name_with_a_path_is_rejected(path, name):
     manifest = manifest_of(path)
     manifest["files"][name] = manifest["files"][MODEL]
     seal(path, manifest, rehash=False)
-    refused(path, r"manifest\.json: .*not a file name")
+    assert_rejected(path, r"manifest\.json: .*not a file name")
 
 
 class Bomb:
@@ -277,7 +280,7 @@ class Bomb:
 
 
 @pytest.mark.parametrize("name", [MODEL, RECORD, MANIFEST, "optimizer.safetensors"])
-def test_a_pickle_under_our_name_does_not_run(path, name, tmp_path, monkeypatch):
+def test_pickle_named_as_a_checkpoint_file_is_not_unpickled(path, name, tmp_path, monkeypatch):
     monkeypatch.setenv("BOMB", str(tmp_path / "exploded"))
     torch.save({"0.weight": Bomb()}, path / "bomb")
     for data in (pickle.dumps(Bomb()), (path / "bomb").read_bytes()):
@@ -285,7 +288,7 @@ def test_a_pickle_under_our_name_does_not_run(path, name, tmp_path, monkeypatch)
             (path / name).write_bytes(data)
         else:
             forge(path, name, data)
-        refused(path, f"damaged: {name}")
+        assert_rejected(path, f"damaged: {name}")
         with pytest.raises(CheckpointError):
             load_model(path, state_of().model)
     assert not (tmp_path / "exploded").exists()
@@ -322,36 +325,36 @@ F32 = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
     ],
     ids=lambda data: repr(data[:60]),
 )
-def test_an_absurd_header_is_refused(path, data):
+def test_invalid_safetensors_header_is_rejected(path, data):
     forge(path, MODEL, data)
-    refused(path, rf"damaged: {MODEL}")
+    assert_rejected(path, rf"damaged: {MODEL}")
 
 
 def rewritten(path, tensors):
-    """Put other tensors into the model's file; the manifest agrees on hashes alone."""
+    """Replace the tensors of the model file; the manifest has their hash but not their shapes."""
     (path / MODEL).unlink()
     write_tensors(path / MODEL, tensors)
     seal(path, manifest_of(path))
 
 
-def test_the_files_hold_what_the_manifest_says(path):
+def test_files_that_differ_from_the_manifest_are_rejected(path):
     own = dict(state_of().model.state_dict())
     for match, other in {
-        "'0.weight' is not there": {k: v for k, v in own.items() if k != "0.weight"},
+        "'0.weight' is not there": {key: own[key] for key in own if key != "0.weight"},
         "'more' is": {**own, "more": torch.zeros(1)},
         r"'0.weight' is \('I32'": {**own, "0.weight": own["0.weight"].int()},
         r"'0.weight' is .*\[4, 3\]": {**own, "0.weight": own["0.weight"].T.contiguous()},
     }.items():
         rewritten(path, other)
-        refused(path, f"{MODEL}: {match}")
+        assert_rejected(path, f"{MODEL}: {match}")
 
 
 def edited(path, kind, name, **stored):
-    """Say something else of a tensor in the manifest, and of its only slice."""
+    """Change the manifest entry of a tensor and of its only slice."""
     manifest = manifest_of(path)
     entry = manifest["tensors"][kind][name]
     entry.update(stored)
-    entry["slices"][0].update({k: v for k, v in stored.items() if k == "shape"})
+    entry["slices"][0].update({key: stored[key] for key in stored if key == "shape"})
     seal(path, manifest)
 
 
@@ -368,15 +371,15 @@ def edited(path, kind, name, **stored):
         ("optimizer", "model/0.weight/step", torch.zeros(9), "holds step of 0.weight"),
     ],
 )
-def test_a_tensor_that_does_not_fit_is_refused(path, kind, name, value, match):
-    """A fused kernel would walk over the end of a short one."""
+def test_tensor_that_does_not_fit_is_rejected(path, kind, name, value, match):
+    """A fused kernel would read past the end of a short one."""
     from safetensors.torch import load_file
 
     from surestep.record.safetensors_writer import NAMES as DTYPE_NAMES
 
     file = path / f"{kind}.safetensors"
     tensors = {**load_file(file), name: value}
-    tensors = {each: tensor.clone() for each, tensor in tensors.items()}
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     file.unlink()
     write_tensors(file, tensors)
     manifest = manifest_of(path)
@@ -384,11 +387,11 @@ def test_a_tensor_that_does_not_fit_is_refused(path, kind, name, value, match):
     entry.update(dtype=DTYPE_NAMES[str(value.dtype)], shape=list(value.shape))
     entry["slices"][0].update(shape=list(value.shape), offset=[0] * value.dim())
     seal(path, manifest)
-    refused(path, match)
+    assert_rejected(path, match)
 
 
-def test_many_slices_take_no_longer_than_they_are(path):
-    """Pair by pair they would take minutes."""
+def test_many_slices_are_checked_in_linear_time(path):
+    """A pairwise comparison would take minutes."""
     manifest = manifest_of(path)
     many = {f"f{i}": manifest["files"][MODEL] for i in range(6_000)}
     manifest["files"] |= many
@@ -398,29 +401,29 @@ def test_many_slices_take_no_longer_than_they_are(path):
         "slices": [{"file": name, "offset": [0], "shape": [1]} for name in many],
     }
     seal(path, manifest, rehash=False)
-    refused(path, "slices that do not make up their tensor")
+    assert_rejected(path, "slices that do not make up their tensor")
 
 
-def test_more_dimensions_than_torch_has_are_refused(path):
+def test_more_dimensions_than_torch_supports_are_rejected(path):
     edited(path, "model", "0.weight", shape=[1] * 65)
-    refused(path, "65 dimensions")
+    assert_rejected(path, "65 dimensions")
 
 
-def test_a_file_that_the_manifest_does_not_name_is_not_looked_at(path):
+def test_file_outside_the_manifest_is_ignored(path):
     (path / "more.safetensors").write_bytes(b"x")
     os.mkfifo(path / "pipe")
     load_checkpoint(path, state_of(seed=5))
 
 
-def test_sizes_that_the_manifest_has_wrong_are_refused(path):
+def test_wrong_sizes_in_the_manifest_are_rejected(path):
     for size in (0, 7, 2**62, -1, "x", None, True):
         manifest = manifest_of(path)
         manifest["files"][MODEL]["bytes"] = size
         seal(path, manifest, rehash=False)
-        refused(path, "damaged")
+        assert_rejected(path, "damaged")
 
 
-def test_a_newest_one_that_is_hostile_is_passed_over(path):
+def test_hostile_newest_checkpoint_is_skipped(path):
     shutil.copytree(path, path.with_name("step-00000003"))
     forge_record(path.with_name("step-00000003"), progress__epoch="x")
     found = find_newest_valid(path.parent)

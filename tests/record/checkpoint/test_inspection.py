@@ -9,21 +9,21 @@ from tests import tiny
 from tests.record.checkpoint.on_disk import save_checkpoint
 
 
-def test_a_good_one(tmp_path):
+def test_inspection_of_an_intact_checkpoint(tmp_path):
     path = save_checkpoint(tmp_path, tiny.state_of())
     found = examine(path, every_byte=True)
     assert (found.verified, found.problems, found.saved.step) == (True, (), 2)
     assert (found.saved.epoch, found.saved.position) == (0, 0)
-    assert found.bytes == sum(each.stat().st_size for each in path.iterdir())
+    assert found.bytes == sum(file.stat().st_size for file in path.iterdir())
     assert found.written == (path / "manifest.json").stat().st_mtime
 
 
-def test_what_was_not_read_is_not_called_verified(tmp_path):
+def test_unread_checkpoint_is_not_reported_as_verified(tmp_path):
     path = save_checkpoint(tmp_path, tiny.state_of())
     assert examine(path, every_byte=False).verified is None
 
 
-def test_a_damaged_one_still_says_what_can_be_read(tmp_path):
+def test_damaged_checkpoint_reports_its_readable_values(tmp_path):
     path = save_checkpoint(tmp_path, tiny.state_of())
     data = bytearray((path / "model.safetensors").read_bytes())
     data[-1] ^= 1
@@ -33,17 +33,17 @@ def test_a_damaged_one_still_says_what_can_be_read(tmp_path):
     assert found.problems == ("model.safetensors: it has other bytes than were written.",)
 
 
-def test_an_empty_folder_is_damaged(tmp_path):
+def test_empty_checkpoint_folder_is_corrupt(tmp_path):
     (tmp_path / "step-00000001").mkdir()
     (found,) = examine_all(tmp_path, every_byte=False)
     assert (found.verified, found.saved, found.written, found.bytes) == (False, None, None, 0)
 
 
-def test_one_that_is_not_there_is_none(tmp_path):
+def test_missing_checkpoint_is_not_found(tmp_path):
     assert examine(tmp_path / "step-00000001", every_byte=True) is None
 
 
-def test_links_are_not_followed_for_the_size(tmp_path):
+def test_size_does_not_follow_symlinks(tmp_path):
     (tmp_path / "c").mkdir()
     (tmp_path / "large").write_bytes(b"x" * 1000)
     (tmp_path / "c" / "link").symlink_to(tmp_path / "large")
@@ -59,7 +59,7 @@ def test_checkpoints_are_listed_by_step(tmp_path):
     assert list_checkpoints(tmp_path / "none") == []
 
 
-def test_saved_is_step_and_metrics(tmp_path):
+def test_saved_checkpoint_has_step_and_metrics(tmp_path):
     state = tiny.state_of()
     state.best.latest, state.best.latest_step = {"val/loss": 0.5}, 2
     path = save_checkpoint(tmp_path, state)

@@ -16,7 +16,7 @@ def net(last=3):
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.0), nn.Linear(8, last))
 
 
-def test_a_wrong_shape_is_named_and_nothing_is_loaded(path):
+def test_wrong_shape_is_named_and_nothing_is_loaded(path):
     model = net(last=5)
     before = tiny.weights(model)
     with pytest.raises(
@@ -26,33 +26,33 @@ def test_a_wrong_shape_is_named_and_nothing_is_loaded(path):
     assert torch.equal(tiny.weights(model), before)
 
 
-def test_a_model_that_is_left_in_parts_is_told_as_that(path):
+def test_sharded_model_of_zero_3_is_reported(path):
     model = net()
-    model[0].weight.ds_tensor = torch.zeros(16)  # as ZeRO 3 leaves it
+    model[0].weight.ds_tensor = torch.zeros(16)  # as after ZeRO 3
     with pytest.raises(CheckpointError, match="Build a new model, and load into that one"):
         load_model(path, model)
 
 
-def test_another_model_is_named(path):
+def test_different_model_is_rejected_by_name(path):
     with pytest.raises(CheckpointError, match=r"lacks \['4\.bias', '4\.weight'\] and has nothing"):
         load_model(path, nn.Sequential(*net(), nn.Linear(3, 3)))
     with pytest.raises(CheckpointError, match=r"lacks nothing and has \['3\.bias', '3\.weight'\]"):
         load_model(path, net()[:3])
 
 
-def test_another_optimizer_is_named(path):
+def test_different_optimizer_is_rejected_by_name(path):
     other = tiny.state_of(make=lambda p: torch.optim.SGD(p, lr=0.1), steps=0)
     with pytest.raises(CheckpointError, match="state of AdamW, and the optimizer here is SGD"):
         load_checkpoint(path, other)
 
 
-def test_a_parameter_that_the_optimizer_did_not_have_is_named(tmp_path):
+def test_parameter_missing_from_the_optimizer_is_named(tmp_path):
     state = tiny.state_of(make=lambda p: torch.optim.AdamW(list(p)[:3], lr=0.1))
     with pytest.raises(CheckpointError, match=r"no optimizer state for 3\.bias"):
         load_checkpoint(save_checkpoint(tmp_path, state), tiny.state_of(steps=0))
 
 
-def test_a_checkpoint_that_does_not_fit_leaves_the_state_as_it_was(tmp_path):
+def test_rejected_checkpoint_leaves_the_state_unchanged(tmp_path):
     path = save_checkpoint(tmp_path, tiny.state_of())
     (path / "optimizer.safetensors").write_bytes(b"")
     other = tiny.state_of(steps=0)

@@ -24,16 +24,16 @@ def path(tmp_path):
 
 
 def rewritten(path, **changes):
-    """Change the manifest, as somebody does who knows the format."""
+    """Forge the manifest with correct hashes."""
     found = json.loads((path / MANIFEST).read_text())
     (path / MANIFEST).write_text(
         add_self_hash(json.dumps({**found, **changes, "sha256": "0" * 64}))
     )
 
 
-def test_a_manifest_names_each_file_and_where_each_tensor_lies(path):
+def test_manifest_names_every_file_and_the_file_of_every_tensor(path):
     manifest = verify(path)
-    assert sorted([MANIFEST, *manifest.files]) == sorted(each.name for each in path.iterdir())
+    assert sorted([MANIFEST, *manifest.files]) == sorted(file.name for file in path.iterdir())
     weight = manifest.tensors["model"]["0.weight"]
     assert (weight.dtype, weight.shape) == ("F32", (8, 4))
     assert weight.slices == (("model.safetensors", (0, 0), (8, 4)),)
@@ -42,7 +42,7 @@ def test_a_manifest_names_each_file_and_where_each_tensor_lies(path):
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", ["missing", "half", "empty", "one bit", "a link"])
-def test_a_damaged_file_is_named_and_nothing_is_loaded(path, name, damage):
+def test_damaged_file_is_named_and_nothing_is_loaded(path, name, damage):
     file = path / name
     data = file.read_bytes()
     match damage:
@@ -67,13 +67,13 @@ def test_a_damaged_file_is_named_and_nothing_is_loaded(path, name, damage):
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"format": "x"}', "null", '"text"', "[" * 10**6])
-def test_a_manifest_of_another_kind_is_named(path, content):
+def test_invalid_manifest_is_rejected_by_name(path, content):
     (path / MANIFEST).write_text(content)
     with pytest.raises(CorruptCheckpointError, match=r"damaged: manifest\.json"):
         read_manifest(path)
 
 
-def test_each_bit_of_a_manifest_counts(path):
+def test_every_flipped_bit_of_a_manifest_is_detected(path):
     data = (path / MANIFEST).read_bytes()
     for place in range(0, len(data), 7):
         bit = 1 << place % 8
@@ -82,7 +82,7 @@ def test_each_bit_of_a_manifest_counts(path):
             read_manifest(path)
 
 
-def test_a_format_before_the_first_is_refused(path):
+def test_format_below_one_is_rejected(path):
     rewritten(path, format=FORMAT - 1)
     with pytest.raises(CheckpointError, match="older than surestep's first release"):
         read_manifest(path)
@@ -107,14 +107,14 @@ def test_newer_format_is_rejected(path):
     ],
     ids=str,
 )
-def test_a_manifest_that_makes_no_sense_is_refused(path, change):
+def test_inconsistent_manifest_is_rejected(path, change):
     rewritten(path, **change)
     with pytest.raises(CorruptCheckpointError, match=r"damaged: manifest\.json"):
         read_manifest(path)
 
 
 def in_slices(path, *boxes):
-    """Say that a weight of (8, 4) lies in these boxes, (offset, shape)."""
+    """Store a weight of shape (8, 4) as these slices, given as (offset, shape)."""
     found = json.loads((path / MANIFEST).read_text())
     files = {f"{i}.safetensors": found["files"]["model.safetensors"] for i in range(len(boxes))}
     found["tensors"]["model"]["0.weight"]["slices"] = [
@@ -134,7 +134,7 @@ def in_slices(path, *boxes):
     ],
     ids=["whole", "two", "four", "an empty one"],
 )
-def test_slices_that_make_up_their_tensor_are_taken(path, boxes):
+def test_slices_that_cover_their_tensor_are_accepted(path, boxes):
     in_slices(path, *boxes)
     assert len(read_manifest(path).tensors["model"]["0.weight"].slices) == len(boxes)
 
@@ -151,13 +151,13 @@ def test_slices_that_make_up_their_tensor_are_taken(path, boxes):
     ],
     ids=["a hole", "twice", "overlapping", "a hole of that size", "outside", "dimensions"],
 )
-def test_slices_that_do_not_make_up_their_tensor_are_refused(path, boxes):
+def test_slices_that_do_not_cover_their_tensor_are_rejected(path, boxes):
     in_slices(path, *boxes)
     with pytest.raises(CheckpointError, match="slice"):
         read_manifest(path)
 
 
-def test_slices_that_are_not_so_in_their_file_are_refused(path):
+def test_slices_that_differ_from_their_file_are_rejected(path):
     tensors = json.loads((path / MANIFEST).read_text())["tensors"]
     tensors["model"]["0.weight"]["shape"] = [4, 8]
     tensors["model"]["0.weight"]["slices"][0]["shape"] = [4, 8]

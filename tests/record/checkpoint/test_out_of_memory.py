@@ -1,4 +1,4 @@
-"""No memory to read a checkpoint back: one line is told, and nothing good is lost or blamed."""
+"""Without memory to verify a checkpoint, one line is printed and no checkpoint is lost."""
 
 import pytest
 
@@ -19,12 +19,12 @@ def fails(error):
     return raise_it
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda each: type(each).__name__)
-def test_a_save_that_cannot_be_verified_for_memory_lets_the_run_go_on(
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_run_continues_if_a_save_cannot_be_verified_for_lack_of_memory(
     tmp_path, monkeypatch, capsys, error
 ):
-    said = {"checkpoint": {"every": "2 steps"}, "logging": {"progress": "plain"}}
-    tiny.fit(tmp_path, max_steps=2, **said)
+    options = {"checkpoint": {"every": "2 steps"}, "logging": {"progress": "plain"}}
+    tiny.fit(tmp_path, max_steps=2, **options)
     with monkeypatch.context() as patch:
         patch.setattr(opened, "safe_open", fails(error))
         patch.setattr(manifest.hashlib, "file_digest", fails(MemoryError()))
@@ -33,10 +33,10 @@ def test_a_save_that_cannot_be_verified_for_memory_lets_the_run_go_on(
     assert not isinstance(raised.value, CorruptCheckpointError)
     monkeypatch.setattr("surestep.record.checkpoint.writer.check_readable", fails(error))
     tiny_saved = list_checkpoints(tmp_path / "checkpoints")
-    assert [each.name for each in tiny_saved] == ["step-00000002"]
+    assert [path.name for path in tiny_saved] == ["step-00000002"]
     with pytest.raises(CheckpointError, match="could not be written: there is not enough memory"):
-        tiny.fit(tmp_path, max_steps=6, **said)  # the end cannot be saved either
-    told = capsys.readouterr().err
-    assert "not enough memory" in told
-    assert "The run continues, and the next save tries again." in told
+        tiny.fit(tmp_path, max_steps=6, **options)  # the end cannot be saved either
+    output = capsys.readouterr().err
+    assert "not enough memory" in output
+    assert "The run continues, and the next save tries again." in output
     assert list_checkpoints(tmp_path / "checkpoints") == tiny_saved

@@ -20,7 +20,7 @@ from tests.record.checkpoint.on_disk import save_checkpoint
 
 
 def saved_with(folder, metrics):
-    """Save a checkpoint at steps 1, 2, ..., each with this metric."""
+    """Save checkpoints at steps 1, 2, ... with these metrics."""
     state = tiny.state_of(steps=1)
     for step, value in enumerate(metrics, 1):
         state.progress = state.progress._replace(step=step)
@@ -48,7 +48,9 @@ def steps(folder):
     ],
     ids=["last", "best", "best is last", "two best", "ties", "NaN", "only NaN", "unknown", "few"],
 )
-def test_the_last_and_the_best_stay(tmp_path, metrics, keep_last, keep_best, mode, kept):
+def test_last_and_best_checkpoints_are_preserved(
+    tmp_path, metrics, keep_last, keep_best, mode, kept
+):
     saved_with(tmp_path, metrics)
     deleted = prune(tmp_path, RetentionPolicy(keep_last, keep_best, "val/a", mode))
     assert steps(tmp_path) == kept
@@ -59,11 +61,11 @@ def test_the_last_and_the_best_stay(tmp_path, metrics, keep_last, keep_best, mod
     ("metrics", "keep_best", "kept"),
     [
         ([2, 3, 3, 1], 1, [1, 3, 4]),  # the newest is the best
-        ([2, 1, 3, 4], 1, [2, 3, 4]),  # it is not
+        ([2, 1, 3, 4], 1, [2, 3, 4]),  # the newest is not the best
         ([4, 2, 3, 9, 1], 2, [2, 3, 4, 5]),
     ],
 )
-def test_where_a_run_may_go_back_the_best_before_the_newest_stays(
+def test_best_before_the_newest_is_preserved_if_a_run_may_roll_back(
     tmp_path, metrics, keep_best, kept
 ):
     saved_with(tmp_path, metrics)
@@ -71,14 +73,14 @@ def test_where_a_run_may_go_back_the_best_before_the_newest_stays(
     assert steps(tmp_path) == kept
 
 
-def test_without_a_metric_only_the_last_stay(tmp_path):
+def test_only_the_last_are_preserved_without_a_metric(tmp_path):
     saved_with(tmp_path, [1, 2, 3])
     prune(tmp_path, RetentionPolicy(1, 1, None, "min"))
     assert steps(tmp_path) == [3]
 
 
 def saved_at(folder, state, step, keep_every):
-    """Save a step, and delete what need not stay, as a run does."""
+    """Save a step and prune, as a run does."""
     state.progress = state.progress._replace(step=step, steps_taken=step)
     save_checkpoint(folder, state)
     prune(folder, RetentionPolicy(1, 0, None, "min", keep_every=keep_every))
@@ -96,22 +98,22 @@ def saved_at(folder, state, step, keep_every):
     ],
     ids=["on them", "after them", "leaping", "none yet", "thirds", "each"],
 )
-def test_the_first_save_at_or_after_each_multiple_stays_for_good(tmp_path, saves, keep_every, kept):
+def test_first_save_at_or_after_a_multiple_is_preserved(tmp_path, saves, keep_every, kept):
     state = tiny.state_of(steps=1)
     for step in saves:
         saved_at(tmp_path, state, step, keep_every)
     assert steps(tmp_path) == kept
 
 
-def test_a_damaged_checkpoint_is_not_the_best(tmp_path):
+def test_damaged_checkpoint_is_not_the_best(tmp_path):
     saved_with(tmp_path, [1, 2, 3])
     (tmp_path / "step-00000001" / "state.json").write_text("{")
     found = scan_checkpoints(tmp_path)
-    assert [each.step for each in best_first(found.good, "val/a", "min")] == [2, 3]
-    assert [each.step for each in found.damaged] == [1]
+    assert [checkpoint.step for checkpoint in best_first(found.good, "val/a", "min")] == [2, 3]
+    assert [checkpoint.step for checkpoint in found.damaged] == [1]
 
 
-def test_a_damaged_checkpoint_does_not_count_and_stays(tmp_path):
+def test_damaged_checkpoint_is_preserved_and_not_counted(tmp_path):
     saved_with(tmp_path, [1, 2, 3, 4])
     (tmp_path / "step-00000004" / "model.safetensors").unlink()
     prune(tmp_path, RetentionPolicy(2, 0, None, "min"))
@@ -119,7 +121,7 @@ def test_a_damaged_checkpoint_does_not_count_and_stays(tmp_path):
 
 
 def gone(name, host=None):
-    """Name what a process that is dead was at."""
+    """Return the name of a temporary file of a dead process."""
     pid = os.fork()
     if not pid:
         os._exit(0)
@@ -127,7 +129,7 @@ def gone(name, host=None):
     return f"{name}-at-{host or socket.gethostname()}-{pid}"
 
 
-def test_what_a_dead_process_left_is_swept(tmp_path):
+def test_temporary_files_of_a_dead_process_are_removed(tmp_path):
     saved_with(tmp_path, [1])
     for name in (gone(".tmp-step-00000002"), gone(".del-step-00000000")):
         (tmp_path / name).mkdir()
@@ -137,14 +139,14 @@ def test_what_a_dead_process_left_is_swept(tmp_path):
     remove_stale(tmp_path / "none")
 
 
-def test_a_process_that_died_between_the_two_names_of_a_step_leaves_the_step(tmp_path):
+def test_process_killed_between_the_renames_of_a_step_leaves_the_step(tmp_path):
     saved_with(tmp_path, [1])
     (tmp_path / "step-00000001").rename(tmp_path / gone(".old-step-00000001"))
     remove_stale(tmp_path)
     assert steps(tmp_path) == [1]
 
 
-def test_what_an_earlier_deletion_left_is_no_obstacle(tmp_path):
+def test_files_of_an_interrupted_deletion_do_not_block_the_next(tmp_path):
     saved_with(tmp_path, [1, 2])
     left = temp_name(tmp_path / "step-00000001", "del")
     left.mkdir()
@@ -153,15 +155,15 @@ def test_what_an_earlier_deletion_left_is_no_obstacle(tmp_path):
     assert steps(tmp_path) == [2]
 
 
-def test_a_checkpoint_with_a_folder_in_it_is_deleted_too(tmp_path):
+def test_checkpoint_with_a_subfolder_is_deleted(tmp_path):
     saved_with(tmp_path, [1, 2])
     (tmp_path / "step-00000001" / "notes").mkdir()
-    (tmp_path / "step-00000001" / "notes" / "mine.txt").write_text("of somebody's own")
+    (tmp_path / "step-00000001" / "notes" / "mine.txt").write_text("mine")
     prune(tmp_path, RetentionPolicy(1, 0, None, "min"))
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
 
 
-def test_what_a_living_process_or_another_machine_is_at_stays(tmp_path):
+def test_temporary_files_of_live_processes_and_other_hosts_stay(tmp_path):
     living = f".tmp-step-00000002-at-{socket.gethostname()}-{os.getppid()}"
     other, old = gone(".tmp-step-00000003", "other-host"), gone(".del-step-00000004", "other-host")
     for name in (living, other, old):
@@ -181,12 +183,12 @@ def kept(run):
     }
 
 
-def test_the_last_n_and_the_best_k_of_the_plan(tmp_path):
+def test_plan_preserves_the_last_n_and_the_best_k(tmp_path):
     rest = iter([0.5, 0.9, 0.8, 0.2, 0.1])
     x, y = tiny.data()
     parts = {
         "val": (x[:1], y[:1]),
-        "metrics": {"score": surestep.whole_set(lambda o, t: next(rest))},
+        "metrics": {"score": surestep.whole_set(lambda outputs, targets: next(rest))},
     }
     validation = {"metric": "score", "mode": "max"}
     keep = {"keep_last": 1, "keep_best": 2}
@@ -194,22 +196,22 @@ def test_the_last_n_and_the_best_k_of_the_plan(tmp_path):
     assert kept(run) == {"3": ["best"], "6": ["best 2"], "9": ["last"]}
 
 
-def test_the_ends_of_cycles(tmp_path):
+def test_ends_of_cycles_are_preserved(tmp_path):
     schedule = {"name": "cosine_restarts", "cycles": 3, "save_cycles": True}
     run = tiny.fit(tmp_path, schedule=schedule)
     assert kept(run) == {"2": ["cycle 1"], "4": ["last 2", "cycle 2"], "6": ["last", "cycle 3"]}
 
 
 @pytest.mark.parametrize("keep_every", ["2 epochs", "6 steps"])
-def test_milestones(tmp_path, keep_every):
-    said = {"keep_last": 1, "keep_best": 0, "keep_every": keep_every}
-    run = tiny.fit(tmp_path, epochs=5, checkpoint=said)
+def test_milestones_are_preserved(tmp_path, keep_every):
+    options = {"keep_last": 1, "keep_best": 0, "keep_every": keep_every}
+    run = tiny.fit(tmp_path, epochs=5, checkpoint=options)
     assert kept(run) == {"6": ["milestone"], "2": ["milestone"], "5": ["last"]}
     assert [path.name[-2:] for path in list_checkpoints(run.checkpoints)] == ["06", "12", "15"]
 
 
 @pytest.mark.parametrize("plan", [3, [3], [{"option": "checkpoint.keep_last", "value": "x"}]])
-def test_a_plan_that_is_none_is_told(tmp_path, plan):
+def test_invalid_plan_is_rejected(tmp_path, plan):
     run = tiny.fit(tmp_path)
     write_json(tmp_path / "plan.json", plan)
     with pytest.raises(RunError, match="cannot be read"):

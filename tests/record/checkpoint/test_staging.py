@@ -1,4 +1,4 @@
-"""What is made once for many checkpoints spares none of them a check."""
+"""Staging buffers are reused, and every checkpoint is still verified."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def later(state):
 
 @pytest.fixture
 def second(tmp_path):
-    """A snapshot that is laid out as one that was written before it."""
+    """A snapshot with the layout of the one written before it."""
     staging, state = SnapshotStager(), tiny.state_of()
     write_checkpoint(tmp_path, staging.take(state))
     return staging.take(later(state))
@@ -29,7 +29,7 @@ FILES = ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.j
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_the_bytes_of_a_later_checkpoint_are_read_back_too(tmp_path, monkeypatch, second, file):
+def test_bytes_of_a_later_checkpoint_are_read_back(tmp_path, monkeypatch, second, file):
     sync = CheckpointFiles.sync
 
     def forgetful(written):
@@ -48,7 +48,7 @@ def test_the_bytes_of_a_later_checkpoint_are_read_back_too(tmp_path, monkeypatch
     assert sorted(tmp_path.iterdir()) == there
 
 
-def test_a_later_record_that_could_not_be_read_is_refused(tmp_path):
+def test_later_invalid_record_is_rejected(tmp_path):
     staging, state = SnapshotStager(), tiny.state_of()
     write_checkpoint(tmp_path, staging.take(state))
     later(state).counts.overflow = -1
@@ -56,7 +56,7 @@ def test_a_later_record_that_could_not_be_read_is_refused(tmp_path):
         write_checkpoint(tmp_path, staging.take(state))
 
 
-def test_a_later_checkpoint_is_the_one_that_is_saved_alone(tmp_path, second):
+def test_later_checkpoint_equals_one_saved_alone(tmp_path, second):
     state = later(tiny.state_of())
     alone = save_checkpoint(tmp_path / "alone", state)
     path = write_checkpoint(tmp_path, second).path
@@ -65,7 +65,7 @@ def test_a_later_checkpoint_is_the_one_that_is_saved_alone(tmp_path, second):
     load_checkpoint(path, tiny.state_of(steps=0))
 
 
-def test_tensors_that_lie_otherwise_are_opened_before_they_are_relied_on(tmp_path, monkeypatch):
+def test_tensors_of_a_new_layout_are_opened_for_a_check(tmp_path, monkeypatch):
     opened = []
     own = write.check_readable
     monkeypatch.setattr(write, "check_readable", lambda path, _: opened.append(own(path, _)))
@@ -86,7 +86,7 @@ def test_tensors_that_lie_otherwise_are_opened_before_they_are_relied_on(tmp_pat
     assert counts == [1, 1, 2, 3, 4, 4]
 
 
-def test_what_lies_beside_the_tensors_is_read_again_where_it_changed(tmp_path, monkeypatch):
+def test_changed_record_is_read_again(tmp_path, monkeypatch):
     read = []
     own = write.parse_state_json
     monkeypatch.setattr(write, "parse_state_json", lambda *given: read.append(given) or own(*given))
@@ -98,7 +98,7 @@ def test_what_lies_beside_the_tensors_is_read_again_where_it_changed(tmp_path, m
         lambda: None,
         lambda: setattr(state.counts, "clipped", 3),
         lambda: state.metadata.update(more=[1]),
-        lambda: state.metadata["more"].append(2),  # the same list, changed in its place
+        lambda: state.metadata["more"].append(2),  # the same list, changed in place
         lambda: state.spikes.skipped_steps.append((1, 2)),
     ):
         change()
@@ -108,10 +108,10 @@ def test_what_lies_beside_the_tensors_is_read_again_where_it_changed(tmp_path, m
         assert record["metadata"] == state.metadata
         assert record["counts"] == vars(state.counts)
     assert counts == [1, 2, 3, 4, 5]
-    assert len(opened) == 1  # the tensors lie as they did
+    assert len(opened) == 1  # the tensor layout is unchanged
 
 
-def test_numbers_are_those_of_the_moment(tmp_path):
+def test_snapshot_has_the_numbers_at_its_time(tmp_path):
     staging, state = SnapshotStager(), tiny.state_of()
     snapshot = staging.take(state)
     step = state.progress.step
@@ -124,7 +124,7 @@ def test_numbers_are_those_of_the_moment(tmp_path):
     assert found["spikes"]["losses"] == []
 
 
-def test_buffers_that_still_fit_are_kept(tmp_path):
+def test_staging_buffers_that_fit_are_reused(tmp_path):
     staging, state = SnapshotStager(), tiny.state_of()
     before = staging.take(state).layout.buffers["optimizer"]
     state.model.register_buffer("more", torch.zeros(2))
@@ -136,14 +136,14 @@ def test_buffers_that_still_fit_are_kept(tmp_path):
 
 
 class Elsewhere:
-    """A tensor as far as it is asked where it lies."""
+    """Mimic a tensor that only has a device."""
 
     def __init__(self, device):
         self.device = torch.device(device)
 
 
-def test_each_device_that_tensors_lie_on_is_waited_for(monkeypatch):
-    """The current device alone may be another one: the bytes would be half copied."""
+def test_snapshot_synchronizes_every_device_with_tensors(monkeypatch):
+    """The current device may be a different one, so copies could be incomplete."""
     waited = []
     monkeypatch.setattr(torch, "_foreach_copy_", lambda *_, **__: None)
     monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)

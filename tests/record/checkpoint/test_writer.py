@@ -18,7 +18,7 @@ from tests.record.checkpoint.on_disk import load_checkpoint, save_checkpoint
 
 
 def saved_and_loaded(tmp_path, state, build, optimizer=None):
-    """Save a state, and load it into another one built alike."""
+    """Save a state, and load it into a new one of the same kind."""
     other = tiny.state_of(build(), optimizer, steps=0)
     load_checkpoint(save_checkpoint(tmp_path, state), other)
     return other
@@ -32,7 +32,7 @@ class Tied(nn.Module):
 
 
 class Extra(nn.Linear):
-    """Has extra state, and a buffer of every kind."""
+    """Has extra state and every kind of buffer."""
 
     def __init__(self):
         super().__init__(3, 2)
@@ -73,7 +73,7 @@ BUILDS = {"plain": tiny.model, "tied": tied, "channels last": channels_last, "ex
     [tiny.fused_adamw, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True)],
     ids=["adamw", "sgd"],
 )
-def test_saved_and_loaded_the_next_step_is_the_same_bit_for_bit(tmp_path, build, optimizer):
+def test_next_step_after_a_reload_is_bitwise_identical(tmp_path, build, optimizer):
     state = tiny.state_of(build(), optimizer)
     other = saved_and_loaded(tmp_path, state, build, optimizer)
     assert torch.equal(tiny.weights(state.model), tiny.weights(other.model))
@@ -83,26 +83,26 @@ def test_saved_and_loaded_the_next_step_is_the_same_bit_for_bit(tmp_path, build,
     assert torch.equal(tiny.weights(state.model), tiny.weights(other.model))
 
 
-def test_tied_weights_are_written_once_and_stay_tied(tmp_path):
+def test_tied_weights_are_stored_once_and_stay_tied(tmp_path):
     state = tiny.state_of(tied())
     other = saved_and_loaded(tmp_path, state, tied)
     assert read_record(list_checkpoints(tmp_path)[0])["aliases"] == {"head.weight": "table.weight"}
     assert other.model.head.weight is other.model.table.weight
 
 
-def test_extra_state_comes_back(tmp_path):
+def test_extra_state_round_trip(tmp_path):
     state = tiny.state_of(extra())
     state.model.words = {"seen": []}
     assert saved_and_loaded(tmp_path, state, extra).model.words == {"seen": []}
 
 
-def test_channels_last_stays(tmp_path):
+def test_channels_last_is_preserved(tmp_path):
     other = saved_and_loaded(tmp_path, tiny.state_of(channels_last()), channels_last)
     assert other.model.weight.is_contiguous(memory_format=torch.channels_last)
 
 
 class Noting(torch.optim.SGD):
-    """An optimizer whose state holds more than tensors."""
+    """An optimizer whose state has more than tensors."""
 
     def step(self):
         super().step()
@@ -116,7 +116,7 @@ def noting(parameters):
     return Noting(parameters, lr=0.1)
 
 
-def test_an_optimizer_with_state_that_is_no_tensor_comes_back(tmp_path):
+def test_optimizer_state_without_tensors_round_trip(tmp_path):
     state = tiny.state_of(make=noting)
     other = saved_and_loaded(tmp_path, state, tiny.model, noting)
     pairs = zip(state.model.parameters(), other.model.parameters(), strict=True)
@@ -125,7 +125,7 @@ def test_an_optimizer_with_state_that_is_no_tensor_comes_back(tmp_path):
 
 
 def two_optimizers(steps, names=("first", "last")):
-    """A state with an optimizer for each of two layers, of another kind."""
+    """Return a state with a different optimizer for each of two layers."""
     net = tiny.model()
     made = torch.optim.AdamW(net[0].parameters(), lr=0.1), noting(net[3].parameters())
     state = State(net, dict(zip(names, made, strict=True)), torch.amp.GradScaler(enabled=False))
@@ -136,7 +136,7 @@ def two_optimizers(steps, names=("first", "last")):
     return state
 
 
-def test_several_optimizers_come_back_each_under_its_name(tmp_path):
+def test_several_optimizers_are_loaded_by_name(tmp_path):
     state, other = two_optimizers(steps=2), two_optimizers(steps=0)
     load_checkpoint(save_checkpoint(tmp_path, state), other)
     for name, optimizer in state.optimizers.items():
@@ -146,20 +146,20 @@ def test_several_optimizers_come_back_each_under_its_name(tmp_path):
             torch.testing.assert_close(theirs[index], slots, rtol=0, atol=0)
 
 
-def test_optimizers_of_other_names_are_refused(tmp_path):
+def test_optimizers_with_other_names_are_rejected(tmp_path):
     path = save_checkpoint(tmp_path, two_optimizers(steps=1))
     with pytest.raises(CheckpointError, match="optimizers first, last, and here are first, head"):
         load_checkpoint(path, two_optimizers(steps=0, names=("first", "head")))
 
 
-def test_options_come_back_as_they_were(tmp_path):
+def test_optimizer_options_round_trip(tmp_path):
     state = tiny.state_of()
     state.optimizer.param_groups[0]["eps"] = 0.025
     group = saved_and_loaded(tmp_path, state, tiny.model).optimizer.param_groups[0]
     assert (group["eps"], group["betas"], group["fused"]) == (0.025, (0.9, 0.999), True)
 
 
-def test_standing_counts_and_metadata_come_back(tmp_path):
+def test_best_metric_counts_and_metadata_round_trip(tmp_path):
     state = tiny.state_of()
     state.progress = Progress(7, 6, 2, 8, 1234.5)
     state.counts.overflow = 3
@@ -172,7 +172,7 @@ def test_standing_counts_and_metadata_come_back(tmp_path):
     assert other.metadata == state.metadata
 
 
-def test_the_loss_scale_comes_back(tmp_path):
+def test_loss_scale_round_trip(tmp_path):
     state, other = tiny.state_of(), tiny.state_of(steps=0)
     state.scaler = torch.amp.GradScaler("cpu", init_scale=32.0)
     other.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
@@ -180,9 +180,9 @@ def test_the_loss_scale_comes_back(tmp_path):
     assert other.scaler.get_scale() == 32.0
 
 
-def test_a_checkpoint_is_safetensors_and_json_and_read_without_pickle(tmp_path, monkeypatch):
+def test_checkpoint_is_safetensors_and_json_without_pickle(tmp_path, monkeypatch):
     path = save_checkpoint(tmp_path, tiny.state_of(extra()))
-    names = sorted(each.name for each in path.iterdir())
+    names = sorted(file.name for file in path.iterdir())
     assert names == ["manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
     for module, name in (
         (pickle, "load"),
@@ -195,7 +195,7 @@ def test_a_checkpoint_is_safetensors_and_json_and_read_without_pickle(tmp_path, 
 
 
 @pytest.mark.parametrize("where", ["model", "optimizer"])
-def test_state_without_a_plain_form_is_named(tmp_path, where):
+def test_unsupported_state_is_named(tmp_path, where):
     state = tiny.state_of(extra())
     if where == "model":
         state.model.words = {1, 2}
@@ -210,7 +210,7 @@ def test_state_without_a_plain_form_is_named(tmp_path, where):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk with room for one checkpoint, and not for two."""
+    """A disk with space for one checkpoint, but not for two."""
     folder = tmp_path / "disk"
     folder.mkdir()
     if os.geteuid() or not shutil.which("mount"):
@@ -223,7 +223,7 @@ def small_disk(tmp_path):
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_leaves_the_older_checkpoint_and_says_so(tmp_path, small_disk, monkeypatch):
+def test_full_disk_preserves_the_older_checkpoint(tmp_path, small_disk, monkeypatch):
     folder = small_disk or tmp_path / "checkpoints"
     state = tiny.state_of()
     first = save_checkpoint(folder, state)
@@ -242,22 +242,22 @@ def _full(*_):
     raise OSError(28, "No space left on device")
 
 
-def test_saving_a_step_again_replaces_it(tmp_path):
+def test_saving_a_step_again_replaces_its_checkpoint(tmp_path):
     state = tiny.state_of()
     save_checkpoint(tmp_path, state)
     state.metadata["second"] = True
     path = save_checkpoint(tmp_path, state)
-    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
     assert read_record(path)["metadata"] == {"second": True}
 
 
-def test_a_step_that_cannot_be_saved_again_is_still_there(tmp_path, monkeypatch):
+def test_failed_second_save_of_a_step_preserves_the_first(tmp_path, monkeypatch):
     state = tiny.state_of()
     path = save_checkpoint(tmp_path, state)
     rename = Path.rename
 
     def failing(self, target):
-        if self.name.startswith(".tmp-") and not target.exists():  # the other made way
+        if self.name.startswith(".tmp-") and not target.exists():  # the old one is renamed already
             raise OSError(5, "Input/output error")
         return rename(self, target)
 
