@@ -50,25 +50,25 @@ SLOW = {
     "tests/laws/test_law_2_rollback_kills.py": KILLS,
     "tests/laws/test_law_3_memory_and_speed.py::test_model_of_only_torch": NEEDS_COMPILER,
     "tests/laws/test_law_3_memory_and_speed.py::test_compil": NEEDS_COMPILER,
-    "tests/laws/test_law_3_memory_and_speed.py::test_each_block_is_compiled": NEEDS_COMPILER,
+    "tests/laws/test_law_3_memory_and_speed.py::test_every_block_is_compiled": NEEDS_COMPILER,
     "tests/laws/test_law_3_memory_and_speed.py::test_profile_of_the_second_step": NEEDS_COMPILER,
     "tests/laws/test_law_7_kills.py": KILLS,
     "tests/laws/test_law_9_changes.py::"
-    "test_change_that_can_have_no_effect_is_refused[optim.min_8bit_size]": NEEDS_BNB,
-    "tests/laws/test_law_9_honest.py::test_said_value_is_the_planned_value[compile": (
+    "test_change_without_an_effect_is_rejected[optim.min_8bit_size]": NEEDS_BNB,
+    "tests/laws/test_law_9_honest.py::test_set_value_is_the_planned_value[compile": (
         NEEDS_COMPILER
     ),
-    "tests/laws/test_law_9_honest.py::test_said_value_is_the_planned_value[optim.min_8bit_size]": (
+    "tests/laws/test_law_9_honest.py::test_set_value_is_the_planned_value[optim.min_8bit_size]": (
         NEEDS_BNB
     ),
-    "tests/laws/test_law_9_honest.py::test_said_value_is_the_planned_value[parallel.zero_stage]": (
+    "tests/laws/test_law_9_honest.py::test_set_value_is_the_planned_value[parallel.zero_stage]": (
         NEEDS_DEEPSPEED
     ),
-    "tests/laws/test_law_9_honest.py::test_said_value_is_the_planned_value[parallel.deepspeed]": (
+    "tests/laws/test_law_9_honest.py::test_set_value_is_the_planned_value[parallel.deepspeed]": (
         NEEDS_DEEPSPEED
     ),
     "tests/laws/test_law_9_rejections.py::"
-    "test_wish_that_cannot_be_kept_is_refused_with_what_to_type[parallel.strategy": (
+    "test_impossible_option_is_rejected_with_a_remedy[parallel.strategy": (
         "needs accelerate, deepspeed and a C++ compiler"
     ),
     "tests/laws/test_law_9_rejections.py::"
@@ -77,7 +77,7 @@ SLOW = {
         "needs every library of dev-all"
     ),
     "tests/laws/test_law_9_rejections.py::"
-    "test_wish_that_cannot_be_kept_is_refused_with_what_to_type[compile_blocks": NEEDS_COMPILER,
+    "test_impossible_option_is_rejected_with_a_remedy[compile_blocks": NEEDS_COMPILER,
     "tests/laws/test_law_9_rejections.py::"
     "test_value_that_the_message_proposes_is_accepted[compile_blocks": NEEDS_COMPILER,
     "tests/laws/test_law_9_rejections.py::"

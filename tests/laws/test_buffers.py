@@ -127,7 +127,9 @@ def task_of(model: nn.Module, loss: nn.Module | None = None) -> surestep.Task:
 
 def state_of(session: Any) -> dict[str, Tensor]:
     """Copy all state of a run, with the buffers of the model and of the loss."""
-    kept = {name: each for name, each in snapshot(session).items() if each.layout is torch.strided}
+    kept = {
+        name: tensor for name, tensor in snapshot(session).items() if tensor.layout is torch.strided
+    }
     loss = session.loop.parts.loss.module
     for root, module in (("model", session.model), ("loss", loss)):
         for name, buffer in module.named_buffers():
@@ -168,7 +170,7 @@ def test_mask_of_infinities_has_no_average(folder):
         tensors = session.state.average.tensors
         assert "mask" not in tensors
         assert not torch.equal(tensors["scale"], session.model.scale)
-        assert all(bool(torch.isfinite(each).all()) for each in tensors.values())
+        assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())
         assert all(value == value for value in session.evaluate().values())
 
 

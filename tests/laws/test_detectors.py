@@ -75,7 +75,7 @@ def plain_loop(steps, size=4):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            logged.append({name: float(each.detach()) for name, each in losses.items()})
+            logged.append({name: float(loss.detach()) for name, loss in losses.items()})
             step += 1
     return model, logged
 
@@ -88,8 +88,8 @@ class Logged(surestep.Callback):
 
     def on_step(self, state, result):
         found = {}
-        for name, each in result.logged:
-            found[name] = found.get(name, 0.0) + float(each)
+        for name, loss in result.logged:
+            found[name] = found.get(name, 0.0) + float(loss)
         self.losses.append(found)
         self.samples.append(result.samples)
 
@@ -105,7 +105,7 @@ def test_training_equals_the_plain_loop_over_the_sum_of_losses(tmp_path, loaded)
     for one, other in zip(model.state_dict().values(), expected.state_dict().values(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     assert seen.samples == [4, 4, 2] * 3
-    assert seen.losses == [pytest.approx(each, rel=1e-5) for each in losses]
+    assert seen.losses == [pytest.approx(loss, rel=1e-5) for loss in losses]
 
 
 def test_resumed_run_is_bitwise_identical(tmp_path):
@@ -116,8 +116,8 @@ def test_resumed_run_is_bitwise_identical(tmp_path):
     options = {"validation": {"metric": "recall_any"}, "data": {"shuffle": True}}
     expected, _ = fit(tmp_path / "whole", evaluated_task(), **options)
     with pytest.raises(Preempted):
-        fit(tmp_path / "cut", evaluated_task(), callbacks=[PauseAtFour()], **options)
-    resumed, _ = fit(tmp_path / "cut", evaluated_task(), **options)
+        fit(tmp_path / "interrupted", evaluated_task(), callbacks=[PauseAtFour()], **options)
+    resumed, _ = fit(tmp_path / "interrupted", evaluated_task(), **options)
     assert same(resumed, expected)
 
 
@@ -131,7 +131,7 @@ def test_evaluations_compute_metrics_and_do_not_change_the_run(tmp_path):
     model.eval()
     for image, target in Images(5, seed=1):
         recall.update(model([image]), [target])
-    expected = {f"val/recall_{name}": float(each) for name, each in recall.compute().items()}
+    expected = {f"val/recall_{name}": float(value) for name, value in recall.compute().items()}
     assert run.last.metrics == pytest.approx(expected)
     assert expected["val/recall_images"] == 5
 
@@ -151,8 +151,8 @@ def test_split_batch_is_the_mean_over_micro_batches_weighted_by_samples(tmp_path
     expected = {"loss_classifier": 0.0, "loss_box_reg": 0.0}
     for rows in (range(3), range(3, 4)):
         torch.manual_seed(surestep.derive_seed("model", SEED, 0, rows.start))
-        for name, each in model(*collate([images[row] for row in rows])).items():
-            expected[name] += float(each.detach()) * len(rows) / 4
+        for name, loss in model(*collate([images[row] for row in rows])).items():
+            expected[name] += float(loss.detach()) * len(rows) / 4
     assert seen.losses[0] == pytest.approx(expected, rel=1e-5)
 
 
@@ -176,7 +176,7 @@ def test_run_without_a_metric_to_monitor_is_rejected(tmp_path, parts, options, m
     [
         ({"batched": True, "collate_fn": None}, "give collate_fn"),
         ({"batch_transform": lambda x, y: (x, y)}, "batch_transform"),
-        ({"step": lambda turn: None}, "step"),
+        ({"step": lambda manual_step: None}, "step"),
         ({"teacher": detector}, "teacher"),
     ],
 )
@@ -195,7 +195,7 @@ class Bad(Detector):
 
     def forward(self, images, targets=None):
         found = super().forward(images, targets)
-        if self.training and any(int(each["image_id"]) == 5 for each in targets):
+        if self.training and any(int(target["image_id"]) == 5 for target in targets):
             found["loss_classifier"] = found["loss_classifier"] * float("nan")
         return found
 
@@ -233,7 +233,9 @@ class Vector(Detector):
 
     def forward(self, images, targets=None):
         found = super().forward(images, targets)
-        return {k: each.repeat(2) for k, each in found.items()} if self.training else found
+        return (
+            {name: tensor.repeat(2) for name, tensor in found.items()} if self.training else found
+        )
 
 
 @pytest.mark.parametrize(

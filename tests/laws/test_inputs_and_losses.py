@@ -80,15 +80,15 @@ def plain_losses(model):
         epoch += 1
 
 
-@pytest.mark.parametrize("micro", [BATCH, 5, 1])
-def test_law_3_every_micro_batch_size_gives_the_usual_loop(folder, micro):
+@pytest.mark.parametrize("micro_batch_size", [BATCH, 5, 1])
+def test_law_3_every_micro_batch_size_gives_the_usual_loop(folder, micro_batch_size):
     plain = two()
     losses = plain_losses(plain)
-    session = run(folder(), micro_batch_size=micro)
+    session = run(folder(), micro_batch_size=micro_batch_size)
     assert distance(plain, session.model) <= 1e-6
-    events = [each for each in session.run.events() if each["event"] == "steps"]
+    events = [event for event in session.run.events() if event["event"] == "steps"]
     for name in ("kind", "size"):
         logged = [value for event in events for value in event["logged"][name]]
-        assert logged == pytest.approx([each[name] for each in losses], rel=1e-5)
+        assert logged == pytest.approx([step_losses[name] for step_losses in losses], rel=1e-5)
     total = [value for event in events for value in event["loss"]]
-    assert total == pytest.approx([sum(each.values()) for each in losses], rel=1e-5)
+    assert total == pytest.approx([sum(step_losses.values()) for step_losses in losses], rel=1e-5)

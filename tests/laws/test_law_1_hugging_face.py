@@ -19,7 +19,7 @@ from tests.laws.support.tasks import train
 
 BATCH, STEPS, LR = 10, 8, 0.05
 SGD = {"name": "sgd", "lr": LR, "momentum": 0.0, "weight_decay": 0.0}
-CUTS = {"uncut": BATCH, "even": 5, "uneven": 3, "one by one": 1}
+CUTS = {"full": BATCH, "even": 5, "uneven": 3, "one by one": 1}
 
 
 def usual(case: Case) -> nn.Module:
@@ -39,39 +39,43 @@ def trained_plainly(name: str) -> nn.Module:
     return usual(CASES[name])
 
 
-def trained(case: Case, folder: Path, micro: int, **parts) -> nn.Module:
+def trained(case: Case, folder: Path, micro_batch_size: int, **parts) -> nn.Module:
     model = case.model()
     task = surestep.Task(model=model, loss="model", train=case.data, **parts)
     options = {"max_steps": STEPS, "batch_size": BATCH, "max_grad_norm": "off", "optim": SGD}
     constant = {"schedule": {"name": "constant"}}
-    train(task, folder, micro_batch_size=micro, **options, **constant)
+    train(task, folder, micro_batch_size=micro_batch_size, **options, **constant)
     return model
 
 
-@pytest.mark.parametrize("micro", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("micro_batch_size", CUTS.values(), ids=CUTS)
 @pytest.mark.parametrize("name", CASES)
-def test_split_batch_gives_the_update_of_the_usual_loop(name, micro, tmp_path):
+def test_split_batch_gives_the_update_of_the_usual_loop(name, micro_batch_size, tmp_path):
     expected = trained_plainly(name)
     assert plain.distance(CASES[name].model(), expected) > 1e-3
-    assert plain.distance(expected, trained(CASES[name], tmp_path / "run", micro)) <= 1e-6
+    assert (
+        plain.distance(expected, trained(CASES[name], tmp_path / "run", micro_batch_size)) <= 1e-6
+    )
 
 
 def test_law_detects_a_wrong_item_count(tmp_path, monkeypatch):
     """The mutation divides by the labels before the shift."""
     monkeypatch.setattr("surestep.engine.losses.model_loss.is_causal_lm", lambda model: False)
     for check in ("check_shift", "check_additivity"):
-        monkeypatch.setattr(f"surestep.engine.checks.first_batch.{check}", lambda *a, **k: None)
+        monkeypatch.setattr(
+            f"surestep.engine.checks.first_batch.{check}", lambda *args, **kwargs: None
+        )
     model = trained(CASES["causal, gpt2"], tmp_path / "run", 5)
     assert plain.distance(trained_plainly("causal, gpt2"), model) > 1e-5
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("causal, gpt2", "tokens"), ("masked, bert", "next tokens")]
+    ("name", "items"), [("causal, gpt2", "tokens"), ("masked, bert", "next tokens")]
 )
-def test_item_count_that_the_model_does_not_use_is_rejected(name, said, tmp_path):
-    right = {"tokens": "next tokens", "next tokens": "tokens"}[said]
+def test_item_count_that_the_model_does_not_use_is_rejected(name, items, tmp_path):
+    right = {"tokens": "next tokens", "next tokens": "tokens"}[items]
     with pytest.raises(TaskError, match=f"items='{right}'"):
-        trained(CASES[name], tmp_path / "run", 3, items=said)
+        trained(CASES[name], tmp_path / "run", 3, items=items)
 
 
 def test_wrong_item_count_is_rejected_if_the_first_batch_ignores_nothing(tmp_path):

@@ -120,7 +120,7 @@ def plain_loop(model: nn.Module, dtype: torch.dtype) -> list[dict[str, float]]:
     while True:
         order = order_of(SAMPLES, 0, epoch)
         for start in range(0, SAMPLES, BATCH):
-            batch = {name: each[order[start : start + BATCH]] for name, each in every.items()}
+            batch = {name: tensor[order[start : start + BATCH]] for name, tensor in every.items()}
             means = plain_means(model(batch["x"]), batch)
             optimizer.zero_grad()
             total_of(means).backward()
@@ -132,31 +132,33 @@ def plain_loop(model: nn.Module, dtype: torch.dtype) -> list[dict[str, float]]:
         epoch += 1
 
 
-def check_cut(folder: Folder, micro: int = 3, dtype: torch.dtype = torch.float32) -> None:
+def check_cut(
+    folder: Folder, micro_batch_size: int = 3, dtype: torch.dtype = torch.float32
+) -> None:
     """Compare weights and every logged loss with the plain loop on full batches."""
     plain = net(dtype)
     found = plain_loop(plain, dtype)
     assert "mask" not in found[1]
     assert "box" not in found[2]
-    options: dict[str, Any] = {"batch_size": BATCH, "micro_batch_size": micro}
+    options: dict[str, Any] = {"batch_size": BATCH, "micro_batch_size": micro_batch_size}
     session = train(task_of(dtype=dtype), folder(), max_steps=STEPS, **options)
     assert distance(plain, session.model) <= LIMIT[dtype]
-    events = [each for each in session.run.events() if each["event"] == "steps"]
+    events = [event for event in session.run.events() if event["event"] == "steps"]
     for name in HEADS:
         logged = [value for event in events for value in event["logged"][f"loss_{name}"]]
-        wanted = [each.get(name) for each in found]
+        wanted = [losses.get(name) for losses in found]
         assert [value is None for value in logged] == [value is None for value in wanted]
         assert [v for v in logged if v is not None] == pytest.approx(
             [v for v in wanted if v is not None], rel=1e-5
         )
     total = [value for event in events for value in event["loss"]]
-    assert total == pytest.approx([total_of(each) for each in found], rel=1e-5)
+    assert total == pytest.approx([total_of(losses) for losses in found], rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", LIMIT, ids=["fp32", "fp64"])
-@pytest.mark.parametrize("micro", [BATCH, 5, 3, 1])
-def test_law_1_every_micro_batch_size_gives_the_usual_loop(folder, micro, dtype):
-    check_cut(folder, micro, dtype)
+@pytest.mark.parametrize("micro_batch_size", [BATCH, 5, 3, 1])
+def test_law_1_every_micro_batch_size_gives_the_usual_loop(folder, micro_batch_size, dtype):
+    check_cut(folder, micro_batch_size, dtype)
 
 
 def test_law_2_resumed_run_equals_an_uninterrupted_run(folder):
@@ -223,7 +225,7 @@ def test_law_5_batch_without_items_updates_nothing(folder):
 def test_law_6_step_reads_no_device_value(folder, monkeypatch):
     """The box loss reads the device because it indexes by a mask; the others do not."""
     found = watch_the_step(monkeypatch)
-    losses = {name: each for name, each in losses_of(torch.float32).items() if name != "box"}
+    losses = {name: loss for name, loss in losses_of(torch.float32).items() if name != "box"}
     task = task_of(loss=losses, items={}, loss_weights={"mask": 0.5})
     options: dict[str, Any] = {"batch_size": BATCH, "micro_batch_size": 3}
     train(task, folder(), max_steps=8, logging={"every": "20 steps"}, **options)

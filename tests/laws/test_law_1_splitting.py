@@ -57,7 +57,7 @@ SGD = Way(
 
 
 @functools.cache
-def uncut(name: str, dtype: torch.dtype, way: Way, drop_last: bool) -> torch.nn.Module:
+def unsplit(name: str, dtype: torch.dtype, way: Way, drop_last: bool) -> torch.nn.Module:
     """Train a plain loop on full batches."""
     torch.set_num_threads(1)
     case = CASES[name](dtype)
@@ -98,11 +98,11 @@ def check_cut(
         data={"drop_last": drop_last},
         **way.options,
     )
-    assert plain.distance(uncut(name, dtype, way, drop_last), model) <= LIMIT[dtype]
+    assert plain.distance(unsplit(name, dtype, way, drop_last), model) <= LIMIT[dtype]
 
 
 @DTYPES
-@pytest.mark.parametrize("micro_batch_size", [16, 8, 5], ids=["uncut", "even", "uneven"])
+@pytest.mark.parametrize("micro_batch_size", [16, 8, 5], ids=["full", "even", "uneven"])
 @pytest.mark.parametrize("name", CASES)
 def test_split_batch_gives_the_update_of_the_full_batch(folder, name, micro_batch_size, dtype):
     check_cut(folder, name, micro_batch_size, dtype=dtype, way=ADAMW)
@@ -147,7 +147,9 @@ def test_named_losses_are_split_like_their_sum(folder):
         return {"entropy": entropy, "size": 0.1 * outputs.pow(2).mean()}
 
     case = CASES["cross-entropy"](torch.float32)
-    summed = Case(case.model, lambda o, t: sum(parts(o, t).values()), case.data)
+    summed = Case(
+        case.model, lambda outputs, targets: sum(parts(outputs, targets).values()), case.data
+    )
     usual, ours = case.model(), case.model()
     batches = plain.shuffled(TensorDataset(*case.data), batch_size=BATCH)
     plain.usual_loop(usual, summed.mean_loss, batches, steps=STEPS)
@@ -181,7 +183,7 @@ def test_items_of_a_dict_batch_are_counted_by_a_custom_function(folder):
         schedule={"name": "cosine", "warmup": "4 steps"},
         **SGD.options,
     )
-    usual = uncut("callable over its own count", torch.float32, SGD, False)
+    usual = unsplit("callable over its own count", torch.float32, SGD, False)
     assert plain.distance(usual, ours) <= 1e-6
 
 

@@ -110,7 +110,7 @@ def check_mixed(
     assert plain.distance(usual, ours) <= 1e-6
 
 
-@pytest.mark.parametrize("micro_batch_size", [16, 8, 5], ids=["uncut", "even", "uneven"])
+@pytest.mark.parametrize("micro_batch_size", [16, 8, 5], ids=["full", "even", "uneven"])
 @pytest.mark.parametrize("name", CASES)
 def test_mixed_batch_gives_the_plain_update_for_every_micro_batch_size(
     folder, name, micro_batch_size

@@ -42,7 +42,7 @@ def check_extended(folder: Folder, *, stop_at: int | None = None, **more: Any) -
 
 
 @pytest.mark.parametrize(
-    ("more", "stop_at", "refused"),
+    ("more", "stop_at", "rejected"),
     [
         ({}, None, False),
         ({"schedule": {"warmup": "4 steps"}}, None, False),
@@ -62,5 +62,5 @@ def check_extended(folder: Folder, *, stop_at: int | None = None, **more: Any) -
         "average to come",
     ],
 )
-def test_extended_run_equals_the_longer_run_or_is_rejected(folder, more, stop_at, refused):
-    assert check_extended(folder, stop_at=stop_at, **more) is refused
+def test_extended_run_equals_the_longer_run_or_is_rejected(folder, more, stop_at, rejected):
+    assert check_extended(folder, stop_at=stop_at, **more) is rejected

@@ -102,10 +102,10 @@ def test_draws_of_a_loss_follow_from_the_position(folder):
 
 
 def test_draws_of_a_manual_step_follow_from_the_position(folder):
-    def step(turn: Any) -> None:
-        for micro in turn.micro_batches():
-            turn.backward(noisy_loss(turn.model(*micro.args), micro.targets), micro)
-        turn.step("model")
+    def step(manual_step: Any) -> None:
+        for micro in manual_step.micro_batches():
+            manual_step.backward(noisy_loss(manual_step.model(*micro.args), micro.targets), micro)
+        manual_step.step("model")
 
     check_draws(folder, lambda: task_of(Noisy(SOURCES["both"]), step=step))
 
@@ -170,7 +170,7 @@ def test_generators_of_the_caller_are_restored(folder, draws):
     assert found == expected
 
 
-def test_evaluation_draws_the_same_numbers_each_time(folder):
+def test_every_evaluation_draws_the_same_numbers(folder):
     with session_of(
         task_of(Noisy(SOURCES["both"], evaluates=True)), folder(), **OPTIONS
     ) as session:

@@ -38,7 +38,7 @@ def test_run_killed_at_any_moment_equals_one_never_killed(folder, case):
 def test_enough_kills_hit_a_save():
     if len(KILLS) < len(pairwise()):
         pytest.skip("Run the whole file: only some of its cases have run.")
-    kills = [kill for each in KILLS.values() for kill in each]
+    kills = [kill for kills_of_run in KILLS.values() for kill in kills_of_run]
     phases = Counter(kill["phase"] for kill in kills)
     in_save = sum(kill["in_save"] for kill in kills)
     print(f"{len(kills)} kills, {in_save} with a save in flight; {dict(phases)}")

@@ -48,18 +48,24 @@ def classes():
 
 
 def base_of(model):
-    return {n: each.detach().clone() for n, each in model.named_parameters() if "lora_" not in n}
+    return {
+        name: parameter.detach().clone()
+        for name, parameter in model.named_parameters()
+        if "lora_" not in name
+    }
 
 
 def test_only_adapters_are_trained(tmp_path):
     model = gpt2_lora()
     before = base_of(model)
     session = train(task(model), tmp_path / "run", **OPTIONS)
-    held = {id(each) for group in session.optimizer.param_groups for each in group["params"]}
-    names = {name for name, each in model.named_parameters() if id(each) in held}
+    held = {
+        id(parameter) for group in session.optimizer.param_groups for parameter in group["params"]
+    }
+    names = {name for name, parameter in model.named_parameters() if id(parameter) in held}
     assert names == {name for name, _ in model.named_parameters() if "lora_" in name}
     assert before.keys() == base_of(model).keys()
-    assert all(torch.equal(each, before[name]) for name, each in base_of(model).items())
+    assert all(torch.equal(value, before[name]) for name, value in base_of(model).items())
 
 
 @pytest.mark.parametrize(
@@ -81,12 +87,12 @@ def test_checkpoint_holds_what_peft_would_save(make, data, tmp_path):
 
 def test_resume_is_bitwise_identical(tmp_path):
     whole = train(task(), tmp_path / "whole", **OPTIONS)
-    with session_of(task(), tmp_path / "cut", **OPTIONS) as session:
+    with session_of(task(), tmp_path / "interrupted", **OPTIONS) as session:
         for result in session.steps():
             if result.step == 3:
                 session.save()
                 break
-    resumed = train(task(), tmp_path / "cut", **OPTIONS)
+    resumed = train(task(), tmp_path / "interrupted", **OPTIONS)
     assert_same(snapshot(whole), snapshot(resumed))
     assert_moved(snapshot(whole), snapshot(session))
 
@@ -146,13 +152,13 @@ def test_base_is_loaded_from_its_file_on_resume_too(tmp_path):
     for name, value in base.state_dict().items():
         parts = name.replace("c_attn.", "c_attn.base_layer.")
         assert torch.equal(own[parts], value)
-    with session_of(task(init=path), tmp_path / "cut", **OPTIONS) as session:
+    with session_of(task(init=path), tmp_path / "interrupted", **OPTIONS) as session:
         next(session.steps())
         session.save()
-    resumed = train(task(init=path), tmp_path / "cut", **OPTIONS)
+    resumed = train(task(init=path), tmp_path / "interrupted", **OPTIONS)
     assert_same(snapshot(whole), snapshot(resumed))
     with pytest.raises(CheckpointError, match=r"the same Task\(init=...\)"):
-        train(task(), tmp_path / "cut", **OPTIONS)
+        train(task(), tmp_path / "interrupted", **OPTIONS)
 
 
 def test_closed_run_is_evaluated_on_its_base(tmp_path):
@@ -189,13 +195,13 @@ def test_frozen_weights_of_any_model_are_left_out_on_request(tmp_path):
         return model
 
     parts = {"model": build, "loss": torch.nn.CrossEntropyLoss(), "train": tiny.data()}
-    said = {"checkpoint": {"weights": "trained"}, "max_steps": 4, "batch_size": 8}
-    whole = train(surestep.Task(**parts), tmp_path / "whole", **said)
-    with session_of(surestep.Task(**parts), tmp_path / "cut", **said) as session:
+    settings = {"checkpoint": {"weights": "trained"}, "max_steps": 4, "batch_size": 8}
+    whole = train(surestep.Task(**parts), tmp_path / "whole", **settings)
+    with session_of(surestep.Task(**parts), tmp_path / "interrupted", **settings) as session:
         next(session.steps())
         path = session.save()
     assert load_file(path / "model.safetensors").keys() == {"3.weight", "3.bias"}
-    resumed = train(surestep.Task(**parts), tmp_path / "cut", **said)
+    resumed = train(surestep.Task(**parts), tmp_path / "interrupted", **settings)
     assert_same(snapshot(whole), snapshot(resumed))
 
 

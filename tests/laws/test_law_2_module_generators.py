@@ -132,18 +132,18 @@ def test_draws_of_a_manual_step_follow_from_the_position(folder):
     def make():
         rng = MAKERS["python"]()
 
-        def step(turn):
-            for micro in turn.micro_batches():
-                loss = nn.functional.cross_entropy(turn.model(*micro.args), micro.targets)
-                turn.backward(loss * (1 + rng.random()), micro)
-            turn.step("model")
+        def step(manual_step):
+            for micro in manual_step.micro_batches():
+                loss = nn.functional.cross_entropy(manual_step.model(*micro.args), micro.targets)
+                manual_step.backward(loss * (1 + rng.random()), micro)
+            manual_step.step("model")
 
         return task_of(Noisy(lambda: 0.0), step=step)
 
     check_draws(folder, make)
 
 
-def test_evaluation_draws_the_same_numbers_each_time(folder):
+def test_every_evaluation_draws_the_same_numbers(folder):
     with session_of(task_of(Keeping(MAKERS["numpy"])), folder(), **OPTIONS) as session:
         assert session.evaluate() == session.evaluate()
 
@@ -208,7 +208,7 @@ def test_recomputed_activations_with_a_generator_of_the_model_are_rejected(folde
 
 
 def snapshot_of(model):
-    return {name: each.detach().clone() for name, each in model.named_parameters()}
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
 @pytest.mark.parametrize("kind", MAKERS)

@@ -198,9 +198,9 @@ def test_added_and_removed_callbacks_are_reported(folder, capsys):
         ) as session:
             next(session.steps())
             session.save()
-    said = capsys.readouterr().err
-    assert "The checkpoint has a state of Patience, which is not here now" in said
-    assert "Counting has no state in the checkpoint, and starts with its own." in said
+    output = capsys.readouterr().err
+    assert "The checkpoint has a state of Patience, which is not here now" in output
+    assert "Counting has no state in the checkpoint, and starts with its own." in output
 
 
 class OwnNoise(Augmented):

@@ -62,7 +62,7 @@ def check_rollback(folder: Folder) -> None:
     session = fitted(folder())
     model = plain_run(EXCLUDED)
     weights = session.model.state_dict()
-    assert all(torch.equal(weights[name], each) for name, each in model.state_dict().items())
+    assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
 
 
 def test_run_with_a_rollback_equals_a_plain_loop_without_the_excluded_steps(folder):
@@ -70,7 +70,7 @@ def test_run_with_a_rollback_equals_a_plain_loop_without_the_excluded_steps(fold
 
 
 def test_rollback_ends_with_a_lower_loss(folder):
-    through, back = (fitted(folder(), on_spike=each) for each in ("warn", "rollback"))
+    through, back = (fitted(folder(), on_spike=reaction) for reaction in ("warn", "rollback"))
     assert loss_on_clean_data(back.model) < 0.9 * loss_on_clean_data(through.model)
     assert events_of(through, "spike")
     assert not events_of(through, "rollback")
@@ -89,8 +89,8 @@ def test_events_report_the_spike_the_rollback_and_the_excluded_steps(folder):
     assert spike["loss"] > 100 > 10 < spike["z"]
     assert (back["step"], back["skipped_steps"], back["rollback"]) == (60, [70, 77], 1)
     skipped = session.run.skipped
-    assert [each["step"] for each in skipped.steps] == list(EXCLUDED)
-    assert {each["reason"] for each in skipped.steps} == {"spike"}
+    assert [step["step"] for step in skipped.steps] == list(EXCLUDED)
+    assert {step["reason"] for step in skipped.steps} == {"spike"}
     assert skipped.steps[0]["positions"] == [69 * BATCH, 70 * BATCH]
     counts = session.state.counts
     assert (counts.after_spike, counts.no_items, counts.skipped) == (8, 0, 8)
@@ -175,7 +175,7 @@ class Scores:
         return self.values.get(self.step, 0.0)
 
 
-class Tells(surestep.Callback):
+class RecordScores(surestep.Callback):
     """Passes the step to a metric."""
 
     def __init__(self, scores: Scores) -> None:
@@ -193,7 +193,7 @@ def test_best_checkpoint_from_before_the_rollback_is_preserved(folder):
     scores = Scores({10: 0.7, 70: 0.9, 80: 0.5})
     task = replace(task_of(), metrics={"score": scores})
     often = {"validation": {"every": "10 steps", "metric": "score", "mode": "max"}}
-    with session_of(task, folder(), callbacks=[Tells(scores)], **OPTIONS | often) as session:
+    with session_of(task, folder(), callbacks=[RecordScores(scores)], **OPTIONS | often) as session:
         fit(session)
     assert len(events_of(session, "rollback")) == 1
     assert session.state.best.best_step == 10
@@ -203,10 +203,10 @@ def test_best_checkpoint_from_before_the_rollback_is_preserved(folder):
 
 def test_second_spike_excludes_twice_as_much_and_the_last_is_only_reported(folder):
     session = fitted(folder(), range(71, 119), max_rollbacks=2)
-    stretches = [each["skipped_steps"] for each in events_of(session, "rollback")]
+    stretches = [event["skipped_steps"] for event in events_of(session, "rollback")]
     assert stretches == [[70, 77], [77, 92]]
     assert session.state.spikes.rollbacks == 2
-    assert [each["step"] for each in events_of(session, "spike")] == [71, 78, 93]
+    assert [event["step"] for event in events_of(session, "spike")] == [71, 78, 93]
     assert session.state.progress.step == STEPS
 
 
@@ -244,16 +244,16 @@ def test_spike_without_an_earlier_checkpoint_is_reported_and_training_continues(
 
 def test_stream_is_read_again_and_the_samples_excluded(folder):
     task = task_of()
-    x, y = (each[order_of(SAMPLES, 0, 0)] for each in task.train)
+    x, y = (tensor[order_of(SAMPLES, 0, 0)] for tensor in task.train)
     stream = replace(task, train=lambda: zip(x, y, strict=True), val=None)
-    options = {name: each for name, each in OPTIONS.items() if name != "epochs"}
+    options = {name: value for name, value in OPTIONS.items() if name != "epochs"}
     with session_of(stream, folder(), max_steps=STEPS, **options) as session:
         fit(session)
     (spike,) = events_of(session, "spike")
     assert (spike["positions"], spike["samples"]) == ([69 * BATCH, 75 * BATCH], None)
     assert len(events_of(session, "rollback")) == 1
     weights, model = session.model.state_dict(), plain_run(EXCLUDED)
-    assert all(torch.equal(weights[name], each) for name, each in model.state_dict().items())
+    assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("every", ["1 step", "20 steps"])
@@ -267,8 +267,8 @@ def test_suspect_samples_of_a_spike_belong_to_its_epoch(folder, every):
 
 
 def test_custom_batches_cannot_be_excluded(folder):
-    refused = pytest.raises(surestep.SurestepError, match="on_spike='warn'")
-    with session_of(task_of(), folder(), **OPTIONS) as session, refused:
+    rejection = pytest.raises(surestep.SurestepError, match="on_spike='warn'")
+    with session_of(task_of(), folder(), **OPTIONS) as session, rejection:
         session.train_step([session.task.train])
 
 
@@ -284,6 +284,6 @@ def test_corrupt_checkpoint_is_skipped_and_reported(folder, capsys):
                 file.write_bytes(file.read_bytes()[:-4] + b"\0\1\2\3")
     (back,) = events_of(session, "rollback")
     assert back["step"] == 40
-    said = capsys.readouterr().err
-    assert "step-00000060" in said
-    assert "the median of the last 70 losses" in said
+    output = capsys.readouterr().err
+    assert "step-00000060" in output
+    assert "the median of the last 70 losses" in output

@@ -75,7 +75,7 @@ def _other(module: nn.Module) -> None:
 def check_order(folder, name: str, *, stop_at: int = 8, workers: tuple[int, int] = (0, 0)) -> None:
     """Stop after some steps (5 an epoch), resume in a model with other weights, and compare."""
     size = {} if name == "sampler" else {"batch_size": 9}
-    first, second = ({**OPTIONS, **size, "data": {"num_workers": each}} for each in workers)
+    first, second = ({**OPTIONS, **size, "data": {"num_workers": count}} for count in workers)
     if name == "sampler":
         first, second = dict(OPTIONS), dict(OPTIONS)
     whole = train(task_of(PARTS[name]()), folder(), **first)

@@ -213,7 +213,7 @@ def test_expensive_state_is_taken_rarely_and_the_rest_is_read_again(folder, monk
     assert reads.sum() == 44
 
 
-def said_of(folder, capsys, make, **more):
+def resume_output(folder, capsys, make, **more):
     run, options = folder(), {**OPTIONS, "logging": {"progress": "plain"}, **more}
     for _ in range(2):
         with session_of(task_of(make()), run, **options) as session:
@@ -225,8 +225,8 @@ def said_of(folder, capsys, make, **more):
 
 
 def test_resume_by_state_is_reported(folder, capsys):
-    said, plan = said_of(folder, capsys, Counted)
-    assert "from step 3, epoch 1, the stream by its own state.\n" in said
+    output, plan = resume_output(folder, capsys, Counted)
+    assert "from step 3, epoch 1, the stream by its own state.\n" in output
     assert plan.data_resume == "by its own state"
 
 
@@ -280,16 +280,16 @@ CANNOT = {
 
 @pytest.mark.parametrize("kind", CANNOT)
 def test_unusable_state_is_reported_and_the_stream_read_again(folder, capsys, kind):
-    said, plan = said_of(folder, capsys, kind)
-    assert f"reading 27 samples of the stream again: {CANNOT[kind]}" in said
+    output, plan = resume_output(folder, capsys, kind)
+    assert f"reading 27 samples of the stream again: {CANNOT[kind]}" in output
     assert plan.data_resume == "by reading again"
     assert plan.reason("data.resume").startswith(CANNOT[kind])
     check_resume(folder, kind)
 
 
 def test_stream_with_a_shuffle_buffer_is_read_again(folder, capsys):
-    said, _ = said_of(folder, capsys, Counted, data={"shuffle_buffer": 10})
-    assert "again: the samples in data.shuffle_buffer are not in the stream's state" in said
+    output, _ = resume_output(folder, capsys, Counted, data={"shuffle_buffer": 10})
+    assert "again: the samples in data.shuffle_buffer are not in the stream's state" in output
 
 
 @pytest.mark.slow("needs datasets")
@@ -305,19 +305,19 @@ def test_hugging_face(folder, workers, mixed, capsys):
         return stream.shuffle(seed=3, buffer_size=10) if mixed else stream
 
     def pairs(samples):
-        return torch.stack([each["x"] for each in samples]), torch.stack(
-            [each["label"] for each in samples]
+        return torch.stack([sample["x"] for sample in samples]), torch.stack(
+            [sample["label"] for sample in samples]
         )
 
     def stream():
         return torch.utils.data.DataLoader(make(), 9, collate_fn=pairs, num_workers=workers)
 
     check_resume(folder, stream, stop_at=8)
-    said, plan = said_of(folder, capsys, stream)
+    output, plan = resume_output(folder, capsys, stream)
     if mixed:  # "examples from shuffle buffers are lost when resuming", its documentation says
         assert "continues with others" in plan.reason("data.resume")
     else:
-        assert "the stream by its own state.\n" in said
+        assert "the stream by its own state.\n" in output
 
 
 def take_state_after_prefetch(patch):
@@ -423,8 +423,8 @@ OF_ITS_OWN = [
 def test_torchdata_resumes_within_an_epoch(folder, kind, capsys):
     make = OF_TORCHDATA[kind]
     check_own_state(folder, make, stop_at=8)
-    said, plan = said_of(folder, capsys, make)
-    assert "the stream by its own state.\n" in said
+    output, plan = resume_output(folder, capsys, make)
+    assert "the stream by its own state.\n" in output
     assert plan.data_resume == "by its own state"
 
 
@@ -435,5 +435,5 @@ def test_torchdata_nodes_that_draw_are_read_again(folder, capsys):
         return nodes_of(Augmented(44).__getitem__)
 
     check_own_state(folder, make, stop_at=8)
-    _, plan = said_of(folder, capsys, make)
+    _, plan = resume_output(folder, capsys, make)
     assert "Loader continues with others" in plan.reason("data.resume")

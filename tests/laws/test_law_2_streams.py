@@ -123,10 +123,10 @@ def test_resume_reports_what_is_read_again(folder, capsys):
                 break
     with session_of(task_of(Stream()), run, logging=plain, **OPTIONS):
         pass
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert (
         "from step 8, epoch 2, reading 27 samples of the stream again: it has no state_dict() and "
-        "load_state_dict()." in said
+        "load_state_dict()." in output
     )
 
 

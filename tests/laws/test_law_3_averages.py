@@ -106,21 +106,21 @@ def test_ema_equals_torchs_averaged_model(folder):
 def test_ema_every_few_steps_from_a_start_equals_torchs(folder):
     ema = get_ema_multi_avg_fn(0.8)
     average = plain_run(lambda model: AveragedModel(model, multi_avg_fn=ema), start=4, every=3)
-    said = {"start": "4 steps", "every": "3 steps", "warmup": False, "buffers": "copy"}
-    ours = loaded(our_run(folder(), kind="ema", decay=0.8, **said), "average")
+    settings = {"start": "4 steps", "every": "3 steps", "warmup": False, "buffers": "copy"}
+    ours = loaded(our_run(folder(), kind="ema", decay=0.8, **settings), "average")
     assert_equal(ours, average, buffers=False)
 
 
 def check_swa(folder: Folder) -> None:
-    """SWA with an annealed rate of its own and recomputed BatchNorm statistics."""
+    """SWA with an annealed learning rate and recomputed BatchNorm statistics."""
     average = plain_run(
         lambda model: AveragedModel(model, multi_avg_fn=get_swa_multi_avg_fn()),
         **{"start": 6, "every": 6, "swa_lr": 2e-2, "anneal": 4},
     )
     x, _ = rows(SAMPLES)
-    update_bn((x[each] for each in plain.order_of(SAMPLES, 0, 0).split(BATCH)), average.module)
-    said = {"start": "6 steps", "lr": 2e-2, "anneal": "4 steps"}
-    assert_equal(loaded(our_run(folder(), kind="swa", **said), "average"), average)
+    update_bn((x[rows] for rows in plain.order_of(SAMPLES, 0, 0).split(BATCH)), average.module)
+    settings = {"start": "6 steps", "lr": 2e-2, "anneal": "4 steps"}
+    assert_equal(loaded(our_run(folder(), kind="swa", **settings), "average"), average)
 
 
 def test_swa_equals_torchs_with_its_rate_and_statistics(folder):
@@ -156,7 +156,7 @@ def test_metrics_are_of_the_average_and_best_loads_it(folder, kind):
     assert loss == pytest.approx(run.best.metrics["val/loss"], rel=1e-5)
     raw, average = loaded(run, "last"), loaded(run, "average")
     assert plain.distance(raw, average) > 1e-4
-    measured = [each["measured"] for each in run.events() if each["event"] == "evaluation"]
+    measured = [event["measured"] for event in run.events() if event["event"] == "evaluation"]
     assert measured == ["weights", "average", "average"]
 
 
@@ -167,12 +167,14 @@ def test_evaluation_restores_the_raw_weights(folder):
         for result in session.steps():
             if result.step % 4 == 0:
                 held = snapshot(session)
-                addresses = [each.data_ptr() for each in session.model.parameters()]
+                addresses = [parameter.data_ptr() for parameter in session.model.parameters()]
                 session.evaluate()
                 now = snapshot(session)
                 weights = [name for name in held if not name.startswith("average/")]
                 assert_same({n: held[n] for n in weights}, {n: now[n] for n in weights})
-                assert addresses == [each.data_ptr() for each in session.model.parameters()]
+                assert addresses == [
+                    parameter.data_ptr() for parameter in session.model.parameters()
+                ]
         session.save()
         watched = snapshot(session)
     with session_of(task_again(), folder(), **options) as session:
@@ -207,6 +209,8 @@ def test_half_precision_weights_are_averaged_in_fp32(folder):
     options = {"max_steps": 6, "batch_size": BATCH, "average": {"kind": "ema"}}
     with session_of(task, folder(), **options) as session:
         list(session.steps())
-        assert {each.dtype for each in session.state.average.tensors.values()} == {torch.float32}
+        assert {tensor.dtype for tensor in session.state.average.tensors.values()} == {
+            torch.float32
+        }
         with session.state.average.swapped_in():
-            assert {each.dtype for each in session.model.parameters()} == {torch.bfloat16}
+            assert {parameter.dtype for parameter in session.model.parameters()} == {torch.bfloat16}

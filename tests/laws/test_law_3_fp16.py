@@ -40,7 +40,9 @@ def by_norm(model: nn.Module) -> float:
 
 
 def by_value(model: nn.Module) -> float:
-    norm = float(torch.nn.utils.get_total_norm([each.grad for each in model.parameters()]))
+    norm = float(
+        torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
+    )
     torch.nn.utils.clip_grad_value_(model.parameters(), 0.001)
     return norm
 

@@ -113,7 +113,8 @@ def test_blocks_are_recomputed_in_the_backward_only(folder):
 
 def test_activation_memory_with_recomputation_is_measured():
     kept = [
-        measured(Net(), activation_checkpointing=each).kept for each in ("on", "every 2", "off")
+        measured(Net(), activation_checkpointing=setting).kept
+        for setting in ("on", "every 2", "off")
     ]
     assert kept[0] < kept[1] < kept[2]
     found = measured(Net(), activation_checkpointing="on")
@@ -163,10 +164,10 @@ def test_attention_uses_the_requested_backend(folder, backend):
 
 @pytest.mark.parametrize("backend", ["flash", "math"])
 def test_attention_of_a_recomputed_block_uses_the_requested_backend(folder, backend):
-    said = {"sdpa_backend": backend}
-    usual = trained(nn.Sequential(Attending()), folder(), **said)
+    settings = {"sdpa_backend": backend}
+    usual = trained(nn.Sequential(Attending()), folder(), **settings)
     again = nn.Sequential(Attending())
-    assert_same(usual, trained(again, folder(), activation_checkpointing="0", **said))
+    assert_same(usual, trained(again, folder(), activation_checkpointing="0", **settings))
 
 
 def test_activation_memory_is_measured_with_a_teacher():
@@ -242,12 +243,12 @@ def test_compiled_run_equals_an_eager_run_and_preserves_names(folder, quick_comp
 def test_profile_of_the_second_step_leaves_the_model_compiled(folder, quick_compiler):
     run = folder()
     trained(Net(dropout=0.0), run, compile="default", profile="2:3")
-    told = [each["text"] for each in surestep.Run(run).events() if each["event"] == "notice"]
-    assert any(text.startswith("torch.compile made ") for text in told)
+    notices = [event["text"] for event in surestep.Run(run).events() if event["event"] == "notice"]
+    assert any(text.startswith("torch.compile made ") for text in notices)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # from dynamo, when it inspects an input
-def test_each_block_is_compiled_separately(folder, quick_compiler):
+def test_every_block_is_compiled_separately(folder, quick_compiler):
     trained(Net(dropout=0.0), folder(), compile="default", compile_blocks=True)
     assert quick_compiler == [("Block", {"mode": None})] * 3
 
@@ -258,8 +259,8 @@ def test_compiled_blocks_can_be_recomputed(folder, quick_compiler, blocks):
     """The blocks have BatchNorm; a second forward must not update its statistics."""
     eager, ours = Net(dropout=0.0), Net(dropout=0.0)
     trained(eager, folder())
-    said = {"compile": "default", "compile_blocks": blocks}
-    trained(ours, folder(), activation_checkpointing="on", **said)
+    settings = {"compile": "default", "compile_blocks": blocks}
+    trained(ours, folder(), activation_checkpointing="on", **settings)
     assert distance(eager, ours) <= 1e-6
     for mine, theirs in zip(ours.buffers(), eager.buffers(), strict=True):
         torch.testing.assert_close(mine, theirs)
@@ -270,9 +271,9 @@ def test_compiling_again_is_reported(folder, quick_compiler):
     run = folder()
     options = {"compile": "default", "data": {"drop_last": False}, "logging": {"every": "1 step"}}
     trained(Net(dropout=0.0), run, rows(60), **options)
-    told = [each["text"] for each in surestep.Run(run).events() if each["event"] == "notice"]
-    assert told[0].startswith("torch.compile made ")
-    assert "compiled again" in told[1]
+    notices = [event["text"] for event in surestep.Run(run).events() if event["event"] == "notice"]
+    assert notices[0].startswith("torch.compile made ")
+    assert "compiled again" in notices[1]
 
 
 @pytest.mark.slow("needs a C++ compiler")
@@ -285,11 +286,11 @@ def test_default_compiler_equals_eager(folder):
     run = folder()
     trained(ours, run, compile="default")
     assert distance(eager, ours) <= 1e-6
-    assert "torch.compile made 1 graphs." in told(run)
+    assert "torch.compile made 1 graphs." in notices_of(run)
 
 
-def told(run: Path) -> list[str]:
-    return [each["text"] for each in surestep.Run(run).events() if each["event"] == "notice"]
+def notices_of(run: Path) -> list[str]:
+    return [event["text"] for event in surestep.Run(run).events() if event["event"] == "notice"]
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # from dynamo, when it inspects an input

@@ -54,8 +54,8 @@ def batches(x: Tensor, y: Tensor, steps: int = STEPS) -> Any:
 
 
 def decayed(model: nn.Module, decay: float | None) -> list[dict[str, Any]]:
-    matrices = [each for each in model.parameters() if each.dim() > 1]
-    rest = [each for each in model.parameters() if each.dim() < 2]
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    rest = [parameter for parameter in model.parameters() if parameter.dim() < 2]
     if decay is None:
         return [{"params": list(model.parameters())}]
     return [{"params": matrices, "weight_decay": decay}, {"params": rest, "weight_decay": 0.0}]
@@ -74,7 +74,7 @@ def plain(model: nn.Module, optimizers: list[torch.optim.Optimizer], data: Any) 
 
 
 def named(model: nn.Module) -> dict[str, Tensor]:
-    return {name: each.detach().clone() for name, each in model.named_parameters()}
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
 def trained(folder: Folder, parts: dict[str, Any], **optim: Any) -> surestep.State:
@@ -83,13 +83,13 @@ def trained(folder: Folder, parts: dict[str, Any], **optim: Any) -> surestep.Sta
 
 
 @pytest.mark.parametrize(("name", "choice"), CHOICES)
-def test_each_implementation_equals_torchs_bit_for_bit(folder, name, choice):
+def test_every_implementation_is_bitwise_equal_to_torch(folder, name, choice):
     options, model = OPTIONS.get(name, {}), mlp()
-    said = {"name": name, "lr": 0.01, "implementation": choice, **options}
+    settings = {"name": name, "lr": 0.01, "implementation": choice, **options}
     has_decay = "weight_decay" in OPTIMIZERS[name].signature
     if has_decay:
-        said["weight_decay"] = 0.1
-    ours = trained(folder, {"model": mlp(), "train": rows()}, **said)
+        settings["weight_decay"] = 0.1
+    ours = trained(folder, {"model": mlp(), "train": rows()}, **settings)
     known = OPTIMIZERS[name].signature
     flags = {key: key == choice for key in ("foreach", "fused") if key in known}
     groups = decayed(model, 0.1 if has_decay else None)
@@ -108,11 +108,13 @@ def test_muon_updates_hidden_matrices_and_adamw_the_rest(folder):
     )
     model = deep()["model"]
     hidden = [model[0].weight, model[3].weight]
-    rest = [each for each in model.parameters() if not any(each is one for one in hidden)]
+    rest = [
+        parameter for parameter in model.parameters() if not any(parameter is one for one in hidden)
+    ]
     muon = torch.optim.Muon(hidden, lr=0.02, momentum=0.9, weight_decay=0.1)
     groups = [
-        {"params": [each for each in rest if each.dim() > 1], "weight_decay": 0.1},
-        {"params": [each for each in rest if each.dim() < 2], "weight_decay": 0.0},
+        {"params": [parameter for parameter in rest if parameter.dim() > 1], "weight_decay": 0.1},
+        {"params": [parameter for parameter in rest if parameter.dim() < 2], "weight_decay": 0.0},
     ]
     plain(model, [muon, torch.optim.AdamW(groups, lr=0.003, fused=True)], parts["train"])
     assert_same(named(model), named(ours.model))
@@ -132,8 +134,10 @@ def test_sparse_gradients_are_clipped_and_used_as_in_torch(folder, name):
     x, y = tokens()
     data = (x, y.clamp(min=0))
     task = surestep.Task(model=Words(), loss=nn.CrossEntropyLoss(), train=data)
-    said = {"name": name, "lr": 0.01, "weight_decay": 0.0}
-    ours = train(task, folder(), max_steps=STEPS, batch_size=BATCH, optim=said, max_grad_norm=0.01)
+    settings = {"name": name, "lr": 0.01, "weight_decay": 0.0}
+    ours = train(
+        task, folder(), max_steps=STEPS, batch_size=BATCH, optim=settings, max_grad_norm=0.01
+    )
     assert ours.state.counts.clipped == STEPS
     model = Words()
     rest = list(model.head.parameters())
@@ -146,8 +150,8 @@ def test_sparse_gradients_are_clipped_and_used_as_in_torch(folder, name):
     for x, y in batches(*data):
         model.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
-        grads = [each.grad.to_dense() for each in model.parameters()]
-        factor = 0.01 / (torch.cat([each.flatten() for each in grads]).norm() + 1e-6)
+        grads = [parameter.grad.to_dense() for parameter in model.parameters()]
+        factor = 0.01 / (torch.cat([grad.flatten() for grad in grads]).norm() + 1e-6)
         for parameter in model.parameters():
             grad = parameter.grad
             parameter.grad = (grad.coalesce() if grad.is_sparse else grad) * factor
@@ -177,8 +181,8 @@ def closed(model: nn.Module, data: Any, **options: Any) -> torch.optim.Optimizer
 def test_lbfgs_equals_torchs_with_a_closure_over_the_full_batch(folder, search, micro_batch_size):
     options = {"lr": 0.5, "max_iter": 4, "history_size": 5, "line_search_fn": search}
     task = surestep.Task(mlp(torch.float64), nn.CrossEntropyLoss(), rows(dtype=torch.float64))
-    said = {"batch_size": BATCH, "micro_batch_size": micro_batch_size}
-    ours = train(task, folder(), max_steps=8, optim={"name": "lbfgs", **options}, **said)
+    settings = {"batch_size": BATCH, "micro_batch_size": micro_batch_size}
+    ours = train(task, folder(), max_steps=8, optim={"name": "lbfgs", **options}, **settings)
     model = mlp(torch.float64)
     optimizer = closed(model, rows(dtype=torch.float64), **options)
     assert distance(model, ours.model) < 1e-9

@@ -30,8 +30,8 @@ def sgd(groups):
 
 def two_groups(parameters, **options):
     parameters = list(parameters)
-    matrices = [each for each in parameters if each.dim() > 1]
-    others = [each for each in parameters if each.dim() < 2]
+    matrices = [parameter for parameter in parameters if parameter.dim() > 1]
+    others = [parameter for parameter in parameters if parameter.dim() < 2]
     return [
         {"params": matrices, "weight_decay": 0.1, **options},
         {"params": others, "weight_decay": 0.0, **options},
@@ -108,8 +108,8 @@ def test_frozen_modules_do_not_change_until_the_switch(folder):
         for result in session.steps():
             now = session.model.state_dict()
             moved = {name for name in now if not torch.equal(now[name], start[name])}
-            held = {id(each) for each in session.model[0].parameters()}
-            known = held & {id(each) for each in session.optimizer.state}
+            held = {id(parameter) for parameter in session.model[0].parameters()}
+            known = held & {id(parameter) for parameter in session.optimizer.state}
             body = {name for name in moved if name.startswith("0.")}
             if result.step <= SWITCH:
                 assert not body

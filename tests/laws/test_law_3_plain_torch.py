@@ -49,7 +49,7 @@ def test_plain_scripts_import_nothing_from_surestep():
         name
         for node in ast.walk(tree)
         for name in (
-            [each.name for each in node.names]
+            [alias.name for alias in node.names]
             if isinstance(node, ast.Import)
             else [node.module or ""]
             if isinstance(node, ast.ImportFrom)
@@ -78,7 +78,7 @@ def check_exact(folder: Folder, micro_batch_size: int = 5, optimizer=ADAMW) -> N
         batch_size=16,
         micro_batch_size=micro_batch_size,
         make_optimizer=make(fused=True),
-        schedule=lambda each: LambdaLR(each, written_out),
+        schedule=lambda optimizer: LambdaLR(optimizer, written_out),
         max_grad_norm=0.5,
         weight_decay=0.1,
         seed=7,
@@ -96,7 +96,7 @@ def check_exact(folder: Folder, micro_batch_size: int = 5, optimizer=ADAMW) -> N
     )
     pairs = zip(exact.parameters(), ours.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
-    recorded = [each["loss"] for each in session.run.events() if each["event"] == "steps"]
+    recorded = [event["loss"] for event in session.run.events() if event["event"] == "steps"]
     assert [loss for losses in recorded for loss in losses] == losses
 
 
@@ -184,13 +184,13 @@ def truncated_cosine(optimizer):
 # 55 samples in batches of 16 are 4 steps an epoch; 16 steps are 4 epochs.
 SCHEDULES = {
     "constant": ({}, plain.constant, 1),
-    "warm-up alone": ({"warmup": "4 steps"}, lambda o: plain.cosine(4, 10**9)(o), 1),
+    "warm-up alone": ({"warmup": "4 steps"}, lambda step: plain.cosine(4, 10**9)(step), 1),
     "cosine": ({"name": "cosine"}, plain.cosine(0, 16), 1),
     "warm-up, cosine": ({"name": "cosine", "warmup": "4 steps"}, plain.cosine(4, 16), 1),
     "a share": ({"name": "cosine", "warmup": "25%"}, plain.cosine(4, 16), 1),
     "an epoch": ({"name": "cosine", "warmup": "1 epoch"}, plain.cosine(4, 16), 1),
     "floor": ({"name": "cosine", "min_lr_ratio": 0.2}, plain.cosine(0, 16, 0.2), 1),
-    "floor, cut": (
+    "floor, clipped": (
         {"name": "cosine", "min_lr_ratio": 0.2, "min_lr_mode": "cut"},
         truncated_cosine,
         1,
@@ -211,12 +211,14 @@ def check_schedule(folder: Folder, name: str) -> None:
     optim = {"name": "sgd", "lr": 0.5}
     with session_of(task, folder(), epochs=4, batch_size=16, optim=optim, schedule=options) as s:
         rates = [(result.lr, s.optimizer.param_groups[0]["lr"]) for result in s.steps()]
-    assert all(said == used for said, used in rates)
-    assert [said for said, _ in rates] == pytest.approx(lr_of_torch(make, 16, every), rel=1e-9)
+    assert all(reported == used for reported, used in rates)
+    assert [reported for reported, _ in rates] == pytest.approx(
+        lr_of_torch(make, 16, every), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_learning_rate_of_each_step_equals_torchs_scheduler(folder, name):
+def test_learning_rate_of_every_step_equals_torchs_scheduler(folder, name):
     check_schedule(folder, name)
 
 
@@ -232,7 +234,7 @@ def test_schedule_scales_a_custom_optimizer_as_torchs_scheduler_does(folder):
         steps=STEPS,
         weight_decay=0.0,
         make_optimizer=make,
-        schedule=lambda each: StepLR(each, step_size=10**6),
+        schedule=lambda optimizer: StepLR(optimizer, step_size=10**6),
     )
     task = surestep.Task(ours, nn.CrossEntropyLoss(), (x, y), optimizer=make)
     train(task, folder(), max_steps=STEPS, batch_size=16)

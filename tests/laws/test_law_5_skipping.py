@@ -109,7 +109,7 @@ def test_first_step_of_the_run_can_be_the_bad_one(folder, optimizer):
     of_task, of_config = OPTIMIZERS[optimizer]
     task = bomb("gradient", [1], **of_task)
     with session_of(task, folder(), **OPTIONS | of_config) as session:
-        weights = {k: v.clone() for k, v in session.model.state_dict().items()}
+        weights = {name: tensor.clone() for name, tensor in session.model.state_dict().items()}
         with pytest.raises(NonFiniteError, match="Step 1 "):
             for _ in session.steps():
                 pass
@@ -138,9 +138,9 @@ def test_events_of_a_failed_run_end_before_the_bad_step(folder):
     with session_of(bomb("both", [6]), run, **OPTIONS) as session, pytest.raises(NonFiniteError):
         for _ in session.steps():
             pass
-    losses = [each["loss"] for each in session.run.events() if each["event"] == "steps"]
-    assert [len(each) for each in losses] == [4, 1]
-    assert all(isinstance(loss, float) for each in losses for loss in each)
+    losses = [event["loss"] for event in session.run.events() if event["event"] == "steps"]
+    assert [len(window) for window in losses] == [4, 1]
+    assert all(isinstance(loss, float) for window in losses for loss in window)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -148,7 +148,7 @@ def test_session_continues_after_the_error_with_good_batches(folder, optimizer):
     """A program that catches the error and continues must train, not silently do nothing."""
     of_task, of_config = OPTIMIZERS[optimizer]
     task = bomb("both", [3], **of_task)
-    good = tuple(each[:BATCH] for each in (task.train[0], torch.zeros(BATCH), task.train[2]))
+    good = tuple(tensor[:BATCH] for tensor in (task.train[0], torch.zeros(BATCH), task.train[2]))
     with session_of(task, folder(), **OPTIONS | of_config) as session:
         with pytest.raises(NonFiniteError):
             for _ in session.steps():
@@ -176,7 +176,7 @@ def test_error_within_a_step_leaves_the_state_before_the_bad_step(folder):
 
 def test_custom_loop_gets_the_error_at_the_next_log_point(folder):
     task = bomb("both", [3])
-    x, flags, y = (each[plain.order_of(96, 0, 0)].split(BATCH) for each in task.train)
+    x, flags, y = (tensor[plain.order_of(96, 0, 0)].split(BATCH) for tensor in task.train)
     with session_of(task, folder(), **OPTIONS) as session:
         for batch in zip(x[:3], flags[:3], y[:3], strict=True):
             session.train_step([batch])
@@ -258,7 +258,7 @@ def test_skipping_run_equals_a_plain_loop_that_skips(folder):
     optimizer = torch.optim.AdamW(plain.two_groups(model, 0.01), lr=0.05)
     scheduler = plain.cosine(3, 12)(optimizer)
     for rows in plain.order_of(len(x), 0, 0).split(BATCH):
-        buffers = [each.clone() for each in model.buffers()]
+        buffers = [buffer.clone() for buffer in model.buffers()]
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(x[rows], flags[rows]), y[rows])
         if not torch.isfinite(loss):

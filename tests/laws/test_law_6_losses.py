@@ -12,7 +12,7 @@ from tests.laws.support.host_reads import host_reads
 def reads_of(case: Case) -> list[str]:
     loss = as_loss(case.loss, "samples")
     given = case.outputs if isinstance(case.outputs, tuple) else (case.outputs,)
-    leaves = tuple(each.clone().requires_grad_() for each in given)
+    leaves = tuple(tensor.clone().requires_grad_() for tensor in given)
     outputs = leaves if isinstance(case.outputs, tuple) else leaves[0]
     with host_reads() as reads:
         value = loss.value(outputs, case.targets)

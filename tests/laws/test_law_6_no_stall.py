@@ -78,7 +78,7 @@ def test_host_reads_nothing_between_log_points(folder, mode):
     check_no_reads(folder, mode)
 
 
-@pytest.mark.parametrize("micro_batch_size", [8, 16], ids=["cut", "whole"])
+@pytest.mark.parametrize("micro_batch_size", [8, 16], ids=["split", "full"])
 def test_mixed_batches_are_not_read(folder, micro_batch_size, monkeypatch):
     """Mixing partners and weights are drawn on the host; probabilities are counted by shape."""
     found = watch_the_step(monkeypatch)
@@ -231,7 +231,7 @@ def test_mode_that_must_read_reads_once_a_step_and_the_plan_reports_it(folder, m
     assert "read" in reason
     assert why in reason
     found = reads_of(task_of(**of_task), folder(), **of_config)
-    assert [len(each) for each in found] == [1] * 8
+    assert [len(reads) for reads in found] == [1] * 8
 
 
 def test_default_plan_reports_no_read(folder):

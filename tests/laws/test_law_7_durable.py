@@ -75,8 +75,8 @@ def check_damage(folder: Folder, file: str = "model.safetensors", damage: str = 
         again = snapshot(session)
     assert_same(again, whole)
     assert_moved(again, half)
-    told = [each for each in surestep.Run(run).events() if each["event"] == "fallback"]
-    assert [(each["step"], file in each["reason"]) for each in told] == [(4, True)]
+    fallbacks = [event for event in surestep.Run(run).events() if event["event"] == "fallback"]
+    assert [(event["step"], file in event["reason"]) for event in fallbacks] == [(4, True)]
 
 
 @pytest.mark.parametrize("file", FILES)

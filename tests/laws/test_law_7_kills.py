@@ -19,7 +19,7 @@ def check_calls(folder: Folder, calls: list[int] | None = None) -> None:
     killed = ask("calls", folder=str(folder()), calls=calls)["killed"]
     _check(killed)
     assert len(killed) >= (len(calls) if calls else LEAST_CALLS)
-    assert any(each["left"] for each in killed), "no kill left anything half done"
+    assert any(kill["left"] for kill in killed), "no kill left anything half done"
 
 
 def check_sizes(folder: Folder) -> None:
@@ -30,9 +30,9 @@ def check_sizes(folder: Folder) -> None:
 
 
 def _check(killed: list[dict]) -> None:
-    assert [each for each in killed if each["damaged"]] == []
-    assert [each for each in killed if not each["good"]] == []
-    assert [each for each in killed if each["different"]] == []
+    assert [kill for kill in killed if kill["damaged"]] == []
+    assert [kill for kill in killed if not kill["good"]] == []
+    assert [kill for kill in killed if kill["different"]] == []
 
 
 def test_save_killed_at_any_call_loses_nothing(folder):

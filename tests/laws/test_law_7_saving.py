@@ -41,7 +41,7 @@ def task() -> surestep.Task:
 
 
 def files(path: Path) -> dict[str, bytes]:
-    return {each.name: each.read_bytes() for each in path.iterdir()}
+    return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
 def written_at_once(folder: Path, step: int) -> dict[str, bytes]:

@@ -122,9 +122,9 @@ def test_pickle_under_our_name_is_rejected_and_runs_no_code(fresh, capsys, under
     for words in (COMMANDS["list"], COMMANDS["verify"], COMMANDS["export state dict"]):
         check_reading(fresh, words, under)
         shutil.rmtree("run")
-    told = capsys.readouterr()
-    assert under in told.err
-    assert f"step-00000003: {under}: " in told.out
+    output = capsys.readouterr()
+    assert under in output.err
+    assert f"step-00000003: {under}: " in output.out
 
 
 def test_reading_a_run_in_python_runs_no_code(fresh):
@@ -146,4 +146,4 @@ def test_audit_hook_detects_code(fresh):
         pickle.loads(pickle.dumps(torch.device("cpu")))
         with suppress(SurestepError):
             os.system("true")
-    assert [each.split()[0] for each in seen] == ["compiles", "runs", "unpickles", "os.system"]
+    assert [action.split()[0] for action in seen] == ["compiles", "runs", "unpickles", "os.system"]

@@ -1,8 +1,8 @@
-"""Law 9 on resume: a change that is allowed has its effect, whichever option it is.
+"""Law 9 on resume: an allowed change of any option takes effect.
 
-Every option of the Config is changed between two starts of a run. One that changes the numbers is
-seen in the state after the next steps, beside a run that is resumed without the change. One that
-acts elsewhere is seen there. One that cannot change on resume is refused.
+The tests change every option of the Config between two starts of a run. An option that affects
+the numbers must change the state after the next steps, compared with a run resumed without the
+change. Other options are checked on the open session. A change that is impossible is rejected.
 """
 
 import shutil
@@ -22,7 +22,13 @@ from surestep.config.config import Config, iter_options
 from surestep.trainer.config_diff import resume_effect
 from surestep.trainer.session import Session
 from tests import tiny
-from tests.laws.support.option_values import AS_SAID, ONLY_VALUE, WISHES, Wish, task_of
+from tests.laws.support.option_values import (
+    ONLY_VALUE,
+    OPTION_VALUES,
+    SAME_VALUE,
+    OptionValue,
+    task_of,
+)
 from tests.laws.support.tasks import snapshot, with_batchnorm
 from tests.laws.test_law_9_honest import held
 
@@ -34,20 +40,20 @@ def convolution() -> nn.Module:
     return nn.Sequential(image, nn.Flatten(), nn.Linear(30, 3))
 
 
-# A wish of the table that four steps of this run do not show is said otherwise here.
+# Other values for options whose effect four steps of this run do not show.
 EMA = {"average.kind": "ema", "average.warmup": False}
 SHOWN: dict[str, dict[str, Any]] = {
     "optim.decoupled_weight_decay": {"along": {"optim.name": "nadam", "optim.weight_decay": 0.5}},
-    "optim.t0": {"said": 1.0},
-    "optim.step_sizes": {"said": (0.5, 1.0)},
-    "optim.tolerance_change": {"said": 1e9},
-    "optim.history_size": {"said": 1},
+    "optim.t0": {"value": 1.0},
+    "optim.step_sizes": {"value": (0.5, 1.0)},
+    "optim.tolerance_change": {"value": 1e9},
+    "optim.history_size": {"value": 1},
     "schedule.min_lr_mode": {"along": {"schedule.name": "cosine", "schedule.min_lr_ratio": 0.5}},
     "average.decay": {"along": EMA},
     "average.buffers": {"along": EMA, "parts": {"model": with_batchnorm()}},
     "channels_last": {"parts": {"model": convolution()}},
 }
-ALSO_ALLOWED = {  # options that follow from the one that is changed
+ALSO_ALLOWED = {  # options that follow from the changed one
     "average.kind": ("validation.weights",),
     "clip_value": ("max_grad_norm",),
     "schedule.T_0": ("schedule.cycles",),
@@ -67,7 +73,7 @@ def schedule_of(session: Session) -> Any:
     return session.plan.schedule
 
 
-# Where an option acts that moves no number of this run: a function of the open session.
+# For options that change no number of this run: where the open session shows the change.
 ELSEWHERE: dict[str, Callable[[Session], Any]] = {
     **dict.fromkeys(("deterministic", "matmul_precision"), lambda _: settings_of_process()),
     "sdpa_backend": lambda _: settings_of_process(),
@@ -85,35 +91,38 @@ ELSEWHERE: dict[str, Callable[[Session], Any]] = {
         lambda session: session.state.scaler.state_dict(),
     ),
 }
-LENGTHS = ("epochs", "max_steps")  # another length changes the schedule: test_law_2_extending
-RANKS = "parallel."  # seen where there are several: tests/multi_rank
+LENGTHS = (
+    "epochs",
+    "max_steps",
+)  # a different length changes the schedule: see test_law_2_extending
+RANKS = "parallel."  # needs several ranks: see tests/multi_rank
 SLOW = ("compile", "compile_blocks")
 
 
-def wish_of(option: str) -> Wish:
-    return replace(WISHES[option], **SHOWN.get(option, {}))
+def case_of(option: str) -> OptionValue:
+    return replace(OPTION_VALUES[option], **SHOWN.get(option, {}))
 
 
 def open_session(
-    folder: Path, wish: Wish, said: dict[str, Any], allow: tuple[str, ...] = ()
+    folder: Path, case: OptionValue, options: dict[str, Any], allow: tuple[str, ...] = ()
 ) -> Session:
     usual = {"max_steps": END, "batch_size": 16, "logging.progress": "quiet"}
-    parts = {name: deepcopy(part) for name, part in wish.parts.items()}
+    parts = {name: deepcopy(part) for name, part in case.parts.items()}
     return surestep.prepare(
-        task_of(**parts), Config.from_options({**usual, **said}), run=folder, allow=allow
+        task_of(**parts), Config.from_options({**usual, **options}), run=folder, allow=allow
     )
 
 
 def finish(session: Session) -> dict[str, Tensor]:
-    """Train to the end; return everything that steps move."""
+    """Train to the end; return all state that steps change."""
     with session:
         list(session.steps())
         return snapshot(session)
 
 
-def start(folder: Path, wish: Wish) -> None:
-    """Save the first steps of a run in which the option is not changed yet."""
-    with open_session(folder / "same", wish, {**wish.along, **wish.otherwise}) as session:
+def start(folder: Path, case: OptionValue) -> None:
+    """Save the first steps of a run before the option changes."""
+    with open_session(folder / "same", case, {**case.along, **case.otherwise}) as session:
         steps = session.steps()
         for _ in range(SAVED_AT):
             next(steps)
@@ -136,17 +145,17 @@ def cases(*kinds: str) -> list[str]:
 
 
 def check_change(option: str, folder: Path) -> None:
-    """Resume a run with another value of the option, and see its effect."""
-    wish = wish_of(option)
-    start(folder, wish)
-    same = open_session(folder / "same", wish, {**wish.along, **wish.otherwise})
+    """Resume a run with a different value of an option, and check its effect."""
+    case = case_of(option)
+    start(folder, case)
+    same = open_session(folder / "same", case, {**case.along, **case.otherwise})
     if option in ELSEWHERE:
         with same:
             before = deepcopy(ELSEWHERE[option](same))
     else:
         unchanged = finish(same)
     allow = (option, *ALSO_ALLOWED.get(option, ()))
-    now = open_session(folder / "changed", wish, {**wish.along, option: wish.said}, allow)
+    now = open_session(folder / "changed", case, {**case.along, option: case.value}, allow)
     if option in ELSEWHERE:
         with now:
             assert ELSEWHERE[option](now) != before
@@ -160,30 +169,30 @@ def test_allowed_change_is_seen_in_the_next_steps(tmp_path, option):
 
 
 @pytest.mark.parametrize("option", cases("safe", "not bitwise"))
-def test_change_that_needs_no_permission_is_taken_over(tmp_path, option):
-    wish = wish_of(option)
-    start(tmp_path, wish)
-    at = wish.at or option.replace(".", "_")
-    with open_session(tmp_path / "changed", wish, {**wish.along, option: wish.said}) as session:
-        planned = wish.said if wish.planned is AS_SAID else wish.planned
+def test_change_that_needs_no_permission_is_applied(tmp_path, option):
+    case = case_of(option)
+    start(tmp_path, case)
+    at = case.at or option.replace(".", "_")
+    with open_session(tmp_path / "changed", case, {**case.along, option: case.value}) as session:
+        planned = case.value if case.planned is SAME_VALUE else case.planned
         assert held(session.plan, at) == planned
         assert session.state.progress.step == SAVED_AT
         next(iter(session.steps()))
 
 
 @pytest.mark.parametrize("option", cases("incompatible"))
-def test_change_that_can_have_no_effect_is_refused(tmp_path, option):
-    wish = wish_of(option)
-    start(tmp_path, wish)
+def test_change_without_an_effect_is_rejected(tmp_path, option):
+    case = case_of(option)
+    start(tmp_path, case)
     with pytest.raises(RunError, match=rf"{option} .* incompatible: "):
-        open_session(tmp_path / "changed", wish, {**wish.along, option: wish.said}, (option,))
+        open_session(tmp_path / "changed", case, {**case.along, option: case.value}, (option,))
 
 
 def test_rate_of_rprop_cannot_change_since_only_its_first_step_uses_it(tmp_path):
-    wish = Wish(0.5, along={"optim.name": "rprop"})
-    start(tmp_path, wish)
+    case = OptionValue(0.5, along={"optim.name": "rprop"})
+    start(tmp_path, case)
     with pytest.raises(RunError, match=r"optim.lr .* incompatible: it sets the initial state"):
-        open_session(tmp_path / "changed", wish, {**wish.along, "optim.lr": 0.5}, ("optim.lr",))
+        open_session(tmp_path / "changed", case, {**case.along, "optim.lr": 0.5}, ("optim.lr",))
 
 
 class Sum(nn.Module):
@@ -197,18 +206,18 @@ class Sum(nn.Module):
 
 @pytest.mark.parametrize("name", ["optim.weight_decay", "optim.betas", "optim.amsgrad"])
 def test_options_of_one_of_several_optimizers_change(tmp_path, name):
-    def task(**said: Any) -> surestep.Task:
+    def task(**optim: Any) -> surestep.Task:
         torch.manual_seed(0)
         model = Sum()
 
-        def step(turn: Any) -> None:
-            for micro in turn.micro_batches("a", "b"):
+        def step(manual_step: Any) -> None:
+            for micro in manual_step.micro_batches("a", "b"):
                 out = model(*micro.args)
-                turn.backward(nn.functional.cross_entropy(out, micro.targets), micro)
-            turn.step("a")
-            turn.step("b")
+                manual_step.backward(nn.functional.cross_entropy(out, micro.targets), micro)
+            manual_step.step("a")
+            manual_step.step("b")
 
-        first = surestep.Optim(**{"name": "adam", "weight_decay": 0.1, **said})
+        first = surestep.Optim(**{"name": "adam", "weight_decay": 0.1, **optim})
         return surestep.Task(
             model,
             nn.CrossEntropyLoss(),
@@ -218,7 +227,7 @@ def test_options_of_one_of_several_optimizers_change(tmp_path, name):
         )
 
     option = name.partition(".")[2]
-    said = {option: {"weight_decay": 0.9, "betas": (0.5, 0.6), "amsgrad": True}[option]}
+    change = {option: {"weight_decay": 0.9, "betas": (0.5, 0.6), "amsgrad": True}[option]}
     config = tiny.config(max_steps=4)
     with surestep.prepare(task(), config, run=tmp_path / "same") as session:
         next(iter(session.steps()))
@@ -226,26 +235,26 @@ def test_options_of_one_of_several_optimizers_change(tmp_path, name):
     shutil.copytree(tmp_path / "same", tmp_path / "changed")
     unchanged = finish(surestep.prepare(task(), config, run=tmp_path / "same"))
     allow = (f"optimizers.a.{name}",)
-    now = surestep.prepare(task(**said), config, run=tmp_path / "changed", allow=allow)
-    assert now.state.optimizers["a"].param_groups[0][option] == said[option]
+    now = surestep.prepare(task(**change), config, run=tmp_path / "changed", allow=allow)
+    assert now.state.optimizers["a"].param_groups[0][option] == change[option]
     assert now.state.optimizers["b"].param_groups[0]["betas"] == (0.9, 0.999)
     assert differ(unchanged, finish(now))
 
 
 def test_cycled_momentum_leaves_the_momentum_of_the_config_behind(tmp_path):
     along = {"optim.name": "sgd", "optim.momentum": 0.9, "schedule.name": "one_cycle"}
-    wish = Wish(False, along=along)
-    start(tmp_path, wish)
-    said = {**along, "schedule.cycle_momentum": False}
-    session = open_session(tmp_path / "changed", wish, said, ("schedule.cycle_momentum",))
+    case = OptionValue(False, along=along)
+    start(tmp_path, case)
+    options = {**along, "schedule.cycle_momentum": False}
+    session = open_session(tmp_path / "changed", case, options, ("schedule.cycle_momentum",))
     with session:
         next(iter(session.steps()))
         assert session.optimizer.param_groups[0]["momentum"] == 0.9
 
 
-def test_option_that_the_optimizer_moves_itself_is_resumed(tmp_path):
+def test_option_that_the_optimizer_changes_is_resumed(tmp_path):
     class Growing(torch.optim.SGD):
-        """Changes an option of its own in each step, as Prodigy does with `d`."""
+        """Changes one of its options in every step, as Prodigy does with `d`."""
 
         def step(self, closure: Any = None) -> Any:
             super().step(closure)

@@ -1,7 +1,7 @@
 """Law 9: a set option is never replaced; an unknown number is shown as unknown.
 
-`support/option_values.py` has for every option of the Config a value that is not its default, and
-what the Plan must hold for it. An option that is missing there fails the test.
+`support/option_values.py` has a value other than the default for every option of the Config, and
+the value that the Plan must have. An option that is missing there fails the test.
 """
 
 import math
@@ -20,38 +20,38 @@ from surestep.engine.plan.plan import Plan
 from surestep.engine.plan.system import read_facts
 from surestep.trainer import planning
 from surestep.trainer.planning import plan_task
-from tests.laws.support.option_values import AS_SAID, ONLY_VALUE, SAMPLES, WISHES, task_of
+from tests.laws.support.option_values import ONLY_VALUE, OPTION_VALUES, SAME_VALUE, SAMPLES, task_of
 from tests.laws.support.tasks import Augmented, mlp, rows, session_of, with_batchnorm
 
 Folder = Callable[[], Path]
 
 
-def plan_of(said: dict[str, Any], **parts: Any) -> Plan:
-    length = {} if {"epochs", "max_steps"} & said.keys() else {"epochs": 1}
-    size = {} if "batch_size" in said or parts else {"batch_size": 16}
+def plan_of(options: dict[str, Any], **parts: Any) -> Plan:
+    length = {} if {"epochs", "max_steps"} & options.keys() else {"epochs": 1}
+    size = {} if "batch_size" in options or parts else {"batch_size": 16}
     facts = parts.pop("facts", read_facts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planning, "read_facts", facts)
-        return plan_task(task_of(**parts), Config.from_options({**length, **size, **said})).plan
+        return plan_task(task_of(**parts), Config.from_options({**length, **size, **options})).plan
 
 
 def held(plan: Plan, at: str) -> Any:
-    """Return what the Plan holds at a place such as "schedule.curve_options.gamma"."""
+    """Return the value of the Plan at a path such as "schedule.curve_options.gamma"."""
     value: Any = plan
     for name in at.split("."):
         value = value[name] if isinstance(value, Mapping) else getattr(value, name)
     return value
 
 
-def check_wish(option: str) -> None:
-    """Say one option, and look it up in the Plan."""
-    wish = WISHES[option]
-    plan = plan_of({**wish.along, option: wish.said}, **wish.parts)
-    at = wish.at or option.replace(".", "_")
+def check_option_value(option: str) -> None:
+    """Check that the Plan has the value that was set for an option."""
+    case = OPTION_VALUES[option]
+    plan = plan_of({**case.along, option: case.value}, **case.parts)
+    at = case.at or option.replace(".", "_")
     at += option.split(".")[-1] if at.endswith(".") else ""
-    planned = wish.said if wish.planned is AS_SAID else wish.planned
+    planned = case.value if case.planned is SAME_VALUE else case.planned
     assert held(plan, at) == planned
-    without = held(plan_of({**wish.along, **wish.otherwise}, **wish.parts), at)
+    without = held(plan_of({**case.along, **case.otherwise}, **case.parts), at)
     if option not in ONLY_VALUE:
         assert without != planned, "this is the default: the test would show nothing"
     if at == "total_steps":
@@ -61,17 +61,17 @@ def check_wish(option: str) -> None:
 
 
 @pytest.mark.parametrize("option", [name for name, _ in iter_options()])
-def test_said_value_is_the_planned_value(option):
-    check_wish(option)
+def test_set_value_is_the_planned_value(option):
+    check_option_value(option)
 
 
-def test_every_option_is_a_wish():
-    assert list(WISHES) == [name for name, _ in iter_options()]
+def test_every_option_has_a_test_value():
+    assert list(OPTION_VALUES) == [name for name, _ in iter_options()]
 
 
 def test_every_option_has_a_reason():
     plan = plan_of({})
-    assert all(each.reason for each in plan.decisions)
+    assert all(decision.reason for decision in plan.decisions)
 
 
 def test_optimizer_is_made_as_planned(folder):
@@ -98,17 +98,17 @@ def test_data_is_read_as_planned(folder):
         seen.clear()
         list(s.steps())
     assert torch.equal(torch.cat(seen), rows(SAMPLES)[0][:48])
-    assert [len(each) for each in seen] == [5, 3] * 6
+    assert [len(batch) for batch in seen] == [5, 3] * 6
 
 
 def test_elements_of_the_gradient_are_clipped_as_planned(folder):
     with session_of(task_of(), folder(), epochs=1, clip_value=1e-3) as session:
         next(session.steps())
-        grads = [each.grad.abs().max() for each in session.model.parameters()]
+        grads = [parameter.grad.abs().max() for parameter in session.model.parameters()]
     assert max(grads) == pytest.approx(1e-3)
 
 
-def test_validation_loader_evaluates_what_its_own_sampler_draws_or_is_refused():
+def test_validation_loader_with_a_custom_sampler_is_rejected():
     drawn = DataLoader(TensorDataset(*rows(20)), 5, sampler=SubsetRandomSampler(range(5)))
     with pytest.raises(surestep.SurestepError, match="sampler"):
         plan_of({}, val=drawn)
@@ -129,23 +129,23 @@ def unknown(folder: Folder) -> tuple[Any, list[dict[str, Any]]]:
 
 
 def check_unknown(folder: Folder) -> None:
-    """Find no zero where nothing is known."""
+    """Check that no unknown number is reported as zero."""
     result, events = unknown(folder)
     assert math.isnan(result.loss)
     assert math.isnan(result.grad_norm)
     assert not result.took_step
-    steps = [each for each in events if each["event"] == "steps"]
-    assert [(each["loss"], each["grad_norm"]) for each in steps][1] == ([None], [None])
+    steps = [event for event in events if event["event"] == "steps"]
+    assert [(event["loss"], event["grad_norm"]) for event in steps][1] == ([None], [None])
     assert all(steps[i]["loss"][0] > 0 for i in (0, 2))
-    (evaluation,) = [each for each in events if each["event"] == "evaluation"]
+    (evaluation,) = [event for event in events if event["event"] == "evaluation"]
     assert evaluation["metrics"]["val/loss"] == "nan"
 
 
-def test_number_that_is_not_known_is_never_zero(folder):
+def test_unknown_number_is_never_zero(folder):
     check_unknown(folder)
 
 
-def test_progress_says_not_known(folder, capsys):
+def test_progress_shows_unknown_numbers_as_not_known(folder, capsys):
     x, y = rows(16)
     y[8:] = -100
     task = surestep.Task(with_batchnorm(), nn.CrossEntropyLoss(), (x, y))

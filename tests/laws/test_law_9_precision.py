@@ -1,4 +1,4 @@
-"""Law 9: the precision that the Plan says is the one that the model sees."""
+"""Law 9: the model runs in the precision of the Plan."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,7 +43,7 @@ class Probe(nn.Module):
 
 
 def check_precision(folder: Folder, precision: str) -> None:
-    """Train and evaluate, and look at what the model saw."""
+    """Train and evaluate, and check the dtypes that the model saw."""
     probe = Probe()
     task = surestep.Task(probe, nn.CrossEntropyLoss(), rows(), val=rows(20))
     with session_of(
@@ -55,7 +55,7 @@ def check_precision(folder: Folder, precision: str) -> None:
         session.evaluate()
     assert probe.activations == {SEEN[precision]}
     assert probe.weights == {torch.float32}
-    assert all(each.grad.dtype == torch.float32 for each in probe.parameters())
+    assert all(parameter.grad.dtype == torch.float32 for parameter in probe.parameters())
     moments = session.optimizer.state_dict()["state"].values()
     assert all(slots["exp_avg"].dtype == torch.float32 for slots in moments)
 
@@ -73,26 +73,26 @@ def test_only_fp16_scales_the_loss(folder, precision):
 
 
 def test_scaler_is_made_from_the_config(folder):
-    said = {
+    scaler = {
         "init_scale": 8.0,
         "growth_factor": 3.0,
         "backoff_factor": 0.25,
         "growth_interval": 5,
     }
     task = surestep.Task(Probe(), nn.CrossEntropyLoss(), rows())
-    with session_of(task, folder(), max_steps=1, precision="fp16", scaler=said) as session:
+    with session_of(task, folder(), max_steps=1, precision="fp16", scaler=scaler) as session:
         held = session.state.scaler.state_dict()
-    said["scale"] = said.pop("init_scale")
-    assert {name: held[name] for name in said} == said
+    scaler["scale"] = scaler.pop("init_scale")
+    assert {name: held[name] for name in scaler} == scaler
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_low_precision_learns_what_full_precision_learns(folder, precision):
-    """Autocast trains the same weights to within the precision's own rounding."""
+    """Autocast trains the same weights to within the rounding of the precision."""
     weights = []
-    for each in ("fp32", precision):
+    for setting in ("fp32", precision):
         task = surestep.Task(Probe(), nn.CrossEntropyLoss(), rows())
-        with session_of(task, folder(), max_steps=10, batch_size=16, precision=each) as session:
+        with session_of(task, folder(), max_steps=10, batch_size=16, precision=setting) as session:
             list(session.steps())
         flat = [parameter.detach().flatten() for parameter in session.model.parameters()]
         weights.append(torch.cat(flat))

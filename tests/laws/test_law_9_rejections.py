@@ -1,4 +1,4 @@
-"""Law 9: a wish that cannot be kept is an error that says what to type instead."""
+"""Law 9: an option that cannot be used raises an error that names what to set instead."""
 
 import ast
 import re
@@ -21,7 +21,7 @@ from surestep.engine.plan.system import read_facts
 from surestep.engine.rules.requirements import requirements_of
 from surestep.trainer import planning
 from surestep.trainer.planning import plan_task
-from tests.laws.support.option_values import MANY, WISHES
+from tests.laws.support.option_values import MANY, OPTION_VALUES
 from tests.laws.support.rejected_options import CANNOT, UNMET, VAL
 from tests.laws.support.tasks import mlp, rows
 from tests.tiny import TWO_GPUS
@@ -32,47 +32,49 @@ def task_of(**parts: Any) -> surestep.Task:
     return surestep.Task(**{**usual, **parts})
 
 
-def plan(said: dict[str, Any], parts: dict[str, Any]) -> None:
-    """Plan; `parts` may bring another machine's facts beside parts of the Task."""
+def plan(options: dict[str, Any], parts: dict[str, Any]) -> None:
+    """Plan a task; `parts` may replace the system information and parts of the Task."""
     own = {name: part for name, part in parts.items() if name != "facts"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planning, "read_facts", parts.get("facts", read_facts))
-        plan_task(task_of(**own), Config.from_options({"epochs": 1, **said}))
+        plan_task(task_of(**own), Config.from_options({"epochs": 1, **options}))
 
 
-def check_refusal(said: dict[str, Any], parts: dict[str, Any], words: str) -> None:
-    """Ask for what cannot be; the error names what was said and holds what to type."""
+def check_rejection(options: dict[str, Any], parts: dict[str, Any], words: str) -> None:
+    """Check that options are rejected with an error that names them and a remedy."""
     with pytest.raises(ConfigError) as caught:
-        plan(said, parts)
+        plan(options, parts)
     message = str(caught.value)
     assert words in message
-    named = any(name in message or str(value) in message for name, value in said.items())
-    assert named or not said  # the Task alone may be at fault
+    named = any(name in message or str(value) in message for name, value in options.items())
+    assert named or not options  # only the Task may be at fault
 
 
 @pytest.mark.parametrize(
-    ("said", "parts", "words"), CANNOT, ids=[" ".join(said) or "no option" for said, _, _ in CANNOT]
+    ("options", "parts", "words"),
+    CANNOT,
+    ids=[" ".join(options) or "no option" for options, _, _ in CANNOT],
 )
-def test_wish_that_cannot_be_kept_is_refused_with_what_to_type(said, parts, words):
-    check_refusal(said, parts, words)
+def test_impossible_option_is_rejected_with_a_remedy(options, parts, words):
+    check_rejection(options, parts, words)
 
 
 @pytest.mark.parametrize("option", UNMET)
 def test_option_without_what_it_requires_is_rejected(option):
-    """Each requirement of each declaration, in each way that it can be unmet."""
+    """Every requirement of a declaration is tried in every way that leaves it unmet."""
     assert UNMET[option]
     tried = {words.removeprefix("requires ") for _, _, words in UNMET[option]}
     assert tried == set(requirements_of(option))
-    for said, parts, words in UNMET[option]:
-        check_refusal(said, parts, f"{option}={said[option]!r} {words}")
+    for options, parts, words in UNMET[option]:
+        check_rejection(options, parts, f"{option}={options[option]!r} {words}")
 
 
 @pytest.mark.parametrize("option", UNMET)
 def test_value_that_the_message_proposes_is_accepted(option):
-    wish = WISHES[option]
-    for said, parts, _ in UNMET[option]:
+    case = OPTION_VALUES[option]
+    for options, parts, _ in UNMET[option]:
         with pytest.raises(ConfigError) as caught:
-            plan(said, parts)
+            plan(options, parts)
         proposed = re.search(r" Set ([\w.]+)=(\S+), or remove ", str(caught.value))
         if proposed is None:  # data, processes or a backend: none of them is an option
             assert re.search(r" (Pass Task\(val=|Start them with |Remove )", str(caught.value))
@@ -80,8 +82,8 @@ def test_value_that_the_message_proposes_is_accepted(option):
         name, value = proposed[1], literal_eval(proposed[2])
         on_gpu = {"facts": lambda: replace(TWO_GPUS, launched=MANY["facts"]().launched)}
         plan(
-            {**wish.along, name: value, option: said[option], "batch_size": 16},
-            {**VAL, **wish.parts, **(on_gpu if name == "device" else {})},
+            {**case.along, name: value, option: options[option], "batch_size": 16},
+            {**VAL, **case.parts, **(on_gpu if name == "device" else {})},
         )
 
 
@@ -112,20 +114,20 @@ def test_every_rejection_of_the_rules_is_tried(monkeypatch):
     tried = set()
     reject = PlanContext.reject
 
-    def record(k: PlanContext, message: str) -> None:
+    def record(context: PlanContext, message: str) -> None:
         caller = sys._getframe(1)
         tried.add((Path(caller.f_code.co_filename).name, caller.f_lineno))
-        reject(k, message)
+        reject(context, message)
 
     monkeypatch.setattr(PlanContext, "reject", record)
-    for said, parts, _ in CANNOT:
+    for options, parts, _ in CANNOT:
         with suppress(ConfigError):
-            plan(said, parts)
+            plan(options, parts)
     assert reject_calls() - tried == set()
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("options", "words"),
     [
         ({"lr": 0.1}, "'optim.lr'"),
         ({"optim": {"learning_rate": 0.1}}, "optim.learning_rate"),
@@ -139,7 +141,7 @@ def test_every_rejection_of_the_rules_is_tried(monkeypatch):
         ({"optim": {"betas": (0.9, 1.0)}}, "optim.betas"),
     ],
 )
-def test_word_that_is_not_known_is_refused_with_those_that_are(said, words):
+def test_unknown_option_or_value_is_rejected_with_the_valid_ones(options, words):
     with pytest.raises(ConfigError) as caught:
-        Config(**said)
+        Config(**options)
     assert words in str(caught.value)

@@ -39,9 +39,9 @@ def losses_of(session):
 
 
 @ALL
-@pytest.mark.parametrize("micro", [5, 1])
-def test_law_1_split_batch_gives_the_same_update(folder, make, micro):
-    whole, cut = run(make(), folder()), run(make(), folder(), micro_batch_size=micro)
+@pytest.mark.parametrize("micro_batch_size", [5, 1])
+def test_law_1_split_batch_gives_the_same_update(folder, make, micro_batch_size):
+    whole, cut = run(make(), folder()), run(make(), folder(), micro_batch_size=micro_batch_size)
     assert distance(whole.model, cut.model) <= 1e-6
 
 
@@ -92,27 +92,27 @@ def test_law_4_callback_changes_nothing(folder, make):
     assert_same(snapshot(alone), snapshot(watched))
 
 
-def spoiled(turn):
+def spoiled(manual_step):
     """Run the WGAN's step; in step 9 the generator's loss is NaN after the critic's update."""
-    wgan_step(turn if turn.index < 8 else Spoiled(turn))
+    wgan_step(manual_step if manual_step.index < 8 else Spoiled(manual_step))
 
 
 class Spoiled:
     """A ManualStep whose generator loss is not finite."""
 
-    def __init__(self, turn):
-        self.turn = turn
-        self.walks = 0
+    def __init__(self, manual_step):
+        self.manual_step = manual_step
+        self.passes = 0
 
     def __getattr__(self, name):
-        return getattr(self.turn, name)
+        return getattr(self.manual_step, name)
 
     def micro_batches(self, *names):
-        self.walks += 1
-        return self.turn.micro_batches(*names)
+        self.passes += 1
+        return self.manual_step.micro_batches(*names)
 
     def backward(self, loss, micro):
-        self.turn.backward(loss * float("nan") if self.walks == 2 else loss, micro)
+        self.manual_step.backward(loss * float("nan") if self.passes == 2 else loss, micro)
 
 
 def guarded(optim):
@@ -130,14 +130,14 @@ GUARDS = {
 @pytest.mark.parametrize(("parts", "options"), GUARDS.values(), ids=GUARDS)
 def test_law_5_manual_step_that_fails_halfway_changes_nothing(folder, parts, options):
     """The state after the error is that after step 8, which is saved and resumed."""
-    expected, said = folder(), {"max_steps": STEPS, "batch_size": BATCH, **options}
-    with session_of(wgan_task(**parts), expected, **said) as session:
+    expected, settings = folder(), {"max_steps": STEPS, "batch_size": BATCH, **options}
+    with session_of(wgan_task(**parts), expected, **settings) as session:
         for result in session.steps():
             if result.step == 8:
                 before, scale = snapshot(session), session.state.scaler.state_dict()
                 session.save()
                 break
-    with session_of(wgan_task(spoiled, **parts), folder(), **said) as session:
+    with session_of(wgan_task(spoiled, **parts), folder(), **settings) as session:
         with pytest.raises(NonFiniteError, match="Step 9 "):
             list(session.steps())
         assert_same(before, snapshot(session))
@@ -152,16 +152,18 @@ def test_law_5_manual_step_that_fails_halfway_changes_nothing(folder, parts, opt
 def test_law_5_nonfinite_first_steps_change_nothing(folder, bad, skip):
     """The optimizers have no state before their first step."""
 
-    def step(turn):
-        wgan_step(turn)
-        if turn.index == bad:
-            for micro in turn.micro_batches("generator"):
-                turn.backward(turn.models["generator"](turn.randn(micro, 3)).sum() / 0, micro)
-            turn.step("generator")
+    def step(manual_step):
+        wgan_step(manual_step)
+        if manual_step.index == bad:
+            for micro in manual_step.micro_batches("generator"):
+                manual_step.backward(
+                    manual_step.models["generator"](manual_step.randn(micro, 3)).sum() / 0, micro
+                )
+            manual_step.step("generator")
 
     options = {"on_nonfinite": "skip", "max_nonfinite_steps": 1} if skip else {}
-    said = {"max_steps": STEPS, "batch_size": BATCH, **options}
-    with session_of(wgan_task(step), folder(), **said) as session:
+    settings = {"max_steps": STEPS, "batch_size": BATCH, **options}
+    with session_of(wgan_task(step), folder(), **settings) as session:
         start = snapshot(session)
         with pytest.raises(NonFiniteError, match=f"Step {bad + 1 + skip} "):
             list(session.steps())
@@ -173,23 +175,23 @@ def test_law_5_nonfinite_first_steps_change_nothing(folder, bad, skip):
 
 
 def test_law_5_overflow_in_one_update_undoes_the_step_and_halves_the_scale(folder):
-    def step(turn):
-        if turn.index == 2 and turn.model.overflows:
-            turn.model.overflows = False
-            with_overflow(turn)
+    def step(manual_step):
+        if manual_step.index == 2 and manual_step.model.overflows:
+            manual_step.model.overflows = False
+            with_overflow(manual_step)
         else:
-            wgan_step(turn)
+            wgan_step(manual_step)
 
-    def with_overflow(turn):
-        for micro in turn.micro_batches("critic"):
-            turn.backward(turn.models["critic"](micro.args[0]).mean(), micro)
-        turn.step("critic")
-        for micro in turn.micro_batches("generator"):
-            made = turn.models["generator"](turn.randn(micro, 3))
-            turn.backward((made * 1e-30).float().mean() * 1e38, micro)
-            for parameter in turn.models["generator"].parameters():
+    def with_overflow(manual_step):
+        for micro in manual_step.micro_batches("critic"):
+            manual_step.backward(manual_step.models["critic"](micro.args[0]).mean(), micro)
+        manual_step.step("critic")
+        for micro in manual_step.micro_batches("generator"):
+            made = manual_step.models["generator"](manual_step.randn(micro, 3))
+            manual_step.backward((made * 1e-30).float().mean() * 1e38, micro)
+            for parameter in manual_step.models["generator"].parameters():
                 parameter.grad += torch.inf
-        turn.step("generator")
+        manual_step.step("generator")
 
     task = wgan_task(step)
     task.model.overflows = True
@@ -229,7 +231,7 @@ def test_half_precision_is_close_to_fp32(folder, options):
     assert half.state.progress.steps_taken == STEPS
 
 
-def test_schedule_advances_with_the_steps_of_each_optimizer(folder):
+def test_schedule_advances_with_the_steps_of_its_optimizer(folder):
     down = surestep.Schedule(name="cosine")
     task = wgan_task(
         optimizers={
@@ -253,13 +255,13 @@ def test_schedule_advances_with_the_steps_of_each_optimizer(folder):
 def test_optimizer_can_step_twice_in_a_manual_step(folder):
     """Two passes over one batch, each with its own noise."""
 
-    def step(turn):
+    def step(manual_step):
         for _ in range(2):
-            for micro in turn.micro_batches("model"):
+            for micro in manual_step.micro_batches("model"):
                 (x,) = micro.args
-                drawn.append(turn.randn(micro, 1))
-                turn.backward(((turn.model(x) - drawn[-1]) ** 2).mean(), micro)
-            turn.step("model")
+                drawn.append(manual_step.randn(micro, 1))
+                manual_step.backward(((manual_step.model(x) - drawn[-1]) ** 2).mean(), micro)
+            manual_step.step("model")
 
     drawn = []
     torch.manual_seed(1)
@@ -307,7 +309,7 @@ def nothing(*_):
     pass
 
 
-def alike(self, loss, seed, *names, own=many.OptimizerSet.add_gradient, **graph):
+def equal_weights(self, loss, seed, *names, own=many.OptimizerSet.add_gradient, **graph):
     own(self, loss, torch.full_like(seed, 0.25), *names, **graph)
 
 
@@ -332,17 +334,17 @@ MUTATIONS = {
         lambda self, draw, micro, size: draw(micro.samples, *size),
         lambda folder: test_law_1_split_batch_gives_the_same_update(folder, wgan_task, 5),
     ),
-    "each micro-batch counts alike": (
+    "every micro-batch counts equally": (
         many.OptimizerSet,
         "add_gradient",
-        alike,
+        equal_weights,
         lambda folder: test_law_1_split_batch_gives_the_same_update(folder, actor_critic_task, 5),
     ),
 }
 
 
 @pytest.mark.parametrize(("home", "name", "wrong", "check"), MUTATIONS.values(), ids=MUTATIONS)
-def test_each_law_detects_its_mutation(folder, monkeypatch, home, name, wrong, check):
+def test_every_law_detects_its_mutation(folder, monkeypatch, home, name, wrong, check):
     monkeypatch.setattr(home, name, wrong)
     with pytest.raises(AssertionError):
         check(folder)

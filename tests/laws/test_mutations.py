@@ -87,9 +87,9 @@ from tests.laws.test_law_7_kills import check_calls as check_calls_of_a_save
 from tests.laws.test_law_7_saving import check_background, check_two_saves
 from tests.laws.test_law_8_reading import check_reading
 from tests.laws.test_law_9_changes import check_change
-from tests.laws.test_law_9_honest import check_unknown, check_wish
+from tests.laws.test_law_9_honest import check_option_value, check_unknown
 from tests.laws.test_law_9_precision import check_precision
-from tests.laws.test_law_9_rejections import check_refusal
+from tests.laws.test_law_9_rejections import check_rejection
 from tests.torture import warm_process
 from tests.torture.cases import Case
 from tests.trainer.test_replay import check_kept, check_replay
@@ -222,7 +222,7 @@ def of_law(law: int, *rows: tuple[str, Callable, Callable]) -> list[Mutation]:
 
 
 def turned(layers: Any) -> list[Any]:
-    return [replace(each, index=len(layers) + 1 - each.index) for each in layers]
+    return [replace(layer, index=len(layers) + 1 - layer.index) for layer in layers]
 
 
 ONE_GENERATOR = torch.Generator()
@@ -242,7 +242,7 @@ MUTATIONS = [
     *of_law(
         1,
         (
-            "each micro-batch weighs the same",
+            "every micro-batch has the same weight",
             after(feed.BatchLoader, "batch", mean_of_means),
             lambda folder: check_cut(folder, MASKED, 5),
         ),
@@ -261,7 +261,7 @@ MUTATIONS = [
             lambda folder: check_cut(folder, "cross-entropy", 16),
         ),
         (
-            "each of several losses is divided within its micro-batch",
+            "several losses are divided within their micro-batch",
             instead(
                 step,
                 "weighted_sum",
@@ -273,7 +273,7 @@ MUTATIONS = [
         ),
         ("a step without items moves the schedule", ALWAYS_TAKEN, check_nothing_to_learn),
         (
-            "each micro-batch is mixed by itself",
+            "mixup mixes every micro-batch separately",
             instead(transform.BatchTransform, "__call__", of_each_micro_batch),
             lambda folder: check_mixed(folder, "mixup", 5),
         ),
@@ -283,7 +283,7 @@ MUTATIONS = [
             lambda folder: check_mixed(folder, "cutmix", 16),
         ),
         (
-            "a transform of one's own sees micro-batches",
+            "a custom transform gets micro-batches",
             instead(transform.BatchTransform, "__call__", of_each_micro_batch),
             check_own,
         ),
@@ -291,7 +291,7 @@ MUTATIONS = [
     *of_law(
         2,
         (
-            "a resumed epoch begins anew",
+            "a resumed epoch starts again",
             lambda patch: patch.setattr(
                 order.BatchLayout,
                 "batches",
@@ -310,7 +310,7 @@ MUTATIONS = [
             partial(check_own_state, stop_at=7),
         ),
         (
-            "an order goes on from the one before",
+            "an epoch continues the order of the one before",
             instead(drawn, "order_generator", lambda *_: ONE_GENERATOR),
             lambda folder: check_order(folder, "weighted"),
         ),
@@ -337,7 +337,7 @@ MUTATIONS = [
             check_resume,
         ),
         (
-            "every schedule is taken for one that does not look at the length",
+            "every schedule is treated as independent of the length",
             instead(lengthening, "_alike", lambda *_: True),
             lambda folder: check_extended(folder, schedule={"name": "cosine"}),
         ),
@@ -379,7 +379,7 @@ MUTATIONS = [
                 "augmentation by history": Case(workers="other", augmentation="numpy"),
                 "dropout by history": Case(data="tensors"),
                 "the loss scale is not loaded": Case(precision="fp16", kill="step"),
-                "the place that was loaded ahead is saved": Case(kill="evaluation"),
+                "the position of prefetched batches is saved": Case(kill="evaluation"),
             }.items()
         ),
     ),
@@ -487,7 +487,7 @@ MUTATIONS = [
             lambda folder: check_failure(folder, "gradient", 2),
         ),
         (
-            "the loss is not looked at",
+            "the loss is not checked",
             instead(guard, "all_finite", lambda *values: bool(torch.isfinite(values[-1]))),
             lambda folder: check_skips(folder, "loss", on_nonfinite="skip"),
         ),
@@ -510,7 +510,7 @@ MUTATIONS = [
             check_no_reads,
         ),
         (
-            "the loss is looked at",
+            "the loss is read",
             before(
                 single.SingleProcessStrategy,
                 "backward",
@@ -547,7 +547,7 @@ MUTATIONS = [
             lambda folder: check_damage(folder, damage="a bit in its middle"),
         ),
         (
-            "damage is not told",
+            "damage is not reported",
             instead(RunWriter, "passed_over", ()),
             check_damage,
         ),
@@ -583,12 +583,12 @@ MUTATIONS = [
         (
             "the default replaces a set option",
             ignore_set_value("batch_size"),
-            lambda _: check_wish("batch_size"),
+            lambda _: check_option_value("batch_size"),
         ),
         (
             "tf32 is replaced without an error",
             accept("precision"),
-            lambda _: check_refusal({"precision": "tf32", "device": "cpu"}, {}, "fp32"),
+            lambda _: check_rejection({"precision": "tf32", "device": "cpu"}, {}, "fp32"),
         ),
         (
             "what is not known is zero",
@@ -601,7 +601,7 @@ MUTATIONS = [
             lambda folder: check_precision(folder, "bf16"),
         ),
         (
-            "the options of the checkpoint stand over those of the Config",
+            "the options of the checkpoint override the Config",
             instead(optimizer_state, "_is_built", lambda *_: False),
             lambda folder: check_change("optim.weight_decay", folder()),
         ),
@@ -610,7 +610,7 @@ MUTATIONS = [
 
 
 @pytest.mark.parametrize(
-    "mutation", MUTATIONS, ids=[f"law {each.law}: {each.name}" for each in MUTATIONS]
+    "mutation", MUTATIONS, ids=[f"law {mutation.law}: {mutation.name}" for mutation in MUTATIONS]
 )
 def test_check_of_a_law_fails_if_the_law_is_broken(folder, monkeypatch, mutation):
     mutation.mutate(monkeypatch)
@@ -620,4 +620,6 @@ def test_check_of_a_law_fails_if_the_law_is_broken(folder, monkeypatch, mutation
 
 def test_every_law_has_a_mutation():
     files = Path(__file__).parent.glob("test_law_*.py")
-    assert {each.law for each in MUTATIONS} == {int(path.name.split("_")[2]) for path in files}
+    assert {mutation.law for mutation in MUTATIONS} == {
+        int(path.name.split("_")[2]) for path in files
+    }

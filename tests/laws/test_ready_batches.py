@@ -83,7 +83,9 @@ def plain_epoch(model, optimizer, per_step):
 
 
 def distance(one, other):
-    a, b = (torch.cat([each.flatten() for each in net.parameters()]) for net in (one, other))
+    a, b = (
+        torch.cat([parameter.flatten() for parameter in net.parameters()]) for net in (one, other)
+    )
     return float((a - b).norm().detach() / a.norm().detach())
 
 
@@ -108,7 +110,7 @@ def test_step_equals_the_plain_step_over_ready_batches(tmp_path, kind, per_step)
     assert distance(trained, expected) < 1e-6
 
 
-def test_shuffling_uses_each_ready_batch_once_an_epoch(tmp_path):
+def test_shuffling_uses_every_ready_batch_once_an_epoch(tmp_path):
     seen = []
 
     class Sizes(surestep.Callback):
@@ -135,8 +137,8 @@ def test_run_over_ready_batches_resumes_bit_for_bit(tmp_path, kind, workers):
     options = {"data": {"num_workers": workers if kind is Ready else 0}}
     whole = fit(tmp_path / "whole", made(), **options)
     with pytest.raises(Preempted):
-        fit(tmp_path / "cut", made(), callbacks=[PauseAtFive()], **options)
-    assert same(fit(tmp_path / "cut", made()), whole)
+        fit(tmp_path / "interrupted", made(), callbacks=[PauseAtFive()], **options)
+    assert same(fit(tmp_path / "interrupted", made()), whole)
 
 
 def test_evaluation_is_the_mean_over_all_rows(tmp_path):
@@ -147,7 +149,7 @@ def test_evaluation_is_the_mean_over_all_rows(tmp_path):
     made = task(Ready(), val=clean, metrics={"accuracy": accuracy})
     run = surestep.Trainer(made, config(max_steps=2), run=tmp_path / "run").fit()
     model = made.model.eval().requires_grad_(False)
-    x, y = (torch.cat(each) for each in zip(*clean, strict=True))
+    x, y = (torch.cat(tensors) for tensors in zip(*clean, strict=True))
     loss, right = nn.functional.cross_entropy(model(x), y), accuracy(model(x), y)
     assert run.last.metrics["val/loss"] == pytest.approx(float(loss), rel=1e-6)
     assert run.last.metrics["val/accuracy"] == pytest.approx(float(right), rel=1e-6)
@@ -161,7 +163,7 @@ def test_predictions_have_one_row_per_row_of_the_batches(tmp_path):
         found = session.predict("test")
     assert len(found) == sum(SIZES)
     index = found.arrays["index"].tolist()
-    assert [index.count(each) for each in range(len(SIZES))] == SIZES
+    assert [index.count(batch_index) for batch_index in range(len(SIZES))] == SIZES
     assert all(a <= b for a, b in pairwise(index))
 
 
@@ -173,7 +175,7 @@ def test_mean_over_ignored_targets_is_detected_in_a_ready_batch(tmp_path):
         fit(tmp_path / "run", task(Ready(), loss=mean))
 
 
-REFUSED = {
+REJECTED = {
     "micro-batch": (
         lambda: (task(Ready()), {"micro_batch_size": 2}),
         ConfigError,
@@ -202,9 +204,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", REJECTED)
 def test_parts_that_conflict_with_ready_batches_are_rejected(tmp_path, case):
-    make, kind, says = REFUSED[case]
+    make, kind, says = REJECTED[case]
 
     def prepared():
         made, options = make()

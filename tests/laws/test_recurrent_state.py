@@ -65,7 +65,7 @@ def plain_loop(model, kind):
             state = (state, state.clone()) if kind is nn.LSTM else state
         where = slice(window * LENGTH, (window + 1) * LENGTH)
         outputs, state = model(x[:, where], state)
-        state = tuple(each.detach() for each in state) if kind is nn.LSTM else state.detach()
+        state = tuple(tensor.detach() for tensor in state) if kind is nn.LSTM else state.detach()
         optimizer.zero_grad()
         functional.cross_entropy(outputs, y[:, where], reduction="sum").div(
             LANES * LENGTH
@@ -93,10 +93,10 @@ def test_state_changes_the_result(folder):
     assert distance(session.model.model, train(other, folder(), **OPTIONS).model.model) > 1e-4
 
 
-@pytest.mark.parametrize("micro", [4, 1])
-def test_law_1_split_sequences_give_the_same_update(folder, micro):
+@pytest.mark.parametrize("micro_batch_size", [4, 1])
+def test_law_1_split_sequences_give_the_same_update(folder, micro_batch_size):
     whole = train(carried(), folder(), **OPTIONS)
-    cut = train(carried(), folder(), micro_batch_size=micro, **OPTIONS)
+    cut = train(carried(), folder(), micro_batch_size=micro_batch_size, **OPTIONS)
     assert distance(whole.model, cut.model) <= 1e-6
     torch.testing.assert_close(whole.model.state_0, cut.model.state_0, rtol=1e-5, atol=1e-6)
 
@@ -117,8 +117,8 @@ def test_law_2_resumed_run_equals_an_uninterrupted_run_bit_for_bit(folder, stop)
 def test_law_4_evaluation_does_not_change_the_recurrent_state(folder):
     val = surestep.BPTTDataset(symbols(9, 200), 4, LENGTH)
     alone = train(carried(), folder(), **OPTIONS)
-    said = {**OPTIONS, "validation": {"batch_size": 4}}
-    with session_of(carried(val=val), folder(), **said) as watched:
+    settings = {**OPTIONS, "validation": {"batch_size": 4}}
+    with session_of(carried(val=val), folder(), **settings) as watched:
         for _ in watched.steps():
             first = watched.evaluate()
         assert watched.evaluate() == first
@@ -127,12 +127,12 @@ def test_law_4_evaluation_does_not_change_the_recurrent_state(folder):
 
 def test_law_4_recomputed_statistics_do_not_change_the_recurrent_state(folder):
     """SWA runs the training data through the model in training mode."""
-    said = {**OPTIONS, "average": {"kind": "swa", "start": "2 steps", "every": "1 step"}}
+    settings = {**OPTIONS, "average": {"kind": "swa", "start": "2 steps", "every": "1 step"}}
     sessions = []
     for saves in (False, True):
         task = carried()
         task.model.model.table = nn.Sequential(task.model.model.table, nn.BatchNorm1d(LENGTH))
-        with session_of(task, folder(), **said) as session:
+        with session_of(task, folder(), **settings) as session:
             for _ in session.steps():
                 if saves:
                     session.save()
@@ -144,8 +144,8 @@ def test_law_4_recomputed_statistics_do_not_change_the_recurrent_state(folder):
 def test_evaluation_carries_its_own_state(folder):
     """The loss over all windows equals that of the full sequences."""
     val = surestep.BPTTDataset(symbols(9, 200), 4, LENGTH)
-    said = {**OPTIONS, "validation": {"batch_size": 4}}
-    with session_of(carried(val=val), folder(), **said) as session:
+    settings = {**OPTIONS, "validation": {"batch_size": 4}}
+    with session_of(carried(val=val), folder(), **settings) as session:
         found = session.evaluate()["val/loss"]
         inner = session.model.model
     with torch.no_grad():
@@ -157,8 +157,8 @@ def test_evaluation_carries_its_own_state(folder):
 def test_law_5_skipped_step_restores_the_recurrent_state(folder):
     """The window after the bad one starts from the state before the bad one."""
     task = carried()
-    said = {**OPTIONS, "callbacks": [CorruptOutputs(task.model, BAD)], "on_nonfinite": "skip"}
-    with session_of(task, folder(), **said) as session:
+    settings = {**OPTIONS, "callbacks": [CorruptOutputs(task.model, BAD)], "on_nonfinite": "skip"}
+    with session_of(task, folder(), **settings) as session:
         before = snapshot(session)
         for result in session.steps():
             now = snapshot(session)

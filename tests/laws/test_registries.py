@@ -1,4 +1,4 @@
-"""Each optimizer, schedule, average and loss is cut, skipped, saved, loaded, and asked for wrongly.
+"""Test splitting, skipping, resuming and rejection for every registered name.
 
 An entry of surestep's tables that has none here fails `test_every_name_has_an_entry`.
 """
@@ -28,7 +28,7 @@ Folder = Callable[[], Path]
 
 def names_in(literal: Any) -> set[str]:
     """Return the names that an option's annotation, `Literal[...] | None`, allows."""
-    return {name for each in get_args(literal) for name in get_args(each)}
+    return {name for names in get_args(literal) for name in get_args(names)}
 
 
 TABLES: dict[str, tuple[set[str], dict[str, Entry]]] = {
@@ -57,8 +57,8 @@ class CorruptOutputs(surestep.Callback):
         if isinstance(outputs, Tensor):
             return outputs * self.factor if outputs.is_floating_point() else outputs
         if isinstance(outputs, Mapping):
-            return type(outputs)({key: self.spoil(each) for key, each in outputs.items()})
-        return type(outputs)(self.spoil(each) for each in outputs)
+            return type(outputs)({key: self.spoil(output) for key, output in outputs.items()})
+        return type(outputs)(self.spoil(output) for output in outputs)
 
     def on_batch(self, state: surestep.State, batch: Any) -> None:
         self.factor = float("nan") if state.progress.step + 1 in self.steps else 1.0
@@ -69,9 +69,9 @@ class CorruptOutputs(surestep.Callback):
 
 def opened(entry: Entry, folder: Path, *bad_steps: int, **options: Any) -> Session:
     task = surestep.Task(**entry.parts())
-    poison = CorruptOutputs(task.model, *bad_steps)
-    said = {"max_steps": STEPS, "batch_size": BATCH, **entry.options, **options}
-    return session_of(task, folder, callbacks=[poison], **said)
+    corruption = CorruptOutputs(task.model, *bad_steps)
+    settings = {"max_steps": STEPS, "batch_size": BATCH, **entry.options, **options}
+    return session_of(task, folder, callbacks=[corruption], **settings)
 
 
 def stepped(session: Session) -> Iterator[StepResult]:
@@ -130,9 +130,9 @@ def check_wrong(entry: Entry, folder: Folder) -> None:
     """A wrong option or part is rejected with an explanation."""
     wrong = entry.wrong
     parts = {**entry.parts(), **wrong.parts()}
-    said = {**entry.options, **wrong.options}
+    settings = {**entry.options, **wrong.options}
     with pytest.raises(surestep.SurestepError, match=wrong.sentence):
-        session_of(surestep.Task(**parts), folder(), max_steps=STEPS, batch_size=BATCH, **said)
+        session_of(surestep.Task(**parts), folder(), max_steps=STEPS, batch_size=BATCH, **settings)
 
 
 @pytest.mark.parametrize("check", [check_cut, check_skip, check_resume, check_wrong])

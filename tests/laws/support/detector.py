@@ -57,18 +57,18 @@ class Detector(nn.Module):
     def forward(self, images, targets=None):
         if self.training and targets is None:
             raise ValueError("targets should not be None when in training mode")
-        height, width = (max(each.shape[axis] for each in images) for axis in (1, 2))
+        height, width = (max(image.shape[axis] for image in images) for axis in (1, 2))
         padded = torch.stack(
             [
-                nn.functional.pad(each, (0, width - each.shape[2], 0, height - each.shape[1]))
-                for each in images
+                nn.functional.pad(image, (0, width - image.shape[2], 0, height - image.shape[1]))
+                for image in images
             ]
         )
         features = self.body(padded)
         logits = self.label(features).flatten(2).transpose(1, 2)  # (images, cells, classes)
         boxes = self.box(features).flatten(2).transpose(1, 2)
         if not self.training:
-            return [self._found(*each) for each in zip(logits, boxes, strict=True)]
+            return [self._found(*outputs) for outputs in zip(logits, boxes, strict=True)]
         labels, wanted = self._assign(targets, boxes)
         chosen = torch.randperm(labels.numel())[:SAMPLED]
         of_object = labels.flatten() > 0

@@ -36,7 +36,7 @@ KERNELS = {
 }
 CALLS = {"cpu", "numpy", "tolist", "__array__"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
-TORCH_AND_OURS = tuple(str(Path(each.__file__).parent) for each in (torch, surestep))
+TORCH_AND_OURS = tuple(str(Path(package.__file__).parent) for package in (torch, surestep))
 MASKS = (torch.bool, torch.uint8)
 # It counts targets of the dataset before they are moved, and checks that they are on the host.
 COUNTS_ON_HOST = str(Path(surestep.__file__).parent / "engine" / "data" / "batch_loader.py")
@@ -73,14 +73,14 @@ class _Calls(TorchFunctionMode):
         if name in CALLS and (name != "numpy" or written_in != COUNTS_ON_HOST):
             self.found.append(f".{name}()")
         given = (*args[1:], *kwargs.values())
-        if name == "to" and any(_names_cpu(each, written_in) for each in given):
+        if name == "to" and any(_names_cpu(value, written_in) for value in given):
             self.found.append(".to('cpu')")
         return func(*args, **kwargs)
 
 
 def _by_mask(_: Tensor, indices: Any, value: Tensor | None = None, *more: Any) -> bool:
     """Return whether an index is a boolean mask; filling with one number is not a read."""
-    masks = [each for each in indices if isinstance(each, Tensor) and each.dtype in MASKS]
+    masks = [index for index in indices if isinstance(index, Tensor) and index.dtype in MASKS]
     return bool(masks) and (value is None or value.numel() != 1)
 
 

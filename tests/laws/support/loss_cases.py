@@ -91,8 +91,8 @@ def _callable_of_batch(dtype: torch.dtype) -> Case:
     x, y = rows(dtype=dtype)
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        each = functional.cross_entropy(outputs, targets, reduction="none")
-        return (each * (targets > 0)).sum() / (targets > 0).sum()
+        loss = functional.cross_entropy(outputs, targets, reduction="none")
+        return (loss * (targets > 0)).sum() / (targets > 0).sum()
 
     return Case(partial(mlp, dtype), loss, (x, y), items=lambda batch: (batch[1] > 0).sum())
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import surestep
-from tests.laws.support.plain_manual_steps import BETAS, walk
+from tests.laws.support.plain_manual_steps import BETAS, rollout
 
 BATCH, EVERY = 16, 3
 
@@ -26,28 +26,28 @@ def real_samples(samples: int = 55) -> Tensor:
     return 1 + torch.randn(samples, 4, generator=torch.Generator().manual_seed(2)) / 2
 
 
-def wgan_step(turn: surestep.ManualStep) -> None:
-    critic, generator = turn.models["critic"], turn.models["generator"]
-    for micro in turn.micro_batches("critic"):
+def wgan_step(manual_step: surestep.ManualStep) -> None:
+    critic, generator = manual_step.models["critic"], manual_step.models["generator"]
+    for micro in manual_step.micro_batches("critic"):
         (real,) = micro.args
-        fake = generator(turn.randn(micro, 3)).detach()
-        share = turn.rand(micro, 1)
+        fake = generator(manual_step.randn(micro, 3)).detach()
+        share = manual_step.rand(micro, 1)
         between = (share * real + (1 - share) * fake).requires_grad_()
-        slope = turn.grad(critic(between), between, create_graph=True)
+        slope = manual_step.grad(critic(between), between, create_graph=True)
         penalty = ((slope.norm(dim=1) - 1) ** 2).mean()
-        turn.log("penalty", penalty)
-        turn.backward(critic(fake).mean() - critic(real).mean() + 10 * penalty, micro)
-    turn.step("critic")
-    if turn.index % EVERY == EVERY - 1:
-        for micro in turn.micro_batches("generator"):
-            turn.backward(-critic(generator(turn.randn(micro, 3))).mean(), micro)
-        turn.step("generator")
+        manual_step.log("penalty", penalty)
+        manual_step.backward(critic(fake).mean() - critic(real).mean() + 10 * penalty, micro)
+    manual_step.step("critic")
+    if manual_step.index % EVERY == EVERY - 1:
+        for micro in manual_step.micro_batches("generator"):
+            manual_step.backward(-critic(generator(manual_step.randn(micro, 3))).mean(), micro)
+        manual_step.step("generator")
 
 
 def wgan_task(
     step: Callable[[surestep.ManualStep], Any] = wgan_step, **parts: Any
 ) -> surestep.Task:
-    said: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "model": gan(),
         "train": (real_samples(),),
         "optimizers": {
@@ -55,7 +55,7 @@ def wgan_task(
             "generator": surestep.Optim(lr=1e-3, betas=BETAS),
         },
     }
-    return surestep.Task(step=step, **{**said, **parts})
+    return surestep.Task(step=step, **{**defaults, **parts})
 
 
 def players() -> nn.ModuleDict:
@@ -67,19 +67,19 @@ def starts(samples: int = 55) -> Tensor:
     return 3 * torch.randn(samples, 1, generator=torch.Generator().manual_seed(3))
 
 
-def actor_critic_step(turn: surestep.ManualStep) -> None:
-    for micro in turn.micro_batches("actor", "critic"):
+def actor_critic_step(manual_step: surestep.ManualStep) -> None:
+    for micro in manual_step.micro_batches("actor", "critic"):
         (start,) = micro.args
-        chances = [turn.rand(micro, 1) for _ in range(4)]
-        actor, critic = walk(turn.model, start, chances)
-        turn.backward(actor + critic, micro)
-    turn.step("actor")
-    turn.clip("critic", 5.0)
-    turn.step("critic")
+        chances = [manual_step.rand(micro, 1) for _ in range(4)]
+        actor, critic = rollout(manual_step.model, start, chances)
+        manual_step.backward(actor + critic, micro)
+    manual_step.step("actor")
+    manual_step.clip("critic", 5.0)
+    manual_step.step("critic")
 
 
 def actor_critic_task(**parts: Any) -> surestep.Task:
-    said: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "model": players(),
         "train": (starts(),),
         "optimizers": {
@@ -87,7 +87,7 @@ def actor_critic_task(**parts: Any) -> surestep.Task:
             "critic": surestep.OptimizerSpec(surestep.Optim(lr=3e-3), modules=["trunk", "value"]),
         },
     }
-    return surestep.Task(step=actor_critic_step, **{**said, **parts})
+    return surestep.Task(step=actor_critic_step, **{**defaults, **parts})
 
 
 TASKS = {"WGAN-GP": wgan_task, "actor-critic": actor_critic_task}

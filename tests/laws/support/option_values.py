@@ -1,4 +1,4 @@
-"""A wish for every option of the Config: a value that is not its default, and what is planned."""
+"""A value other than the default for every option of the Config, and its value in the Plan."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,44 +43,44 @@ class Stream(IterableDataset):
         return zip(*rows(SAMPLES), strict=True)
 
 
-AS_SAID = object()
+SAME_VALUE = object()
 
 
 @dataclass(frozen=True)
-class Wish:
-    """A value that is said, where the Plan holds it, as what, and what must go with it.
+class OptionValue:
+    """A value of an option, its path and value in the Plan, and what it requires.
 
-    A place that ends with a dot is completed by the option's own name. `otherwise` is said in the
-    option's place where it cannot be left out.
+    A path that ends with a dot is completed by the name of the option. `otherwise` is set instead
+    of the option if the option cannot be left out.
     """
 
-    said: Any
+    value: Any
     at: str = ""
-    planned: Any = AS_SAID
+    planned: Any = SAME_VALUE
     along: dict[str, Any] = field(default_factory=dict)
     parts: dict[str, Any] = field(default_factory=dict)
     otherwise: dict[str, Any] = field(default_factory=dict)
 
 
-def of_optimizer(name: str, said: Any, **along: Any) -> Wish:
-    """An own option of an optimizer: the Plan holds it as it is said."""
+def of_optimizer(name: str, value: Any, **along: Any) -> OptionValue:
+    """Return the case of an optimizer option, which the Plan stores unchanged."""
     others = {"optim.name": name, **{f"optim.{option}": along[option] for option in along}}
-    return Wish(said, "optim_options.", along=others)
+    return OptionValue(value, "optim_options.", along=others)
 
 
 def of_schedule(
-    name: str, said: Any, at: str, planned: Any = AS_SAID, otherwise: Any = None, **along: Any
-) -> Wish:
-    """An option that the shape of a schedule holds at a place of its own."""
+    name: str, value: Any, at: str, planned: Any = SAME_VALUE, otherwise: Any = None, **along: Any
+) -> OptionValue:
+    """Return the case of a schedule option with a custom path in the Plan."""
     others = {"schedule.name": name, **{f"schedule.{option}": along[option] for option in along}}
-    return Wish(said, f"schedule.{at}", planned, others, otherwise=otherwise or {})
+    return OptionValue(value, f"schedule.{at}", planned, others, otherwise=otherwise or {})
 
 
 def of_curve(
-    name: str, said: Any, planned: Any = AS_SAID, otherwise: Any = None, **along: Any
-) -> Wish:
-    """An option of the curve alone; a length is held in steps, of which the run has four."""
-    return of_schedule(name, said, "curve_options.", planned, otherwise, **along)
+    name: str, value: Any, planned: Any = SAME_VALUE, otherwise: Any = None, **along: Any
+) -> OptionValue:
+    """Return the case of a curve option; the Plan has lengths in steps, and the run has four."""
+    return of_schedule(name, value, "curve_options.", planned, otherwise, **along)
 
 
 MANY = {"facts": lambda: replace(read_facts(), launched=LaunchInfo(rank=1, size=2, local_size=2))}
@@ -92,7 +92,7 @@ ONLY_VALUE = (
     "cudnn_benchmark",
     "parallel.strategy",
     "parallel.sync_batchnorm",
-)  # no other is possible on a CPU
+)  # a CPU allows only one value
 ZERO = {"parallel.strategy": "deepspeed"}
 OTHER_KEY = {"parallel.deepspeed": '{"steps_per_print": 8}'}
 SKIP = {"on_nonfinite": "skip"}
@@ -103,38 +103,38 @@ SWA = {"average.kind": "swa"}
 WORKERS = {"data.num_workers": 2}
 RESTARTS, PLATEAU = "cosine_restarts", "reduce_on_plateau"
 PARTS = ("0.* lr=0.5x", "1.bias freeze")
-WISHES: dict[str, Wish] = {
-    "epochs": Wish(2.5, "total_steps", 10),
-    "max_steps": Wish(7, "total_steps"),
-    "limit_train_batches": Wish(1),
-    "limit_val_batches": Wish(1),
-    "max_time": Wish("90 minutes", planned=Duration(90, "minutes")),
-    "batch_size": Wish(10),
-    "micro_batch_size": Wish(3),
-    "seed": Wish(12345),
-    "deterministic": Wish(True),
-    "device": Wish("cpu", planned=torch.device("cpu")),
-    "precision": Wish("bf16"),
-    "max_grad_norm": Wish(0.25),
-    "clip_value": Wish(0.125),
-    "on_nonfinite": Wish("skip"),
-    "max_nonfinite_steps": Wish(3, along=SKIP),
-    "on_spike": Wish("rollback"),
-    "max_rollbacks": Wish(2, along={"on_spike": "rollback"}),
-    "exclude_samples": Wish((3, 17), planned=ExcludedSamples((3, 17), SAMPLES)),
-    "activation_checkpointing": Wish("every 2", parts={"model": blocks()}),
-    "compile": Wish("default"),
-    "compile_blocks": Wish(True, along=COMPILE, parts={"model": blocks()}),
-    "channels_last": Wish(True, parts={"model": nn.Conv2d(1, 3, 1)}),
-    "matmul_precision": Wish("high"),
-    "cudnn_benchmark": Wish(False),
-    "sdpa_backend": Wish("math"),
-    "cpu_allocator": Wish("default"),
-    "profile": Wish("1:2"),
-    "optim.name": Wish("sgd"),
-    "optim.lr": Wish(0.5),
-    "optim.weight_decay": Wish(0.25),
-    "optim.implementation": Wish("foreach"),
+OPTION_VALUES: dict[str, OptionValue] = {
+    "epochs": OptionValue(2.5, "total_steps", 10),
+    "max_steps": OptionValue(7, "total_steps"),
+    "limit_train_batches": OptionValue(1),
+    "limit_val_batches": OptionValue(1),
+    "max_time": OptionValue("90 minutes", planned=Duration(90, "minutes")),
+    "batch_size": OptionValue(10),
+    "micro_batch_size": OptionValue(3),
+    "seed": OptionValue(12345),
+    "deterministic": OptionValue(True),
+    "device": OptionValue("cpu", planned=torch.device("cpu")),
+    "precision": OptionValue("bf16"),
+    "max_grad_norm": OptionValue(0.25),
+    "clip_value": OptionValue(0.125),
+    "on_nonfinite": OptionValue("skip"),
+    "max_nonfinite_steps": OptionValue(3, along=SKIP),
+    "on_spike": OptionValue("rollback"),
+    "max_rollbacks": OptionValue(2, along={"on_spike": "rollback"}),
+    "exclude_samples": OptionValue((3, 17), planned=ExcludedSamples((3, 17), SAMPLES)),
+    "activation_checkpointing": OptionValue("every 2", parts={"model": blocks()}),
+    "compile": OptionValue("default"),
+    "compile_blocks": OptionValue(True, along=COMPILE, parts={"model": blocks()}),
+    "channels_last": OptionValue(True, parts={"model": nn.Conv2d(1, 3, 1)}),
+    "matmul_precision": OptionValue("high"),
+    "cudnn_benchmark": OptionValue(False),
+    "sdpa_backend": OptionValue("math"),
+    "cpu_allocator": OptionValue("default"),
+    "profile": OptionValue("1:2"),
+    "optim.name": OptionValue("sgd"),
+    "optim.lr": OptionValue(0.5),
+    "optim.weight_decay": OptionValue(0.25),
+    "optim.implementation": OptionValue("foreach"),
     "optim.betas": of_optimizer("adamw", (0.5, 0.75)),
     "optim.eps": of_optimizer("adamw", 1e-3),
     "optim.momentum": of_optimizer("sgd", 0.5),
@@ -165,10 +165,10 @@ WISHES: dict[str, Wish] = {
     "optim.adjust_lr_fn": of_optimizer("muon", "match_rms_adamw"),
     "optim.adamw_lr": of_optimizer("muon", 0.25),
     "optim.min_8bit_size": of_optimizer("adamw8bit", 64),
-    "optim.groups": Wish(PARTS),
-    "optim.layerwise_lr_decay": Wish(0.5),
-    "schedule.name": Wish("cosine", "schedule.name"),
-    "schedule.warmup": Wish("3 steps", "schedule.warmup", 3),
+    "optim.groups": OptionValue(PARTS),
+    "optim.layerwise_lr_decay": OptionValue(0.5),
+    "schedule.name": OptionValue("cosine", "schedule.name"),
+    "schedule.warmup": OptionValue("3 steps", "schedule.warmup", 3),
     "schedule.warmup_start": of_schedule("linear", 0.5, "warmup_start", warmup="50%"),
     "schedule.interval": of_schedule("cosine", "2 steps", "interval", 2),
     "schedule.min_lr": of_schedule("cosine", 0.00025, "min_lr_ratio", 0.25),
@@ -203,58 +203,62 @@ WISHES: dict[str, Wish] = {
     "schedule.threshold": of_curve(PLATEAU, 0.5),
     "schedule.threshold_mode": of_curve(PLATEAU, "abs"),
     "schedule.cooldown": of_curve(PLATEAU, 2),
-    "scaler.init_scale": Wish(8.0, along=FP16),
-    "scaler.growth_factor": Wish(3.0, along=FP16),
-    "scaler.growth_interval": Wish(5, along=FP16),
-    "scaler.backoff_factor": Wish(0.25, along=FP16),
-    "data.num_workers": Wish(1),
-    "data.pin_memory": Wish(False),
-    "data.persistent_workers": Wish(False, along=WORKERS),
-    "data.prefetch_factor": Wish(5, along=WORKERS),
-    "data.drop_last": Wish(True),
-    "data.shuffle": Wish(False),
-    "data.shuffle_buffer": Wish(10, parts={"train": Stream()}),
-    "validation.every": Wish("3 steps", planned=Duration(3, "steps")),
-    "validation.on_start": Wish(True),
-    "validation.batch_size": Wish(9),
-    "validation.weights": Wish("both", along=EMA),
-    "validation.metric": Wish("accuracy", planned="val/accuracy"),
-    "validation.mode": Wish("max"),
-    "early_stop.patience": Wish(4),
-    "early_stop.start": Wish(
+    "scaler.init_scale": OptionValue(8.0, along=FP16),
+    "scaler.growth_factor": OptionValue(3.0, along=FP16),
+    "scaler.growth_interval": OptionValue(5, along=FP16),
+    "scaler.backoff_factor": OptionValue(0.25, along=FP16),
+    "data.num_workers": OptionValue(1),
+    "data.pin_memory": OptionValue(False),
+    "data.persistent_workers": OptionValue(False, along=WORKERS),
+    "data.prefetch_factor": OptionValue(5, along=WORKERS),
+    "data.drop_last": OptionValue(True),
+    "data.shuffle": OptionValue(False),
+    "data.shuffle_buffer": OptionValue(10, parts={"train": Stream()}),
+    "validation.every": OptionValue("3 steps", planned=Duration(3, "steps")),
+    "validation.on_start": OptionValue(True),
+    "validation.batch_size": OptionValue(9),
+    "validation.weights": OptionValue("both", along=EMA),
+    "validation.metric": OptionValue("accuracy", planned="val/accuracy"),
+    "validation.mode": OptionValue("max"),
+    "early_stop.patience": OptionValue(4),
+    "early_stop.start": OptionValue(
         "2 epochs", planned=Duration(2, "epochs"), along={"early_stop.patience": 4}
     ),
-    "early_stop.min_delta": Wish(0.5, along={"early_stop.patience": 4}),
-    "average.kind": Wish("ema", "average.kind"),
-    "average.decay": Wish(0.5, "average.decay", along=EMA),
-    "average.warmup": Wish(False, "average.warmup", along=EMA),
-    "average.start": Wish("50%", "average.start", 2, along=EMA),
-    "average.every": Wish("2 steps", "average.interval", 2, along=EMA),
-    "average.buffers": Wish("copy", "average.buffers", along=EMA),
-    "average.lr": Wish(0.5, "average.lr", along=SWA),
-    "average.anneal": Wish("1 step", "average.anneal", 1, along={**SWA, "average.lr": 0.5}),
-    "checkpoint.every": Wish("4 steps", planned=Duration(4, "steps")),
-    "checkpoint.keep_last": Wish(5),
-    "checkpoint.keep_best": Wish(6),
-    "checkpoint.keep_every": Wish("2 epochs", planned=Duration(2, "epochs")),
-    "checkpoint.async_save": Wish(False),
-    "checkpoint.weights": Wish("trained"),
-    "parallel.strategy": Wish("ddp", parts=MANY),
-    "parallel.shard": Wish("grad_op", parts=MANY),
-    "parallel.shard_size": Wish(2, along={"parallel.shard": "hybrid"}, parts=EIGHT),
-    "parallel.wrap_policy": Wish("class Linear", planned=("0.0", "1"), along=FSDP, parts=MANY),
-    "parallel.meta_init": Wish(True, along=FSDP, parts={**MANY, "model": mlp}),
-    "parallel.offload": Wish("all", along=FSDP, parts=MANY),
-    "parallel.find_unused_parameters": Wish(True, parts=MANY),
-    "parallel.static_graph": Wish(True, parts=MANY),
-    "parallel.sync_batchnorm": Wish(False, parts=MANY),
-    "parallel.zero_stage": Wish(3, along=ZERO, parts=MANY),
-    "parallel.deepspeed": Wish(
+    "early_stop.min_delta": OptionValue(0.5, along={"early_stop.patience": 4}),
+    "average.kind": OptionValue("ema", "average.kind"),
+    "average.decay": OptionValue(0.5, "average.decay", along=EMA),
+    "average.warmup": OptionValue(False, "average.warmup", along=EMA),
+    "average.start": OptionValue("50%", "average.start", 2, along=EMA),
+    "average.every": OptionValue("2 steps", "average.interval", 2, along=EMA),
+    "average.buffers": OptionValue("copy", "average.buffers", along=EMA),
+    "average.lr": OptionValue(0.5, "average.lr", along=SWA),
+    "average.anneal": OptionValue("1 step", "average.anneal", 1, along={**SWA, "average.lr": 0.5}),
+    "checkpoint.every": OptionValue("4 steps", planned=Duration(4, "steps")),
+    "checkpoint.keep_last": OptionValue(5),
+    "checkpoint.keep_best": OptionValue(6),
+    "checkpoint.keep_every": OptionValue("2 epochs", planned=Duration(2, "epochs")),
+    "checkpoint.async_save": OptionValue(False),
+    "checkpoint.weights": OptionValue("trained"),
+    "parallel.strategy": OptionValue("ddp", parts=MANY),
+    "parallel.shard": OptionValue("grad_op", parts=MANY),
+    "parallel.shard_size": OptionValue(2, along={"parallel.shard": "hybrid"}, parts=EIGHT),
+    "parallel.wrap_policy": OptionValue(
+        "class Linear", planned=("0.0", "1"), along=FSDP, parts=MANY
+    ),
+    "parallel.meta_init": OptionValue(True, along=FSDP, parts={**MANY, "model": mlp}),
+    "parallel.offload": OptionValue("all", along=FSDP, parts=MANY),
+    "parallel.find_unused_parameters": OptionValue(True, parts=MANY),
+    "parallel.static_graph": OptionValue(True, parts=MANY),
+    "parallel.sync_batchnorm": OptionValue(False, parts=MANY),
+    "parallel.zero_stage": OptionValue(3, along=ZERO, parts=MANY),
+    "parallel.deepspeed": OptionValue(
         '{"steps_per_print": 7}', "parallel_deepspeed.steps_per_print", 7, ZERO, MANY, OTHER_KEY
     ),
-    "parallel.replica_check_every": Wish("2 epochs", planned=Duration(2, "epochs"), parts=MANY),
-    "parallel.timeout_s": Wish(30.0),
-    "parallel.start_timeout_s": Wish(900.0),
-    "logging.every": Wish("5 steps", planned=Duration(5, "steps")),
-    "logging.progress": Wish("quiet"),
+    "parallel.replica_check_every": OptionValue(
+        "2 epochs", planned=Duration(2, "epochs"), parts=MANY
+    ),
+    "parallel.timeout_s": OptionValue(30.0),
+    "parallel.start_timeout_s": OptionValue(900.0),
+    "logging.every": OptionValue("5 steps", planned=Duration(5, "steps")),
+    "logging.progress": OptionValue("quiet"),
 }

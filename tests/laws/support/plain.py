@@ -15,8 +15,8 @@ MakeOptimizer = Callable[[list[dict]], torch.optim.Optimizer]
 
 def distance(a: nn.Module, b: nn.Module) -> float:
     """Return |a - b| / |a| over all parameters."""
-    first = torch.cat([each.detach().double().flatten() for each in a.parameters()])
-    second = torch.cat([each.detach().double().flatten() for each in b.parameters()])
+    first = torch.cat([parameter.detach().double().flatten() for parameter in a.parameters()])
+    second = torch.cat([parameter.detach().double().flatten() for parameter in b.parameters()])
     return float((first - second).norm() / first.norm())
 
 

@@ -61,8 +61,8 @@ def wgan_gp(model: nn.ModuleDict, x: Tensor, *, steps: int, size: int, every: in
     return losses
 
 
-def walk(model: nn.ModuleDict, start: Tensor, chances: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Walk on a line towards 0 with the policy; return the losses of actor and critic.
+def rollout(model: nn.ModuleDict, start: Tensor, chances: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Roll out the policy on a line towards 0; return the losses of actor and critic.
 
     The actions are left and right; the reward of a move is the decrease of the distance to 0.
     """
@@ -92,7 +92,7 @@ def actor_critic(model: nn.ModuleDict, x: Tensor, *, steps: int, size: int) -> l
     for (step, start), _ in zip(enumerate(batches(x, size)), range(steps), strict=False):
         n = len(start)
         chances = [torch.rand(n, 1, generator=noise(f"0 {step} 0 {call}")) for call in range(4)]
-        first, second = walk(model, start, chances)
+        first, second = rollout(model, start, chances)
         for optimizer in (actor, critic):
             optimizer.zero_grad()
         (first + second).backward()

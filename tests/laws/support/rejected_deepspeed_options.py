@@ -33,7 +33,7 @@ BARE = {"facts": lambda: replace(MANY["facts"](), extras=())}
 ZERO = {"parallel.strategy": "deepspeed"}
 WHOLE = {**ZERO, "parallel.zero_stage": 0}
 CUT = {**ZERO, "parallel.zero_stage": 3}
-OWN_STEP: dict[str, Any] = {"loss": None, "step": lambda turn: None}
+OWN_STEP: dict[str, Any] = {"loss": None, "step": lambda manual_step: None}
 LEARNERS = {name: surestep.OptimizerSpec(optim=surestep.Optim(name="sgd")) for name in ("0", "1")}
 SEVERAL = OWN_STEP | {"optimizers": LEARNERS}
 COMPILED = {"facts": lambda: replace(MANY["facts"](), compiler=True)}

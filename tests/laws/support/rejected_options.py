@@ -1,4 +1,4 @@
-"""Wishes that cannot be kept: a case for every refusal of the table, and the words to type."""
+"""Rejected options: a case for every error of the rules, with the words of its hint."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,13 +18,13 @@ from surestep.engine.plan.system import SystemInfo, read_facts
 from surestep.engine.rules.requirements import requirements_of
 from surestep.engine.schedule.registry import BUILT_IN as SCHEDULES
 from tests.laws.support.detector import Detector, Images, Recall, collate
-from tests.laws.support.option_values import EIGHT, FSDP, MANY, WISHES
+from tests.laws.support.option_values import EIGHT, FSDP, MANY, OPTION_VALUES
 from tests.laws.support.rejected_deepspeed_options import DEEPSPEED
 from tests.laws.support.tasks import rows
 from tests.tiny import GPU, TWO_GPUS
 
-Said = dict[str, Any]
-Case = tuple[Said, dict[str, Any], str]
+Options = dict[str, Any]
+Case = tuple[Options, dict[str, Any], str]
 
 
 def loader(**options: Any) -> DataLoader:
@@ -36,7 +36,7 @@ def odd(outputs, targets):
 
 
 class Endless(IterableDataset):
-    """A stream that does not say how long it is."""
+    """A stream without a length."""
 
     def __iter__(self):
         return zip(*rows(50), strict=True)
@@ -49,7 +49,7 @@ class Complex(nn.Module):
 
 
 class Table(nn.Module):
-    """A table with sparse gradients and a layer behind it."""
+    """An embedding table with sparse gradients, and a linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,17 +57,17 @@ class Table(nn.Module):
 
 
 def without(**lacking: Any) -> Callable[[], SystemInfo]:
-    """This machine, but for what it lacks."""
+    """Describe this machine with some features replaced."""
     return lambda: replace(read_facts(), **lacking)
 
 
 VAL = {"val": rows(20)}
 MPS = {"facts": without(mps=True)}
 OWN = {"optimizer": lambda groups: torch.optim.RMSprop(groups, lr=1e-3)}
-OWN_STEP = {"model": nn.BatchNorm1d(10), "loss": None, "step": lambda turn: None}
+OWN_STEP = {"model": nn.BatchNorm1d(10), "loss": None, "step": lambda manual_step: None}
 LOADER = {"train": loader()}
 BATCHED = {"train": list(loader()), "batched": True}
-NO_DATA = {"loss": None, "train": None, "step": lambda turn: None}
+NO_DATA = {"loss": None, "train": None, "step": lambda manual_step: None}
 DETECTOR = {
     **{"model": Detector(), "loss": "model in training", "collate_fn": collate},
     **{"train": Images(), "val": Images(5, seed=1), "metrics": {"recall": Recall()}},
@@ -92,9 +92,9 @@ def foreign_to(option: str) -> str:
     """Return an optimizer or a schedule that does not take an option."""
     group, _, name = option.partition(".")
     if group == "optim":
-        return next(each for each in ("sgd", "adamw") if name not in OPTIMIZERS[each].options)
-    names = ("constant", "one_cycle", "reduce_on_plateau")
-    return next(each for each in names if name not in SCHEDULES[each].takes)
+        return next(kind for kind in ("sgd", "adamw") if name not in OPTIMIZERS[kind].options)
+    kinds = ("constant", "one_cycle", "reduce_on_plateau")
+    return next(kind for kind in kinds if name not in SCHEDULES[kind].takes)
 
 
 RUN: list[Case] = [
@@ -275,19 +275,19 @@ LAUNCHED = {"facts": MANY["facts"]}
 
 
 def by_accelerate(**config: Any) -> dict[str, Any]:
-    """Two processes that `accelerate launch` started with a config."""
+    """Describe two processes that `accelerate launch` started with a config."""
     launched = LaunchInfo(size=2, local_size=2, launcher="accelerate launch")
-    told = AccelerateConfig(**config)
-    return {"facts": lambda: replace(read_facts(), launched=launched, accelerate=told)}
+    accelerate_config = AccelerateConfig(**config)
+    return {"facts": lambda: replace(read_facts(), launched=launched, accelerate=accelerate_config)}
 
 
 def on_gpu(parts: dict[str, Any]) -> dict[str, Any]:
-    """The same on a machine with a GPU."""
+    """Describe the same launch on a machine with a GPU."""
     return {"facts": lambda: replace(parts["facts"](), cuda_devices=("H200",), cuda_memory=(1,))}
 
 
 def cards(count: int, *, of: int) -> dict[str, Any]:
-    """So many GPUs here for so many processes."""
+    """Describe a machine with `count` GPUs for `of` processes."""
     seen = {"cuda_devices": ("H200",) * count, "cuda_memory": (1,) * count}
     launched = LaunchInfo(rank=1, size=of, local_rank=1, local_size=of, launcher="torchrun")
     return {"facts": lambda: replace(GPU, launched=launched, **seen)}
@@ -351,8 +351,8 @@ PARALLEL: list[Case] = [
         "Use precision='bf16'",
     ),
 ]
-# For each option that others require: what is set, and on which machine, without meeting it.
-NOT_CHOSEN: dict[str, Callable[[str], list[tuple[Said, dict[str, Any]]]]] = {
+# For every required option: the options and the machine that do not satisfy the requirement.
+NOT_CHOSEN: dict[str, Callable[[str], list[tuple[Options, dict[str, Any]]]]] = {
     VAL_DATA: lambda _: [({}, {})],
     PROCESSES: lambda _: [({}, {})],
     "device": lambda _: [({"device": "cpu"}, LAUNCHED)],
@@ -375,21 +375,21 @@ NOT_CHOSEN: dict[str, Callable[[str], list[tuple[Said, dict[str, Any]]]]] = {
 
 
 def requested(option: str) -> Any:
-    """Return a value of an option that requests something, which False does not."""
-    return True if WISHES[option].said is False else WISHES[option].said
+    """Return a value of an option that enables it; False does not."""
+    return True if OPTION_VALUES[option].value is False else OPTION_VALUES[option].value
 
 
 def unmet(option: str) -> list[Case]:
-    """Return a case for each way to lack what an option requires by its declaration."""
+    """Return a case for every unmet requirement in the declaration of an option."""
     return [
-        ({**said, option: requested(option)}, parts, f"requires {name}")
+        ({**chosen, option: requested(option)}, parts, f"requires {name}")
         for name, allowed in requirements_of(option).items()
-        for said, parts in NOT_CHOSEN[name](option)
-        if not is_met(allowed, said.get(name))
+        for chosen, parts in NOT_CHOSEN[name](option)
+        if not is_met(allowed, chosen.get(name))
     ]
 
 
-UNMET = {option: unmet(option) for option in WISHES if requirements_of(option)}
+UNMET = {option: unmet(option) for option in OPTION_VALUES if requirements_of(option)}
 CANNOT: list[Case] = [
     *(*PARALLEL, *DEEPSPEED),
     *(*RUN, *DATA, *OPTIM, *SCHEDULE, *STEP, *SPEED, *EVALUATION),

@@ -95,8 +95,8 @@ def tensors_in(value: Any, name: str) -> dict[str, Tensor]:
     """Copy all leaves of lists and dicts as tensors, by path; None as an empty tensor."""
     if isinstance(value, (list, tuple, dict)):
         inner = value.items() if isinstance(value, dict) else enumerate(value)
-        parts = [tensors_in(each, f"{name}/{key}") for key, each in inner]
-        return {key: each for part in parts for key, each in part.items()}
+        parts = [tensors_in(value, f"{name}/{key}") for key, value in inner]
+        return {key: tensor for part in parts for key, tensor in part.items()}
     return {name: torch.as_tensor([] if value is None else value).clone()}
 
 

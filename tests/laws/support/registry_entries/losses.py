@@ -68,11 +68,11 @@ def trains(
 
 
 def vector() -> nn.Module:
-    return Shaped(1, lambda o: o.squeeze(1))
+    return Shaped(1, lambda outputs: outputs.squeeze(1))
 
 
 def pixels() -> nn.Module:
-    return Shaped(3 * PLACES, lambda o: o.view(-1, 3, PLACES // 2, 2))
+    return Shaped(3 * PLACES, lambda outputs: outputs.view(-1, 3, PLACES // 2, 2))
 
 
 def columns() -> nn.Module:
@@ -167,7 +167,9 @@ ENTRIES = {
         Wrong("takes -1 and 1", parts=lambda: {"train": (X, random(N).float())}),
         options=SGD,
         parts=trains(
-            lambda: losses.margin(margin=0.2), lambda: Shaped(2, lambda o: o.unbind(1)), SIGNS
+            lambda: losses.margin(margin=0.2),
+            lambda: Shaped(2, lambda outputs: outputs.unbind(1)),
+            SIGNS,
         ),
     ),
     "triplet": Entry(
@@ -201,7 +203,8 @@ ENTRIES = {
     ),
     "dice": Entry(
         Wrong(
-            "targets.unsqueeze", parts=lambda: {"model": Shaped(6, lambda o: o.view(-1, 1, 3, 2))}
+            "targets.unsqueeze",
+            parts=lambda: {"model": Shaped(6, lambda outputs: outputs.view(-1, 1, 3, 2))},
         ),
         parts=trains(lambda: "dice", pixels, REGIONS),
     ),

@@ -9,8 +9,8 @@ from tests.laws.support.tasks import rows
 
 def of(sentence: str, wrong: dict[str, Any], parts: Callable = classes, **options: Any) -> Entry:
     """Make an entry whose wrong options belong to its schedule."""
-    said = {"lr": 1e-2, **options.pop("optim", {})}
-    right = {"optim": said, "schedule": options}
+    optim = {"lr": 1e-2, **options.pop("optim", {})}
+    right = {"optim": optim, "schedule": options}
     return Entry(Wrong(sentence, {"schedule": {**options, **wrong}}), right, parts)
 
 
