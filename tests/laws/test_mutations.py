@@ -210,7 +210,7 @@ def passed_over(self: Any, epoch: int, start: int, own: Callable = feed.BatchLoa
     return (batch for batch in own(self, epoch, 0) if batch.position >= start)
 
 
-def of_each_micro_batch(
+def by_micro_batch(
     self: Any, batch: Any, step: int, own: Callable = transform.BatchTransform.__call__
 ) -> Any:
     parts = [own(self, batch._replace(micro_batches=(m,)), step) for m in batch.micro_batches]
@@ -274,7 +274,7 @@ MUTATIONS = [
         ("a step without items moves the schedule", ALWAYS_TAKEN, check_nothing_to_learn),
         (
             "mixup mixes every micro-batch separately",
-            instead(transform.BatchTransform, "__call__", of_each_micro_batch),
+            instead(transform.BatchTransform, "__call__", by_micro_batch),
             lambda folder: check_mixed(folder, "mixup", 5),
         ),
         (
@@ -284,7 +284,7 @@ MUTATIONS = [
         ),
         (
             "a custom transform gets micro-batches",
-            instead(transform.BatchTransform, "__call__", of_each_micro_batch),
+            instead(transform.BatchTransform, "__call__", by_micro_batch),
             check_own,
         ),
     ),
