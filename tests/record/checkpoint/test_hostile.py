@@ -365,7 +365,7 @@ def edited(path, kind, name, **stored):
         ("model", "1.num_batches_tracked", torch.zeros(()), "but of torch.int64"),
         ("model", "0.weight", torch.zeros(4, 3), r"is \(4, 3\) in .* but \(3, 4\) here"),
         ("average", "0.weight", torch.zeros(3, 4).cfloat(), "complex64"),
-        ("average", "0.weight", torch.zeros(4, 3), "of another model"),
+        ("average", "0.weight", torch.zeros(4, 3), "of a different model"),
         ("optimizer", "model/0.weight/exp_avg", torch.zeros(1), "holds exp_avg of 0.weight"),
         ("optimizer", "model/0.weight/exp_avg_sq", torch.zeros(3, 4).int(), "holds exp_avg_sq"),
         ("optimizer", "model/0.weight/step", torch.zeros(9), "holds step of 0.weight"),
