@@ -105,6 +105,18 @@ def test_state_without_a_parameter_is_refused_after_the_first_step(tmp_path):
         list(session.steps())
 
 
+def test_unsaveable_state_of_a_callback_is_rejected_before_the_first_step(tmp_path):
+    class WithSet(surestep.Callback):
+        def state_dict(self):
+            return {"seen": {1, 2}}
+
+        def load_state_dict(self, state):
+            pass
+
+    with pytest.raises(CheckpointError, match=r"'WithSet/seen' is a set"):
+        surestep.prepare(tiny.task(), tiny.config(), run=tmp_path, callbacks=[WithSet()])
+
+
 def test_state_that_a_callback_makes_in_on_start_is_checked_after_the_first_step(tmp_path):
     class Late(surestep.Callback):
         def on_start(self, state):

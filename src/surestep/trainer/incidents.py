@@ -162,20 +162,19 @@ class NonFiniteHandler:
             if manual is not None:
                 dump = gather_batch(loop.world, manual.micro_batches)
             return _Findings(text, None, dump, is_manual)
-        batch, diagnosis = manual, None
+        batch, diagnosis, dump = manual, None, BatchDump(())
         try:
             index = None if is_manual else epoch_index(loop.loader, progress.epoch)
             batch = (
                 read_batch(loop.loader, progress) if manual is None else loop.loader.move(manual)
             )
+            dump = BatchDump(batch.micro_batches)
             diagnosis = diagnose(loop.parts, batch, index=index)
             text = describe_diagnosis(diagnosis, self._recent)
         except Exception as error:  # of the user's code; the run's own error must be reported
             first = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             text = f"The cause is not known: running the step again failed ({first})."
-        return _Findings(
-            text, diagnosis, BatchDump(() if batch is None else batch.micro_batches), is_manual
-        )
+        return _Findings(text, diagnosis, dump, is_manual)
 
     def _write(self, result: StepResult, found: _Findings, checkpoint: Path) -> Path:
         """Write the incident's folder on rank 0."""

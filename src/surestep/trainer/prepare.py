@@ -236,7 +236,7 @@ def _open_session(
     session = Session(plan, task, loop, evaluator, recorder, settings, planned.system)
     if checkpoint is not None:
         load_checkpoint(world, checkpoint, session.state)
-    check_can_be_saved(session.state, with_callbacks=False)
+    check_can_be_saved(session.state, is_started=False)
     if decision.is_other_metric:
         session.state.plateau.forget()
     if decision.resets_best:

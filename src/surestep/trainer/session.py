@@ -297,11 +297,6 @@ class Session:
         """Whether the current state has been saved, or is being saved."""
         return self.saving.step == self.state.progress.step
 
-    @property
-    def is_best(self) -> bool:
-        """Whether the current step is the best so far."""
-        return self.state.best.best_step == self.state.progress.step
-
     def print_line(self, text: str) -> None:
         """Print a line to the progress display."""
         self._progress.print_line(text)

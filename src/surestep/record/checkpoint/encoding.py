@@ -44,11 +44,21 @@ def encode(key: str, value: Any, tensors: dict[str, Tensor], lost: list[str] | N
     Raises:
         CheckpointError: something has no form in JSON or safetensors.
     """
+    what, advice = type(value).__name__, ""
     if isinstance(value, Tensor):
-        return _encode_tensor(key, value, tensors)
+        layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+        if layout == "strided":
+            tensors[key] = value
+            return {"$tensor": key}
+        if layout in _INDICES:
+            return _encode_sparse(key, value, layout, tensors)
+        what, advice = f"tensor of the layout {layout}", " For a buffer, set persistent=False."
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
-        tensors[key] = torch.from_numpy(np.array(value))
-        return {"$numpy": key}
+        try:
+            tensors[key] = torch.from_numpy(np.array(value, value.dtype.newbyteorder("=")))
+            return {"$numpy": key}
+        except TypeError:  # torch has no such dtype
+            what = f"NumPy value of the dtype {value.dtype}"
     if isinstance(value, Mapping) and all(type(name) is str for name in value):
         return {name: encode(f"{key}/{name}", part, tensors, lost) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -58,26 +68,20 @@ def encode(key: str, value: Any, tensors: dict[str, Tensor], lost: list[str] | N
         return {"$float": str(value)}
     if value is None or type(value) in (bool, int, float, str):
         return value
-    what = "dict whose keys are not text" if isinstance(value, Mapping) else type(value).__name__
+    if isinstance(value, Mapping):
+        what = "dict whose keys are not text"
     if lost is not None:
         lost.append(f"{key}: {what}")
         return {"$lost": what}
     raise CheckpointError(
         f"{key!r} is a {what}, which has no form in JSON or safetensors. Keep it as a number, "
-        "text, a tensor, or lists and dicts of those."
+        f"text, a dense or sparse tensor, or lists and dicts of those.{advice}"
     )
 
 
-def _encode_tensor(key: str, tensor: Tensor, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    if tensor.layout is torch.strided:
-        tensors[key] = tensor
-        return {"$tensor": key}
-    layout = str(tensor.layout).removeprefix("torch.")
-    if layout not in _INDICES:
-        raise CheckpointError(
-            f"{key} has the layout {layout}, which a checkpoint cannot hold. Keep a dense or a "
-            "sparse tensor, or set persistent=False."
-        )
+def _encode_sparse(
+    key: str, tensor: Tensor, layout: str, tensors: dict[str, Tensor]
+) -> dict[str, Any]:
     plain = tensor.detach().coalesce() if layout == "sparse_coo" else tensor.detach()
     parts = {f"{key}/${part}": getattr(plain, part)() for part in (*_INDICES[layout], "values")}
     tensors |= parts

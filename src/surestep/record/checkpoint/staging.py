@@ -238,17 +238,27 @@ class SnapshotStager:
         return self._layout
 
 
-def check_can_be_saved(state: State, *, with_callbacks: bool = True) -> None:
+def check_can_be_saved(state: State, *, is_started: bool = True) -> None:
     """Check that a checkpoint can hold the state as it is; nothing is copied.
 
     A strategy that keeps parameters outside of the model knows how to save them.
+
+    Args:
+        state: of the run.
+        is_started: False before `on_start`, in which a callback may create its state.
 
     Raises:
         CheckpointError: a tensor has a dtype or layout, or a value a type, that cannot be saved.
     """
     tensors: dict[str, Any] = {}
-    if with_callbacks:
-        tensors |= encode_states(state.callback_states)[0]
+    for name, owner in state.callback_states.items():
+        try:
+            saved = owner.state_dict()
+        except Exception:
+            if is_started:
+                raise
+            continue
+        encode(name, saved, tensors)
     if state.keeper is None:
         tensors |= _model_tensors(state, {})[0]
         for name in state.optimizers:
