@@ -151,7 +151,7 @@ def test_a_task_without_validation_data_names_what_there_is(surestep, recipe):
     assert "The task has no val data. Known: train, test." in answer.err
 
 
-def test_val_means_every_validation_set(surestep, recipe):
+def test_split_val_evaluates_every_validation_set(surestep, recipe):
     text = RECIPE.replace(
         "val=(x[24:32], y[24:32]),", 'val={"near": (x[24:28], y[24:28]), "far": (x[28:], y[28:])},'
     )

@@ -168,7 +168,7 @@ def test_a_dry_run_as_json(surestep, recipe):
     assert all(each["seconds"] > 0 and each["result"] for each in found)
 
 
-def test_a_few_samples_are_learned_by_heart(surestep, recipe, folder):
+def test_overfit_memorizes_a_few_samples(surestep, recipe, folder):
     answer = surestep("train", recipe(), "--overfit", "4", "--optim.lr", "0.1")
     assert (answer.code, answer.err) == (0, "")
     assert answer.out.startswith("4 samples: loss 1.")

@@ -36,7 +36,7 @@ class Net(nn.Module):
     ids=["model", "class", "function", "None"],
 )
 @pytest.mark.parametrize("start", [surestep.Trainer, surestep.prepare])
-def test_what_is_not_a_task_is_named(tmp_path, start, task, message):
+def test_object_that_is_not_a_task_is_named_in_the_error(tmp_path, start, task, message):
     with pytest.raises(TaskError) as caught:
         start(task, CONFIG, run=tmp_path / "r")
     assert str(caught.value).startswith(message)
@@ -63,7 +63,7 @@ def test_what_is_not_a_task_is_named(tmp_path, start, task, message):
         ("config", {"epochs": 1}, "config is a dict. Pass surestep.Config(epochs=10, ...)."),
     ],
 )
-def test_an_argument_of_the_wrong_kind_is_named_with_what_it_takes(
+def test_argument_of_the_wrong_type_is_named_with_the_accepted_types(
     tmp_path, argument, value, message
 ):
     given = {"config": CONFIG, "run": tmp_path / "r", argument: value}
@@ -74,14 +74,14 @@ def test_an_argument_of_the_wrong_kind_is_named_with_what_it_takes(
     assert not (tmp_path / "r").exists()
 
 
-def test_the_right_arguments_are_taken(tmp_path):
+def test_valid_arguments_are_accepted(tmp_path):
     for number, run in enumerate((tmp_path / "a", str(tmp_path / "b"))):
         callbacks = ([Watch()], (Watch(),))[number]
         surestep.Trainer(tiny.task(), CONFIG, run=run, callbacks=callbacks).close()
         assert (Path(run) / "config.json").exists()
 
 
-def test_inputs_and_targets_as_two_arguments_are_refused():
+def test_inputs_and_targets_as_two_arguments_are_rejected():
     x, y = tiny.data()
     for train, val in ((x, y), (x.numpy(), y.numpy())):
         with pytest.raises(TaskError, match=r"two arrays of 20 rows.*train=\(X, Y\)"):
@@ -89,7 +89,7 @@ def test_inputs_and_targets_as_two_arguments_are_refused():
     surestep.Task(tiny.model(), nn.MSELoss(), x, x, inputs=lambda x: (x, x))  # an autoencoder
 
 
-def test_a_model_class_that_needs_arguments_is_named(tmp_path):
+def test_model_class_that_needs_arguments_is_named_in_the_error(tmp_path):
     task = tiny.task(model=Net)
     with pytest.raises(TaskError) as caught:
         surestep.Trainer(task, CONFIG, run=tmp_path / "r")
@@ -97,7 +97,7 @@ def test_a_model_class_that_needs_arguments_is_named(tmp_path):
     assert "Pass an object, model=Net(...), or a function that returns one." in str(caught.value)
 
 
-def test_a_closed_session_says_how_its_checkpoints_are_measured(tmp_path):
+def test_closed_session_names_the_way_to_evaluate_its_checkpoints(tmp_path):
     trainer = surestep.Trainer(tiny.task(val=tiny.data()), CONFIG, run=tmp_path / "r")
     trainer.fit()
     with pytest.raises(RunError, match=r"trainer\.evaluate\('val'\) evaluates its checkpoints"):
@@ -108,7 +108,7 @@ def test_a_closed_session_says_how_its_checkpoints_are_measured(tmp_path):
 @pytest.mark.parametrize(
     "group", [{"params": [], "lr": 0.5}, {"pattern": "0.*", "lr": 0.5, "betas": 1}]
 )
-def test_group_of_torch_is_rejected_with_what_to_use(group):
+def test_torch_param_group_is_rejected_with_its_replacement(group):
     with pytest.raises(ConfigError) as caught:
         surestep.Optim(groups=[group])
     instead = "surestep.ParamGroup('head.*', lr=1e-3)"

@@ -13,13 +13,13 @@ from tests.record.checkpoint.test_retention import saved_with
 
 @pytest.fixture
 def ranked(tmp_path):
-    """Rank by val/a, the best two of which stay; less is better."""
+    """Rank by val/a and keep the best two; lower is better."""
     plan = SimpleNamespace(validation_metric="val/a", validation_mode="min", checkpoint_keep_best=2)
     return SimpleNamespace(plan=plan, state=tiny.state_of(), world=ALONE)
 
 
 def taken(ranking, values):
-    """Take in values by step; return the steps that are among the best."""
+    """Add values by step; return the steps that are among the best."""
     state, found = ranking._loop.state, []
     for step, value in values.items():
         state.progress, state.best.latest = state.progress._replace(step=step), {"val/a": value}
@@ -27,18 +27,18 @@ def taken(ranking, values):
     return found
 
 
-def test_what_is_no_better_than_the_best_two_is_not_among_them(tmp_path, ranked):
+def test_value_no_better_than_the_best_two_is_not_ranked(tmp_path, ranked):
     values = {1: 5.0, 2: math.nan, 3: 3.0, 4: 5.0, 5: 6.0, 6: 4.0, 7: 1.0}
     assert taken(TopK(ranked, tmp_path), values) == [1, 3, 6, 7]
 
 
-def test_what_is_there_already_counts(tmp_path, ranked):
+def test_checkpoints_already_in_the_run_are_ranked(tmp_path, ranked):
     saved_with(tmp_path, [3.0, math.nan, 4.0])
     assert taken(TopK(ranked, tmp_path), {4: 5.0, 5: 3.5}) == [5]
 
 
 @pytest.mark.parametrize("again", [6, 8], ids=["before the spike", "after it"])
-def test_what_is_undone_does_not_count(tmp_path, ranked, again):
+def test_rolled_back_evaluations_are_not_ranked(tmp_path, ranked, again):
     ranking = TopK(ranked, tmp_path)
     assert taken(ranking, {3: 3.0, 7: 1.0}) == [3, 7]
     ranked.state.spikes.skipped_steps.append((7, 14))  # the checkpoint of step 7 is deleted

@@ -17,7 +17,7 @@ SAVES = {"checkpoint": {"every": "1 step", "keep_last": 9}, "logging": {"every":
 
 
 def failing(monkeypatch, *steps):
-    """Let the disk be full at these steps."""
+    """Make the disk full at these steps."""
     write = saver.write_checkpoint
 
     def full(folder, snapshot, world):
@@ -33,9 +33,7 @@ def saved(run: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_a_save_that_fails_is_told_and_the_next_one_tries_again(
-    tmp_path, monkeypatch, asynchronous
-):
+def test_failed_save_is_reported_and_the_next_save_retries(tmp_path, monkeypatch, asynchronous):
     failing(monkeypatch, 2, 3)
     said = {**SAVES, "checkpoint": {**SAVES["checkpoint"], "async_save": asynchronous}}
     run = tiny.fit(tmp_path, **said)
@@ -47,7 +45,7 @@ def test_a_save_that_fails_is_told_and_the_next_one_tries_again(
     assert steps == [1, 4, 5, 6]
 
 
-def test_what_failed_in_the_thread_is_told_at_the_next_log_point(tmp_path, monkeypatch):
+def test_failure_of_the_saving_thread_is_reported_at_the_next_log_point(tmp_path, monkeypatch):
     begun, told = threading.Event(), {}
 
     def full(folder, snapshot, world):
@@ -68,7 +66,7 @@ def test_what_failed_in_the_thread_is_told_at_the_next_log_point(tmp_path, monke
     assert told == {1: [], 2: [], 3: [1], 4: [1], 5: [1], 6: [1]}
 
 
-def test_the_last_save_must_succeed(tmp_path, monkeypatch):
+def test_failed_final_save_raises(tmp_path, monkeypatch):
     failing(monkeypatch, 6)
     with pytest.raises(CheckpointError, match="step 6: No space left"):
         tiny.fit(tmp_path, **SAVES)
@@ -79,8 +77,8 @@ def test_the_last_save_must_succeed(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("again", [True, False])
-def test_an_end_that_cannot_be_written_loses_only_its_telling(tmp_path, monkeypatch, again):
-    """Whether the disk is full once, or still when the end is asked for again."""
+def test_end_event_that_cannot_be_written_loses_nothing_else(tmp_path, monkeypatch, again):
+    """The disk is full once, or still full when the end event is written again."""
     replace, full = Path.replace, []
 
     def filling(self, target):
@@ -110,7 +108,7 @@ def test_an_end_that_cannot_be_written_loses_only_its_telling(tmp_path, monkeypa
     assert after[-1] == "end"
 
 
-def test_an_error_that_is_no_disk_trouble_ends_the_run(tmp_path, monkeypatch):
+def test_save_error_that_is_not_a_disk_error_ends_the_run(tmp_path, monkeypatch):
     write, first = saver.write_checkpoint, [True]
 
     def broken(folder, snapshot, world):
@@ -126,7 +124,7 @@ def test_an_error_that_is_no_disk_trouble_ends_the_run(tmp_path, monkeypatch):
     assert Run(tmp_path).status["step"] == 1
 
 
-def test_an_end_without_a_checkpoint_says_from_where_it_goes_on(tmp_path, monkeypatch):
+def test_end_without_a_checkpoint_reports_a_start_from_scratch(tmp_path, monkeypatch):
     run = tmp_path / "r"
     with tiny.prepare(run) as session:
         next(session.steps())
@@ -138,7 +136,7 @@ def test_an_end_without_a_checkpoint_says_from_where_it_goes_on(tmp_path, monkey
                 session.end("failed")
 
 
-def test_an_end_in_a_folder_that_is_gone_says_to_bring_it_back(tmp_path):
+def test_end_in_a_missing_folder_names_what_the_run_resumes_from(tmp_path):
     run = tmp_path / "r"
     with tiny.prepare(run) as session:
         next(session.steps())
@@ -152,7 +150,7 @@ def test_an_end_in_a_folder_that_is_gone_says_to_bring_it_back(tmp_path):
 
 @pytest.fixture
 def mounted(tmp_path):
-    """A small disk of its own, where this process may mount one."""
+    """Mount a separate small disk, if this process may."""
     disk = tmp_path / "disk"
     disk.mkdir()
     words = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(disk)]
@@ -166,7 +164,7 @@ def mounted(tmp_path):
 
 
 def steps_with(run, act, **said):
-    """Train, and do something to the disk after step 3."""
+    """Train and call `act` on the disk after step 3."""
     with tiny.prepare(run, **said) as session:
         for result in session.steps():
             session.saving.save_async()
@@ -175,7 +173,7 @@ def steps_with(run, act, **said):
                 act[result.step]()
 
 
-def test_a_full_disk_costs_only_the_saves_while_it_is_full(mounted):
+def test_full_disk_loses_only_the_saves_made_while_it_is_full(mounted):
     run, big = mounted / "r", mounted / "big"
 
     def fill():
@@ -190,7 +188,7 @@ def test_a_full_disk_costs_only_the_saves_while_it_is_full(mounted):
     assert next(e["step"] for e in events if e["event"] == "notice") == 4
 
 
-def test_a_folder_that_can_only_be_read_for_a_while_costs_only_its_saves(mounted):
+def test_temporarily_read_only_folder_loses_only_the_saves_of_that_time(mounted):
     run = mounted / "r"
 
     def mount(*words):
@@ -207,7 +205,7 @@ def test_a_folder_that_can_only_be_read_for_a_while_costs_only_its_saves(mounted
     assert saved(run) == [1, 2, 3, 5, 6]
 
 
-def test_a_mount_that_vanishes_leaves_a_run_that_goes_on(mounted):
+def test_run_whose_mount_vanishes_can_be_resumed(mounted):
     run = mounted / "r"
 
     def vanish():

@@ -26,7 +26,7 @@ def normed():
 
 
 class Weighted(nn.Module):
-    """A loss with a tensor of its own."""
+    """A loss that has a tensor."""
 
     def __init__(self):
         super().__init__()
@@ -37,31 +37,31 @@ class Weighted(nn.Module):
 
 
 def trained(folder, **said):
-    """A run whose best checkpoint is not its last, closed; and its task and config."""
+    """Return a closed run whose best checkpoint is not its last, its task and its config."""
     parts = {**SPLIT, "metrics": {"accuracy": accuracy}, **said.pop("parts", {})}
     said = {"epochs": 3, "validation": {"metric": "near/loss", "mode": "max"}, **said}
     tiny.fit(folder, parts, **said)
     return tiny.task(**parts), tiny.config(**said)
 
 
-def sessions_words(folder, task, config, split, which):
+def session_metrics(folder, task, config, split, which):
 
     with surestep.prepare(task, config, run=folder) as session:
         return session.evaluate_checkpoint(split, which)
 
 
 @pytest.mark.parametrize("which", ["best", "last"])
-def test_a_closed_run_is_measured_as_an_open_one(tmp_path, which):
+def test_closed_run_is_evaluated_as_an_open_one(tmp_path, which):
     task, config = trained(tmp_path)
     run = Run(tmp_path)
     assert run.best.step != run.last.step
     for split in ("near", "far", "test", "train"):
         saved, metrics = evaluate_run(run, task, config, split=split, which=which)
-        assert metrics == sessions_words(tmp_path, task, config, split, which)
+        assert metrics == session_metrics(tmp_path, task, config, split, which)
         assert saved == getattr(run, which)
 
 
-def test_a_run_of_ranks_that_shared_the_model_is_measured_in_one_process(tmp_path):
+def test_sharded_run_is_evaluated_in_one_process(tmp_path):
     task, config = trained(tmp_path)
     ranked = config.replace_options({"parallel.strategy": "fsdp", "parallel.shard": "grad_op"})
     of_one = evaluate_run(Run(tmp_path), task, config, split="test", which="last")
@@ -79,20 +79,20 @@ def test_a_run_of_ranks_that_shared_the_model_is_measured_in_one_process(tmp_pat
     ],
     ids=["bf16", "modes", "a loss with tensors", "batches", "seed"],
 )
-def test_it_is_so_whatever_the_run_is_made_of(tmp_path, said):
+def test_closed_and_open_evaluation_agree_for_every_kind_of_run(tmp_path, said):
     task, config = trained(tmp_path, **said)
     _, metrics = evaluate_run(Run(tmp_path), task, config, split="test", which="last")
-    assert metrics == sessions_words(tmp_path, task, config, "test", "last")
+    assert metrics == session_metrics(tmp_path, task, config, "test", "last")
 
 
-def test_val_means_every_validation_set(tmp_path):
+def test_split_val_evaluates_every_validation_set(tmp_path):
     task, config = trained(tmp_path)
     saved, metrics = evaluate_run(Run(tmp_path), task, config, split="val", which="best")
     assert set(metrics) == {"near/loss", "near/accuracy", "far/loss", "far/accuracy"}
     assert metrics == saved.metrics
 
 
-def test_plain_torch_gives_the_same_numbers(tmp_path):
+def test_evaluation_gives_the_numbers_of_plain_torch(tmp_path):
     task, config = trained(tmp_path)
     run, model = Run(tmp_path), tiny.model(seed=9)
     _, metrics = evaluate_run(run, task, config, split="test", which="best")
@@ -105,7 +105,7 @@ def test_plain_torch_gives_the_same_numbers(tmp_path):
     assert metrics["test/accuracy"] == float(accuracy(outputs, Y[16:]))
 
 
-def test_no_sample_of_the_training_data_is_left_out(tmp_path):
+def test_evaluation_of_the_training_data_uses_every_sample(tmp_path):
     task, config = trained(tmp_path, data={"drop_last": True})
     run, model = Run(tmp_path), tiny.model(seed=9)
     _, metrics = evaluate_run(run, task, config, split="train", which="last")
@@ -115,7 +115,7 @@ def test_no_sample_of_the_training_data_is_left_out(tmp_path):
     assert metrics["train/loss"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_run_that_is_going_on_can_be_measured_and_nothing_is_written(tmp_path):
+def test_active_run_can_be_evaluated_without_writing_anything(tmp_path):
     with tiny.prepare(tmp_path, SPLIT) as session:
         next(session.steps())
         session.save()
@@ -133,13 +133,13 @@ def test_a_run_that_is_going_on_can_be_measured_and_nothing_is_written(tmp_path)
         ({**SPLIT, "val": None}, "val", r"no val data\. Known: train, test\."),
     ],
 )
-def test_a_split_that_is_not_there_is_rejected(tmp_path, parts, split, message):
+def test_missing_split_is_rejected(tmp_path, parts, split, message):
     run = tiny.fit(tmp_path, parts)
     with pytest.raises(ConfigError, match=message):
         evaluate_run(run, tiny.task(**parts), tiny.config(), split=split, which="last")
 
 
-def test_another_model_is_refused_with_the_name_that_does_not_fit(tmp_path):
+def test_different_model_is_rejected_with_the_mismatched_name(tmp_path):
     run = tiny.fit(tmp_path, SPLIT)
     other = tiny.task(**{**SPLIT, "model": nn.Linear(4, 3)})
     with pytest.raises(CheckpointError, match="weight"):

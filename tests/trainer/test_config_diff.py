@@ -1,4 +1,4 @@
-"""Each option declares its effect on resume; what is compared beside them is in one table."""
+"""Each option declares its effect on resume; one table covers everything else."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_every_option_declares_an_effect_with_a_reason():
     assert [name for name, effect in effects.items() if len(effect.reason.split()) < 4] == []
 
 
-def test_everything_that_the_plan_decides_has_an_effect():
+def test_every_value_that_the_plan_decides_has_an_effect():
     decided = {each.option for each in tiny.plan().plan.decisions} - {*DERIVED, "total_steps"}
     assert [name for name in decided if resume_effect(name) is UNKNOWN] == []
 
@@ -28,11 +28,11 @@ def test_change_of_an_unknown_option_is_blocked():
     assert "brand_new" not in NAMES
 
 
-def test_table_of_other_parts_names_no_option():
+def test_table_of_other_compared_values_names_no_option():
     assert NOT_OPTIONS.keys().isdisjoint(NAMES)
 
 
-def test_option_of_one_of_several_optimizers_has_the_effect_of_the_option():
+def test_option_of_one_of_several_optimizers_has_the_same_effect():
     assert resume_effect("optimizers.generator.optim.lr") == Optim.resume
 
 
@@ -50,5 +50,5 @@ def test_option_of_one_of_several_optimizers_has_the_effect_of_the_option():
         ("code", "not bitwise"),
     ],
 )
-def test_effects_that_the_documentation_promises(name, effect):
+def test_effects_are_those_that_the_documentation_promises(name, effect):
     assert resume_effect(name).effect == effect

@@ -16,7 +16,7 @@ WIDTH = 4000  # some 375 KB with AdamW
 
 @pytest.fixture
 def disk(tmp_path):
-    """Mount a disk of so many KiB, where this process may."""
+    """Mount a disk of the given size in KiB, if this process may."""
     folder = tmp_path / "disk"
     folder.mkdir()
 
@@ -43,14 +43,14 @@ def notices(folder):
     return [each["text"] for each in Run(folder).events() if each["event"] == "notice"]
 
 
-def test_a_disk_without_room_for_one_starts_no_run(disk):
+def test_disk_without_space_for_one_checkpoint_starts_no_run(disk):
     folder = disk(200)
     with pytest.raises(RunError, match=r"about [\d.]+ KiB, and [\d.]+ KiB are free .* none could"):
         tiny.fit(folder, wide(), max_steps=4)
     assert not folder.exists()
 
 
-def test_a_disk_without_room_for_all_is_told_before_the_first_step(disk):
+def test_disk_without_space_for_all_checkpoints_is_reported_first(disk):
     folder = disk(2500)
     keep = {"keep_last": 9}
     with tiny.prepare(folder, wide(), max_steps=20, checkpoint=keep):
@@ -60,7 +60,7 @@ def test_a_disk_without_room_for_all_is_told_before_the_first_step(disk):
     assert "smaller checkpoint.keep_last" in told
 
 
-def test_what_fits_is_not_told(disk):
+def test_sufficient_disk_space_is_not_reported(disk):
     folder = disk(4000)
     tiny.fit(folder, wide(), max_steps=4)
     assert not any("FILL UP" in text for text in notices(folder))
@@ -68,7 +68,7 @@ def test_what_fits_is_not_told(disk):
 
 @pytest.mark.parametrize("optim", [{}, {"name": "sgd", "momentum": 0.9}, {"name": "sgd"}])
 @pytest.mark.parametrize("average", [{}, {"kind": "ema"}])
-def test_what_is_expected_is_what_is_written(tmp_path, optim, average):
+def test_estimated_checkpoint_size_is_the_written_size(tmp_path, optim, average):
     said = {"optim": {"lr": 0.01, **optim}, "average": average, "max_steps": 2}
     with tiny.prepare(tmp_path, wide(), **said) as session:
         expected = estimate_checkpoint_bytes(session.plan, session.state)

@@ -17,7 +17,7 @@ X, Y = tiny.data()
 
 
 class Counting(Dataset):
-    """Remembers which samples were asked for."""
+    """Records which samples were requested."""
 
     def __init__(self, samples=20):
         self.x, self.y = tiny.data(samples)
@@ -52,7 +52,7 @@ def temporary(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_dry_run_does_each_thing_once():
+def test_dry_run_calls_each_component_once():
     task = tiny.task(val={"near": (X, Y), "far": (X, Y)}, test=(X, Y))
     acts = dry_run(task, tiny.config())
     assert [act.what for act in acts] == [
@@ -62,32 +62,32 @@ def test_a_dry_run_does_each_thing_once():
     assert all(act.seconds > 0 for act in acts)
 
 
-def test_a_dry_run_takes_the_first_step_of_the_run(tmp_path):
+def test_dry_run_takes_the_first_step_of_the_run(tmp_path):
     acts = dry_run(tiny.task(), tiny.config())
     run = tiny.fit(tmp_path / "r")
     steps = next(event for event in run.events() if event["event"] == "steps")
     assert acts[1].result == f"loss {steps['loss'][0]:.4g}"
 
 
-def test_a_dry_run_leaves_nothing_behind(temporary):
+def test_dry_run_leaves_no_files(temporary):
     dry_run(tiny.task(val=(X, Y)), tiny.config())
     assert list(temporary.iterdir()) == []
 
 
-def test_a_dry_run_that_fails_leaves_nothing_behind(temporary):
+def test_failed_dry_run_leaves_no_files(temporary):
     with pytest.raises(DataError):
         dry_run(tiny.task(train=(X * torch.nan, Y)), tiny.config())
     assert list(temporary.iterdir()) == []
 
 
-def test_a_dry_run_evaluates_no_more_than_a_batch():
+def test_dry_run_evaluates_at_most_one_batch():
     val, test = Counting(), Counting()
     task = tiny.task(val=val, test=test)
     dry_run(task, tiny.config(data={"num_workers": 0}, validation={"batch_size": 5}))
     assert val.asked == test.asked == set(range(5))
 
 
-def test_a_dry_run_shows_a_callback_the_run():
+def test_dry_run_calls_the_callbacks_with_the_run():
     seen = []
 
     class Watching(surestep.Callback):
@@ -101,44 +101,44 @@ def test_a_dry_run_shows_a_callback_the_run():
     assert seen[0] == 1
 
 
-def test_a_dry_run_notices_a_checkpoint_that_comes_back_otherwise(monkeypatch):
+def test_dry_run_detects_a_checkpoint_that_loads_differently(monkeypatch):
     load = Run.load_model
 
-    def spoilt(run, model, which):
+    def corrupted(run, model, which):
         found = load(run, model, which)
         with torch.no_grad():
             model[0].weight[0, 0] += 1
         return found
 
-    monkeypatch.setattr(Run, "load_model", spoilt)
+    monkeypatch.setattr(Run, "load_model", corrupted)
     with pytest.raises(CheckpointError, match=r"have other values: 0\.weight"):
         dry_run(tiny.task(), tiny.config())
 
 
-def test_a_dry_run_notices_a_checkpoint_that_does_not_come_back(monkeypatch):
+def test_dry_run_detects_a_checkpoint_that_does_not_load(monkeypatch):
     monkeypatch.setattr(Run, "load_model", lambda run, model, which: run.last)
     with pytest.raises(CheckpointError, match="have other values"):
         dry_run(tiny.task(), tiny.config())
 
 
-def test_a_dry_run_puts_no_length_on_the_run():
+def test_dry_run_does_not_set_the_length_of_the_run():
     acts = dry_run(tiny.task(), tiny.config(epochs=1_000_000.0))
     assert acts[-1].result == "bit for bit"
 
 
 @pytest.mark.parametrize("part", ["val", "test"])
-def test_a_dry_run_collates_as_the_loader_does(part):
+def test_dry_run_collates_as_the_loader_does(part):
     given = {"train": loader(), part: loader(), "inputs": from_dict}
     acts = dry_run(tiny.task(**given), tiny.config(batch_size=4))
     assert f"evaluate {part}" in [act.what for act in acts]
 
 
-def test_an_empty_validation_set_is_named():
+def test_empty_validation_set_is_named_in_the_error():
     with pytest.raises(DataError, match="The val data is empty"):
         dry_run(tiny.task(val=(X[:0], Y[:0])), tiny.config())
 
 
-def test_a_few_samples_are_learned_by_heart(temporary):
+def test_overfit_memorizes_a_few_samples(temporary):
     result = overfit(tiny.task(), tiny.config(optim={"lr": 0.1}), 4)
     assert result.has_converged
     assert result.samples == 4
@@ -147,7 +147,7 @@ def test_a_few_samples_are_learned_by_heart(temporary):
     assert list(temporary.iterdir()) == []
 
 
-def test_the_first_loss_is_that_of_the_samples_before_any_step():
+def test_first_overfit_loss_is_the_loss_before_any_step():
     model = tiny.model()
     expected = float(nn.functional.cross_entropy(model(X[:4]), Y[:4]).detach())
     result = overfit(tiny.task(model=model), tiny.config(optim={"lr": 0.1}), 4)
@@ -156,7 +156,7 @@ def test_the_first_loss_is_that_of_the_samples_before_any_step():
     assert result.last == pytest.approx(last, rel=1e-3)
 
 
-def test_contradicting_targets_are_not_learned(monkeypatch):
+def test_overfit_fails_on_contradictory_targets(monkeypatch):
     monkeypatch.setattr(rehearse, "MAX_STEPS", 60)
     x = torch.ones(6, tiny.FEATURES)
     result = overfit(tiny.task(train=(x, torch.arange(6) % 3)), tiny.config(), 6)
@@ -179,42 +179,42 @@ def test_contradicting_targets_are_not_learned(monkeypatch):
     ],
     ids=lambda said: ",".join(said),
 )
-def test_what_shapes_a_real_run_does_not_stand_in_the_way(said):
+def test_overfit_ignores_options_of_real_runs(said):
     metrics = {"accuracy": lambda outputs, targets: (outputs.argmax(1) == targets).float().mean()}
     task = tiny.task(val=(X, Y), metrics=metrics)
     assert overfit(task, tiny.config(**{"optim": {"lr": 0.1}, **said}), 4).has_converged
 
 
-def test_an_optimizer_of_ones_own_learns_by_heart():
+def test_overfit_works_with_a_custom_optimizer():
     task = tiny.task(optimizer=lambda groups: torch.optim.Adam(groups, lr=0.1))
     assert overfit(task, tiny.config(), 4).has_converged
 
 
-def test_a_dataset_is_learned_by_heart_by_its_first_samples():
+def test_overfit_uses_the_first_samples_of_a_dataset():
     data = Counting()
     config = tiny.config(optim={"lr": 0.1}, data={"num_workers": 0})
     assert overfit(tiny.task(train=data), config, 4).has_converged
     assert data.asked == {0, 1, 2, 3}
 
 
-def test_what_a_loader_collates_is_learned_by_heart():
+def test_overfit_uses_the_collate_function_of_the_loader():
     task = tiny.task(train=loader(), inputs=from_dict)
     config = tiny.config(batch_size=4, optim={"lr": 0.1}, data={"num_workers": 0})
     assert overfit(task, config, 4).has_converged
 
 
-def test_more_samples_than_there_are_is_refused():
+def test_overfit_with_more_samples_than_the_data_is_rejected():
     with pytest.raises(DataError, match="20"):
         overfit(tiny.task(), tiny.config(), 21)
 
 
-def test_nothing_of_a_rehearsal_is_shown(capfd):
+def test_dry_run_and_overfit_print_nothing(capfd):
     dry_run(tiny.task(val=(X, Y)), tiny.config(logging={"progress": "plain"}))
     overfit(tiny.task(), tiny.config(optim={"lr": 0.1}, logging={"progress": "bar"}), 4)
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_size_of_a_checkpoint_is_that_of_its_files(tmp_path):
+def test_reported_checkpoint_size_is_the_size_of_its_files(tmp_path):
     parts = {"model": nn.Sequential(nn.Linear(4, 50_000), nn.Linear(50_000, 3))}
     acts = dry_run(tiny.task(**parts), tiny.config())
     with tiny.prepare(tmp_path / "r", parts) as session:
@@ -225,11 +225,11 @@ def test_the_size_of_a_checkpoint_is_that_of_its_files(tmp_path):
     assert json.loads((path / "state.json").read_text())
 
 
-def test_overfitting_weighs_classes_by_all_samples_although_the_few_lack_one():
+def test_overfit_computes_class_weights_from_all_samples():
     x, y = tiny.data(60)
     order = y.argsort()
     loss = surestep.losses.multiclass(weight="balanced")
     task = tiny.task(train=(x[order], y[order]), loss=loss)
     assert y[order][:4].unique().tolist() == [0]
     assert overfit(task, tiny.config(optim={"lr": 0.1}), 4).has_converged
-    assert loss.weight is None  # nothing is left behind in the user's own
+    assert loss.weight is None  # the user's loss is unchanged

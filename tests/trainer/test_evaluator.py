@@ -1,4 +1,4 @@
-"""Evaluations are left where a signal came, by all ranks before the same batch."""
+"""After a signal, all ranks leave an evaluation before the same batch."""
 
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.step.loop import Loop
@@ -6,7 +6,7 @@ from surestep.trainer.evaluator import make_interrupt_check
 
 
 class Two(Communicator):
-    """Two ranks, of which the other asks for nothing."""
+    """Two ranks, of which the other requests nothing."""
 
     def __init__(self):
         super().__init__(0, 2)
@@ -23,7 +23,7 @@ def loop_of(world):
     return loop
 
 
-def test_ranks_leave_an_evaluation_at_a_batch_before_which_they_have_agreed():
+def test_ranks_leave_an_evaluation_at_an_agreed_batch():
     loop = loop_of(Two())
     leave = make_interrupt_check(loop)
     assert not any(leave() for _ in range(17))
@@ -32,7 +32,7 @@ def test_ranks_leave_an_evaluation_at_a_batch_before_which_they_have_agreed():
     assert (loop.interrupted, loop.world.exchanges) == ("SIGTERM", 2)
 
 
-def test_one_process_leaves_an_evaluation_at_once():
+def test_single_process_leaves_an_evaluation_immediately():
     loop = loop_of(Communicator())
     leave = make_interrupt_check(loop)
     assert not leave()

@@ -42,7 +42,7 @@ def checkpoints(run):
     return list_checkpoints(run.checkpoints)
 
 
-def test_a_finished_run_whose_end_is_damaged_ends_once_more(run, capsys):
+def test_finished_run_with_a_corrupt_last_checkpoint_finishes_again(run, capsys):
     end = tiny.model()
     run.load_model(end, "last")
     flip(checkpoints(run)[-1])
@@ -75,7 +75,7 @@ def test_a_finished_run_whose_end_is_damaged_ends_once_more(run, capsys):
         ({"progress__epoch": 2**39}, "progress.epoch is 549755813888, and it can be at most 6"),
     ],
 )
-def test_numbers_with_hashes_made_to_fit_are_named_and_not_believed(run, capsys, changes, named):
+def test_invalid_numbers_with_matching_hashes_are_named_and_rejected(run, capsys, changes, named):
     end = tiny.model()
     run.load_model(end, "last")
     forge_record(checkpoints(run)[-1], **changes)
@@ -88,7 +88,7 @@ def test_numbers_with_hashes_made_to_fit_are_named_and_not_believed(run, capsys,
     assert torch.equal(tiny.weights(once_more), tiny.weights(end))
 
 
-def test_two_that_are_damaged_are_told_and_the_good_one_once(run, capsys):
+def test_two_corrupt_checkpoints_and_the_loaded_one_are_reported_once(run, capsys):
     for path in checkpoints(run)[-2:]:
         flip(path)
     fit(run.path, logging={"progress": "plain"})
@@ -97,7 +97,7 @@ def test_two_that_are_damaged_are_told_and_the_good_one_once(run, capsys):
     assert said.count("Going back to the newest good one: step 2.") == 1
 
 
-def test_what_was_damaged_is_put_aside_and_told(run):
+def test_corrupt_checkpoint_is_set_aside_and_reported(run):
     flip(checkpoints(run)[-1])
     tiny.prepare(run.path, parts(), **SAID).close()
     assert (run.checkpoints / "damaged-step-00000006" / "model.safetensors").exists()
@@ -107,7 +107,7 @@ def test_what_was_damaged_is_put_aside_and_told(run):
         assert not session.finished
 
 
-def test_where_none_is_good_nothing_moves(run):
+def test_no_file_is_moved_if_every_checkpoint_is_corrupt(run):
     for path in checkpoints(run):
         flip(path)
     before = sorted(run.checkpoints.iterdir())
@@ -117,13 +117,13 @@ def test_where_none_is_good_nothing_moves(run):
     assert sorted(run.checkpoints.iterdir()) == before
 
 
-def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew(run):
+def test_run_without_its_checkpoints_does_not_start_from_scratch(run):
     shutil.rmtree(run.checkpoints)
     with pytest.raises(CheckpointError, match="had checkpoints, and has none now"):
         tiny.prepare(run.path, parts(), **SAID)
 
 
-def test_a_good_checkpoint_of_another_model_is_no_reason_to_fall_back(run):
+def test_valid_checkpoint_of_a_different_model_causes_no_fallback(run):
     other = {**parts(), "model": torch.nn.Sequential(torch.nn.Linear(4, 3))}
     with pytest.raises(RunError, match="a checkpoint of one does not fit the other"):
         tiny.prepare(run.path, other, **SAID)
@@ -132,7 +132,7 @@ def test_a_good_checkpoint_of_another_model_is_no_reason_to_fall_back(run):
     assert len(checkpoints(run)) == len(list(run.checkpoints.iterdir()))
 
 
-def test_the_last_that_is_good_is_loaded_and_the_damaged_one_is_told(run, caplog):
+def test_last_valid_checkpoint_is_loaded_and_the_corrupt_one_reported(run, caplog):
     flip(checkpoints(run)[-1])
     with caplog.at_level(logging.WARNING, "surestep"):
         assert run.load_model(tiny.model(), "last").step == 4
@@ -148,7 +148,7 @@ def test_the_last_that_is_good_is_loaded_and_the_damaged_one_is_told(run, caplog
 
 @pytest.mark.parametrize("file", ["model.safetensors", "state.json"])
 @pytest.mark.parametrize("how", ["bit", "missing"])
-def test_a_damaged_best_is_replaced_by_none(run, file, how):
+def test_corrupt_best_checkpoint_is_reported_and_not_substituted(run, file, how):
     best = run.best
     assert best is not None
     flip(best.path, file) if how == "bit" else (best.path / file).unlink()
@@ -163,7 +163,7 @@ def test_a_damaged_best_is_replaced_by_none(run, file, how):
         evaluate_run(run, tiny.task(**parts()), tiny.config(**SAID), split="val", which="best")
 
 
-def test_where_none_is_good_nothing_is_loaded(run):
+def test_nothing_is_loaded_if_every_checkpoint_is_corrupt(run):
     for path in checkpoints(run):
         (path / "manifest.json").unlink()
     for which in ("best", "last", "average"):

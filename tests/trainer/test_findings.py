@@ -1,4 +1,4 @@
-"""What a run reports at its end: each rule where it must speak, and where it must stay silent."""
+"""Findings at the end of a run: when each rule must report, and when it must not."""
 
 import time
 from dataclasses import replace
@@ -26,7 +26,7 @@ class Rows(Dataset):
         return len(Y)
 
     def __getitem__(self, index):
-        if self.seconds:  # to sleep for 0 s gives the core away
+        if self.seconds:  # sleeping for 0 s yields the core
             time.sleep(self.seconds)
         return X[index], Y[index]
 
@@ -44,18 +44,18 @@ class Slow(nn.Module):
 
 
 def found(tmp_path, parts=None, *, timed=False, **options):
-    """Train, and return what was found, by rule; what hangs on the clock only if asked for."""
+    """Train and return the findings by rule; those that depend on timing only if `timed`."""
     usual = {**LONG, "optim": {"lr": 1e-2}, "max_grad_norm": "off"}
     made = tiny.fit(tmp_path / "run", {"train": (X, Y), **(parts or {})}, **{**usual, **options})
     every = {each["rule"]: each for each in made.status["findings"]}
     return {rule: each for rule, each in every.items() if timed or rule != "waits-for-data"}
 
 
-def test_a_run_in_which_nothing_is_wrong_reports_nothing(tmp_path):
+def test_run_without_problems_has_no_findings(tmp_path):
     assert found(tmp_path, {"val": tiny.data(20, seed=1)}) == {}
 
 
-def test_waiting_for_data_is_reported_with_the_workers_that_keep_up(tmp_path):
+def test_data_wait_is_reported_with_the_number_of_workers_needed(tmp_path):
     parts = {"train": Rows(0.002), "model": Slow(0.001)}
     each = found(tmp_path, parts, timed=True, max_steps=60)["waits-for-data"]
     evidence = each["evidence"]
@@ -77,7 +77,7 @@ def seen(steps, step_s, wait_s):
     ("workers", "step_s", "wait_s", "needed"),
     [(0, 0.01, 0.03, 3), (0, 0.01, 0.1, 10), (2, 0.01, 0.03, 8), (4, 0.01, 0.005, 6)],
 )
-def test_the_workers_needed_are_loading_over_step(tmp_path, workers, step_s, wait_s, needed):
+def test_workers_needed_are_load_time_over_step_time(tmp_path, workers, step_s, wait_s, needed):
     """With n workers a batch is loaded in n x (step + wait)."""
     with tiny.prepare(tmp_path, {"train": Rows()}) as session:
         session.loop.plan = session.plan.replace(data_num_workers=workers)
@@ -93,7 +93,7 @@ def test_the_workers_needed_are_loading_over_step(tmp_path, workers, step_s, wai
             assert waits_for_data(replace(case, observed=quiet)) is None
 
 
-def test_steps_that_are_clipped_are_reported_above_half(tmp_path):
+def test_clipping_is_reported_above_half_of_the_steps(tmp_path):
     each = found(tmp_path, max_grad_norm=0.01)["clips-most-steps"]
     evidence = each["evidence"]
     assert evidence["clipped"] > 100
@@ -102,7 +102,7 @@ def test_steps_that_are_clipped_are_reported_above_half(tmp_path):
     assert found(tmp_path / "b", max_grad_norm=100.0) == {}
 
 
-def test_a_loss_that_never_falls_is_reported(tmp_path):
+def test_loss_that_never_decreases_is_reported(tmp_path):
     each = found(tmp_path, optim={"lr": 1e-9})["loss-is-flat"]
     assert each["evidence"]["steps"] == 120
     assert "--overfit 32" in each["fix"]
@@ -110,11 +110,11 @@ def test_a_loss_that_never_falls_is_reported(tmp_path):
     assert "loss-is-flat" not in found(tmp_path / "b", {"train": (X, noise)}, max_steps=600)
 
 
-def test_a_loss_that_falls_within_much_noise_is_not_flat(tmp_path):
+def test_noisy_loss_that_decreases_is_not_flat(tmp_path):
     assert found(tmp_path, batch_size=1, optim={"lr": 3e-3}) == {}
 
 
-def test_a_short_run_and_one_that_was_resumed_have_no_flat_loss(tmp_path):
+def test_flat_loss_is_not_reported_for_short_or_resumed_runs(tmp_path):
     assert found(tmp_path, optim={"lr": 1e-9}, max_steps=60) == {}
     said = {**LONG, "optim": {"lr": 1e-9}, "max_grad_norm": "off"}
     with tiny.prepare(tmp_path / "c" / "run", {"train": (X, Y)}, **said) as one:
@@ -145,7 +145,7 @@ class Augmented(Rows):
         return X[index] + 0.01 * torch.randn(4), Y[index]
 
 
-def test_two_random_views_of_the_data_are_not_the_same(tmp_path):
+def test_two_random_augmentations_of_the_data_count_as_different(tmp_path):
     assert found(tmp_path, {"train": Augmented(), "val": Rows()}) == {}
 
 
@@ -183,7 +183,7 @@ class Sometimes(Unused):
         return self.head(hidden) + (self.spare(hidden) if self.calls == 14 else 0)
 
 
-def test_a_layer_that_is_used_once_had_its_gradient(tmp_path):
+def test_layer_used_in_a_single_step_is_not_listed(tmp_path):
     assert found(tmp_path, {"model": Sometimes()}) == {}
 
 
@@ -204,7 +204,7 @@ def test_modules_in_a_plain_list_are_reported(tmp_path):
     assert found(tmp_path / "b", {"model": Hidden(trains=False)}) == {}
 
 
-def test_findings_are_said_and_are_in_the_end_event(tmp_path, capsys):
+def test_findings_are_printed_and_stored_in_the_end_event(tmp_path, capsys):
     made = tiny.fit(
         tmp_path,
         {"train": (X, Y), "val": (X, Y)},
@@ -218,12 +218,12 @@ def test_findings_are_said_and_are_in_the_end_event(tmp_path, capsys):
     ]
 
 
-def test_a_run_that_failed_reads_no_data_for_its_findings(tmp_path):
+def test_failed_run_reads_no_data_for_its_findings(tmp_path):
     with tiny.prepare(tmp_path, {"train": (X, Y), "val": (X, Y)}) as session:
         list(session.steps())
         session.end("failed")
     assert session.run.status["findings"] == []
 
 
-def test_every_rule_has_a_test_here_that_triggers_it():
+def test_every_rule_is_triggered_by_a_test_here():
     assert len(RULES) == 6

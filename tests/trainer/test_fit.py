@@ -25,8 +25,8 @@ X, Y = tiny.data()
 
 
 def scored(values, **parts):
-    """A task whose metric takes these values, one at each evaluation."""
-    rest = iter([values[0], *values])  # the first is asked for by the start-up checks
+    """A task whose metric has these values, one at each evaluation."""
+    rest = iter([values[0], *values])  # the start-up checks consume the first
     return {
         "val": (X[:1], Y[:1]),
         "metrics": {"score": surestep.whole_set(lambda o, t: next(rest))},
@@ -37,7 +37,7 @@ def scored(values, **parts):
 SCORE = {"metric": "score", "mode": "max"}
 
 
-def test_fit_learns_and_leaves_the_last_weights(tmp_path):
+def test_fit_learns_and_leaves_the_last_weights_in_the_model(tmp_path):
     x, y = tiny.data(200)
     model = tiny.model()
     parts = {"model": model, "train": (x[:150], y[:150]), "val": (x[150:], y[150:])}
@@ -49,7 +49,7 @@ def test_fit_learns_and_leaves_the_last_weights(tmp_path):
     assert torch.equal(tiny.weights(last), tiny.weights(model))
 
 
-def test_a_trainer_measures_with_the_best_weights_and_puts_the_last_back(tmp_path):
+def test_evaluation_with_the_best_weights_restores_the_last(tmp_path):
     model = tiny.model()
     task = tiny.task(model=model, val=(X, Y), test=(X[:7], Y[:7]))
     config = tiny.config(epochs=4, optim={"lr": 0.05})
@@ -64,7 +64,7 @@ def test_a_trainer_measures_with_the_best_weights_and_puts_the_last_back(tmp_pat
     assert torch.equal(tiny.weights(model), last)
 
 
-def test_a_run_without_validation_saves_its_end(tmp_path):
+def test_run_without_validation_saves_its_last_step(tmp_path):
     run = tiny.fit(tmp_path, max_steps=5)
     assert [path.name for path in list_checkpoints(run.checkpoints)] == [
         *("step-00000003", "step-00000005")
@@ -84,20 +84,20 @@ def test_a_run_without_validation_saves_its_end(tmp_path):
     ],
     ids=["falls", "recovers", "min_delta", "NaN", "only NaN", "rises"],
 )
-def test_early_stopping_waits_for_its_patience(tmp_path, values, stop, steps):
+def test_early_stop_waits_for_its_patience(tmp_path, values, stop, steps):
     run = tiny.fit(tmp_path, scored(values), epochs=5, validation=SCORE, early_stop=stop)
     assert run.status["step"] == steps
     assert run.status["status"] == "finished"
     assert ("early stop: val/score" in run.status["reason"]) is (steps < 15)
 
 
-def test_smaller_may_be_better(tmp_path):
+def test_monitor_in_mode_min_prefers_lower_values(tmp_path):
     said = {"validation": {"metric": "score", "mode": "min"}, "early_stop": {"patience": 1}}
     run = tiny.fit(tmp_path, scored([0.5, 0.4, 0.6, 0.1]), epochs=4, **said)
     assert (run.status["step"], run.best.step) == (9, 6)
 
 
-def test_patience_is_kept_over_a_resume(tmp_path):
+def test_early_stop_patience_continues_after_resume(tmp_path):
     said = {"epochs": 5, "validation": SCORE, "early_stop": {"patience": 2}}
     values = [0.5, 0.4, 0.3, 0.2, 0.1]
     with tiny.prepare(tmp_path, scored(values), **said) as session:
@@ -109,8 +109,8 @@ def test_patience_is_kept_over_a_resume(tmp_path):
 OFTEN = {"validation": {"every": "4 steps", **SCORE}, "checkpoint": {"every": "2 steps"}}
 
 
-def test_the_end_saves_what_its_evaluation_changed(tmp_path):
-    values = [0.5, 0.4, 0.3]  # at steps 4, 8 and the end: the best is not there
+def test_last_save_includes_the_last_evaluation(tmp_path):
+    values = [0.5, 0.4, 0.3]  # at steps 4, 8 and the end: none is the best
     said = {**OFTEN, "max_steps": 10}
     with tiny.prepare(tmp_path, scored(values), **said) as session:
         fit(session)
@@ -122,7 +122,7 @@ def test_the_end_saves_what_its_evaluation_changed(tmp_path):
     assert Run(tmp_path).last.metrics["val/score"] == pytest.approx(0.3)
 
 
-# Of ten evaluations, one at every second step; saves of their own are elsewhere.
+# Ten evaluations, one every second step; the regular saves are at other steps.
 RANKED = [0.9, 0.1, 0.2, 0.8, 0.3, 0.15, 0.7, 0.2, 0.1, 0.05]
 THREE = {
     **{"validation": {"every": "2 steps", **SCORE}, "max_steps": 20},
@@ -130,13 +130,13 @@ THREE = {
 }
 
 
-def test_the_best_of_all_evaluations_stay(tmp_path):
+def test_best_checkpoints_of_all_evaluations_are_preserved(tmp_path):
     run = tiny.fit(tmp_path, scored(RANKED), **THREE)
     assert [each.step for each in run.verify()] == [2, 8, 14, 20]
 
 
 @pytest.mark.parametrize("stop", [6, 9, 13])
-def test_a_run_that_goes_on_keeps_the_best_of_all_evaluations(tmp_path, stop):
+def test_resumed_run_preserves_the_best_of_all_evaluations(tmp_path, stop):
     class Stops(surestep.Callback):
         def on_step(self, state, result):
             if result.step == stop:
@@ -145,13 +145,13 @@ def test_a_run_that_goes_on_keeps_the_best_of_all_evaluations(tmp_path, stop):
     task, config = tiny.task(**scored(RANKED)), tiny.config(**THREE)
     with pytest.raises(Preempted):
         surestep.Trainer(task, config, run=tmp_path, callbacks=[Stops()]).fit()
-    asked = (stop - 1) // 2  # an evaluation that was due is left, and done first
+    asked = (stop - 1) // 2  # an interrupted evaluation runs first after resume
     run = tiny.fit(tmp_path, scored(RANKED[asked:]), **THREE)
     assert [each.step for each in run.verify()] == [2, 8, 14, 20]
 
 
-def test_the_best_stays_however_little_better_it_is(tmp_path):
-    """The delta is of early stopping."""
+def test_best_checkpoint_ignores_the_min_delta(tmp_path):
+    """The min_delta applies to early stopping only."""
     said = {"early_stop": {"patience": 9, "min_delta": 0.5}, "checkpoint": {"every": "9 epochs"}}
     run = tiny.fit(tmp_path, scored([0.5, 0.6, 0.1]), epochs=3, validation=SCORE, **said)
     assert run.best.step == 6
@@ -175,7 +175,7 @@ class Ends(surestep.Callback):
 
 
 @pytest.mark.parametrize("moment", ["on_batch", "on_step", "on_evaluate"])
-def test_a_save_that_is_asked_for_holds_the_evaluation_of_its_step(tmp_path, moment):
+def test_requested_save_contains_the_evaluation_of_its_step(tmp_path, moment):
     values = [0.5, 0.4, 0.3]
     said = {**OFTEN, "checkpoint": {"every": "1 epoch", "keep_best": 0}, "max_steps": 9}
     asks = asks_to_save(moment, 3 if moment == "on_batch" else 4)  # before its step, or after it
@@ -190,7 +190,7 @@ def test_a_save_that_is_asked_for_holds_the_evaluation_of_its_step(tmp_path, mom
     assert vars(rest.state.best) == vars(session.state.best)
 
 
-def test_a_metric_of_a_collection_may_be_what_best_means(tmp_path):
+def test_metric_of_a_collection_can_be_the_monitor(tmp_path):
     import torchmetrics
 
     accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=3, average="micro")
@@ -200,19 +200,19 @@ def test_a_metric_of_a_collection_may_be_what_best_means(tmp_path):
     assert run.best is not None
 
 
-def poisoned():
+def infinite_input():
     x = X.clone()
     x[12] = torch.inf
     return {"train": (x, Y), "model": tiny.model()}
 
 
-def test_a_run_that_is_not_finite_saves_the_state_before(tmp_path):
+def test_nonfinite_run_saves_the_state_before_the_step(tmp_path):
     with pytest.raises(NonFiniteError) as caught:
-        tiny.fit(tmp_path / "a", poisoned(), data={"shuffle": False})
+        tiny.fit(tmp_path / "a", infinite_input(), data={"shuffle": False})
     run = Run(tmp_path / "a")
     assert (run.last.step, run.status["status"], run.status["step"]) == (1, "failed", 1)
     assert "step-00000001" in caught.value.__notes__[0]
-    with tiny.prepare(tmp_path / "b", poisoned(), data={"shuffle": False}) as session:
+    with tiny.prepare(tmp_path / "b", infinite_input(), data={"shuffle": False}) as session:
         next(session.steps())
         saved = tiny.model(seed=3)
         run.load_model(saved, "last")
@@ -220,7 +220,7 @@ def test_a_run_that_is_not_finite_saves_the_state_before(tmp_path):
 
 
 @pytest.mark.parametrize("first", [3, 4])
-def test_a_resumed_run_is_as_if_never_interrupted(tmp_path, first):
+def test_resumed_run_is_bitwise_identical_to_an_uninterrupted_one(tmp_path, first):
     parts = {"val": (X, Y)}
     whole = tiny.fit(tmp_path / "a", parts, epochs=3)
     with tiny.prepare(tmp_path / "b", parts, epochs=3) as session:
@@ -236,7 +236,7 @@ def test_a_resumed_run_is_as_if_never_interrupted(tmp_path, first):
     assert whole.best.metrics == broken.best.metrics
 
 
-def test_the_users_words_are_saved(tmp_path):
+def test_session_metadata_is_saved_and_restored(tmp_path):
     with tiny.prepare(tmp_path) as session:
         session.metadata["fold"] = 3
         path = session.save()
@@ -245,7 +245,7 @@ def test_the_users_words_are_saved(tmp_path):
         assert session.metadata == {"fold": 3}
 
 
-def test_checkpoints_may_be_kept_by_the_clock(tmp_path, monkeypatch):
+def test_checkpoints_can_be_saved_by_elapsed_time(tmp_path, monkeypatch):
     clock = iter(range(0, 10_000, 40))
     monkeypatch.setattr(world, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     said = {"checkpoint": {"every": "1 minute", "keep_last": 9}, "logging": {"every": "1 step"}}
@@ -275,7 +275,7 @@ CHILD = textwrap.dedent(
 
 @pytest.fixture
 def child(tmp_path):
-    """Start a process that trains, a step for each line that it reads; "stuck" takes none."""
+    """Start a process that takes a step per line it reads; "stuck" takes none."""
     started = []
 
     def start(stuck=""):
@@ -297,7 +297,7 @@ def child(tmp_path):
         process.communicate()
 
 
-def test_ctrl_c_stops_after_the_step_and_saves_it(tmp_path, child):
+def test_ctrl_c_stops_after_the_step_and_saves(tmp_path, child):
     process = child()
     process.send_signal(signal.SIGINT)
     wait_for(process, "stopping after this step")
@@ -308,7 +308,7 @@ def test_ctrl_c_stops_after_the_step_and_saves_it(tmp_path, child):
     assert "KeyboardInterrupt" in errors
 
 
-def test_a_second_ctrl_c_stops_at_once(tmp_path, child):
+def test_second_ctrl_c_stops_immediately(tmp_path, child):
     process = child("stuck")
     process.send_signal(signal.SIGINT)
     wait_for(process, "Once more stops at once")
@@ -317,7 +317,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path, child):
     assert Run(tmp_path).last is None
 
 
-def test_a_stopped_run_goes_on(tmp_path):
+def test_stopped_run_can_be_resumed(tmp_path):
     class Stopping(surestep.Callback):
         def on_step(self, state, result):
             if result.step == 2:

@@ -1,4 +1,4 @@
-"""A new run that starts from a checkpoint of another."""
+"""A new run that starts from a checkpoint of a different run."""
 
 import pytest
 import torch
@@ -15,20 +15,20 @@ def first(tmp_path):
     return tiny.fit(tmp_path / "first", {"val": tiny.data(4)}, epochs=2)  # saved at steps 3 and 6
 
 
-def branch(tmp_path, which, name="second", **said):
+def fork_run(tmp_path, which, name="second", **said):
     task = tiny.task(val=tiny.data(4))
     source = f"{tmp_path / 'first'}@{which}"
     return surestep.prepare(task, tiny.config(**said), run=tmp_path / name, from_=source)
 
 
 @pytest.mark.parametrize(("which", "step"), [("3", 3), ("last", 6), ("best", 6)])
-def test_a_branch_starts_from_the_state_of_its_checkpoint(tmp_path, first, which, step):
-    with branch(tmp_path, which, epochs=3) as session:
+def test_fork_starts_from_the_state_of_its_checkpoint(tmp_path, first, which, step):
+    with fork_run(tmp_path, which, epochs=3) as session:
         assert session.state.progress.step == step
         assert session.state.optimizer.state
 
 
-def test_a_branch_with_the_same_config_is_the_run_gone_on_with(tmp_path, first):
+def test_fork_with_the_same_config_equals_the_resumed_run(tmp_path, first):
     task = tiny.task(val=tiny.data(4))
     source = f"{first.path}@3"
     surestep.Trainer(task, tiny.config(epochs=2), run=tmp_path / "same", from_=source).fit()
@@ -38,8 +38,8 @@ def test_a_branch_with_the_same_config_is_the_run_gone_on_with(tmp_path, first):
     assert torch.equal(tiny.weights(whole), tiny.weights(other))
 
 
-def test_a_branch_may_have_another_config_and_says_what_differs(tmp_path, first):
-    with branch(tmp_path, 3, epochs=3, optim={"lr": 0.5}) as session:
+def test_fork_can_have_a_different_config_and_reports_the_differences(tmp_path, first):
+    with fork_run(tmp_path, 3, epochs=3, optim={"lr": 0.5}) as session:
         next(session.steps())
     events = {event["event"]: event for event in Run(tmp_path / "second").events()}
     assert (events["branch"]["run"], events["branch"]["step"]) == (str(first.path), 3)
@@ -49,16 +49,16 @@ def test_a_branch_may_have_another_config_and_says_what_differs(tmp_path, first)
     assert known == {"run": str(first.path), "which": "3", "step": 3}
 
 
-def test_a_branch_keeps_its_own_first_checkpoint(tmp_path, first):
-    with branch(tmp_path, 3, epochs=3) as session:
+def test_fork_preserves_its_first_checkpoint(tmp_path, first):
+    with fork_run(tmp_path, 3, epochs=3) as session:
         assert session.run.last.step == 3
 
 
-def test_a_branch_goes_on_in_its_own_folder(tmp_path, first):
-    with branch(tmp_path, 3, epochs=3) as session:
+def test_fork_resumes_in_its_folder(tmp_path, first):
+    with fork_run(tmp_path, 3, epochs=3) as session:
         next(session.steps())
         session.save()
-    for source in (3, None):  # the same command again, and one that does not say where from
+    for source in (3, None):  # the same command again, and one without a source
         task, said = tiny.task(val=tiny.data(4)), tiny.config(epochs=3)
         from_ = None if source is None else f"{first.path}@{source}"
         with surestep.prepare(task, said, run=tmp_path / "second", from_=from_) as session:
@@ -66,37 +66,37 @@ def test_a_branch_goes_on_in_its_own_folder(tmp_path, first):
     assert Run(tmp_path / "second").config["from"]["step"] == 3
 
 
-def test_a_folder_that_holds_another_run_is_no_branch(tmp_path, first):
-    branch(tmp_path, 3, epochs=3).close()
+def test_folder_of_a_different_run_is_not_a_fork(tmp_path, first):
+    fork_run(tmp_path, 3, epochs=3).close()
     with pytest.raises(RunError, match=r"starts from .*first@3, not from .*first@6"):
-        branch(tmp_path, 6, epochs=3)
+        fork_run(tmp_path, 6, epochs=3)
     with pytest.raises(RunError, match="started from scratch, not from"):
-        branch(tmp_path, 3, name="first", epochs=2)
+        fork_run(tmp_path, 3, name="first", epochs=2)
 
 
-def test_a_step_that_is_missing_lists_those_there_are(tmp_path, first):
+def test_missing_step_is_rejected_with_the_existing_steps(tmp_path, first):
     with pytest.raises(CheckpointError, match=r"\b3, 6\b"):
-        branch(tmp_path, 5, epochs=3)
+        fork_run(tmp_path, 5, epochs=3)
     assert not (tmp_path / "second").exists()
 
 
 @pytest.mark.parametrize("which", ["newest", "", "-1"])
-def test_what_is_no_checkpoint_is_refused(tmp_path, first, which):
+def test_source_that_is_not_a_checkpoint_is_rejected(tmp_path, first, which):
     with pytest.raises(ConfigError, match="after the @ comes a step, best or last"):
-        branch(tmp_path, which, epochs=3)
+        fork_run(tmp_path, which, epochs=3)
 
 
-def test_a_run_without_a_step_is_no_checkpoint(tmp_path, first):
+def test_run_without_a_step_is_rejected_as_source(tmp_path, first):
     with pytest.raises(ConfigError, match="first@last"):
         surestep.prepare(tiny.task(), tiny.config(), run=tmp_path / "b", from_=str(first.path))
 
 
-def test_a_branch_must_have_something_left_to_do(tmp_path, first):
+def test_fork_without_remaining_steps_is_rejected(tmp_path, first):
     with pytest.raises(RunError, match=r"the run would end at step 6\. Set more: --epochs"):
-        branch(tmp_path, 6, epochs=2)
+        fork_run(tmp_path, 6, epochs=2)
 
 
-def test_a_model_of_another_shape_cannot_start_there(tmp_path, first):
+def test_fork_with_a_model_of_different_shape_is_rejected(tmp_path, first):
     wider = torch.nn.Linear(4, 3)
     with pytest.raises(RunError, match="a checkpoint of one does not fit the other"):
         surestep.prepare(
@@ -104,8 +104,8 @@ def test_a_model_of_another_shape_cannot_start_there(tmp_path, first):
         )
 
 
-def scored_branch(tmp_path, which, values, **said):
-    """Branch off a run that measured 0.9, 0.1 and 0.3 at steps 3, 6 and 9."""
+def scored_fork(tmp_path, which, values, **said):
+    """Fork a run whose metric was 0.9, 0.1 and 0.3 at steps 3, 6 and 9."""
     config = {"validation": SCORE, "checkpoint": {"every": "9 epochs", "keep_last": 1}, **said}
     parent = tiny.fit(tmp_path / "first", scored([0.9, 0.1, 0.3]), epochs=3, **config)
     assert parent.best.step == 3
@@ -115,25 +115,25 @@ def scored_branch(tmp_path, which, values, **said):
     return surestep.Trainer(task, longer, run=tmp_path / "second", from_=source)
 
 
-def test_a_branch_keeps_its_own_best(tmp_path):
-    run = scored_branch(tmp_path, "last", [0.5, 0.7, 0.6, 0.2]).fit()
+def test_fork_has_a_best_checkpoint_of_its_own(tmp_path):
+    run = scored_fork(tmp_path, "last", [0.5, 0.7, 0.6, 0.2]).fit()
     assert (run.best.step, run.best.metrics["val/score"]) == (15, pytest.approx(0.7))
     assert [each.step for each in run.verify()] == [15, 21]
 
 
-def test_a_branch_judges_by_what_its_first_step_measured(tmp_path):
-    with scored_branch(tmp_path, "last", [0.2]).session as session:
+def test_fork_compares_with_the_metric_of_its_first_step(tmp_path):
+    with scored_fork(tmp_path, "last", [0.2]).session as session:
         standing = session.state.best
         assert (standing.best, standing.best_step) == (pytest.approx(0.3), 9)
         assert standing.since_best == 0
 
 
-def test_a_branch_off_the_best_keeps_it(tmp_path):
-    run = scored_branch(tmp_path, "best", [0.5, 0.7]).fit()
+def test_fork_from_the_best_checkpoint_keeps_it_as_best(tmp_path):
+    run = scored_fork(tmp_path, "best", [0.5, 0.7]).fit()
     assert (run.best.step, run.best.metrics["val/score"]) == (3, pytest.approx(0.9))
 
 
-def test_the_patience_of_a_branch_is_its_own(tmp_path):
+def test_early_stop_patience_of_a_fork_starts_from_zero(tmp_path):
     said = {"early_stop": {"patience": 3}}
-    run = scored_branch(tmp_path, "last", [0.4, 0.3, 0.2, 0.1, 0.0], **said).fit()
+    run = scored_fork(tmp_path, "last", [0.4, 0.3, 0.2, 0.1, 0.0], **said).fit()
     assert run.status["step"] == 9 + 3 * 4

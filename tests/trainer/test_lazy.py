@@ -15,7 +15,7 @@ def lazy(seed: int = 0) -> nn.Module:
 
 
 def plain(seed: int = 0) -> nn.Module:
-    """The same model, initialized by hand before anything else is drawn."""
+    """The same model, initialized by hand before any other random number is drawn."""
     model = lazy(seed)
     with torch.no_grad():
         model.eval()(tiny.data()[0][:8])
@@ -28,12 +28,12 @@ def end(folder, model, **said):
         return tiny.weights(session.model)
 
 
-def test_lazy_model_trains_as_one_that_was_initialized_by_hand(tmp_path):
+def test_lazy_model_trains_as_one_initialized_by_hand(tmp_path):
     assert torch.equal(end(tmp_path / "a", lazy()), end(tmp_path / "b", plain()))
 
 
 @pytest.mark.parametrize("kind", ["instance", "function"])
-def test_lazy_model_is_resumed(tmp_path, kind):
+def test_run_of_a_lazy_model_can_be_resumed(tmp_path, kind):
     def make(seed=0):
         return lazy(seed) if kind == "instance" else (lambda: lazy(seed))
 
@@ -44,14 +44,14 @@ def test_lazy_model_is_resumed(tmp_path, kind):
     assert torch.equal(whole, end(tmp_path / "run", make(seed=5)))
 
 
-def test_lazy_model_is_evaluated_and_predicts(tmp_path):
+def test_lazy_model_can_be_evaluated_and_can_predict(tmp_path):
     end(tmp_path, lazy())
     with tiny.prepare(tmp_path, {"model": lazy(3), "val": tiny.data(8)}) as session:
         assert session.evaluate()["val/loss"] > 0
         assert len(session.predict("val")) == 8
 
 
-def test_lazy_model_from_a_dataset_in_a_loader(tmp_path):
+def test_lazy_model_is_initialized_from_a_dataset_in_a_loader(tmp_path):
     data = torch.utils.data.TensorDataset(*tiny.data())
     loader = torch.utils.data.DataLoader(data, batch_size=8)
     parts = {"model": lazy(), "train": loader}
@@ -59,7 +59,7 @@ def test_lazy_model_from_a_dataset_in_a_loader(tmp_path):
         list(session.steps())
 
 
-def test_forward_that_fails_or_leaves_modules_out_is_named(tmp_path):
+def test_forward_that_fails_or_skips_lazy_modules_is_named_in_the_error(tmp_path):
     class Unused(nn.Module):
         def __init__(self):
             super().__init__()

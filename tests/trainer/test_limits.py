@@ -32,7 +32,7 @@ class Slow(surestep.Callback):
         time.sleep(0.05)
 
 
-def test_max_time_pauses_a_run_that_resumes_bit_for_bit(tmp_path):
+def test_run_paused_by_max_time_resumes_bitwise_identically(tmp_path):
     options = {"max_steps": 60, "checkpoint": {"every": "60 steps"}}
     whole = fit(tmp_path / "whole", **options)
     starts = 0
@@ -51,7 +51,7 @@ def test_max_time_pauses_a_run_that_resumes_bit_for_bit(tmp_path):
     assert weights_of(run) == weights_of(whole)
 
 
-def test_max_time_ends_an_evaluation_that_is_under_way(tmp_path):
+def test_max_time_interrupts_an_evaluation(tmp_path):
     class SlowModel(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -70,7 +70,7 @@ def test_max_time_ends_an_evaluation_that_is_under_way(tmp_path):
     assert time.monotonic() - began < 40
 
 
-def test_an_evaluation_on_start_is_of_the_first_weights_and_changes_no_number(tmp_path):
+def test_evaluation_on_start_uses_the_first_weights_and_changes_no_number(tmp_path):
     plain = fit(tmp_path / "plain", max_steps=4)
     started = fit(tmp_path / "started", max_steps=4, validation={"on_start": True})
     first, *_ = events_of(started, "evaluation")
@@ -82,7 +82,7 @@ def test_an_evaluation_on_start_is_of_the_first_weights_and_changes_no_number(tm
     assert weights_of(started) == weights_of(plain)
 
 
-def test_a_resumed_run_does_not_evaluate_on_start_again(tmp_path):
+def test_resumed_run_does_not_evaluate_on_start_again(tmp_path):
     options = {"max_steps": 6, "validation": {"on_start": True}, "checkpoint": {"every": "2 steps"}}
 
     class PauseAtTwo(surestep.Callback):
@@ -116,8 +116,8 @@ def test_early_stop_counts_evaluations_after_its_start(tmp_path, start, last):
     assert run.status["step"] == last
 
 
-def test_a_better_metric_before_the_start_is_the_best(tmp_path):
-    values = iter([0.9, 0.9, *[0.5] * 20])  # the first is asked for by the start-up checks
+def test_better_metric_before_the_start_of_early_stop_is_the_best(tmp_path):
+    values = iter([0.9, 0.9, *[0.5] * 20])  # the start-up checks consume the first
     accuracy = surestep.whole_set(lambda *_: next(values))
     task = tiny.task(val=tiny.data(5), metrics={"accuracy": accuracy})
     run = fit(
@@ -131,7 +131,7 @@ def test_a_better_metric_before_the_start_is_the_best(tmp_path):
     assert run.status["step"] == 7
 
 
-def test_early_stop_start_without_patience_is_refused(tmp_path):
+def test_early_stop_start_without_patience_is_rejected(tmp_path):
     with pytest.raises(
         ConfigError, match=r"start=.* requires early_stop.patience, but .* Set early_stop"
     ):
@@ -156,14 +156,14 @@ def test_limit_train_batches_trains_on_the_first_batches_of_each_epoch(tmp_path)
     assert weights_of(limited) == weights_of(unlimited)
 
 
-def test_a_limit_above_the_number_of_batches_limits_nothing(tmp_path):
+def test_limit_above_the_number_of_batches_has_no_effect(tmp_path):
     run = fit(tmp_path / "run", epochs=2, batch_size=6, limit_train_batches=100)
     assert run.status["step"] == 2 * math.ceil(20 / 6)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", ["stream", "dataset"])
-def test_a_limited_epoch_resumes_bit_for_bit(tmp_path, kind, workers):
+def test_run_with_limited_epochs_resumes_bitwise_identically(tmp_path, kind, workers):
     def task():
         x, y = tiny.data(30)
         data = [(x[i], y[i]) for i in range(30)]
@@ -186,7 +186,7 @@ def test_a_limited_epoch_resumes_bit_for_bit(tmp_path, kind, workers):
     assert whole.status["epoch"] == 3
 
 
-def test_limit_val_batches_measures_the_first_batches_in_a_run_and_all_on_request(tmp_path, capsys):
+def test_limit_val_batches_limits_a_run_and_not_a_requested_evaluation(tmp_path, capsys):
     x, y = tiny.data(12)
     task = tiny.task(val=(x, y))
     options = {"max_steps": 2, "limit_val_batches": 2, "validation": {"batch_size": 3}}
@@ -200,26 +200,26 @@ def test_limit_val_batches_measures_the_first_batches_in_a_run_and_all_on_reques
     assert "step 2 on 2 batches: val/loss" in capsys.readouterr().err
 
 
-def test_limit_val_batches_without_validation_data_is_refused(tmp_path):
+def test_limit_val_batches_without_validation_data_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match="limit_val_batches=2 requires validation data"):
         fit(tmp_path / "run", tiny.task(), max_steps=2, limit_val_batches=2)
 
 
-def test_a_last_batch_of_one_sample_that_the_limit_leaves_out_is_no_fault_of_batchnorm(tmp_path):
+def test_single_sample_batch_beyond_the_limit_is_no_batchnorm_error(tmp_path):
     net = torch.nn.Sequential(torch.nn.BatchNorm1d(tiny.FEATURES), tiny.model())
     task = tiny.task(model=net, train=tiny.data(11))
     run = fit(tmp_path / "run", task, epochs=2, batch_size=5, limit_train_batches=2)
     assert run.status["step"] == 4
 
 
-def test_epochs_of_a_stream_without_a_length_name_the_steps_of_its_limit(tmp_path):
+def test_epochs_of_an_unsized_stream_with_a_limit_name_the_steps_to_set(tmp_path):
     x, y = tiny.data(8)
     task = tiny.task(train=lambda: iter(zip(x, y, strict=True)))
     with pytest.raises(ConfigError, match=r"is a stream without one. Set max_steps=15 instead"):
         fit(tmp_path / "run", task, epochs=3, limit_train_batches=5)
 
 
-def test_a_pause_that_on_start_asks_for_comes_before_the_first_step(tmp_path):
+def test_pause_requested_in_on_start_comes_before_the_first_step(tmp_path):
     class PauseFirst(surestep.Callback):
         def on_start(self, state):
             return surestep.Request.PAUSE

@@ -23,7 +23,7 @@ def expected(run, which, x=X[16:]):
 
 @pytest.mark.parametrize("which", ["best", "last", "average"])
 @pytest.mark.parametrize(("split", "x"), [("test", X[16:]), ("val", X[10:16]), ("train", X[:10])])
-def test_a_closed_run_predicts_as_plain_torch_with_its_weights(tmp_path, which, split, x):
+def test_closed_run_predicts_as_plain_torch_with_its_weights(tmp_path, which, split, x):
     run = tiny.fit(tmp_path, SPLIT, **SAID, **EMA)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     task, config = tiny.task(**SPLIT), tiny.config(**SAID, **EMA)
@@ -33,13 +33,13 @@ def test_a_closed_run_predicts_as_plain_torch_with_its_weights(tmp_path, which, 
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-def test_best_last_and_average_differ(tmp_path):
+def test_predictions_of_best_last_and_average_differ(tmp_path):
     run = tiny.fit(tmp_path, SPLIT, **SAID, average={"kind": "ema", "decay": 0.9})
     said = [expected(run, which) for which in ("best", "last", "average")]
     assert (said[1] != said[2]).any()
 
 
-def test_the_trainer_predicts_with_a_checkpoint_and_leaves_the_model_as_it_is(tmp_path):
+def test_trainer_predicts_with_a_checkpoint_and_restores_the_model(tmp_path):
     trainer = surestep.Trainer(tiny.task(**SPLIT), tiny.config(**SAID), run=tmp_path)
     run = trainer.fit()
     weights = tiny.weights(trainer.session.model)
@@ -51,7 +51,7 @@ def test_the_trainer_predicts_with_a_checkpoint_and_leaves_the_model_as_it_is(tm
 
 
 @pytest.mark.parametrize("average", [False, True])
-def test_a_session_predicts_with_what_it_evaluates(tmp_path, average):
+def test_session_predicts_with_the_weights_it_evaluates(tmp_path, average):
     with tiny.prepare(tmp_path, SPLIT, **SAID, **(EMA if average else {})) as session:
         for _ in range(3):
             next(session.steps())
@@ -61,7 +61,7 @@ def test_a_session_predicts_with_what_it_evaluates(tmp_path, average):
         assert session.evaluate("test")["test/loss"] == pytest.approx(loss, rel=1e-6)
 
 
-def test_predicting_between_steps_changes_nothing(tmp_path):
+def test_prediction_between_steps_changes_no_weight(tmp_path):
     parts = {**SPLIT, "model": lambda: tiny.model(dropout=0.5)}
     with tiny.prepare(tmp_path / "a", parts) as session:
         for _ in session.steps():
@@ -74,7 +74,7 @@ def test_predicting_between_steps_changes_nothing(tmp_path):
         assert torch.equal(tiny.weights(session.model), watched)
 
 
-def test_monte_carlo_dropout_is_the_same_open_or_closed(tmp_path):
+def test_mc_dropout_is_the_same_in_an_open_and_a_closed_run(tmp_path):
     parts = {**SPLIT, "model": tiny.model(dropout=0.5)}
     trainer = surestep.Trainer(tiny.task(**parts), tiny.config(**SAID), run=tmp_path)
     run = trainer.fit()
@@ -86,7 +86,7 @@ def test_monte_carlo_dropout_is_the_same_open_or_closed(tmp_path):
         assert (open_one[name] == closed[name]).all()
 
 
-def test_progress_tells_how_many_there_are(tmp_path):
+def test_prediction_progress_shows_the_number_of_samples(tmp_path):
     run, done = tiny.fit(tmp_path, SPLIT, **SAID), []
     task, config = tiny.task(**SPLIT), tiny.config(**SAID)
     predict_run(run, task, config, split="train", watch=lambda *each: done.append(each))
@@ -102,7 +102,7 @@ def test_progress_tells_how_many_there_are(tmp_path):
         ({"mc_dropout": 1}, ConfigError, "with 1 passes has no spread"),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path, said, error, message):
+def test_invalid_prediction_request_is_rejected(tmp_path, said, error, message):
     tiny.fit(tmp_path, SPLIT, **SAID)
     with pytest.raises(error, match=message):
         predict_run(Run(tmp_path), tiny.task(**SPLIT), tiny.config(**SAID), **said)

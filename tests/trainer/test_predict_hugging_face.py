@@ -16,7 +16,7 @@ def perplexity(logits, labels):
     return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()).exp()
 
 
-def test_a_causal_model_predicts_logits_and_its_perplexity_is_exp_of_its_loss(tmp_path):
+def test_causal_model_predicts_logits_with_perplexity_exp_of_the_loss(tmp_path):
     data = masked()
     parts = {
         **{"model": gpt2(dropout=0.1), "loss": "model", "train": data, "val": data},

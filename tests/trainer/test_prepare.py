@@ -35,14 +35,14 @@ def spoken(capsys):
 PLAIN = {"logging": {"progress": "plain"}}
 
 
-def test_no_run_is_a_start(tmp_path, capsys):
+def test_folder_without_a_run_starts_one(tmp_path, capsys):
     with prepare(tmp_path / "deep" / "run", **PLAIN) as session:
         assert session.state.progress.step == 0
         assert not session.finished
     assert "Going on" not in spoken(capsys)
 
 
-def test_an_unfinished_run_goes_on_and_says_so(tmp_path, capsys):
+def test_unfinished_run_resumes_and_reports_it(tmp_path, capsys):
     unfinished(tmp_path)
     with prepare(tmp_path, **PLAIN) as session:
         assert session.state.progress.step == 2
@@ -51,7 +51,7 @@ def test_an_unfinished_run_goes_on_and_says_so(tmp_path, capsys):
     assert "resume" in [event["event"] for event in Run(tmp_path).events()]
 
 
-def test_a_finished_run_does_nothing_and_says_so(tmp_path, capsys):
+def test_finished_run_does_nothing_and_reports_it(tmp_path, capsys):
     tiny.fit(tmp_path)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p.name != "lock"}
     model = tiny.model(seed=9)
@@ -64,7 +64,7 @@ def test_a_finished_run_does_nothing_and_says_so(tmp_path, capsys):
     assert torch.equal(tiny.weights(saved), tiny.weights(model))
 
 
-def test_another_config_is_refused_with_a_table_of_differences(tmp_path):
+def test_different_config_is_rejected_with_a_table_of_differences(tmp_path):
     unfinished(tmp_path, optim={"lr": 0.1})
     with pytest.raises(RunError) as caught:
         prepare(tmp_path, optim={"lr": 0.2}, seed=3)
@@ -76,7 +76,7 @@ def test_another_config_is_refused_with_a_table_of_differences(tmp_path):
     assert lines[3].endswith("--allow optim.lr,seed (allow=('optim.lr', 'seed') in Python).")
 
 
-def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path):
+def test_run_killed_before_its_first_checkpoint_starts_from_scratch(tmp_path):
     with prepare(tmp_path) as session:
         next(session.steps())
         first = tiny.weights(session.model)
@@ -85,44 +85,44 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path):
         assert torch.equal(tiny.weights(session.model), first)
 
 
-def test_never_refuses_a_folder_that_holds_a_run(tmp_path):
+def test_resume_never_rejects_a_folder_that_contains_a_run(tmp_path):
     unfinished(tmp_path)
     with pytest.raises(RunError, match="has a run already, and resume is 'never'"):
         prepare(tmp_path, resume="never")
     prepare(tmp_path / "other", resume="never").close()
 
 
-def test_must_refuses_to_begin(tmp_path):
+def test_resume_must_rejects_a_folder_without_a_run(tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint to resume from, and resume is 'must'"):
         prepare(tmp_path / "run", resume="must")
     assert not (tmp_path / "run").exists()
 
 
-def test_must_goes_on(tmp_path):
+def test_resume_must_resumes_a_run(tmp_path):
     unfinished(tmp_path)
     with prepare(tmp_path, resume="must") as session:
         assert session.state.progress.step == 2
 
 
-def test_must_does_not_begin_where_only_the_checkpoints_are_left(tmp_path):
+def test_resume_must_rejects_a_folder_with_only_checkpoints(tmp_path):
     unfinished(tmp_path)
     (tmp_path / "config.json").unlink()
     with pytest.raises((CheckpointError, RunError)):
         prepare(tmp_path, resume="must").close()
 
 
-def test_another_word_for_resume_is_refused(tmp_path):
+def test_unknown_value_of_resume_is_rejected(tmp_path):
     with pytest.raises(surestep.SurestepError, match="resume='allways'"):
         prepare(tmp_path, resume="allways").close()
 
 
-def test_a_folder_is_held_while_its_session_is_open(tmp_path):
+def test_folder_is_locked_while_its_session_is_open(tmp_path):
     with prepare(tmp_path), pytest.raises(RunError, match="in use by another session"):
         prepare(tmp_path)
     prepare(tmp_path).close()
 
 
-def test_a_model_that_is_built_by_a_function_is_built_after_seeding(tmp_path):
+def test_model_built_by_a_function_is_built_after_seeding(tmp_path):
     def build():
         return nn.Linear(4, 3)
 
@@ -135,7 +135,7 @@ def test_a_model_that_is_built_by_a_function_is_built_after_seeding(tmp_path):
     assert not torch.equal(weights[0], weights[2])
 
 
-def test_a_folder_that_is_not_named_is_a_new_one(tmp_path, monkeypatch):
+def test_new_folder_is_created_if_no_folder_is_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first = default_folder("digits")
     assert re.fullmatch(r"runs/digits-\d{8}-\d{6}", str(first))
@@ -145,7 +145,7 @@ def test_a_folder_that_is_not_named_is_a_new_one(tmp_path, monkeypatch):
     assert others == [f"{first.name}-2", f"{first.name}-3"]
 
 
-def test_where_options_were_said_is_in_the_plan(tmp_path):
+def test_plan_shows_the_source_of_each_option(tmp_path):
     origin = TaskOrigin(set_options={"optim.lr": "command line"}, parameters={"hidden": 3})
     task, config = tiny.task(), tiny.config(optim={"lr": 0.5})
     with surestep.prepare(task, config, run=tmp_path, origin=origin) as session:
@@ -163,11 +163,11 @@ def test_where_options_were_said_is_in_the_plan(tmp_path):
     ],
     ids=["BatchNorm", "dropout", "declared", "nothing"],
 )
-def test_what_changes_the_numbers_of_a_cut_batch_is_said(build, parts, reason):
+def test_plan_reports_what_changes_the_numbers_of_a_split_batch(build, parts, reason):
     planned = plan_task(tiny.task(model=build(), **parts), tiny.config(micro_batch_size=4))
     assert reason in planned.plan.reason("batch_layout")
 
 
-def test_a_dropout_of_zero_changes_nothing():
+def test_dropout_of_zero_is_not_reported():
     planned = plan_task(tiny.task(model=tiny.model(dropout=0.0)), tiny.config(micro_batch_size=4))
     assert planned.plan.reason("batch_layout") == "the same update as without splitting"

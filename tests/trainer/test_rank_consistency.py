@@ -1,4 +1,4 @@
-"""What ranks are told that do not train the same."""
+"""Errors for ranks that do not train the same."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ def known(shift=0.0, parts=None, **said):
 
 
 def two(other):
-    """Two ranks, of which the second is known by this."""
+    """Two ranks, of which the second has this identity."""
     return SimpleNamespace(
         size=2,
         all_gather_text=lambda text: [
@@ -58,33 +58,33 @@ class Own(nn.Module):
 
 
 class Endless(IterableDataset):
-    """A stream that does not say how long it is."""
+    """A stream without a length."""
 
     def __iter__(self):
         return iter(zip(*moved(), strict=True))
 
 
 class Counted(Endless):
-    """A stream that says it."""
+    """A stream with a length."""
 
     def __len__(self):
         return 12
 
 
-def test_other_training_data_is_named_with_a_hint_about_seeds():
+def test_different_training_data_is_named_with_a_hint_about_seeds():
     text = describe_differences([known(), known(1.0), known(1.0)])
     assert "\n  data.some samples: " in text
     assert " on rank 1-2\n" in text
     assert "call torch.manual_seed(0) before it is made" in text
 
 
-def test_a_stream_that_starts_differently_is_named_with_a_hint_about_splitting():
+def test_different_start_of_a_stream_is_named_with_a_hint_about_splitting():
     text = describe_differences([{"data.first samples": "a"}, {"data.first samples": "b"}])
     assert "data.first samples: a on rank 0; b on rank 1" in text
     assert "split_by_node" in text
 
 
-def test_a_different_option_is_named_with_its_values_and_no_hint_about_data():
+def test_different_option_is_named_with_its_values_and_no_data_hint():
     text = describe_differences(
         [known(optim=surestep.Optim(lr=0.1)), known(optim=surestep.Optim(lr=0.2))]
     )
@@ -102,7 +102,7 @@ def moved(samples=12, shift=0.0):
     ("part", "given"),
     [("val", lambda data: data), ("far", lambda data: {"far": data}), ("test", lambda data: data)],
 )
-def test_other_evaluation_data_is_named(part, given, kind):
+def test_different_evaluation_data_is_named(part, given, kind):
     name = "test" if part == "test" else "val"
     same, fewer, other = (
         known(parts={name: given(kind(data))}) for data in (moved(), moved(9), moved(shift=1.0))
@@ -115,25 +115,25 @@ def test_other_evaluation_data_is_named(part, given, kind):
     assert f"data.{part} samples" not in text
 
 
-def test_evaluation_data_of_one_rank_alone_is_named():
+def test_evaluation_data_of_only_one_rank_is_named():
     text = describe_differences([known(), known(parts={"val": moved()})])
     assert "  data.val samples: not set on rank 0; 12 on rank 1\n" in text
 
 
-def test_a_stream_is_known_by_its_length_and_its_first_samples():
+def test_stream_is_identified_by_its_length_and_first_samples():
     endless, counted = known(parts={"test": Endless()}), known(parts={"test": Counted()})
     assert (endless["data.test samples"], counted["data.test samples"]) == ("null", "12")
     assert endless["data.test first samples"] == counted["data.test first samples"]
 
 
-def test_no_rank_reads_the_measured_data_where_there_is_one_process(tmp_path):
+def test_single_process_does_not_read_the_evaluation_data_to_compare(tmp_path):
     dataset = Few(moved())
     tiny.prepare(tmp_path, {"test": dataset}).close()
     assert dataset.loads == 0
 
 
 class Others:
-    """A world in which the other rank says what it is given to say."""
+    """A world in which the other rank sends the given text."""
 
     size, rank = 2, 0
 
@@ -145,29 +145,29 @@ class Others:
 
 
 def check_beside(monkeypatch, gpu):
-    """Compare a rank on the GPU "a", the one that it sees, with a rank on another."""
+    """Compare a rank that sees only the GPU "a" with a rank on the given GPU."""
     launched = LaunchInfo(size=2, local_size=2, launcher="srun")
     facts = replace(tiny.GPU, launched=launched, cuda_ids=("a",), has_own_gpu=True)
     planned = plan_task(tiny.task(), tiny.config(), facts=facts)
     check_same_setup(Others(gpu), TaskOrigin(), planned)
 
 
-def test_two_ranks_on_one_gpu_are_told_before_nccl_meets_it(monkeypatch):
+def test_two_ranks_on_one_gpu_are_rejected_before_nccl_starts(monkeypatch):
     with pytest.raises(ParallelError, match=r"Ranks 0-1 would .* one GPU \(a\).*--gpus-per-task=1"):
         check_beside(monkeypatch, "a")
 
 
-def test_ranks_that_see_a_gpu_of_their_own_each_may_train(monkeypatch):
+def test_ranks_with_one_visible_gpu_each_can_train(monkeypatch):
     check_beside(monkeypatch, "b")
 
 
-def test_another_file_of_a_module_is_told():
+def test_different_file_of_a_module_is_reported():
     one, other = (known() | {"code.mymodel": text} for text in "ab")
     text = describe_differences([one, other, other])
     assert "\n  code.mymodel: a on rank 0; b on rank 1-2\n" in text
 
 
-def test_a_rank_may_have_imported_more_than_another():
+def test_ranks_can_have_imported_different_modules():
     mine = {"code.tracker": "a"}
     check_same_setup(two(known() | mine), TaskOrigin(), planned())
     with pytest.raises(ParallelError, match=r"optim\.lr: 0\.\d+ on rank 0; 0\.1 on rank 1"):
@@ -181,16 +181,16 @@ def test_a_rank_may_have_imported_more_than_another():
         (Own(), f'modules.1.type: "torch.nn.modules.activation.Tanh" on rank 0; "{__name__}.Own"'),
     ],
 )
-def test_a_module_of_another_type_is_named(other, line):
+def test_module_of_a_different_type_is_named(other, line):
     model = tiny.model()
     model[1] = other
     assert f"  {line}" in describe_differences([known(), known(parts={"model": model})])
 
 
-def test_other_settings_of_a_module_are_named():
+def test_different_settings_of_a_module_are_named():
     text = describe_differences([known(), known(parts={"model": tiny.model(dropout=0.5)})])
     assert "  modules.2.p: 0.0 on rank 0; 0.5 on rank 1" in text
 
 
-def test_code_of_the_user_is_compared():
+def test_user_code_of_ranks_is_compared():
     assert f"code.{__name__}" in known()

@@ -1,4 +1,4 @@
-"""A run that stops at a step that is not finite says why, and the step can be taken again."""
+"""A run that stops at a nonfinite step reports the cause, and the step can be replayed."""
 
 import json
 import math
@@ -59,7 +59,7 @@ def failed(folder: Path, parts: Made, said: Made) -> NonFiniteError:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_run_that_stops_names_what_did_it_and_can_be_replayed(tmp_path, name):
+def test_stopped_run_names_the_cause_and_can_be_replayed(tmp_path, name):
     parts, said, module, operation, samples = CASES[name]
     error = failed(tmp_path / "run", parts, said)
     assert error.module == module
@@ -80,7 +80,7 @@ def test_a_run_that_stops_names_what_did_it_and_can_be_replayed(tmp_path, name):
 
 
 def check_replay(folder: Callable[[], Path]) -> None:
-    """Take a step with dropout again, of which loss and some gradient norms are finite."""
+    """Replay a step with dropout whose loss and some gradient norms are finite."""
     parts, said, *_ = CASES["a NaN that only the backward makes"]
     error = failed(folder(), parts, said)
     assert math.isfinite(error.loss)
@@ -89,12 +89,12 @@ def check_replay(folder: Callable[[], Path]) -> None:
     assert done.now.loss == error.loss
 
 
-def test_a_step_with_dropout_is_taken_again_bit_for_bit(tmp_path):
+def test_step_with_dropout_is_replayed_bitwise_identically(tmp_path):
     check_replay(lambda: tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "exploding learning rate"])
-def test_without_its_samples_the_step_is_finite(tmp_path, name):
+def test_step_replayed_without_the_bad_samples_is_finite(tmp_path, name):
     parts, said, *_, samples = CASES[name]
     error = failed(tmp_path / "run", parts, said)
     done = surestep.replay(error.incident, task(parts), without=samples)
@@ -103,7 +103,7 @@ def test_without_its_samples_the_step_is_finite(tmp_path, name):
     assert done.changes == (f"without {samples[0]}",)
 
 
-def test_another_precision_holds_what_fp16_cannot(tmp_path):
+def test_replay_in_a_different_precision_avoids_the_fp16_overflow(tmp_path):
     parts, said, *_ = CASES["fp16 overflow in one layer"]
     said = {**said, "scaler": {"init_scale": 2.0}}
     error = failed(tmp_path / "run", parts, said)
@@ -113,7 +113,7 @@ def test_another_precision_holds_what_fp16_cannot(tmp_path):
     assert done.now.text == "It is finite."
 
 
-def test_an_exploded_rate_is_seen_in_the_steps_before(tmp_path):
+def test_exploded_learning_rate_is_visible_in_the_steps_before(tmp_path):
     parts, said, *_ = CASES["exploding learning rate"]
     text = str(failed(tmp_path / "run", parts, said))
     assert "No sample in particular" in text
@@ -121,13 +121,13 @@ def test_an_exploded_rate_is_seen_in_the_steps_before(tmp_path):
     assert "The largest weights: " in text
 
 
-def check_kept(of: Callable[[], Path]) -> None:
-    """Stop at a bad sample, mend it, go on, and keep one checkpoint only."""
+def check_retention(of: Callable[[], Path]) -> None:
+    """Stop at a bad sample, fix it, resume, and retain only one checkpoint."""
     folder = of()
     bad = data(math.nan)
     error = failed(folder, {"model": model, "train": bad}, {})
     needed = read_json(Path(error.incident) / "incident.json")["checkpoint"]
-    bad[0][BAD] = 1.0  # the data are mended, and the run goes on
+    bad[0][BAD] = 1.0  # the data are fixed, and the run resumes
     config = tiny.config(**OPTIONS, checkpoint={"every": "1 step", "keep_last": 1})
     mended = task({"model": model, "train": bad})
     surestep.Trainer(mended, config, run=folder, allow=("data",)).fit()
@@ -135,11 +135,11 @@ def check_kept(of: Callable[[], Path]) -> None:
     assert left == [needed, "step-00000009"]
 
 
-def test_the_checkpoint_of_an_incident_stays(tmp_path):
-    check_kept(lambda: tmp_path / "run")
+def test_checkpoint_of_an_incident_is_preserved(tmp_path):
+    check_retention(lambda: tmp_path / "run")
 
 
-def test_batches_of_the_users_own_are_kept(tmp_path):
+def test_custom_batches_are_saved_in_the_incident(tmp_path):
     parts = {"model": model, "train": data(0.5)}
     x, y = data(math.nan)
     with surestep.prepare(task(parts), tiny.config(**OPTIONS), run=tmp_path / "run") as session:
@@ -155,7 +155,7 @@ def test_batches_of_the_users_own_are_kept(tmp_path):
     assert surestep.replay(error.incident, task(parts), without=[BAD - 4]).now.finite
 
 
-def test_a_batch_of_other_things_is_read_again_by_its_place(tmp_path):
+def test_batch_without_tensors_is_read_again_by_its_position(tmp_path):
     class Thing:
         def __init__(self, x, y):
             self.x, self.y = x, y
@@ -178,19 +178,19 @@ def test_a_batch_of_other_things_is_read_again_by_its_place(tmp_path):
 
 
 class Targets:
-    """Targets that are no tensors."""
+    """Targets that are not tensors."""
 
     def __init__(self, y):
         self.y = y
 
 
-def test_samples_that_are_not_there_are_refused(tmp_path):
+def test_missing_samples_are_rejected(tmp_path):
     error = failed(tmp_path / "run", DIVIDES, {})
     with pytest.raises(ConfigError, match=r"Samples \[99\] are not in the batch"):
         surestep.replay(error.incident, task(DIVIDES), without=[99])
 
 
-def test_where_the_state_before_is_gone_it_is_said_what_to_do(tmp_path):
+def test_replay_without_the_state_before_names_the_remedy(tmp_path):
     error = failed(tmp_path / "run", DIVIDES, {})
     (gone,) = list_checkpoints(tmp_path / "run/checkpoints")
     gone.rename(tmp_path / "away")
@@ -198,7 +198,7 @@ def test_where_the_state_before_is_gone_it_is_said_what_to_do(tmp_path):
         surestep.replay(error.incident, task(DIVIDES))
 
 
-def test_a_damaged_incident_is_refused(tmp_path):
+def test_corrupt_incident_is_rejected(tmp_path):
     error = failed(tmp_path / "run", DIVIDES, {})
     path = Path(error.incident) / "batch.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
@@ -206,7 +206,7 @@ def test_a_damaged_incident_is_refused(tmp_path):
         surestep.replay(error.incident, task(DIVIDES))
 
 
-def test_a_batch_that_the_model_fails_on_is_told_as_that(tmp_path):
+def test_replayed_batch_that_the_model_fails_on_is_reported_as_such(tmp_path):
     incident = Path(failed(tmp_path / "run", DIVIDES, {}).incident)
     record = read_json(incident / "incident.json")
     tensors = load((incident / "batch.safetensors").read_bytes())
@@ -220,7 +220,7 @@ def test_a_batch_that_the_model_fails_on_is_told_as_that(tmp_path):
         surestep.replay(incident, task(DIVIDES))
 
 
-def test_another_model_is_not_bit_for_bit(tmp_path):
+def test_replay_with_a_different_model_is_not_bitwise(tmp_path):
     error = failed(tmp_path / "run", DIVIDES, {})
     other = {"model": lambda: model(lambda x: x * 2), "train": data(0.0)}
     done = surestep.replay(error.incident, task(other))
@@ -236,7 +236,7 @@ NAN = {"model": lambda: model(torch.relu), "train": data(math.nan)}
 
 
 @pytest.mark.parametrize("precision", [None, "bf16"])
-def test_where_all_is_nan_what_modules_return_tells_one_step_from_another(tmp_path, precision):
+def test_module_outputs_distinguish_steps_in_which_all_numbers_are_nan(tmp_path, precision):
     error = failed(tmp_path / "run", NAN, {})
     other = {**NAN, "model": lambda: model(scaled)} if precision is None else NAN
     done = surestep.replay(error.incident, task(other), precision=precision)
@@ -247,7 +247,7 @@ def test_where_all_is_nan_what_modules_return_tells_one_step_from_another(tmp_pa
     assert surestep.replay(error.incident, task(NAN)).as_recorded
 
 
-def test_an_incident_without_what_modules_return_tells_nothing_where_all_is_nan(tmp_path):
+def test_incident_without_module_outputs_is_inconclusive_if_all_is_nan(tmp_path):
     error = failed(tmp_path / "run", NAN, {})
     path = Path(error.incident) / "incident.json"
     record = read_json(path)
@@ -259,7 +259,7 @@ def test_an_incident_without_what_modules_return_tells_nothing_where_all_is_nan(
 
 
 class Fickle(torch.utils.data.Dataset):
-    """Gives a NaN once, when it is told to: no function of the place."""
+    """Returns a NaN once, on request: not a function of the position."""
 
     told = False
 
@@ -272,7 +272,7 @@ class Fickle(torch.utils.data.Dataset):
         return x[index] * (math.nan if bad else 1.0), y[index]
 
 
-def test_data_that_change_each_time_are_not_blamed(tmp_path):
+def test_data_that_change_on_every_read_are_not_named_as_the_cause(tmp_path):
     fickle = Fickle()
 
     class Teller(surestep.Callback):

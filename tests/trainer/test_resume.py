@@ -1,4 +1,4 @@
-"""Going on after a change: the table of verdicts, what may be allowed, what is recorded."""
+"""Resume after a change: the table of effects, what can be allowed, what is recorded."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ def unfinished(folder, parts=None, steps=2, **said):
         session.save()
 
 
-def went_on(folder, parts=None, **more):
+def resume_run(folder, parts=None, **more):
     with prepare(folder, parts, **more) as session:
         assert session.state.progress.step == 2
     return [event for event in Run(folder).events() if event["event"] == "changes"]
@@ -50,7 +50,7 @@ class Restart(surestep.Callback):
 
 
 class WarmStart(surestep.Callback):
-    """Gives Adam the state of an earlier training before the first step."""
+    """Gives Adam the state of an earlier training run before the first step."""
 
     def on_start(self, state):
         if state.progress.step:
@@ -78,22 +78,22 @@ def test_run_whose_callback_writes_the_optimizer_state_resumes(tmp_path, callbac
     assert torch.equal(trained(tmp_path / "run", 12), whole)
 
 
-def test_nothing_is_said_where_nothing_differs(tmp_path, capsys):
+def test_resume_without_differences_prints_no_changes(tmp_path, capsys):
     unfinished(tmp_path, **PLAIN)
-    assert went_on(tmp_path, **PLAIN) == []
+    assert resume_run(tmp_path, **PLAIN) == []
     assert "differs" not in capsys.readouterr().err
 
 
 def test_safe_change_resumes_and_is_shown(tmp_path, capsys):
     unfinished(tmp_path)
-    events = went_on(tmp_path, checkpoint={"every": "3 steps"}, **PLAIN)
+    events = resume_run(tmp_path, checkpoint={"every": "3 steps"}, **PLAIN)
     assert ("checkpoint.every", "safe") in recorded(events)
     assert "checkpoint.every  1 epoch  ->  3 steps  safe: " in capsys.readouterr().err
 
 
-def test_what_rounds_otherwise_goes_on_and_is_told_and_recorded(tmp_path, capsys):
+def test_not_bitwise_change_resumes_and_is_shown_and_recorded(tmp_path, capsys):
     unfinished(tmp_path, **PLAIN)
-    events = went_on(tmp_path, micro_batch_size=4, **PLAIN)
+    events = resume_run(tmp_path, micro_batch_size=4, **PLAIN)
     assert ("micro_batch_size", "not bitwise") in recorded(events)
     row = "micro_batch_size       8  ->  4  not bitwise: sums and dropout"
     assert row in capsys.readouterr().err
@@ -103,17 +103,17 @@ def test_what_rounds_otherwise_goes_on_and_is_told_and_recorded(tmp_path, capsys
     ("part", "name", "value"),
     [("machine", "torch", "1.0"), ("machine", "threads", 99), ("machine", "device", "cpu (old)")],
 )
-def test_another_machine_is_noticed(tmp_path, part, name, value):
+def test_different_machine_is_detected(tmp_path, part, name, value):
     unfinished(tmp_path)
     path = tmp_path / "config.json"
     known = json.loads(path.read_text())
     known[part][name] = value
     path.write_text(json.dumps(known))
-    assert recorded(went_on(tmp_path)) == [(name, "not bitwise")]
+    assert recorded(resume_run(tmp_path)) == [(name, "not bitwise")]
 
 
 def imports(monkeypatch, folder, text, names):
-    """Be a process that has imported these modules."""
+    """Act as a process that has imported these modules."""
     for name in names:
         path = folder / f"{name}.py"
         path.write_text(text)
@@ -122,12 +122,12 @@ def imports(monkeypatch, folder, text, names):
         monkeypatch.setitem(sys.modules, name, module)
 
 
-def test_what_a_recipe_imports_and_was_changed_is_told(tmp_path, monkeypatch):
+def test_changed_module_that_a_recipe_imports_is_reported(tmp_path, monkeypatch):
     imports(monkeypatch, tmp_path, "x = 1", ["my_model", "my_data"])
     unfinished(tmp_path / "run")
     imports(monkeypatch, tmp_path, "x = 2", ["my_model", "my_plots"])
-    assert recorded(went_on(tmp_path / "run")) == [("code of my_model", "not bitwise")]
-    assert went_on(tmp_path / "run")[1:] == []  # now it is what the run is
+    assert recorded(resume_run(tmp_path / "run")) == [("code of my_model", "not bitwise")]
+    assert resume_run(tmp_path / "run")[1:] == []  # the run has adopted it
 
 
 @pytest.mark.parametrize(
@@ -143,35 +143,35 @@ def test_what_a_recipe_imports_and_was_changed_is_told(tmp_path, monkeypatch):
         ({"loss": "focal"}, {}, "loss"),
     ],
 )
-def test_what_makes_another_run_is_refused_unless_named(tmp_path, parts, said, name):
+def test_change_of_the_run_is_rejected_unless_allowed(tmp_path, parts, said, name):
     unfinished(tmp_path)
     with pytest.raises(RunError, match=f"--allow {name} ") as caught:
         prepare(tmp_path, parts, **said)
     assert "  blocked: " in str(caught.value)
-    events = went_on(tmp_path, parts, allow=(name,), **said)
+    events = resume_run(tmp_path, parts, allow=(name,), **said)
     assert [effect for _, effect in recorded(events)] == ["allowed"]
-    assert len(went_on(tmp_path, parts, **said)) == 1  # now it is what the run is
+    assert len(resume_run(tmp_path, parts, **said)) == 1  # the run has adopted it
 
 
-def test_all_that_is_refused_must_be_named(tmp_path):
+def test_every_rejected_change_must_be_allowed_by_name(tmp_path):
     unfinished(tmp_path)
     with pytest.raises(RunError, match="--allow seed "):
         prepare(tmp_path, optim={"lr": 0.5}, seed=4, allow=("optim.lr",))
 
 
-def test_a_group_is_allowed_as_a_whole(tmp_path):
+def test_config_group_can_be_allowed_by_its_name(tmp_path):
     unfinished(tmp_path)
-    events = went_on(tmp_path, optim={"lr": 0.5, "weight_decay": 0.3}, allow=("optim",))
+    events = resume_run(tmp_path, optim={"lr": 0.5, "weight_decay": 0.3}, allow=("optim",))
     assert {effect for _, effect in recorded(events)} == {"allowed"}
 
 
-def test_to_allow_other_data_allows_no_other_order(tmp_path):
+def test_allowed_change_of_the_data_does_not_allow_a_change_of_the_order(tmp_path):
     unfinished(tmp_path)
     with pytest.raises(RunError, match=r"--allow data\.shuffle "):
         prepare(tmp_path, data={"shuffle": False}, allow=("data",))
 
 
-def test_a_model_of_another_shape_cannot_be_allowed(tmp_path):
+def test_model_of_a_different_shape_cannot_be_allowed(tmp_path):
     unfinished(tmp_path)
     wider = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 3))
     with pytest.raises(RunError, match="a checkpoint of one does not fit the other") as caught:
@@ -179,7 +179,7 @@ def test_a_model_of_another_shape_cannot_be_allowed(tmp_path):
     assert "--allow" not in str(caught.value)
 
 
-def test_an_option_that_follows_from_another_needs_no_word_of_its_own(tmp_path):
+def test_option_that_follows_from_an_allowed_one_need_not_be_allowed(tmp_path):
     unfinished(tmp_path)
     with pytest.raises(RunError) as caught:
         prepare(tmp_path, optim={"name": "sgd"})
@@ -187,11 +187,11 @@ def test_an_option_that_follows_from_another_needs_no_word_of_its_own(tmp_path):
     assert "optim.momentum" not in str(caught.value)
 
 
-def test_a_plan_that_another_machine_makes_is_told(tmp_path):
+def test_plan_that_differs_on_this_machine_is_reported(tmp_path):
     unfinished(tmp_path)
     path = tmp_path / "config.json"
     known = json.loads(path.read_text())
-    known["decided"]["precision"] = "bf16"  # auto, where there was a GPU
+    known["decided"]["precision"] = "bf16"  # auto, if there was a GPU
     path.write_text(json.dumps(known))
     with pytest.raises(RunError, match="precision  bf16  ->  fp32  blocked"):
         prepare(tmp_path)
@@ -205,14 +205,14 @@ def test_a_plan_that_another_machine_makes_is_told(tmp_path):
         ("optim.lr", r"allow=\('optim.lr',\)"),
     ],
 )
-def test_a_name_that_is_none_is_refused(tmp_path, allow, sentence):
+def test_allow_with_an_unknown_name_is_rejected(tmp_path, allow, sentence):
     with pytest.raises(ConfigError, match=sentence):
         prepare(tmp_path / "run", allow=allow)
     assert not (tmp_path / "run").exists()
 
 
 class Noisy(Dataset):
-    """Augments at random, and from a list of its own samples."""
+    """Augments at random and draws from a list of its samples."""
 
     def __init__(self, shift=0.0):
         self.x, self.y = tiny.data()
@@ -227,24 +227,24 @@ class Noisy(Dataset):
         return self.x[index] + torch.rand(4), self.y[index]
 
 
-def test_random_augmentation_is_the_same_data_in_the_next_process(tmp_path):
+def test_randomly_augmented_data_are_identified_as_the_same_on_resume(tmp_path):
     unfinished(tmp_path, {"train": Noisy()})
-    assert went_on(tmp_path, {"train": Noisy()}) == []
+    assert resume_run(tmp_path, {"train": Noisy()}) == []
 
 
-def test_other_values_behind_random_augmentation_are_noticed(tmp_path):
+def test_changed_values_under_random_augmentation_are_detected(tmp_path):
     unfinished(tmp_path, {"train": Noisy()})
     with pytest.raises(RunError, match="some samples"):
         prepare(tmp_path, {"train": Noisy(shift=1.0)})
 
 
-def test_a_finished_run_with_a_safe_change_stays_finished(tmp_path):
+def test_finished_run_with_a_safe_change_remains_finished(tmp_path):
     tiny.fit(tmp_path)
     with prepare(tmp_path, checkpoint={"keep_last": 3}) as session:
         assert session.finished
 
 
-def test_a_finished_run_goes_on_for_longer(tmp_path):
+def test_finished_run_can_be_extended(tmp_path):
     tiny.fit(tmp_path, epochs=1)
     with prepare(tmp_path, epochs=2) as session:
         assert [result.step for result in session.steps()] == [4, 5, 6]
@@ -260,7 +260,7 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("where", ELSEWHERE)
-def test_a_run_of_other_ranks_or_devices_goes_on_for_longer(tmp_path, where):
+def test_run_of_different_ranks_or_devices_can_be_extended(tmp_path, where):
     tiny.fit(tmp_path, epochs=1)
     path = tmp_path / "config.json"
     known = json.loads(path.read_text())
@@ -270,7 +270,7 @@ def test_a_run_of_other_ranks_or_devices_goes_on_for_longer(tmp_path, where):
         assert [result.step for result in session.steps()] == [4, 5, 6]
 
 
-def test_a_longer_cosine_of_other_ranks_is_told_in_numbers(tmp_path):
+def test_longer_cosine_of_a_run_of_different_ranks_is_shown_in_numbers(tmp_path):
     cosine = {"schedule": {"name": "cosine"}, "optim": {"lr": 0.1}}
     tiny.fit(tmp_path, max_steps=4, **cosine)
     path = tmp_path / "config.json"
@@ -281,7 +281,7 @@ def test_a_longer_cosine_of_other_ranks_is_told_in_numbers(tmp_path):
         prepare(tmp_path, max_steps=8, **cosine)
 
 
-def test_a_run_that_stopped_early_goes_on_with_more_patience(tmp_path):
+def test_run_that_stopped_early_resumes_with_more_patience(tmp_path):
     never_better = {"val": tiny.data(4), "loss": lambda logits, y: logits.sum() * 0 + 1}
     first = tiny.fit(tmp_path, never_better, epochs=9, early_stop={"patience": 1})
     assert first.status["step"] == 6
@@ -289,13 +289,13 @@ def test_a_run_that_stopped_early_goes_on_with_more_patience(tmp_path):
     assert again.status["step"] == 12
 
 
-def test_a_run_is_not_shortened_below_where_it_stands(tmp_path):
+def test_run_cannot_be_shortened_below_its_progress(tmp_path):
     tiny.fit(tmp_path, max_steps=4)
     with pytest.raises(RunError, match="it is at step 4 already"):
         prepare(tmp_path, max_steps=3, allow=("max_steps",))
 
 
-def test_the_rate_of_a_longer_cosine_is_told_in_numbers(tmp_path):
+def test_learning_rate_of_a_longer_cosine_is_shown_in_numbers(tmp_path):
     cosine = {"schedule": {"name": "cosine"}, "optim": {"lr": 0.1}}
     tiny.fit(tmp_path, max_steps=4, **cosine)
     with pytest.raises(RunError) as caught:
@@ -309,15 +309,15 @@ def test_the_rate_of_a_longer_cosine_is_told_in_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("before", "now"),
     [({}, SCORE), ({"metric": "score", "mode": "min"}, SCORE)],
-    ids=["another metric", "the other way round"],
+    ids=["different metric", "opposite mode"],
 )
-def test_what_another_metric_said_is_no_best(tmp_path, before, now):
+def test_best_metric_restarts_if_the_monitor_changes(tmp_path, before, now):
     more = {"epochs": 4, "checkpoint": {"every": "9 epochs"}}
     falls = {"schedule": {"name": "reduce_on_plateau", "warmup": "0%"}}
     with prepare(tmp_path, scored([0.1, 0.4]), validation=before, **more, **falls) as session:
         tiny.evaluate_twice(session)
     names = ("validation.metric", "validation.mode")
-    for _ in range(2):  # a run that is killed at once goes on the same way
+    for _ in range(2):  # a run that is killed immediately resumes the same way
         said = {"validation": now, **more, **falls}
         with prepare(tmp_path, scored([0.7]), allow=names, **said) as session:
             standing = session.state.best
@@ -354,18 +354,18 @@ class Scaled(nn.Module):
         ),
     ],
 )
-def test_module_of_another_type_or_setting_is_refused_unless_allowed(tmp_path, before, now, row):
+def test_changed_module_is_rejected_unless_allowed(tmp_path, before, now, row):
     unfinished(tmp_path, {"model": built(before())})
     with pytest.raises(RunError, match=row):
         prepare(tmp_path, {"model": built(now())})
-    events = went_on(tmp_path, {"model": built(now())}, allow=("modules",))
+    events = resume_run(tmp_path, {"model": built(now())}, allow=("modules",))
     assert [effect for _, effect in recorded(events)] == ["allowed"]
-    assert went_on(tmp_path, {"model": built(now())})[1:] == []
+    assert resume_run(tmp_path, {"model": built(now())})[1:] == []
 
 
-def test_setting_of_a_module_of_the_users_own_is_told(tmp_path):
+def test_changed_setting_of_a_custom_module_is_reported(tmp_path):
     unfinished(tmp_path, {"model": built(Scaled(1.0))})
-    events = went_on(tmp_path, {"model": built(Scaled(2.0))})
+    events = resume_run(tmp_path, {"model": built(Scaled(2.0))})
     assert recorded(events) == [("model: 1.scale", "not bitwise")]
 
 

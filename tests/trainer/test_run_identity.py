@@ -1,4 +1,4 @@
-"""A process is known by its user's own modules, wherever they lie."""
+"""A process is identified by the modules of its user, wherever they are stored."""
 
 import importlib
 import sys
@@ -12,7 +12,7 @@ from surestep.trainer.run_identity import hash_user_modules
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """Import a module from a folder; return what is known of all."""
+    """Import a module from a folder; return the identity of all modules."""
 
     def imported(folder, text, name="mymodel"):
         path = tmp_path / folder / f"{name}.py"
@@ -28,12 +28,12 @@ def module(tmp_path, monkeypatch):
     sys.modules.pop("mymodel", None)
 
 
-def test_a_module_is_known_by_what_it_holds_and_not_by_where_it_lies(module):
+def test_module_is_identified_by_its_content_and_not_by_its_path(module):
     first, moved, other = module("a", "x = 1\n"), module("b", "x = 1\n"), module("c", "x = 2\n")
     assert first["mymodel"] == moved["mymodel"] != other["mymodel"]
 
 
-def test_what_is_installed_or_shipped_is_not_of_the_user(module):
+def test_installed_and_shipped_modules_are_not_user_modules(module):
     found = module("site-packages", "x = 1\n")
     assert __name__ in found
     assert (
@@ -41,24 +41,24 @@ def test_what_is_installed_or_shipped_is_not_of_the_user(module):
     )
 
 
-def test_a_recipe_is_known_by_itself():
+def test_recipe_is_identified_by_its_file():
     assert __name__ not in hash_user_modules(__file__)
 
 
-def test_the_script_is_known(tmp_path, monkeypatch):
+def test_script_is_part_of_the_identity(tmp_path, monkeypatch):
     script = tmp_path / "own.py"
     script.write_text("x = 1\n")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
     assert "__main__" in hash_user_modules()
 
 
-def test_a_file_that_is_gone_is_left_out(module, tmp_path):
+def test_missing_file_is_omitted_from_the_identity(module, tmp_path):
     module("a", "x = 1\n")
     (tmp_path / "a" / "mymodel.py").unlink()
     assert "mymodel" not in hash_user_modules()
 
 
-def test_a_file_of_several_names_is_known_by_one(tmp_path, monkeypatch):
+def test_file_imported_under_several_names_is_listed_once(tmp_path, monkeypatch):
     script = tmp_path / "own.py"
     script.write_text("x = 1\n")
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
@@ -68,7 +68,7 @@ def test_a_file_of_several_names_is_known_by_one(tmp_path, monkeypatch):
     assert "__mp_main__" not in found
 
 
-def test_what_an_installed_package_has_made_elsewhere_is_not_of_the_user(tmp_path, monkeypatch):
+def test_module_generated_by_an_installed_package_is_not_a_user_module(tmp_path, monkeypatch):
     made = ModuleType("torch._inductor.runtime.compile_tasks.kernel")
     made.__file__ = str(tmp_path / "kernel.py")
     (tmp_path / "kernel.py").write_text("x = 1\n")
@@ -76,7 +76,7 @@ def test_what_an_installed_package_has_made_elsewhere_is_not_of_the_user(tmp_pat
     assert made.__name__ not in hash_user_modules()
 
 
-def test_a_module_that_is_loaded_when_it_is_used_stays_unloaded(tmp_path, monkeypatch):
+def test_lazy_module_is_not_loaded_by_the_identity(tmp_path, monkeypatch):
     path = tmp_path / "lazy.py"
     path.write_text("raise ImportError('no such optional thing')\n")
     spec = spec_from_file_location("lazy", path)
@@ -88,7 +88,7 @@ def test_a_module_that_is_loaded_when_it_is_used_stays_unloaded(tmp_path, monkey
 
 
 @pytest.mark.parametrize("name", [7, "lone \ud800", "nul"])
-def test_what_is_no_usual_module_is_left_out(name, tmp_path, monkeypatch):
+def test_unusual_module_object_is_omitted_from_the_identity(name, tmp_path, monkeypatch):
     odd = ModuleType("odd")
     odd.__file__ = "\0.py" if name == "nul" else str(tmp_path / "odd.py")
     (tmp_path / "odd.py").write_text("x = 1\n")

@@ -1,4 +1,4 @@
-"""The steps at which a run saves are those that checkpoint.every says, and no others."""
+"""A run saves at exactly the steps that checkpoint.every specifies."""
 
 from types import SimpleNamespace
 
@@ -23,12 +23,12 @@ def saves(run):
 
 
 @pytest.mark.parametrize(("every", "steps"), SAID.items(), ids=SAID)
-def test_a_run_saves_at_just_these_steps(tmp_path, every, steps):
+def test_run_saves_at_exactly_the_steps_of_its_interval(tmp_path, every, steps):
     said = {"checkpoint": {"every": every, "async_save": False}, "batch_size": 4, "epochs": 4}
     assert saves(tiny.fit(tmp_path / "r", **said)) == steps
 
 
-def test_a_run_saves_at_each_minute_of_the_clock(tmp_path, monkeypatch):
+def test_run_saves_at_every_minute_of_elapsed_time(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(world, "time", SimpleNamespace(monotonic=lambda: now[0]))
 

@@ -1,4 +1,4 @@
-"""What a checkpoint cannot hold is refused before the first step, or right after it."""
+"""State that a checkpoint cannot store is rejected before the first step or right after."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ class Complex(nn.Module):
 
 
 @pytest.mark.parametrize("where", ["parameter", "buffer"])
-def test_type_that_no_checkpoint_holds_is_refused_before_the_first_step(tmp_path, where):
+def test_unsaveable_dtype_is_rejected_before_the_first_step(tmp_path, where):
     model = Complex(torch.complex128) if where == "parameter" else tiny.model()
     if where == "buffer":
         model.register_buffer("table", torch.zeros(2, dtype=torch.complex128))
@@ -32,14 +32,14 @@ def test_type_that_no_checkpoint_holds_is_refused_before_the_first_step(tmp_path
     assert not (tmp_path / "events.jsonl").exists()
 
 
-def test_quantized_buffer_is_refused_before_the_first_step(tmp_path):
+def test_quantized_buffer_is_rejected_before_the_first_step(tmp_path):
     model = tiny.model()
     model.register_buffer("table", torch.zeros(2).to(torch.float8_e4m3fnuz))
     with pytest.raises(CheckpointError, match=r"float8_e4m3fnuz, which a checkpoint cannot hold"):
         tiny.prepare(tmp_path, {"model": model})
 
 
-def test_complex64_is_trained_and_saved(tmp_path):
+def test_complex64_model_is_trained_and_saved(tmp_path):
     def made():
         torch.manual_seed(0)
         return Complex(torch.complex64)
@@ -56,7 +56,7 @@ def test_complex64_is_trained_and_saved(tmp_path):
 
 
 class Keeping(torch.optim.SGD):
-    """Keeps what `made` returns, in its first step."""
+    """Stores the result of `made` in its state, in its first step."""
 
     made = staticmethod(object)
 
@@ -78,7 +78,7 @@ class Keeping(torch.optim.SGD):
         ),
     ],
 )
-def test_state_that_an_optimizer_makes_is_refused_after_the_first_step(tmp_path, made, sentence):
+def test_unsaveable_optimizer_state_is_rejected_after_the_first_step(tmp_path, made, sentence):
     def optimizer(groups):
         keeping = Keeping(groups, lr=0.1)
         keeping.made = made
@@ -92,7 +92,7 @@ def test_state_that_an_optimizer_makes_is_refused_after_the_first_step(tmp_path,
     assert session.state.progress.step == 1
 
 
-def test_state_without_a_parameter_is_refused_after_the_first_step(tmp_path):
+def test_optimizer_state_without_a_parameter_is_rejected_after_step_one(tmp_path):
     class OfAll(torch.optim.SGD):
         def step(self, closure=None):
             super().step(closure)
@@ -117,7 +117,7 @@ def test_unsaveable_state_of_a_callback_is_rejected_before_the_first_step(tmp_pa
         surestep.prepare(tiny.task(), tiny.config(), run=tmp_path, callbacks=[WithSet()])
 
 
-def test_state_that_a_callback_makes_in_on_start_is_checked_after_the_first_step(tmp_path):
+def test_callback_state_made_in_on_start_is_checked_after_the_first_step(tmp_path):
     class Late(surestep.Callback):
         def on_start(self, state):
             self.seen = {1, 2}
@@ -136,7 +136,7 @@ def test_state_that_a_callback_makes_in_on_start_is_checked_after_the_first_step
     assert session.state.progress.step == 1
 
 
-def test_option_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path):
+def test_unsaveable_optimizer_option_is_rejected_before_the_first_step(tmp_path):
     def optimizer(groups):
         made = torch.optim.SGD(groups, lr=0.1)
         made.param_groups[0]["memory"] = object()

@@ -1,4 +1,4 @@
-"""Schedules in whole runs: what the optimizer is given, what is saved, and what is kept."""
+"""Schedules in full runs: the values the optimizer gets, what is saved, what is retained."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.tiny import fit, prepare
 
 
 class Reports(surestep.Callback):
-    """Note the rate and the momentum that each step was taken with."""
+    """Record the learning rate and the momentum of each step."""
 
     def __init__(self):
         self.lr, self.momentum = [], []
@@ -23,7 +23,7 @@ class Reports(surestep.Callback):
 
 
 @pytest.mark.parametrize("optim", [{"name": "adamw"}, {"name": "sgd", "momentum": 0.9}])
-def test_one_cycle_gives_the_optimizer_torchs_rate_and_momentum(tmp_path, optim):
+def test_one_cycle_gives_the_learning_rate_and_momentum_of_torch(tmp_path, optim):
     seen, config = Reports(), {"optim": {**optim, "lr": 0.01}, "schedule": {"name": "one_cycle"}}
     task = tiny.task()
     surestep.Trainer(
@@ -45,7 +45,7 @@ def test_one_cycle_gives_the_optimizer_torchs_rate_and_momentum(tmp_path, optim)
     assert seen.momentum == pytest.approx(expected.momentum, rel=1e-12)
 
 
-def test_a_momentum_to_cycle_must_be_there(tmp_path):
+def test_one_cycle_without_a_momentum_is_rejected(tmp_path):
     said = {"optim": {"name": "sgd"}, "schedule": {"name": "one_cycle"}}
     with pytest.raises(ConfigError, match=r"Say optim\.momentum=0\.9 with optim\.name='sgd'"):
         prepare(tmp_path, **said)
@@ -57,7 +57,7 @@ PLATEAU = {
 }
 
 
-def test_reduce_on_plateau_is_torchs_on_the_same_evaluations_and_resumes(tmp_path):
+def test_reduce_on_plateau_equals_torch_on_the_same_metrics_and_resumes(tmp_path):
     parts = {"val": tiny.data(8, seed=1)}
     run = fit(tmp_path / "whole", parts, **PLATEAU)
     rates = [lr for event in run.events() if event["event"] == "steps" for lr in event["lr"]]
@@ -91,13 +91,13 @@ def test_reduce_on_plateau_needs_evaluations(tmp_path):
         prepare(tmp_path, schedule={"name": "reduce_on_plateau"})
 
 
-def test_an_average_cannot_go_over_from_a_rate_that_is_not_known(tmp_path):
+def test_weight_average_from_an_unknown_learning_rate_is_rejected(tmp_path):
     said = {"schedule": {"name": "reduce_on_plateau"}, "average": {"kind": "swa", "lr": 0.01}}
     with pytest.raises(ConfigError, match=r"average\.lr=0\.01 anneals from a learning rate"):
         prepare(tmp_path, {"val": tiny.data(8)}, **said)
 
 
-def test_the_end_of_each_cycle_is_kept_on_request(tmp_path):
+def test_checkpoint_at_the_end_of_each_cycle_is_retained_on_request(tmp_path):
     said = {"schedule": {"name": "cosine_restarts", "cycles": 4}, "max_steps": 12}
     said |= {"checkpoint": {"every": "5 steps", "keep_last": 1, "keep_best": 0}}
     assert fit(tmp_path / "not", **said).cycles == []
@@ -108,7 +108,7 @@ def test_the_end_of_each_cycle_is_kept_on_request(tmp_path):
     assert kept == [f"step-{step:08d}" for step in (3, 6, 9, 12)]
 
 
-def test_a_function_of_the_users_is_the_rate(tmp_path):
+def test_custom_function_gives_the_learning_rate(tmp_path):
     run = fit(tmp_path, {"schedule": lambda taken, total: 1 / (1 + taken)}, max_steps=4)
     rates = [lr for event in run.events() if event["event"] == "steps" for lr in event["lr"]]
     assert rates == [1e-3 / (1 + step) for step in range(4)]

@@ -36,7 +36,7 @@ class EvaluatingWhenDue(surestep.Callback):
         return surestep.Request.EVALUATE
 
 
-def test_a_step_is_judged_once_however_often_it_is_evaluated(tmp_path):
+def test_repeated_evaluation_of_a_step_counts_once_for_early_stop(tmp_path):
     with tiny.prepare(tmp_path, max_steps=3) as session:
         next(session.steps())
         session.evaluate()
@@ -45,7 +45,7 @@ def test_a_step_is_judged_once_however_often_it_is_evaluated(tmp_path):
         assert session.state.best.since_best == before
 
 
-def test_a_best_that_a_callback_asked_for_is_saved(tmp_path):
+def test_best_of_an_evaluation_by_a_callback_is_saved(tmp_path):
     task, config = tiny.task(val=tiny.task().train), tiny.config(max_steps=5)
     trainer = surestep.Trainer(task, config, run=tmp_path / "r", callbacks=[EvaluatingWhenDue()])
     run = trainer.fit()
@@ -53,7 +53,7 @@ def test_a_best_that_a_callback_asked_for_is_saved(tmp_path):
     assert run.best.metrics["val/loss"] == trainer.session.state.best.best
 
 
-def test_evaluating_leaves_the_users_own_draws_alone(tmp_path):
+def test_evaluation_does_not_change_the_random_numbers_of_the_user(tmp_path):
     with tiny.prepare(tmp_path) as session:
         torch.manual_seed(3), np.random.seed(3), random.seed(3)
         expected = torch.rand(2), np.random.rand(), random.random()
@@ -64,7 +64,7 @@ def test_evaluating_leaves_the_users_own_draws_alone(tmp_path):
     assert expected[1:] == found[1:]
 
 
-def test_what_ended_a_session_is_told_before_what_closing_found(tmp_path):
+def test_error_that_ended_a_session_is_raised_before_errors_of_closing(tmp_path):
     bad = {"loss": lambda logits, y: logits.mean() * float("nan"), "loss_is_separable": False}
     session = tiny.prepare(tmp_path, bad)
     next(session.steps())
@@ -73,18 +73,18 @@ def test_what_ended_a_session_is_told_before_what_closing_found(tmp_path):
     assert "Step 1 was not finite" in own.__notes__[0]
 
 
-def test_a_bad_step_is_heard_of_at_the_latest_on_closing(tmp_path):
+def test_nonfinite_step_is_reported_at_the_latest_on_closing(tmp_path):
     bad = {"loss": lambda logits, y: logits.mean() * float("nan"), "loss_is_separable": False}
     with pytest.raises(NonFiniteError, match="Step 1 "), tiny.prepare(tmp_path, bad) as session:
         next(session.steps())
 
 
-def test_a_run_is_found_by_text_as_well(tmp_path):
+def test_run_folder_can_be_given_as_text(tmp_path):
     run = tiny.fit(tmp_path)
     assert surestep.Run(str(tmp_path)).best == run.best
 
 
-def test_a_value_logged_twice_in_a_step_is_its_mean(tmp_path):
+def test_value_logged_twice_in_a_step_is_averaged(tmp_path):
     def loss(logits, y):
         surestep.log("twice", torch.tensor(1.0))
         surestep.log("twice", torch.tensor(3.0))
@@ -95,19 +95,19 @@ def test_a_value_logged_twice_in_a_step_is_its_mean(tmp_path):
     assert all(value == pytest.approx(2.0) for values in logged for value in values)
 
 
-def test_a_module_kept_in_eval_mode_must_be_a_part_of_the_model(tmp_path):
+def test_module_set_to_eval_mode_must_be_part_of_the_model(tmp_path):
     with pytest.raises(surestep.SurestepError, match="not a part of the model"):
         tiny.prepare(tmp_path, {"keep_eval": [torch.nn.Linear(2, 2)]})
 
 
-def test_a_metric_that_fails_is_named_before_the_first_step(tmp_path):
+def test_failing_metric_is_named_before_the_first_step(tmp_path):
     parts = {"metrics": {"hits": lambda logits, y: (logits.argmax(1) == y).mean()}}
     with pytest.raises(surestep.SurestepError, match=r"metrics\['hits'\] fails on the first batch"):
         tiny.prepare(tmp_path / "r", parts)
     assert not (tmp_path / "r").exists()
 
 
-def test_a_run_without_a_checkpoint_may_start_anew_with_another_config(tmp_path):
+def test_run_without_a_checkpoint_can_restart_with_a_different_config(tmp_path):
     with tiny.prepare(tmp_path, max_steps=2) as session:
         assert session.run.last is None
     with tiny.prepare(tmp_path, max_steps=3) as session:
@@ -115,13 +115,13 @@ def test_a_run_without_a_checkpoint_may_start_anew_with_another_config(tmp_path)
         assert "restart" in [event["event"] for event in session.run.events()]
 
 
-def test_only_best_and_last_can_be_loaded(tmp_path):
+def test_checkpoint_other_than_best_and_last_cannot_be_loaded(tmp_path):
     run = tiny.fit(tmp_path)
     with pytest.raises(surestep.SurestepError, match="Did you mean 'best'"):
         run.load_model(tiny.model(), which="bset")
 
 
-def test_other_data_is_no_run_to_go_on_with(tmp_path):
+def test_resume_with_different_data_is_rejected(tmp_path):
     with tiny.prepare(tmp_path / "run") as session:
         next(session.steps())
         session.save()
@@ -129,7 +129,7 @@ def test_other_data_is_no_run_to_go_on_with(tmp_path):
         tiny.prepare(tmp_path / "run", {"train": tiny.data(18)})
 
 
-def test_a_folder_is_free_when_nobody_holds_its_session_any_more(tmp_path):
+def test_folder_is_unlocked_once_its_session_is_garbage_collected(tmp_path):
     tiny.fit(tmp_path / "run")
     with pytest.raises(surestep.SurestepError, match="no test data"):
         surestep.Trainer(tiny.task(), tiny.config(), run=tmp_path / "run").predict("test")
@@ -145,6 +145,6 @@ def test_a_folder_is_free_when_nobody_holds_its_session_any_more(tmp_path):
         (lambda: surestep.Trainer(tiny.task(), {"epochs": 1}), "config is a dict. Pass surestep"),
     ],
 )
-def test_what_is_of_the_wrong_kind_is_refused_in_words(wrong, sentence):
+def test_value_of_the_wrong_type_is_rejected_with_a_clear_message(wrong, sentence):
     with pytest.raises(surestep.SurestepError, match=sentence):
         wrong()

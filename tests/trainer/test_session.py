@@ -11,7 +11,7 @@ X, Y = tiny.data()
 
 
 class Extra(nn.Linear):
-    """Counts its forwards in training, in extra state."""
+    """Counts its training forwards in extra state."""
 
     def __init__(self):
         super().__init__(4, 3)
@@ -28,7 +28,7 @@ class Extra(nn.Linear):
         self.count = state["count"]
 
 
-def test_leaving_the_loop_leaves_a_session_that_saves_and_goes_on(tmp_path):
+def test_session_saves_and_continues_after_its_loop_is_left(tmp_path):
     with tiny.prepare(tmp_path / "a") as whole:
         list(whole.steps())
     with tiny.prepare(tmp_path / "b", {"val": (X, Y)}) as session:
@@ -38,7 +38,7 @@ def test_leaving_the_loop_leaves_a_session_that_saves_and_goes_on(tmp_path):
         session.save()
         assert session.is_saved
         session.evaluate()
-        assert not session.is_saved  # the checkpoint does not hold how the run stands now
+        assert not session.is_saved  # the checkpoint lacks the current progress of the run
         assert session.is_evaluated
         assert [result.step for result in session.steps()] == [3, 4, 5, 6]
         assert not session.is_saved
@@ -46,7 +46,7 @@ def test_leaving_the_loop_leaves_a_session_that_saves_and_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize("cut", [[8], [5, 3], [1, 1, 6]])
-def test_train_step_takes_the_step_of_the_whole_batch(tmp_path, cut):
+def test_train_step_gives_the_update_of_the_full_batch(tmp_path, cut):
     plain = tiny.model()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
     nn.CrossEntropyLoss()(plain(X[:8]), Y[:8]).backward()
@@ -60,7 +60,7 @@ def test_train_step_takes_the_step_of_the_whole_batch(tmp_path, cut):
         assert session.state.progress[:4] == (1, 1, 0, 0)
 
 
-def test_train_step_without_a_batch_is_refused(tmp_path):
+def test_train_step_without_a_batch_is_rejected(tmp_path):
     with (
         tiny.prepare(tmp_path) as session,
         pytest.raises(ConfigError, match="got no micro-batches"),
@@ -68,7 +68,7 @@ def test_train_step_without_a_batch_is_refused(tmp_path):
         session.train_step([])
 
 
-def test_an_unknown_part_lists_the_near_ones(tmp_path):
+def test_unknown_split_is_rejected_with_the_nearest_names(tmp_path):
     with tiny.prepare(tmp_path, {"val": {"near": (X, Y)}}) as session:
         with pytest.raises(ConfigError, match=r"The task has no nera data\. Did you mean 'near'"):
             session.evaluate("nera")
@@ -76,7 +76,7 @@ def test_an_unknown_part_lists_the_near_ones(tmp_path):
             session.evaluate("test")
 
 
-def test_measuring_a_part_does_not_move_the_standing(tmp_path):
+def test_evaluation_of_one_split_does_not_change_the_best_metric(tmp_path):
     with tiny.prepare(tmp_path, {"val": (X, Y), "test": (X, Y)}) as session:
         session.evaluate("val")
         session.evaluate("test")
@@ -104,7 +104,7 @@ class Rows(torch.utils.data.Dataset):
     ],
     ids=["tensors", "rows", "workers"],
 )
-def test_measuring_the_training_data_between_steps_changes_nothing(tmp_path, train):
+def test_evaluation_of_the_training_data_between_steps_changes_no_weight(tmp_path, train):
     with tiny.prepare(tmp_path / "a", {"train": train}) as whole:
         list(whole.steps())
     with tiny.prepare(tmp_path / "b", {"train": train}) as session:
@@ -113,7 +113,7 @@ def test_measuring_the_training_data_between_steps_changes_nothing(tmp_path, tra
     assert torch.equal(tiny.weights(whole.model), tiny.weights(session.model))
 
 
-def test_measuring_with_saved_weights_puts_everything_back(tmp_path):
+def test_evaluation_with_saved_weights_restores_the_state(tmp_path):
     model = Extra()
     with tiny.prepare(tmp_path, {"model": model, "val": (X, Y)}) as session:
         steps = session.steps()
@@ -127,7 +127,7 @@ def test_measuring_with_saved_weights_puts_everything_back(tmp_path):
 
 
 @pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
-def test_a_closed_session_puts_the_users_modes_back(tmp_path, mode):
+def test_closed_session_restores_the_train_mode_of_the_model(tmp_path, mode):
     model = nn.Sequential(nn.Dropout(), nn.Linear(4, 3)).train(mode)
     model[0].train(not mode)
     with tiny.prepare(tmp_path, {"model": model, "val": (X, Y)}) as session:
@@ -136,7 +136,7 @@ def test_a_closed_session_puts_the_users_modes_back(tmp_path, mode):
     assert [module.training for module in model.modules()] == [mode, not mode, mode]
 
 
-def test_a_session_that_is_closed_twice_is_closed(tmp_path):
+def test_session_can_be_closed_twice(tmp_path):
     session = tiny.prepare(tmp_path)
     session.close()
     session.close()
@@ -153,7 +153,7 @@ def test_a_session_that_is_closed_twice_is_closed(tmp_path):
     ],
     ids=["steps", "train_step", "evaluate", "save"],
 )
-def test_a_closed_session_does_nothing_and_says_so(tmp_path, use):
+def test_closed_session_rejects_every_use(tmp_path, use):
     session = tiny.prepare(tmp_path, {"val": (X, Y)})
     session.close()
     with pytest.raises(RunError, match=r"is closed: .* Open a new one with prepare\(.*fit\(\)"):
@@ -170,14 +170,14 @@ def test_drop_last_drops_the_smaller_batch_of_each_epoch(tmp_path):
     ]
 
 
-def test_the_seconds_of_a_run_are_those_of_its_steps(tmp_path):
+def test_seconds_of_a_run_are_the_time_of_its_steps(tmp_path):
     with tiny.prepare(tmp_path) as session:
         list(session.steps())
         steps = [event["seconds"] for event in session.run.events() if event["event"] == "steps"]
         assert session.timed.seconds == pytest.approx(sum(steps), abs=1e-3)
 
 
-def test_a_run_that_was_ended_by_its_own_loop_says_so_and_is_finished(tmp_path):
+def test_run_ended_by_a_custom_loop_reports_it_and_is_finished(tmp_path):
     with tiny.prepare(tmp_path) as session:
         for _ in session.steps():
             pass
@@ -193,7 +193,7 @@ def status_of(path):
     return status["status"], status.get("reason"), status.get("resumable")
 
 
-def test_a_loop_that_took_all_steps_leaves_a_finished_run(tmp_path):
+def test_custom_loop_that_takes_all_steps_leaves_a_finished_run(tmp_path):
     with tiny.prepare(tmp_path) as session:
         list(session.steps())
         session.save()
@@ -204,14 +204,14 @@ def test_a_loop_that_took_all_steps_leaves_a_finished_run(tmp_path):
     assert status_of(tmp_path) == ("finished", "all steps are done", None)
 
 
-def test_a_loop_that_never_saved_is_trained_again_by_the_next_session(tmp_path):
+def test_unsaved_steps_of_a_custom_loop_are_trained_again(tmp_path):
     for _ in range(2):
         with tiny.prepare(tmp_path) as session:
             assert len(list(session.steps())) == 6
         assert status_of(tmp_path) == ("finished", "all steps are done", None)
 
 
-def test_a_loop_that_was_left_early_leaves_a_stopped_run_that_can_be_resumed(tmp_path):
+def test_custom_loop_left_early_leaves_a_resumable_stopped_run(tmp_path):
     with tiny.prepare(tmp_path) as session:
         for result in session.steps():
             if result.step == 4:
@@ -224,13 +224,13 @@ def test_a_loop_that_was_left_early_leaves_a_stopped_run_that_can_be_resumed(tmp
         assert [result.step for result in again.steps()] == [5, 6]
 
 
-def test_batches_given_by_the_caller_never_finish_a_run(tmp_path):
+def test_run_on_batches_of_the_caller_is_never_finished(tmp_path):
     with tiny.prepare(tmp_path, epochs=None, max_steps=1) as session:
         session.train_step([(X[:8], Y[:8])])
     assert status_of(tmp_path) == ("stopped", "the session was closed after step 1 of 1", True)
 
 
-def test_a_callback_that_stops_a_loop_finishes_the_run(tmp_path):
+def test_callback_that_stops_a_loop_finishes_the_run(tmp_path):
     class StopAtTwo(surestep.Callback):
         def on_step(self, state, result):
             return surestep.Request.STOP if result.step == 2 else None
@@ -251,7 +251,7 @@ def test_a_callback_that_stops_a_loop_finishes_the_run(tmp_path):
     ],
     ids=["error", "ctrl-c", "exit"],
 )
-def test_a_loop_that_raises_leaves_the_reason_in_the_status(tmp_path, error, expected):
+def test_error_raised_in_a_custom_loop_is_stored_in_the_status(tmp_path, error, expected):
     def train():
         with tiny.prepare(tmp_path) as session:
             next(iter(session.steps()))
@@ -262,7 +262,7 @@ def test_a_loop_that_raises_leaves_the_reason_in_the_status(tmp_path, error, exp
     assert status_of(tmp_path) == expected
 
 
-def test_a_step_that_is_found_not_finite_while_closing_fails_the_run(tmp_path):
+def test_nonfinite_step_detected_while_closing_fails_the_run(tmp_path):
     x = X.clone()
     x[-1, 0] = 1e38
     config = {"epochs": None, "max_steps": 1, "logging": {"every": "1000 steps"}}
@@ -287,7 +287,7 @@ class Overflow(nn.Module):
         return self.linear(torch.where(x > 1e30, torch.inf, x))
 
 
-def test_the_end_that_a_loop_wrote_stays(tmp_path):
+def test_end_status_set_by_a_custom_loop_is_preserved(tmp_path):
     with tiny.prepare(tmp_path) as session:
         next(iter(session.steps()))
         session.end("failed", reason="the caller said so")

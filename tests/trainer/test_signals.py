@@ -23,7 +23,7 @@ SEEN = {"logging": {"progress": "plain"}}
 
 
 def at(moment, *numbers, step=2):
-    """Return a callback that raises signals in one moment."""
+    """Return a callback that raises signals in one hook."""
 
     def raise_them(self, state, *_):
         if state.progress.step == step:
@@ -40,7 +40,7 @@ def fit(folder, *callbacks, parts=None, allow=(), **said):
 
 
 def finish_and_compare(folder, whole, **said):
-    """Go on to the end; it is as if the run had never been stopped."""
+    """Resume to the end; the result equals that of an uninterrupted run."""
     run, other = fit(folder, **said), fit(whole, **said)
     assert run.status["status"] == "finished"
     assert run.last.metrics == other.last.metrics
@@ -53,7 +53,7 @@ def finish_and_compare(folder, whole, **said):
 
 
 @pytest.mark.parametrize("number", NAMES)
-def test_a_signal_stops_after_the_step_and_the_run_can_go_on(tmp_path, number):
+def test_signal_stops_after_the_step_and_the_run_can_be_resumed(tmp_path, number):
     before = [signal.getsignal(each) for each in NAMES]
     with pytest.raises(RAISED[number]):
         fit(tmp_path / "r", at("on_backward", number, step=1))
@@ -68,14 +68,14 @@ def test_a_signal_stops_after_the_step_and_the_run_can_go_on(tmp_path, number):
 
 
 @pytest.mark.parametrize("moment", ["on_start", "on_step", "on_evaluate"])
-def test_wherever_a_signal_comes_nothing_is_lost(tmp_path, moment):
+def test_signal_in_any_hook_loses_no_step(tmp_path, moment):
     with pytest.raises(Preempted):
         fit(tmp_path / "r", at(moment, signal.SIGTERM, step=0 if moment == "on_start" else 3))
     finish_and_compare(tmp_path / "r", tmp_path / "whole")
 
 
 class StopsItsMeasuring(torch.nn.Linear):
-    """Gets a signal in the first batch of the first evaluation."""
+    """Receives a signal in the first batch of the first evaluation."""
 
     steps = measured = 0
 
@@ -89,7 +89,7 @@ class StopsItsMeasuring(torch.nn.Linear):
         return super().forward(x)
 
 
-def test_an_evaluation_is_left_and_done_first_when_the_run_goes_on(tmp_path):
+def test_interrupted_evaluation_runs_first_after_resume(tmp_path):
     said = {"validation": {"batch_size": 1}, "early_stop": {"patience": 1}}
 
     def parts(kind):
@@ -108,7 +108,7 @@ def test_an_evaluation_is_left_and_done_first_when_the_run_goes_on(tmp_path):
     assert steps[0] == steps[1]
 
 
-def test_more_signals_change_nothing_and_ctrl_c_stops_at_once(tmp_path, capsys):
+def test_more_signals_are_ignored_and_ctrl_c_stops_immediately(tmp_path, capsys):
     several = (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM)
     with pytest.raises(Preempted, match="SIGUSR1"):
         fit(tmp_path / "r", at("on_step", *several))
@@ -121,7 +121,7 @@ def test_more_signals_change_nothing_and_ctrl_c_stops_at_once(tmp_path, capsys):
     assert "Stopped at once after step 2; no checkpoint was written yet." in capsys.readouterr().err
 
 
-def test_where_torchrun_sends_sigterm_it_is_said_when(tmp_path, monkeypatch, capsys):
+def test_sigterm_under_torchrun_is_reported_with_its_cause(tmp_path, monkeypatch, capsys):
     said = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     for name, value in {**said, "TORCHELASTIC_RUN_ID": "x"}.items():
         monkeypatch.setenv(name, value)
@@ -132,7 +132,7 @@ def test_where_torchrun_sends_sigterm_it_is_said_when(tmp_path, monkeypatch, cap
     )
 
 
-def test_ctrl_c_twice_says_what_is_saved(tmp_path, capsys):
+def test_second_ctrl_c_names_the_saved_checkpoint(tmp_path, capsys):
     with pytest.raises(KeyboardInterrupt):
         fit(tmp_path, at("on_step", signal.SIGINT, signal.SIGINT, step=5), **SEEN)
     path = Run(tmp_path).last.path
@@ -141,7 +141,7 @@ def test_ctrl_c_twice_says_what_is_saved(tmp_path, capsys):
     )
 
 
-def test_ctrl_c_again_when_the_last_save_is_done_names_that_one(tmp_path, monkeypatch, capsys):
+def test_ctrl_c_again_after_the_last_save_names_that_save(tmp_path, monkeypatch, capsys):
     own = RunWriter.event
 
     def impatient(self, kind, **fields):
@@ -157,7 +157,7 @@ def test_ctrl_c_again_when_the_last_save_is_done_names_that_one(tmp_path, monkey
     assert Run(tmp_path).status["reason"] == "Ctrl-C, then Ctrl-C: this step was saved"
 
 
-def test_a_signal_when_all_is_done_leaves_a_finished_run(tmp_path):
+def test_signal_after_the_last_step_leaves_a_finished_run(tmp_path):
     class Late(surestep.Callback):
         def on_evaluate(self, state, metrics):
             if state.progress.step == 6:
@@ -168,7 +168,7 @@ def test_a_signal_when_all_is_done_leaves_a_finished_run(tmp_path):
     assert fit(tmp_path).status["status"] == "finished"
 
 
-def test_a_handler_of_the_users_own_stays(tmp_path):
+def test_custom_signal_handler_is_preserved(tmp_path):
     came = []
     before = signal.signal(signal.SIGUSR1, lambda *_: came.append(1))
     try:
@@ -179,7 +179,7 @@ def test_a_handler_of_the_users_own_stays(tmp_path):
 
 
 class Signalled(Dataset):
-    """Each worker gets the signals that a whole job gets."""
+    """Each worker receives the signals sent to the full job."""
 
     def __len__(self):
         return 16
@@ -195,7 +195,7 @@ def test_data_workers_leave_signals_to_the_main_process(tmp_path):
     assert run.status["status"] == "finished"
 
 
-def test_a_worker_that_hangs_is_ended_by_sigterm_in_the_end(monkeypatch):
+def test_hanging_worker_is_terminated_by_sigterm(monkeypatch):
     monkeypatch.setattr(workers, "GRACE_S", 0.01)
     pid = os.fork()
     if pid == 0:

@@ -14,14 +14,14 @@ from tests.trainer.test_prepare import PLAIN, prepare, spoken, unfinished
         ("deepspeed", None, 2, "deepspeed ZeRO 2"),
     ],
 )
-def test_it_is_said_how_many_ranks_there_are_and_in_which_way(kind, shard, zero, way):
+def test_start_message_shows_ranks_and_strategy(kind, shard, zero, way):
     own = {"parallel_strategy": kind, "parallel_shard": shard, "parallel_zero_stage": zero}
     device = SimpleNamespace(type="cpu")
     plan = SimpleNamespace(**own, parallel_backend="gloo", device=device)
     assert describe_ranks(plan, 2) == f"2 ranks (gloo, cpu), {way}."
 
 
-def test_a_restart_says_that_it_is_one_and_where_it_goes_on(tmp_path, monkeypatch, capsys):
+def test_restart_message_names_attempt_and_step(tmp_path, monkeypatch, capsys):
     unfinished(tmp_path)
     for name, value in {
         **{"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"},

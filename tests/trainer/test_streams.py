@@ -21,7 +21,7 @@ def saved(run):
     return [event["step"] for event in run.events() if event["event"] == "checkpoint"]
 
 
-def test_epochs_of_a_stream_without_a_length_are_counted_as_they_end(tmp_path):
+def test_epochs_of_an_unsized_stream_are_counted_when_they_end(tmp_path):
     # 44 samples in batches of 8 are 6 steps.
     said = {"validation": {"every": "1 epoch"}, "checkpoint": {"every": EVERY, "keep_best": 0}}
     run = tiny.fit(tmp_path, {"train": Unsized(), "val": (X, Y)}, max_steps=20, **said)
@@ -30,7 +30,7 @@ def test_epochs_of_a_stream_without_a_length_are_counted_as_they_end(tmp_path):
 
 
 @pytest.mark.parametrize("stop", [5, 6, 7])
-def test_a_run_that_goes_on_evaluates_at_the_same_ends(tmp_path, stop):
+def test_resumed_run_evaluates_at_the_same_ends_of_epochs(tmp_path, stop):
     parts, said = {"train": Unsized(), "val": Sized()}, {"checkpoint": {"every": "1 step"}}
     with tiny.prepare(tmp_path, parts, max_steps=14, **said) as session:
         for result in session.steps():
@@ -41,41 +41,41 @@ def test_a_run_that_goes_on_evaluates_at_the_same_ends(tmp_path, stop):
     assert evaluated(run) == [step for step in (6, 12, 14) if step > stop]
 
 
-def test_a_stream_with_a_length_runs_for_epochs(tmp_path):
+def test_sized_stream_trains_for_epochs(tmp_path):
     run = tiny.fit(tmp_path, {"train": Sized(), "val": Sized()}, epochs=2.5)
     assert run.status["step"] == 15
     assert evaluated(run) == [6, 12, 15]
 
 
-def test_epochs_over_a_stream_without_a_length_are_refused():
+def test_epochs_over_an_unsized_stream_are_rejected():
     with pytest.raises(ConfigError, match="epochs=2 needs a length"):
         tiny.plan({"train": Unsized()})
 
 
-def test_the_log_knows_where_an_epoch_ended(tmp_path):
+def test_log_shows_where_an_epoch_ended(tmp_path):
     run = tiny.fit(tmp_path, {"train": Unsized()}, max_steps=14, logging={"every": "1 epoch"})
     assert [event["first"] for event in run.events() if event["event"] == "steps"] == [1, 7, 13]
 
 
 @pytest.mark.parametrize("data", [Unsized(), DataLoader(Unsized(), 8)], ids=["stream", "loader"])
-def test_a_dry_run_over_streams(data):
+def test_dry_run_works_on_streams(data):
     acts = dry_run(tiny.task(train=data, val=data, test=data), tiny.config(max_steps=9))
     assert [act.what for act in acts][1:4] == ["one step", "evaluate val", "evaluate test"]
 
 
 @pytest.mark.parametrize("data", [Unsized(), DataLoader(Unsized(), 4)], ids=["stream", "loader"])
-def test_the_first_samples_of_a_stream_are_learned_by_heart(data):
+def test_overfit_memorizes_the_first_samples_of_a_stream(data):
     said = {"optim": {"lr": 0.1}, "batch_size": 4, "max_steps": 5}
     buffer = {} if isinstance(data, DataLoader) else {"data": {"shuffle_buffer": 4}}
     assert overfit(tiny.task(train=data), tiny.config(**said, **buffer), 4).has_converged
 
 
-def test_fewer_samples_in_a_stream_than_are_asked_for():
+def test_overfit_with_more_samples_than_the_stream_is_rejected():
     with pytest.raises(DataError, match="There are 3 training samples, and 4 are requested"):
         overfit(tiny.task(train=of_class(Unsized, samples=3)), tiny.config(), 4)
 
 
-def test_measuring_in_the_middle_of_a_stream_does_not_move_it(tmp_path):
+def test_evaluation_in_the_middle_of_a_stream_does_not_advance_it(tmp_path):
     def weights(evaluate):
         model, folder = tiny.model(), tmp_path / str(evaluate)
         parts = {"model": model, "train": Unsized(), "val": Unsized()}
@@ -89,14 +89,14 @@ def test_measuring_in_the_middle_of_a_stream_does_not_move_it(tmp_path):
     assert torch.equal(weights(True), weights(False))
 
 
-def test_an_order_is_for_data_with_positions():
+def test_sampler_for_a_stream_is_rejected():
     from surestep import samplers
 
     with pytest.raises(DataError, match=r"order 'sequential', which needs positions"):
         tiny.plan({"train": Unsized(), "sampler": samplers.sequential()}, max_steps=3)
 
 
-def test_the_config_tells_the_number_of_workers_only_of_a_stream(tmp_path):
+def test_config_stores_the_number_of_workers_only_for_a_stream(tmp_path):
     for name, data in {"stream": Unsized(), "placed": (X, Y)}.items():
         tiny.fit(tmp_path / name, {"train": data}, max_steps=1)
     known = {name: Run(tmp_path / name).config["data"] for name in ("stream", "placed")}
@@ -105,14 +105,14 @@ def test_the_config_tells_the_number_of_workers_only_of_a_stream(tmp_path):
 
 
 def endless():
-    """A stream without an end, whose labels go by its first feature."""
+    """An endless stream whose labels depend on its first feature."""
     rows = torch.Generator().manual_seed(3)
     while True:
         x = torch.randn(X.shape[1], generator=rows)
         yield x, (x[0] > 0).long()
 
 
-def test_statistics_of_an_average_are_of_as_much_of_an_endless_stream_as_was_read(tmp_path):
+def test_batchnorm_statistics_of_an_average_use_the_read_part_of_a_stream(tmp_path):
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(X.shape[1]), torch.nn.Linear(X.shape[1], 3))
     said = {"max_steps": 6, "average": {"kind": "swa", "start": "2 steps"}}
     run = tiny.fit(tmp_path, {"model": model, "train": lambda: endless()}, **said)

@@ -7,7 +7,7 @@ def point(first_step, items, seconds):
     return SimpleNamespace(first_step=first_step, items=items, seconds=seconds, data_wait_s=0.5)
 
 
-def test_speed_is_of_the_items_that_the_seconds_were_for():
+def test_speed_counts_only_the_items_of_the_timed_steps():
     timed = ThroughputCounter()
     timed.add(point(201, 100.0, 2.0))
     timed.add(point(211, 100.0, 3.0))
@@ -19,5 +19,5 @@ def test_speed_is_of_the_items_that_the_seconds_were_for():
     }
 
 
-def test_nothing_timed_has_no_speed():
+def test_speed_is_none_without_timed_steps():
     assert ThroughputCounter().as_json()["items_per_s"] is None

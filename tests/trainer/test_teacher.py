@@ -36,7 +36,7 @@ def trained(folder, *, micro_batch_size=16, **parts):
     return session.model
 
 
-def test_a_teacher_trains_as_a_plain_loop_does(tmp_path):
+def test_training_with_a_teacher_equals_a_plain_loop(tmp_path):
     teacher, student = a_teacher().eval(), mlp()
     with torch.no_grad():
         said = teacher(X)
@@ -54,7 +54,7 @@ def test_a_teacher_trains_as_a_plain_loop_does(tmp_path):
     assert plain.distance(student, trained(tmp_path / "cut", micro_batch_size=5)) <= 1e-6
 
 
-def test_a_teacher_is_left_as_it_was(tmp_path):
+def test_teacher_is_not_changed(tmp_path):
     teacher = a_teacher()
     before = copy.deepcopy(teacher.state_dict())
     trained(tmp_path, teacher=teacher)
@@ -64,14 +64,14 @@ def test_a_teacher_is_left_as_it_was(tmp_path):
     assert all(each.requires_grad and each.grad is None for each in teacher.parameters())
 
 
-def test_a_teacher_is_not_saved(tmp_path):
+def test_teacher_is_not_saved(tmp_path):
     trained(tmp_path / "with")
     saved = surestep.Run(tmp_path / "with")
     student = mlp()
-    saved.load_model(student, "last")  # strict: a tensor too many would be refused
+    saved.load_model(student, "last")  # strict: an extra tensor would be rejected
 
 
-def test_a_teacher_may_be_built_by_a_function_and_is_measured_with(tmp_path):
+def test_teacher_can_be_built_by_a_function_and_is_used_in_evaluation(tmp_path):
     with session_of(task(teacher=a_teacher, val=(X, Y)), tmp_path, epochs=1) as session:
         measured = session.evaluate("val")["val/loss"]
     with torch.no_grad():
@@ -95,7 +95,7 @@ def test_a_teacher_may_be_built_by_a_function_and_is_measured_with(tmp_path):
         (lambda: shared(), "The teacher shares parameters with the model"),
     ],
 )
-def test_a_teacher_that_does_not_fit_is_refused(tmp_path, parts, sentence):
+def test_teacher_that_does_not_fit_is_rejected(tmp_path, parts, sentence):
     with pytest.raises(TaskError, match=sentence):
         session_of(task(**parts()), tmp_path / "run", epochs=1)
 
@@ -105,7 +105,7 @@ def shared():
     return {"model": net, "teacher": nn.Sequential(net)}
 
 
-def test_any_loss_is_given_what_the_teacher_says(tmp_path):
+def test_any_loss_can_use_the_outputs_of_the_teacher(tmp_path):
     def loss(outputs, targets):
         _, said = targets
         return (outputs - said).square().mean(1).mean()
@@ -117,7 +117,7 @@ def test_any_loss_is_given_what_the_teacher_says(tmp_path):
     assert run.status["status"] == "finished"
 
 
-def test_both_terms_stand_in_the_events_and_add_up_to_the_loss(tmp_path):
+def test_both_loss_terms_are_logged_and_add_up_to_the_loss(tmp_path):
     trained(tmp_path / "run")
     events = read_events(tmp_path / "run" / "events.jsonl")
     points = [event for event in events if event["event"] == "steps"]

@@ -37,7 +37,7 @@ def loss_of(run, which):
         return float(nn.functional.cross_entropy(net.eval()(X), Y))
 
 
-def test_both_are_what_each_alone_reports(tmp_path):
+def test_metrics_of_both_weights_equal_those_of_each_alone(tmp_path):
     runs = {
         weights: tiny.fit(tmp_path / weights, parts(), **options(weights))
         for weights in ("average", "raw", "both")
@@ -65,7 +65,7 @@ def test_the_best_checkpoint_loads_the_weights_of_its_monitor(tmp_path, metric, 
     assert loss_of(run, which or "average") == pytest.approx(best, rel=1e-6)
 
 
-def test_evaluating_both_changes_no_step(tmp_path):
+def test_evaluation_of_both_weights_changes_no_step(tmp_path):
     one = tiny.fit(tmp_path / "one", parts(), **options("average"))
     two = tiny.fit(tmp_path / "two", parts(), **options("both"))
     weights = []
@@ -76,14 +76,14 @@ def test_evaluating_both_changes_no_step(tmp_path):
     assert torch.equal(*weights)
 
 
-def test_before_the_average_begins_both_are_the_raw_weights(tmp_path):
+def test_both_are_the_raw_weights_before_the_average_starts(tmp_path):
     said = options("both")
     said["average"] = {**EMA, "start": "4 steps"}
     found = evaluations(tiny.fit(tmp_path / "run", parts(), **said))
     assert [each["val/loss"] == each["val_raw/loss"] for each in found] == [True, True, False]
 
 
-def test_a_part_that_is_asked_for_is_measured_by_both(tmp_path):
+def test_requested_split_is_evaluated_with_both_weights(tmp_path):
     with tiny.prepare(tmp_path / "run", {**parts(), "test": (X, Y)}, **options("both")) as session:
         for _ in session.steps():
             pass
@@ -91,12 +91,12 @@ def test_a_part_that_is_asked_for_is_measured_by_both(tmp_path):
     assert set(found) == {"test/loss", "test/accuracy", "test_raw/loss", "test_raw/accuracy"}
 
 
-def test_the_raw_weights_cannot_be_the_monitor_where_they_are_not_measured():
+def test_raw_weights_that_are_not_evaluated_cannot_be_the_monitor():
     with pytest.raises(ConfigError, match=r"'val_raw/loss' is not measured\. Measured: val/loss"):
         tiny.plan(parts(), **options("average", metric="val_raw/loss"))
 
 
-def test_a_run_is_not_resumed_with_other_weights_evaluated(tmp_path):
+def test_resume_with_different_evaluated_weights_is_rejected(tmp_path):
     tiny.fit(tmp_path / "run", parts(), **options("average"))
     with pytest.raises(RunError, match=r"validation\.weights"):
         tiny.prepare(tmp_path / "run", copy.copy(parts()), **options("raw"))
