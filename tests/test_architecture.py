@@ -85,7 +85,7 @@ def test_slow_tests_exist():
         assert not test or definition in path.read_text(encoding="utf-8"), entry
 
 
-def test_the_source_files_are_found():
+def test_source_files_are_found():
     assert len(FILES) > 40
 
 
@@ -107,7 +107,7 @@ def test_only_the_step_and_the_strategies_update_parameters():
     assert {name: calls for name, calls in found.items() if name not in allowed} == {}
 
 
-def test_a_backward_or_step_elsewhere_is_reported():
+def test_backward_or_step_call_elsewhere_is_reported():
     text = "loss.backward(); torch.autograd.backward(x); self.optimizer.step(); optim.step()"
     assert updating_calls(ast.parse(text)) == calls(ast.parse(text))
     assert updating_calls(ast.parse("manual_step.backward(loss)")) == []
@@ -132,7 +132,7 @@ def test_no_module_runs_statements_at_import():
 
 
 @pytest.mark.parametrize("text", ["print(1)", "for x in y: pass", "if x: y = 1", "with x: pass"])
-def test_a_statement_that_runs_at_import_is_reported(text):
+def test_statement_that_runs_at_import_is_reported(text):
     assert statements_that_run(ast.parse(text))
 
 
@@ -218,7 +218,7 @@ def test_harmless_calls_are_not_reported(line):
     assert not code_that_may_run(ast.parse(line))
 
 
-def test_torch_files_are_read_without_the_code_in_them():
+def test_torch_files_are_read_with_weights_only():
     """A user may pass weights saved by torch.save; one place reads the tensors of such a file."""
     tree = TREES[SOURCE / TORCH_FILES_ARE_READ_IN]
     loads = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
@@ -237,12 +237,12 @@ def test_every_todo_has_a_reason():
     assert offenders(lambda path: bare_todos(path.read_text(encoding="utf-8"))) == {}
 
 
-def test_a_todo_without_a_reason_is_reported():
+def test_todo_without_a_reason_is_reported():
     assert bare_todos("x = 1  # TODO: faster")
     assert not bare_todos("x = 1  # TODO: remove it when torch 2.14 is out")
 
 
-def test_files_and_functions_keep_the_size_limits_or_give_a_reason():
+def test_files_and_functions_respect_the_size_limits_or_give_a_reason():
     over = sizes()
     assert sorted(over) == sorted(EXCEPTIONS)
     for name, lines in over.items():

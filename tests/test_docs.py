@@ -1,4 +1,4 @@
-"""Every block of code in README.md and docs/ does what it says.
+"""Every block of code in README.md and docs/ runs as shown.
 
 Of each page, in order and in a fresh folder: ```python blocks are run in one namespace; in ```sh
 blocks the lines that start with `surestep`, in ```console blocks those that start with
@@ -53,7 +53,7 @@ def blocks(text):
 
 
 def commands(block):
-    """Return the commands of a block, lines that go on put together; the rest is their output."""
+    """Return the commands of a block with continued lines joined; the rest is their output."""
     lines = block.code.replace("\\\n", " ").splitlines()
     if block.language == "console":
         lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
@@ -118,17 +118,17 @@ def fresh(tmp_path, monkeypatch):
     ],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
-def test_every_block_does_what_it_says(fresh, page):
+def test_every_block_runs_as_shown(fresh, page):
     run_page(page.read_text(), str(page))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page):
+def test_every_link_resolves(page):
     links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
-def test_the_readme_shows_python_and_the_command_line():
+def test_readme_shows_python_and_the_command_line():
     languages = {block.language for block in blocks(PAGES[0].read_text())}
     assert "python" in languages
     assert languages & {"sh", "console"}
@@ -147,7 +147,7 @@ def test_the_readme_shows_python_and_the_command_line():
         ("```python\n# a.py\nx = 1\n```\n```sh\nsurestep plan b.py\n```", AssertionError),
     ],
 )
-def test_a_block_that_is_wrong_is_noticed(fresh, text, error):
+def test_wrong_block_is_reported(fresh, text, error):
     with pytest.raises(error):
         run_page(text, "page.md")
 
@@ -163,5 +163,5 @@ def test_a_block_that_is_wrong_is_noticed(fresh, text, error):
         "```python\n# a.py\nx = 1\n```\n```python\nfrom os import stat\nstat('a.py')\n```",
     ],
 )
-def test_what_is_right_or_not_run_passes(fresh, text):
+def test_correct_block_and_block_that_is_not_run_pass(fresh, text):
     run_page(text, "page.md")

@@ -1,4 +1,4 @@
-"""The public docstrings: their examples run, and the names met first have one."""
+"""The public docstrings: their examples run, and the main names have one."""
 
 import doctest
 import inspect
@@ -25,12 +25,12 @@ def examples_of(name):
 
 
 @pytest.mark.parametrize("name", HAVE_EXAMPLES)
-def test_names_that_users_meet_first_have_an_example(name):
+def test_main_public_names_have_an_example(name):
     assert examples_of(name).examples
 
 
 @pytest.mark.parametrize("name", [name for name in DOCUMENTED if examples_of(name).examples])
-def test_examples_print_what_they_show(name, tmp_path, monkeypatch):
+def test_examples_print_the_shown_output(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     report = []
     doctest.DocTestRunner().run(examples_of(name), out=report.append)

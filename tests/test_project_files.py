@@ -1,4 +1,4 @@
-"""The files around the source agree with each other, and with what is there."""
+"""The files around the source agree with each other and with the source."""
 
 import re
 import tomllib
@@ -18,7 +18,7 @@ def load(path):
     return yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
 
 
-def test_the_license_of_the_metadata_is_the_file():
+def test_license_of_the_metadata_is_the_license_file():
     (name,) = PROJECT["project"]["license-files"]
     text = (ROOT / name).read_text(encoding="utf-8")
     assert PROJECT["project"]["license"] == "Apache-2.0"
@@ -28,7 +28,7 @@ def test_the_license_of_the_metadata_is_the_file():
     assert PROJECT["project"]["authors"] == [{"name": "The surestep authors"}]
 
 
-def test_the_citation_has_what_its_format_requires():
+def test_citation_has_the_required_fields():
     citation = load("CITATION.cff")
     assert citation.keys() >= {"cff-version", "message", "title", "authors"}
     assert str(citation["version"]) == VERSION == PROJECT["project"]["version"]
@@ -50,7 +50,7 @@ def test_every_hook_runs_a_tool_of_the_dev_extra():
 
 
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
-def test_an_issue_form_has_the_fields_of_its_format(path):
+def test_issue_form_has_the_fields_of_its_format(path):
     form = load(path)
     if path.stem == "config":
         assert form.keys() <= {"blank_issues_enabled", "contact_links"}
@@ -62,7 +62,7 @@ def test_an_issue_form_has_the_fields_of_its_format(path):
     assert all(field["attributes"]["label"] for field in fields)
 
 
-def test_there_is_a_form_for_each_kind_of_report():
+def test_each_kind_of_report_has_a_form():
     assert {path.stem for path in FORMS} == {"bug", "config", "feature", "wrong_numbers"}
 
 
@@ -74,21 +74,21 @@ def test_every_changelog_fragment_has_a_name_and_a_type():
     assert [name for name in fragments if not fits.fullmatch(name)] == []
 
 
-def test_the_changelog_has_this_version_and_the_line_that_towncrier_writes_at():
+def test_changelog_has_this_version_and_the_marker_of_towncrier():
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     marker = "<!-- towncrier release notes start -->"
     assert text.count(marker) == 1
     assert f"\n## {VERSION} " in text[text.index(marker) :]
 
 
-def test_the_index_of_the_docs_lists_every_page():
+def test_index_of_the_docs_lists_every_page():
     index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
     linked = set(re.findall(r"^- \[.*?\]\(([\w-]+\.md)\)", index, re.MULTILINE))
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
     assert linked == pages
 
 
-def test_the_architecture_names_every_package_and_only_paths_that_exist():
+def test_architecture_page_names_every_package_and_only_existing_paths():
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`((?:src|tests|benchmarks|docs)/[^`]*)`", text))
     initial = ROOT / "src/surestep/__init__.py"
@@ -98,7 +98,7 @@ def test_the_architecture_names_every_package_and_only_paths_that_exist():
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
 
 
-def test_contributing_names_only_paths_that_exist():
+def test_contributing_names_only_existing_paths():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     named = re.findall(r"`((?:src|tests|benchmarks|docs|changelog)/[^`A-Z]*)`", text)
     assert named

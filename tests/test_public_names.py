@@ -19,24 +19,24 @@ FOR_TYPES = {
 }
 
 
-def test_all_is_what_type_checkers_see():
+def test_dunder_all_lists_the_names_that_type_checkers_see():
     assert surestep.__all__ == sorted(FOR_TYPES)
 
 
 @pytest.mark.parametrize("name", surestep.__all__)
-def test_public_name_is_the_one_that_type_checkers_see_and_has_a_docstring(name):
+def test_public_name_has_a_docstring_and_matches_the_type_checker(name):
     value = getattr(surestep, name)
     assert value is getattr(import_module(FOR_TYPES[name]), name)
     assert value.__doc__
 
 
-def test_a_star_import_brings_them_all():
+def test_star_import_imports_every_public_name():
     there = {}
     exec("from surestep import *", there)
     assert set(surestep.__all__) <= set(there)
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_unknown_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'Trainr'"):
         surestep.Trainr  # noqa: B018
 
@@ -49,10 +49,10 @@ def imported(statement: str) -> set[str]:
     return {name.split(".")[0] for name in done.stdout.split()}
 
 
-def test_import_surestep_brings_nothing_heavy():
+def test_import_surestep_imports_no_heavy_library():
     heavy = {"torch", "numpy", "pydantic", "safetensors", "tyro", "rich", "tqdm", "asyncio"}
     assert not imported("import surestep; surestep.__all__; surestep.__version__") & heavy
 
 
-def test_a_config_needs_no_torch():
+def test_config_does_not_import_torch():
     assert not imported("import surestep; surestep.Config(epochs=1)") & {"torch", "numpy"}

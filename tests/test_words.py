@@ -21,7 +21,7 @@ def shown(path) -> PurePosixPath:
     return PurePosixPath(path.relative_to(ROOT).as_posix())
 
 
-def test_the_text_uses_plain_words():
+def test_text_uses_plain_words():
     hits = [
         f"{shown(path)}:{hit.line}: {hit.word} -> {hit.instead}"
         for path in list_files(CHECKED)
@@ -52,7 +52,7 @@ def test_identifiers_use_plain_words():
         "The result is not bit for bit.",
     ],
 )
-def test_a_word_of_the_list_is_found(sentence):
+def test_listed_word_is_found(sentence):
     assert find_words(sentence, RULES)
 
 
@@ -65,11 +65,11 @@ def test_a_word_of_the_list_is_found(sentence):
         "If the run has finished, it says so.",
     ],
 )
-def test_plain_words_are_left_alone(sentence):
+def test_plain_words_are_not_reported(sentence):
     assert find_words(sentence, RULES) == []
 
 
-def test_comments_and_strings_are_read_and_code_is_not():
+def test_comments_and_strings_are_checked_and_code_is_not():
     source = (
         "nobody = f('anew')  # nobody\n"
         "text = (\n"
@@ -82,18 +82,18 @@ def test_comments_and_strings_are_read_and_code_is_not():
     assert [(hit.line, hit.word) for hit in hits] == [(1, "anew"), (1, "nobody"), (3, "goes on")]
 
 
-def test_the_parts_of_an_identifier_are_read():
+def test_parts_of_an_identifier_are_checked():
     hits = find_names("if told_by(x):\n    k = _said\n    kind = 'told'\n", RULES)
     assert [(hit.line, hit.word) for hit in hits] == [(1, "told_by"), (2, "_said"), (2, "k")]
 
 
-def test_an_exception_allows_a_word_in_its_files_only():
+def test_exception_allows_a_word_in_its_files_only():
     rules = read_rules("[text]\nwalk -> pass\n[except]\nsrc/a: os\\.walk\n")
     assert find_words("os.walk(x)", rules, "src/a/b.py") == []
     assert [hit.word for hit in find_words("os.walk, walk", rules, "src/a/b.py")] == ["walk"]
     assert find_words("os.walk(x)", rules, "src/ab.py")
 
 
-def test_a_line_that_is_not_a_rule_is_an_error():
+def test_line_that_is_not_a_rule_is_an_error():
     with pytest.raises(ValueError, match="not a rule"):
         read_rules("[text]\nanew = again\n")

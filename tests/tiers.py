@@ -19,11 +19,11 @@ TRAINS = "trains a recipe to its accuracy"
 SLOW = {
     "tests/cli/test_interrupt.py": KILLS,
     "tests/cli/test_launch.py": LAUNCHES,
-    "tests/cli/test_new.py::test_a_job_that_is_warned_is_queued_again_until_its_run_is_done": KILLS,
-    "tests/cli/test_options.py::test_what_is_typed_is_planned_and_said_to_be_typed": (
+    "tests/cli/test_new.py::test_signaled_job_is_requeued_until_its_run_is_finished": KILLS,
+    "tests/cli/test_options.py::test_typed_option_is_planned_and_shown_as_set_by_the_user": (
         "needs bitsandbytes, deepspeed and a C++ compiler"
     ),
-    "tests/cli/test_options.py::test_keys_of_deepspeed_are_typed_as_json_or_as_a_file": (
+    "tests/cli/test_options.py::test_deepspeed_keys_can_be_typed_as_json_or_given_in_a_file": (
         NEEDS_DEEPSPEED
     ),
     "tests/engine/data/others/": "needs datasets, torchdata and webdataset",

@@ -1,4 +1,4 @@
-"""The smallest tasks that still show something: a few samples, a few weights."""
+"""The smallest useful tasks: a few samples, a few weights."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,7 @@ VALIDATED = replace(GIVEN, val_sets=("val", "far"), metrics={"accuracy": None, "
 
 
 def data(samples: int = 20, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Features, and classes that can be learned from them."""
+    """Features and classes that can be learned from them."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(samples, FEATURES, generator=generator)
     return x, x[:, :CLASSES].argmax(dim=1)
@@ -55,13 +55,13 @@ def model(seed: int = 0, dropout: float = 0.0) -> nn.Sequential:
 
 
 def task(**parts: Any) -> surestep.Task:
-    """A Task whose parts are the usual ones where `parts` says nothing."""
+    """A Task with the default parts except those in `parts`."""
     usual = {"model": parts.get("model") or model(), "loss": nn.CrossEntropyLoss(), "train": data()}
     return surestep.Task(**{**usual, **parts})
 
 
 def config(**said: Any) -> surestep.Config:
-    """A quiet Config; groups as dicts."""
+    """A Config without progress output; groups as dicts."""
     length = {} if "max_steps" in said else {"epochs": 2}
     logging = {"progress": "quiet", **said.pop("logging", {})}
     return surestep.Config(**{**length, "batch_size": 8, "logging": logging, **said})
@@ -96,7 +96,7 @@ def evaluate_twice(session: Session) -> None:
 
 
 def weights(module: nn.Module) -> Tensor:
-    """All parameters and buffers in one row."""
+    """All parameters and buffers in one vector."""
     tensors = [each for each in module.state_dict().values() if isinstance(each, Tensor)]
     return torch.cat([each.detach().double().flatten() for each in tensors])
 

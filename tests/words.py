@@ -37,7 +37,7 @@ class Hit(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What `words.txt` holds."""
+    """The content of `words.txt`."""
 
     text: list[Rule]
     names: dict[str, str]
@@ -74,7 +74,7 @@ def default_rules() -> Rules:
 
 
 def keep_prose(source: str) -> str:
-    """Return Python source with its code blanked: comments and the insides of strings stay."""
+    """Return Python source with its code blanked, except comments and the insides of strings."""
     lines = [re.sub(r"\S", CODE, line) for line in source.splitlines(keepends=True)]
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -156,7 +156,7 @@ def check_file(path: Path, *, names: bool = True) -> list[Hit]:
 
 
 def list_files(paths: list[Path]) -> list[Path]:
-    """Return the Python files, pages and forms that the paths are or hold."""
+    """Return the Python files, pages and forms at or under the paths."""
     files: list[Path] = []
     for path in paths:
         inside = sorted(path.rglob("*")) if path.is_dir() else [path]

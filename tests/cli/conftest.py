@@ -1,4 +1,4 @@
-"""A terminal in a folder of its own, and a recipe in it."""
+"""A terminal in a temporary folder with a recipe."""
 
 import os
 import re
@@ -58,7 +58,7 @@ STREAM = RECIPE.replace("epochs=2", "max_steps=6").replace(
 
 
 class Answer(NamedTuple):
-    """What a command left: its exit code, and what it printed, the frames of tables taken away."""
+    """The exit code and the output of a command, without the frames of tables."""
 
     code: int
     out: str
@@ -67,7 +67,7 @@ class Answer(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """Work in a folder of its own, on a wide terminal; forget the recipes that were read."""
+    """Work in a temporary folder, on a wide terminal; forget the recipes that were read."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "300")
     path, modules = list(sys.path), set(sys.modules)
@@ -80,7 +80,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def surestep(capfd):
-    """Type a command."""
+    """Run a command."""
 
     def call(*words):
         capfd.readouterr()
@@ -106,12 +106,12 @@ def recipe(folder):
 
 
 def plain(text):
-    """Take away the frames of tables and the spaces that only fill."""
+    """Remove the frames of tables and the padding."""
     return re.sub(r"[ \t]+", " ", re.sub(r"[─-╿]", " ", text))
 
 
 def environment():
-    """Return the variables of a process of its own, with one thread for torch."""
+    """Return the environment of a child process, with one thread for torch."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
 
 

@@ -1,4 +1,4 @@
-"""Each mistake is answered by a sentence with the value and what to type, and no run is left."""
+"""Each mistake gives a message with the value and what to type, and leaves no run."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ CONFIG = "config = surestep.Config(epochs=2, batch_size=8)\n"
 
 
 def task(body="", parameters="", **parts):
-    """Write a recipe whose task is usual but for `parts`."""
+    """Write a recipe whose task has the default parts except `parts`."""
     usual = {"model": "nn.Linear(4, 3)", "loss": "nn.CrossEntropyLoss()", "train": "(x, y)"}
     given = ", ".join(f"{name}={value}" for name, value in {**usual, **parts}.items())
     return f"{HEAD}{CONFIG}def task({parameters}):\n    {body}\n    return surestep.Task({given})\n"
@@ -95,7 +95,7 @@ RECIPES = {
 
 @pytest.mark.parametrize("command", ["train", "train --dry-run"])
 @pytest.mark.parametrize("case", RECIPES)
-def test_a_bad_recipe_is_one_sentence_and_no_run(surestep, recipe, folder, case, command):
+def test_bad_recipe_gives_one_sentence_and_no_run(surestep, recipe, folder, case, command):
     text, code, message = RECIPES[case]
     answer = surestep(*command.split()[:1], recipe(text), *command.split()[1:])
     assert message in answer.err
@@ -118,7 +118,7 @@ def test_a_bad_recipe_is_one_sentence_and_no_run(surestep, recipe, folder, case,
         ("3layers.py", "3layers.py cannot be imported: '3layers' is not a Python name. Rename it"),
     ],
 )
-def test_a_name_that_is_no_recipe_is_refused(surestep, recipe, command, name, message):
+def test_name_that_is_not_a_recipe_is_rejected(surestep, recipe, command, name, message):
     if name not in ("missing.py", "digit", "."):
         recipe(RECIPE, name)
     answer = surestep(command, name)
@@ -126,13 +126,13 @@ def test_a_name_that_is_no_recipe_is_refused(surestep, recipe, command, name, me
     assert (answer.code, answer.out) == (2, "")
 
 
-def test_the_name_to_rename_a_recipe_to_is_one_that_works(surestep, recipe):
+def test_suggested_new_name_of_a_recipe_works(surestep, recipe):
     recipe(RECIPE, "3layers.py")
     advice = surestep("plan", "3layers.py").err.split()[-1].rstrip(".")
     assert surestep("plan", recipe(RECIPE, f"{advice.removesuffix('.py')}.py")).code == 0
 
 
-def test_a_value_that_cannot_be_typed_is_refused(surestep, recipe):
+def test_parameter_without_a_command_line_form_is_rejected(surestep, recipe):
     text = task(parameters="act: nn.Module = nn.ReLU()")
     assert surestep("plan", recipe(text)).code == 0
     answer = surestep("plan", "mine.py", "--task.act", "relu")
@@ -140,7 +140,7 @@ def test_a_value_that_cannot_be_typed_is_refused(surestep, recipe):
     assert "task.act='relu' is not allowed" in answer.err
 
 
-def test_nan_that_comes_later_names_the_step_and_the_gradients(surestep, recipe, folder):
+def test_later_nan_is_reported_with_the_step_and_the_gradients(surestep, recipe, folder):
     text = task("x[30] = torch.nan")
     answer = surestep("train", recipe(text), "--run", "r", "--data.shuffle", "False")
     assert (answer.code, answer.out) == (1, "")
@@ -151,7 +151,7 @@ def test_nan_that_comes_later_names_the_step_and_the_gradients(surestep, recipe,
     assert "Saved as r/checkpoints/step-00000003." in answer.err
 
 
-def test_steps_that_are_skipped_are_in_the_last_table(surestep, recipe):
+def test_skipped_steps_are_counted_in_the_last_table(surestep, recipe):
     text = task("x[30] = torch.nan")
     words = ("--run", "r", "--data.shuffle", "False", "--on-nonfinite", "skip")
     answer = surestep("train", recipe(text), *words)
@@ -159,7 +159,7 @@ def test_steps_that_are_skipped_are_in_the_last_table(surestep, recipe):
     assert " skipped steps 2 not finite " in answer.out
 
 
-def test_a_run_that_is_held_names_who_holds_it(surestep, recipe, folder):
+def test_locked_run_is_rejected_with_the_owner_of_the_lock(surestep, recipe, folder):
     (folder / "r").mkdir()
     hold = RunLock(folder / "r")
     try:
@@ -172,7 +172,7 @@ def test_a_run_that_is_held_names_who_holds_it(surestep, recipe, folder):
 
 
 @pytest.mark.parametrize("run", ["mine.py", "mine.py/inside", "/proc/run"])
-def test_a_folder_that_cannot_be_made_is_refused(surestep, recipe, run):
+def test_run_folder_that_cannot_be_created_is_rejected(surestep, recipe, run):
     answer = surestep("train", recipe(), "--run", run)
     assert (answer.code, answer.out) == (1, "")
     assert f"{run} cannot be a run folder" in answer.err

@@ -27,7 +27,7 @@ def _here(folder):
     return folder
 
 
-def test_every_option_has_the_line_it_is_on():
+def test_every_option_has_its_line_number():
     Path("run.toml").write_text(TEXT)
     assert read_config_file(Path("run.toml")).places == {
         **{"epochs": "run.toml:1", "optim.lr": "run.toml:2", "schedule.name": "run.toml:5"},
@@ -36,19 +36,19 @@ def test_every_option_has_the_line_it_is_on():
     }
 
 
-def test_an_option_in_an_inline_table_is_where_the_table_is():
+def test_option_in_an_inline_table_has_the_line_of_the_table():
     Path("run.toml").write_text("epochs = 1\noptim = { lr = 0.1 }\n")
     assert read_config_file(Path("run.toml")).places["optim.lr"] == "run.toml:2"
 
 
 @pytest.mark.parametrize("text", ["epochs = \n", "epochs: 5\n", '{"precision": "bf16"}'])
-def test_file_that_is_not_toml_is_answered_with_how_to_write_it(text):
+def test_file_that_is_not_toml_is_rejected_with_an_example(text):
     Path("run.toml").write_text(text)
     with pytest.raises(ConfigError, match=r"--config run\.toml is not TOML: .*optim\.lr = 1e-3"):
         read_config_file(Path("run.toml"))
 
 
-def test_all_faults_of_file_and_command_line_are_shown_at_once(surestep, recipe):
+def test_all_errors_of_file_and_command_line_are_shown_together(surestep, recipe):
     Path("run.toml").write_text("[optim]\nlr = 'fast'\n\n[schedule]\neta_min = 0.1\n")
     answer = surestep(
         "plan", recipe(), "--config", "run.toml", "--learning-rate", "3", "--optim.betas", "0.9"
@@ -61,14 +61,14 @@ def test_all_faults_of_file_and_command_line_are_shown_at_once(surestep, recipe)
     assert "'--learning-rate'" in lines[0]
 
 
-def test_a_fault_of_the_recipe_names_its_line(surestep, recipe):
+def test_error_in_the_recipe_names_its_line(surestep, recipe):
     text = "import surestep\n\nconfig = surestep.Config(\n    epochs=1, optim={'lr': 'fast'}\n)\n"
     answer = surestep("plan", recipe(text))
     assert answer.code == 2
     assert "mine.py:3: optim.lr='fast' is not allowed" in answer.err
 
 
-def test_a_fault_of_the_plan_names_the_flag_and_the_line(surestep, recipe):
+def test_error_in_the_plan_names_the_flag_and_the_line(surestep, recipe):
     Path("run.toml").write_text("clip_value = 0.5\n")
     answer = surestep("plan", recipe(), "--config", "run.toml", "--max-grad-norm", "1")
     assert answer.code == 2

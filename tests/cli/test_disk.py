@@ -1,4 +1,4 @@
-"""A disk that is full: a sentence, exit code 1, and what was saved before is whole."""
+"""A full disk gives a sentence and exit code 1, and earlier checkpoints stay valid."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ def task(hidden: int = 4000):
 
 @pytest.fixture
 def small_disk(folder, monkeypatch):
-    """A disk of 1 MiB: a real one where that is allowed, else files that fill up."""
+    """A disk of 1 MiB: a real one if mounting is allowed, else simulated."""
     disk = folder / "disk"
     disk.mkdir()
     words = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
@@ -36,7 +36,7 @@ def small_disk(folder, monkeypatch):
 
 
 def fill_up(monkeypatch):
-    """Let the second checkpoint meet a full disk."""
+    """Make the disk full for the second checkpoint."""
     from surestep.record.checkpoint import writer as write
 
     save, count = write.save_file, []
@@ -50,7 +50,7 @@ def fill_up(monkeypatch):
     monkeypatch.setattr(write, "save_file", full)
 
 
-def test_a_disk_that_fills_up_ends_the_run_with_a_sentence(surestep, recipe, small_disk):
+def test_disk_that_fills_up_ends_the_run_with_a_sentence(surestep, recipe, small_disk):
     run = small_disk / "r"
     answer = surestep("train", recipe(BIG), "--run", run)
     assert (answer.code, answer.out) == (1, "")
@@ -66,7 +66,7 @@ def test_a_disk_that_fills_up_ends_the_run_with_a_sentence(surestep, recipe, sma
     assert not list((run / "checkpoints").glob(".tmp-*"))
 
 
-def test_a_disk_that_is_full_starts_no_run(surestep, recipe, folder, monkeypatch):
+def test_full_disk_starts_no_run(surestep, recipe, folder, monkeypatch):
     from pathlib import Path
 
     opened = Path.open

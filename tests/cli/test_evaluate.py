@@ -19,7 +19,7 @@ def run(surestep, recipe, folder):
     return run
 
 
-def test_the_best_checkpoint_is_measured_on_the_validation_data(surestep, run, folder):
+def test_best_checkpoint_is_evaluated_on_the_validation_data(surestep, run, folder):
     answer = surestep("evaluate", "r")
     assert answer.code == 0
     assert f"r, best checkpoint, step {run.best.step}\n" in answer.out
@@ -29,7 +29,7 @@ def test_the_best_checkpoint_is_measured_on_the_validation_data(surestep, run, f
 
 
 @pytest.mark.parametrize("which", ["best", "last"])
-def test_either_checkpoint_can_be_measured(surestep, run, which):
+def test_best_and_last_checkpoint_can_be_evaluated(surestep, run, which):
     found = json.loads(surestep("evaluate", "r", "--which", which, "--json").out)
     saved = getattr(run, which)
     assert found["step"] == saved.step
@@ -37,26 +37,26 @@ def test_either_checkpoint_can_be_measured(surestep, run, which):
     assert found["metrics"] == pytest.approx(saved.metrics)
 
 
-def test_a_checkpoint_can_be_named_by_its_step(surestep, run):
+def test_checkpoint_can_be_named_by_its_step(surestep, run):
     answer = surestep("evaluate", f"r@{run.last.step}")
     assert f"r, step {run.last.step}\n" in answer.out
     assert f" val/loss {run.last.metrics['val/loss']:.4g} " in answer.out
     assert json.loads(surestep("evaluate", "r@last", "--json").out)["step"] == run.last.step
 
 
-def test_two_names_for_a_checkpoint_are_refused(surestep, run):
+def test_two_different_names_for_the_checkpoint_are_rejected(surestep, run):
     answer = surestep("evaluate", "r@3", "--which", "last")
     assert (answer.code, answer.out) == (2, "")
     assert "r@3 and --which last name different checkpoints" in answer.err
 
 
-def test_another_part_gives_what_training_measured_at_its_end(surestep, run):
+def test_other_split_gives_the_metrics_of_the_end_of_training(surestep, run):
     measured = [each for each in run.events() if each["event"] == "evaluation"][-1]
     found = json.loads(surestep("evaluate", "r", "--split", "test", "--json").out)
     assert found["metrics"] == measured["metrics"]
 
 
-def test_every_sample_of_the_training_data_is_measured(surestep, run):
+def test_every_sample_of_the_training_data_is_evaluated(surestep, run):
     x, y = package_data()
     model = tiny.nn.Sequential(tiny.nn.Linear(4, 8), tiny.nn.Tanh(), tiny.nn.Linear(8, 3))
     run.load_model(model)
@@ -71,19 +71,19 @@ def package_data():
     return names["x"][:24], names["y"][:24]
 
 
-def test_measuring_writes_nothing(surestep, run, folder):
+def test_evaluation_writes_no_file(surestep, run, folder):
     before = {path: path.stat().st_mtime_ns for path in (folder / "r").rglob("*")}
     surestep("evaluate", "r", "--split", "test")
     assert {path: path.stat().st_mtime_ns for path in (folder / "r").rglob("*")} == before
 
 
-def test_what_was_typed_for_the_training_holds(surestep, recipe, folder):
+def test_evaluation_uses_the_options_typed_for_training(surestep, recipe, folder):
     surestep("train", recipe(), "--run", "r", "--task.hidden", "17", "--seed", "4")
     answer = surestep("evaluate", "r")
     assert (answer.code, answer.err) == (0, f"Running {folder / 'mine.py'}\n")
 
 
-def test_a_recipe_that_ships_is_found_again(surestep, folder):
+def test_shipped_recipe_is_found_again(surestep, folder):
     words = ("--run", "r", "--max-steps", "2", "--schedule.warmup", "0%", "--task.hidden", "4")
     assert surestep("train", "spiral", *words, "--validation.every", "2 steps").code == 0
     answer = surestep("evaluate", "r", "--split", "test")
@@ -102,13 +102,13 @@ def test_a_recipe_that_ships_is_found_again(surestep, folder):
         ([], 2, "Run folder"),
     ],
 )
-def test_a_wrong_call_is_refused(surestep, run, words, code, message):
+def test_usage_error_is_rejected(surestep, run, words, code, message):
     answer = surestep("evaluate", *words)
     assert (answer.code, answer.out) == (code, "")
     assert message in " ".join(answer.err.split())
 
 
-def test_a_recipe_that_changed_is_not_run_unless_told(surestep, run, recipe, folder):
+def test_changed_recipe_is_not_run_unless_allowed(surestep, run, recipe, folder):
     recipe("print('running')\n" + RECIPE)
     answer = surestep("evaluate", "r")
     assert (answer.code, answer.out) == (2, "")
@@ -119,14 +119,14 @@ def test_a_recipe_that_changed_is_not_run_unless_told(surestep, run, recipe, fol
     assert "running" in told.out
 
 
-def test_a_recipe_that_is_gone_is_said_to_be(surestep, run, folder):
+def test_missing_recipe_is_reported(surestep, run, folder):
     (folder / "mine.py").unlink()
     answer = surestep("evaluate", "r")
     assert (answer.code, answer.out) == (2, "")
     assert f"The recipe of r is missing: {folder / 'mine.py'}." in answer.err
 
 
-def test_a_run_that_python_started_says_how_to_load_it(surestep, folder):
+def test_run_started_from_python_shows_how_to_load_it(surestep, folder):
     tiny.fit(folder / "r")
     answer = surestep("evaluate", "r")
     assert (answer.code, answer.out) == (1, "")
@@ -136,14 +136,14 @@ def test_a_run_that_python_started_says_how_to_load_it(surestep, folder):
     assert package.Run(path).load_model(model).step == 6
 
 
-def test_a_run_without_checkpoints_says_so(surestep, run, folder):
+def test_run_without_checkpoints_is_reported(surestep, run, folder):
     shutil.rmtree(folder / "r" / "checkpoints")
     answer = surestep("evaluate", "r")
     assert (answer.code, answer.out) == (1, "")
     assert "r had checkpoints, and has none now. Put one back" in answer.err
 
 
-def test_a_task_without_validation_data_names_what_there_is(surestep, recipe):
+def test_task_without_validation_data_names_its_splits(surestep, recipe):
     text = RECIPE.replace("val=(x[24:32], y[24:32]),", "")
     assert surestep("train", recipe(text), "--run", "r").code == 0
     answer = surestep("evaluate", "r")
@@ -169,7 +169,7 @@ TABLE = "import torchmetrics\n" + RECIPE.replace(
 )
 
 
-def test_a_confusion_matrix_is_shown_as_a_table(surestep, recipe):
+def test_confusion_matrix_is_shown_as_a_table(surestep, recipe):
     trained = surestep("train", recipe(TABLE), "--run", "r")
     assert trained.code == 0
     assert " a table of 3 x 3 \n" in trained.out
@@ -182,13 +182,13 @@ def test_a_confusion_matrix_is_shown_as_a_table(surestep, recipe):
         assert f" {name} {' '.join(f'{each:g}' for each in row)} \n" in answer.out
 
 
-def test_a_run_goes_on_whose_checkpoints_hold_a_table(surestep, recipe):
+def test_run_with_a_table_in_its_checkpoints_resumes(surestep, recipe):
     assert surestep("train", recipe(TABLE), "--run", "r", "--max-steps", "3").code == 0
     assert surestep("evaluate", "r", "--which", "last").code == 0
     assert surestep("train", recipe(TABLE), "--run", "r", "--max-steps", "3").code == 0
 
 
-def test_what_is_not_a_number_is_explained(surestep, recipe):
+def test_nan_metric_is_explained(surestep, recipe):
     text = RECIPE.replace(
         "return (outputs.argmax(dim=1) == targets).float().mean()",
         "return (outputs.argmax(dim=1) == targets).sum(), 0",
@@ -199,7 +199,7 @@ def test_what_is_not_a_number_is_explained(surestep, recipe):
     assert "\nA metric is nan if no sample or prediction counts for it" in answer.out
 
 
-def test_nothing_is_judged_by_a_table(surestep, recipe):
+def test_table_metric_cannot_be_the_monitor(surestep, recipe):
     answer = surestep("train", recipe(TABLE), "--validation.metric", "table")
     assert (answer.code, answer.out) == (2, "")
     assert "validation.metric='table' is a table, which cannot be compared" in answer.err

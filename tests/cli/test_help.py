@@ -9,7 +9,7 @@ from surestep.recipes.find import BUILT_IN, COMPUTED, find
 from surestep.recipes.load import load
 from tests.cli.conftest import RECIPE
 
-# Options that mean nothing to the recipe of these tests, each with what makes them apply.
+# Options that do not apply to the recipe of these tests, each with what makes them apply.
 OF_NO_USE = {
     "scaler.": ["--precision", "fp16"],
     "average.decay": ["--average.kind", "ema"],
@@ -54,12 +54,12 @@ def test_the_common_options_are_a_dozen():
 
 
 @pytest.mark.parametrize("name", OF_NO_USE)
-def test_an_option_is_shown_where_it_means_something(surestep, recipe, name):
+def test_option_is_shown_if_it_applies(surestep, recipe, name):
     assert f" --{name}" not in surestep("train", recipe(), "--help").out
     assert f" --{name}" in surestep("train", recipe(), *OF_NO_USE[name], "--help").out
 
 
-def test_what_the_recipe_chose_decides_what_applies(surestep, recipe):
+def test_values_of_the_recipe_decide_which_options_apply(surestep, recipe):
     sgd = RECIPE.replace("Optim(lr=0.01)", 'Optim(name="sgd", lr=0.01)')
     shown = surestep("train", recipe(sgd), "--help").out
     assert " --optim.momentum" in shown
@@ -90,13 +90,13 @@ def test_help_runs_no_recipe(surestep, recipe):
     ],
     ids=["bound twice", "decorated"],
 )
-def test_parameters_that_the_source_does_not_show_are_read_from_the_recipe(surestep, recipe, text):
+def test_help_runs_a_recipe_whose_source_hides_its_parameters(surestep, recipe, text):
     shown = " ".join(surestep("train", recipe(text), "--help").out.split())
     assert "--task.hidden VALUE how wide the one layer is. (8: the recipe's default)" in shown
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_the_outline_is_what_running_the_recipe_shows(name):
+def test_parsed_outline_equals_the_loaded_recipe(name):
     outline, recipe = find(name).outline(), load(name)
     assert outline.doc is not None
     assert [*outline.parameters] == [*recipe.parameters]
@@ -110,7 +110,7 @@ def test_the_outline_is_what_running_the_recipe_shows(name):
             assert value in (said, COMPUTED) or (value, said) == ("off", None)
 
 
-def test_what_decides_by_default_is_what_the_plan_says(surestep, recipe):
+def test_defaults_used_by_help_are_those_of_the_plan(surestep, recipe):
     bare = recipe(RECIPE.replace("optim=surestep.Optim(lr=0.01),\n", ""))
     rows = json.loads(surestep("plan", bare, "--json").out)["decisions"]
     decided = {each["option"]: str(each["value"]) for each in rows}

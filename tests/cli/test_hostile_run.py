@@ -1,4 +1,4 @@
-"""Each command on a hostile run folder ends with a sentence, in no time, and runs nothing of it."""
+"""Each command on a hostile run folder ends quickly with a sentence and runs no code in it."""
 
 import shutil
 from contextlib import chdir
@@ -30,13 +30,13 @@ READ_BY = {
     f"{INCIDENT}/batch.safetensors": ("replay",),
     "lock": ("resume", "train"),
 }
-CODES = {"ckpt list": 0, "ckpt diff": 2}  # one tells what it can; of the other 1 is a difference
+CODES = {"ckpt list": 0, "ckpt diff": 2}  # list shows what it can read; for diff, 1 means different
 NOT_READ = ("environment.json", "skipped.json")
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A run that stopped at a bad sample; the recipe that it is of."""
+    """A run that stopped at a bad sample, and its recipe."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "spoiled_recipe.py").write_text(BAD)
     with chdir(folder):
@@ -47,12 +47,12 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def typed(made, folder, surestep):
-    """Type a command on a fresh copy of the run, in which something was done before."""
+    """Run a command on a fresh copy of the run after changing it by `corrupt`."""
 
-    def call(name, spoiling):
+    def call(name, corrupt):
         shutil.rmtree("r", ignore_errors=True)
         shutil.copytree(made / "r", "r")
-        spoiling(folder / "r")
+        corrupt(folder / "r")
         words = [each.format(recipe=made / "spoiled_recipe.py") for each in COMMANDS[name]]
         with in_time():
             answer = surestep(*words)
@@ -65,7 +65,7 @@ def typed(made, folder, surestep):
 
 @pytest.mark.parametrize("damage", ["list", "deep", "NaN", "pipe", "pickle", "huge", "link"])
 @pytest.mark.parametrize("file", READ_BY)
-def test_a_damaged_file_is_named_by_each_command(typed, file, damage):
+def test_corrupt_file_is_named_by_every_command(typed, file, damage):
     for command in READ_BY[file]:
         answer = typed(command, lambda run: spoil(run / file, damage))
         if (file, damage) in HARMLESS:
@@ -76,12 +76,12 @@ def test_a_damaged_file_is_named_by_each_command(typed, file, damage):
 
 HARMLESS = {
     *(("lock", each) for each in ("list", "deep", "NaN", "pickle", "huge")),
-    ("events.jsonl", "pickle"),  # no whole line
+    ("events.jsonl", "pickle"),  # no complete line
 }
 
 
 @pytest.mark.parametrize("file", NOT_READ)
-def test_what_nobody_reads_hinders_nothing(typed, file):
+def test_corrupt_file_that_no_command_reads_is_ignored(typed, file):
     for command in ("evaluate", "ckpt list", "ckpt verify", "ckpt export"):
         assert typed(command, lambda run: (run / file).write_bytes(b"\x80\x04.")).code == 0
 
@@ -110,7 +110,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("file", PLACES)
-def test_a_strange_value_ends_in_no_raw_error(typed, file):
+def test_unexpected_value_in_a_file_gives_no_traceback(typed, file):
     for number, where in enumerate(PLACES[file]):
         value = STRANGE[number % len(STRANGE)]
         for command in READ_BY[file][:2]:

@@ -1,4 +1,4 @@
-"""Ctrl-C and workers, in processes of their own."""
+"""Ctrl-C and workers, in child processes."""
 
 import os
 import pty
@@ -55,12 +55,12 @@ def run(words, **more):
         [sys.executable, "-m", "surestep", *words],
         capture_output=True,
         text=True,
-        timeout=300,  # a guard against hanging: a busy machine takes its time
+        timeout=300,  # guards against hanging; generous for a busy machine
         env={**environment(), **more},
     )
 
 
-def test_ctrl_c_exits_with_130_and_the_same_command_goes_on(surestep, recipe, folder):
+def test_ctrl_c_exits_with_130_and_the_same_command_resumes(surestep, recipe, folder):
     words = ("train", recipe(INTERRUPTED), "--run", "r")
     stopped = run(words, IMPATIENT="1")
     assert (stopped.returncode, stopped.stdout) == (130, "")
@@ -79,7 +79,7 @@ def test_ctrl_c_exits_with_130_and_the_same_command_goes_on(surestep, recipe, fo
     assert Run(folder / "r").last.metrics == Run(folder / "whole").last.metrics
 
 
-def test_a_stopped_run_says_what_to_type_to_go_on(surestep, recipe, folder):
+def test_stopped_run_shows_the_command_to_resume(surestep, recipe, folder):
     text = INTERRUPTED.replace("os.kill(os.getpid(), signal.SIGINT)", "signal.raise_signal(2)")
     text = text.replace(' and "IMPATIENT" in os.environ', "")
     before = signal.getsignal(signal.SIGINT)
@@ -90,7 +90,7 @@ def test_a_stopped_run_says_what_to_type_to_go_on(surestep, recipe, folder):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_classes_of_a_recipe_are_found_by_spawned_workers(recipe, folder):
+def test_spawned_workers_find_the_classes_of_a_recipe(recipe, folder):
     done = run(("train", recipe(SPAWNING), "--run", "r"))
     assert (done.returncode, Run(folder / "r").status["step"]) == (0, 2), done.stderr
     assert done.stdout.count("read mine\n") >= 2  # here, and in each worker
@@ -98,7 +98,7 @@ def test_classes_of_a_recipe_are_found_by_spawned_workers(recipe, folder):
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP"])
-def test_a_signal_exits_with_75_and_says_what_to_type(surestep, recipe, folder, name):
+def test_signal_exits_with_75_and_shows_the_command_to_resume(surestep, recipe, folder, name):
     text = INTERRUPTED.replace("signal.SIGINT", f"signal.{name}")
     text = text.replace(' and "IMPATIENT" in os.environ', "")
     answer = surestep("train", recipe(text), "--run", "r")
@@ -109,7 +109,7 @@ def test_a_signal_exits_with_75_and_says_what_to_type(surestep, recipe, folder, 
     assert Run(folder / "r").last.step == 4
 
 
-# Loads in workers, whose numbers it writes down, and says when its fourth step is done.
+# Loads in workers, writes down their process ids, and reports when its fourth step is done.
 IN_TERMINAL = (
     RECIPE
     + """
@@ -139,7 +139,7 @@ callbacks = [Announces()]
 )
 
 
-def test_a_closed_terminal_saves_the_run_and_ends_its_workers(recipe, folder):
+def test_closed_terminal_saves_the_run_and_ends_its_workers(recipe, folder):
     command = [sys.executable, "-m", "surestep", "train", recipe(IN_TERMINAL), "--run", "r"]
     pid, terminal = pty.fork()
     if pid == 0:

@@ -27,12 +27,12 @@ TWO = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
         (["train", "digits"], ["train", "digits"]),
     ],
 )
-def test_the_processes_are_started_with_the_rest_of_the_line(words, kept):
+def test_processes_are_started_without_the_nproc_option(words, kept):
     assert strip_nproc(words) == kept
 
 
 @pytest.mark.parametrize("first", [[], ["--"], ["--local_rank=1"], ["--local-rank=1", "--"]])
-def test_what_a_launcher_puts_before_the_command_is_left_out(surestep, first):
+def test_arguments_that_a_launcher_prepends_are_removed(surestep, first):
     assert strip_launcher_args([*first, "train", "a", "--"]) == ["train", "a", "--"]
     assert surestep(*first, "--version").out.startswith("surestep ")
 
@@ -45,7 +45,7 @@ def options_of_train():
 
 
 @pytest.mark.parametrize("behind", ["surestep", "surestep --"])
-def test_torchrun_hands_every_option_on(behind):
+def test_torchrun_passes_every_option_on(behind):
     parser = get_args_parser()
     for option in options_of_train():
         words = ["train", "digits", "--run-folder" if option == "--run" else option, "x"]
@@ -55,14 +55,12 @@ def test_torchrun_hands_every_option_on(behind):
     assert strip_launcher_args(said.training_script_args) == ["train", "digits", "--run", "r"]
 
 
-def test_the_run_folder_has_a_name_that_torchrun_does_not_take_for_its_own(
-    surestep, recipe, folder
-):
+def test_run_folder_option_does_not_clash_with_torchrun(surestep, recipe, folder):
     assert surestep("train", recipe(), "--run-folder", "r").code == 0
     assert (folder / "r" / "config.json").is_file()
 
 
-def test_without_a_run_folder_a_launcher_that_restarts_is_refused(surestep, recipe, monkeypatch):
+def test_restarting_launcher_without_a_run_folder_is_rejected(surestep, recipe, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     for name, value in {**TWO, "WORLD_SIZE": "1", "TORCHELASTIC_MAX_RESTARTS": "3"}.items():
         monkeypatch.setenv(name, value)
@@ -84,7 +82,7 @@ def test_without_a_run_folder_a_launcher_that_restarts_is_refused(surestep, reci
         (LaunchInfo(size=2, launcher="surestep --nproc"), "Resume with: surestep train x\n"),
     ],
 )
-def test_one_process_tells_how_to_go_on(capsys, launched, told):
+def test_one_process_prints_the_command_to_resume(capsys, launched, told):
     print_resume_command("surestep train x", launched)
     assert capsys.readouterr().err == told
 
@@ -97,13 +95,13 @@ def test_one_process_tells_how_to_go_on(capsys, launched, told):
         ("two", "--nproc two is"),
     ],
 )
-def test_less_than_one_process_is_refused(surestep, recipe, count, words):
+def test_fewer_than_one_process_is_rejected(surestep, recipe, count, words):
     answer = surestep("train", recipe(), f"--nproc={count}")
     assert answer.code == 2
     assert words in answer.err
 
 
-def test_several_within_several_are_refused(surestep, recipe, monkeypatch):
+def test_nproc_under_a_launcher_is_rejected(surestep, recipe, monkeypatch):
     for name, value in {
         "RANK": "0",
         "WORLD_SIZE": "2",
@@ -116,22 +114,20 @@ def test_several_within_several_are_refused(surestep, recipe, monkeypatch):
     assert "Leave --nproc out" in answer.err
 
 
-def test_two_processes_train_one_run_and_one_prints(surestep, recipe, tmp_path):
+def test_two_processes_train_one_run_and_only_one_prints(surestep, recipe, tmp_path):
     answer = surestep("train", recipe(), "--nproc", "2", "--run", str(tmp_path / "run"))
     assert answer.code == 0
     assert answer.out.count("Best checkpoint:") == 1
 
 
-def test_files_named_as_libraries_beside_a_recipe_hide_none_of_several_processes(
-    surestep, recipe, folder
-):
+def test_files_beside_a_recipe_do_not_shadow_libraries_in_processes(surestep, recipe, folder):
     for name in ("numpy.py", "datasets.py"):
         (folder / name).write_text("raise RuntimeError('the file of the recipe was imported')")
     answer = surestep("train", recipe(), "--nproc", "2", "--run", "r")
     assert (answer.code, answer.out.count("Best checkpoint:")) == (0, 1), answer.err
 
 
-def test_an_error_names_the_rank_that_has_it(surestep, recipe):
+def test_error_names_the_rank_that_raised_it(surestep, recipe):
     answer = surestep("train", recipe(), "--nproc", "2", "--parallel.strategy", "single")
     assert answer.code == 2
     assert re.match(r"Rank [01]: ConfigError: parallel\.strategy='single'", answer.err)
@@ -144,7 +140,7 @@ def test_an_error_names_the_rank_that_has_it(surestep, recipe):
         ("sys.exit(3)", 3, ""),
     ],
 )
-def test_the_first_that_fails_says_how_all_end(surestep, recipe, body, code, told):
+def test_first_failed_rank_decides_exit_code_and_message(surestep, recipe, body, code, told):
     path = Path(recipe())
     ends = f"import os, sys\nif os.environ.get('RANK') == '1':\n    {body}\n"
     path.write_text(ends + path.read_text(encoding="utf-8"), encoding="utf-8")
@@ -155,7 +151,7 @@ def test_the_first_that_fails_says_how_all_end(surestep, recipe, body, code, tol
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGUSR1, 75)])
-def test_a_signal_is_handed_on_and_the_processes_save(recipe, folder, number, code):
+def test_signal_is_forwarded_and_the_processes_save(recipe, folder, number, code):
     words = ["train", recipe(), "--nproc", "2", "--run", "run", "--max-steps", "1000000"]
     with subprocess.Popen(
         [sys.executable, "-m", "surestep", *words], stderr=subprocess.PIPE, text=True
@@ -170,7 +166,7 @@ def test_a_signal_is_handed_on_and_the_processes_save(recipe, folder, number, co
     assert list((folder / "run" / "checkpoints").iterdir())
 
 
-def test_processes_of_nproc_type_it_again(monkeypatch):
+def test_original_argv_of_a_rank_includes_nproc(monkeypatch):
     for name, value in {**TWO, "SURESTEP_NPROC": "2"}.items():
         monkeypatch.setenv(name, value)
     assert original_argv(["x.py", "--run", "r"]) == ["x.py", "--run", "r", "--nproc", "2"]
@@ -179,7 +175,7 @@ def test_processes_of_nproc_type_it_again(monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict", "replay"])
-def test_a_command_that_runs_in_one_process_says_so(surestep, monkeypatch, command):
+def test_single_process_command_rejects_nproc(surestep, monkeypatch, command):
     for name, value in TWO.items():
         monkeypatch.setenv(name, value)
     found = surestep(command, "runs/x")
@@ -187,7 +183,7 @@ def test_a_command_that_runs_in_one_process_says_so(surestep, monkeypatch, comma
     assert f"surestep {command} runs in one process, and a launcher started 2." in found.err
 
 
-def test_resume_starts_processes_too(surestep, monkeypatch):
+def test_resume_with_nproc_starts_processes(surestep, monkeypatch):
     seen = []
     monkeypatch.setattr("surestep.cli.resume.launch", lambda *said: seen.append(said) or 0)
     assert surestep("resume", "runs/x", "--nproc", "2").code == 0
@@ -196,7 +192,7 @@ def test_resume_starts_processes_too(surestep, monkeypatch):
 
 @pytest.mark.parametrize("command", ["train", "resume"])
 @pytest.mark.parametrize("again", [["--nproc", "3"], ["--nproc=3"]])
-def test_to_say_twice_how_many_is_refused(surestep, recipe, command, again):
+def test_nproc_given_twice_is_rejected(surestep, recipe, command, again):
     answer = surestep(command, recipe(), "--nproc", "2", *again)
     assert (answer.code, "--nproc is given 2 times. Pass it once: --nproc 3." in answer.err) == (
         2,

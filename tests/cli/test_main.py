@@ -23,7 +23,7 @@ def test_help_needs_no_torch():
     assert "train RECIPE" in done.stdout
 
 
-def test_a_reader_who_has_seen_enough_is_no_error():
+def test_closed_pipe_on_stdout_is_not_an_error():
     process = subprocess.Popen(
         [sys.executable, "-m", "surestep", "--help"],
         stdout=subprocess.PIPE,
@@ -45,17 +45,17 @@ def test_help_names_every_command(surestep, words):
         assert command in answer.out
 
 
-def test_the_version_is_the_packages(surestep):
+def test_version_is_that_of_the_package(surestep):
     assert surestep("--version") == (0, f"surestep {package.__version__}\n", "")
 
 
-def test_a_misspelt_command_is_refused_with_the_near_one(surestep):
+def test_misspelt_command_is_rejected_with_the_nearest_name(surestep):
     answer = surestep("trian", "digits")
     assert (answer.code, answer.out) == (2, "")
     assert answer.err == "surestep: no command 'trian'. Did you mean 'train'?\n"
 
 
-def test_ctrl_c_before_the_training_is_130(surestep, monkeypatch):
+def test_ctrl_c_before_training_exits_with_130(surestep, monkeypatch):
     from surestep.cli import plan
 
     def interrupted(words):
@@ -66,7 +66,7 @@ def test_ctrl_c_before_the_training_is_130(surestep, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["train", "plan"])
-def test_a_command_without_a_recipe_says_what_to_type(surestep, command):
+def test_command_without_a_recipe_shows_what_to_type(surestep, command):
     answer = surestep(command)
     assert (answer.code, answer.out) == (2, "")
     assert f"Type `surestep {command} digits`" in answer.err
@@ -81,7 +81,7 @@ def test_help_without_a_recipe_shows_the_options_of_all_recipes(surestep, comman
     assert "--task." not in answer.out
 
 
-def test_an_option_before_the_recipe_is_refused_with_the_order(surestep):
+def test_option_before_the_recipe_is_rejected_with_the_right_order(surestep):
     answer = surestep("train", "--epochs", "5", "digits")
     assert (answer.code, answer.out) == (2, "")
     assert "surestep train digits" in answer.err

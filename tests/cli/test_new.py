@@ -1,4 +1,4 @@
-"""The sbatch file, run for real by a Slurm made of two small scripts."""
+"""The sbatch file, run by a fake Slurm made of two small scripts."""
 
 import os
 import stat
@@ -30,7 +30,7 @@ echo "$*" >> calls
 [ "$1" = show ] && echo localhost
 """
 FSDP = ("--parallel.shard", "full")
-# In its fourth step, where it began anew, the time is up soon: Slurm signals the step's processes.
+# In its fourth step of the first start, time is almost up: Slurm signals the processes.
 WARNED = (
     RECIPE
     + """
@@ -47,7 +47,7 @@ callbacks = [Slurm()]
 
 @pytest.fixture
 def slurm(folder):
-    """Run sbatch files in the folder; return what came of one."""
+    """Run an sbatch file in the folder; return its result."""
     for name, text in (("srun", SRUN.format(python=sys.executable)), ("scontrol", SCONTROL)):
         path = folder / "bin" / name
         path.parent.mkdir(exist_ok=True)
@@ -72,9 +72,7 @@ def calls(folder: Path) -> list[str]:
     return [line.split()[0] for line in (folder / "calls").read_text().splitlines()]
 
 
-def test_a_job_that_is_warned_is_queued_again_until_its_run_is_done(
-    surestep, recipe, folder, slurm
-):
+def test_signaled_job_is_requeued_until_its_run_is_finished(surestep, recipe, folder, slurm):
     written = surestep("new", "--slurm", recipe(WARNED), "--nproc", "2", "--run", "r")
     assert (written.code, "Next: sbatch mine.sbatch" in written.out) == (0, True)
     first = slurm("mine.sbatch")
@@ -89,9 +87,7 @@ def test_a_job_that_is_warned_is_queued_again_until_its_run_is_done(
 
 
 @pytest.mark.parametrize("mark", ['{"status": "stopped", "resumable": true}', None])
-def test_a_job_whose_processes_never_came_to_train_is_not_queued_again(
-    surestep, recipe, folder, slurm, mark
-):
+def test_job_that_failed_before_training_is_not_requeued(surestep, recipe, folder, slurm, mark):
     surestep("new", "--slurm", recipe(), "--run", "r")
     (folder / "bin" / "srun").write_text("#!/bin/sh\nexit 3\n")
     if mark is not None:
@@ -101,7 +97,7 @@ def test_a_job_whose_processes_never_came_to_train_is_not_queued_again(
     assert calls(folder) == ["show"]
 
 
-def test_the_file_asks_slurm_for_what_was_said(surestep, recipe, folder):
+def test_sbatch_file_requests_the_given_resources(surestep, recipe, folder):
     words = ["--nodes", "2", "--nproc", "4", "--gpus", "--time", "8:00:00", "--out", "job"]
     answer = surestep("new", "--slurm", recipe(), *words, "--epochs", "3", "--task.hidden", "9")
     assert answer.code == 0
@@ -115,7 +111,7 @@ def test_the_file_asks_slurm_for_what_was_said(surestep, recipe, folder):
     assert subprocess.run(["bash", "-n", "job"]).returncode == 0
 
 
-def test_options_of_gpus_are_taken_where_there_are_none_before_the_job(surestep, recipe):
+def test_gpu_options_are_accepted_on_a_machine_without_gpus(surestep, recipe):
     words = ["--slurm", recipe(), "--nproc", "4", "--gpus", "--device", "cuda"]
     answer = surestep("new", *words, "--parallel.sync_batchnorm", "True", "--data.pin_memory", "1")
     assert answer.code == 0, answer.err
@@ -137,9 +133,7 @@ def test_options_of_gpus_are_taken_where_there_are_none_before_the_job(surestep,
         (["--slurm", *FSDP], "requires several processes"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_before_it_waits_in_a_queue(
-    surestep, recipe, folder, words, told
-):
+def test_invalid_job_is_rejected_before_it_is_queued(surestep, recipe, folder, words, told):
     answer = surestep("new", recipe(), *words)
     assert (answer.code, told in answer.err) == (2, True), answer.err
     assert not list(folder.glob("*.sbatch"))

@@ -1,4 +1,4 @@
-"""An address of an object store is refused by every command that takes a folder or a file."""
+"""Every command that takes a folder or a file rejects the address of an object store."""
 
 import pytest
 
@@ -16,23 +16,25 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_run_at_an_address_is_refused(surestep, command):
+def test_run_at_an_object_store_address_is_rejected(surestep, command):
     words = [word for word in command.split() if word not in ("a", "step")]
     answer = surestep(*words, *COMMANDS[command])
-    trouble = 2 if command == "ckpt diff" else 1  # as of diff and cmp, where 1 says "different"
+    trouble = (
+        2 if command == "ckpt diff" else 1
+    )  # as with diff and cmp, for which 1 means "different"
     assert (answer.code, answer.out) == (trouble, "")
     assert f"'{COMMANDS[command][0]}' is an address, and only folders of a file" in answer.err
 
 
 @pytest.mark.parametrize("words", [["ckpt", "export", "r@best"], ["predict", "r", "--out"]])
-def test_to_write_to_an_address_is_refused(surestep, recipe, words):
+def test_output_to_an_object_store_address_is_rejected(surestep, recipe, words):
     surestep("train", recipe(), "--run", "r")
     answer = surestep(*words, "s3://box/a.npz")
     assert answer.code == 1
     assert "RunError: 's3://box/a.npz' is an address" in answer.err
 
 
-def test_to_train_into_an_address_is_refused_and_makes_no_folder(surestep, recipe, folder):
+def test_training_into_an_address_is_rejected_and_creates_no_folder(surestep, recipe, folder):
     answer = surestep("train", recipe(), "--run", "s3://box/run")
     assert (answer.code, answer.out) == (1, "")
     assert "RunError: 's3://box/run' is an address" in answer.err

@@ -112,7 +112,7 @@ OTHERWISE = [
 LAUNCHED = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
 OVER_A_STREAM = {"max_steps": "9", "data.shuffle_buffer": "100"}
 TABLE = {"parallel.deepspeed": '{"steps_per_print": 7}'}
-BY_INDEX = {"exclude_samples": ("3", "17")}  # planned as how many they are
+BY_INDEX = {"exclude_samples": ("3", "17")}  # the plan shows their number
 PAIRS = ("betas", "etas", "step_sizes", "ns_coefficients", "eps")
 SEVERAL = ("milestones",)
 SPELT = {"0.0003": "3e-4", "8.0": "8", "3.0": "3", "0 2": "class Linear"}
@@ -159,7 +159,7 @@ def test_every_option_of_the_config_can_be_typed(surestep, recipe):
 @pytest.mark.parametrize(
     "said", [SAID, *OTHERWISE, OVER_A_STREAM], ids=lambda said: ",".join(said)[:30]
 )
-def test_what_is_typed_is_planned_and_said_to_be_typed(surestep, recipe, said, monkeypatch):
+def test_typed_option_is_planned_and_shown_as_set_by_the_user(surestep, recipe, said, monkeypatch):
     for name, value in (
         LAUNCHED.items() if any(each.startswith("parallel.") for each in said) else ()
     ):
@@ -175,7 +175,9 @@ def test_what_is_typed_is_planned_and_said_to_be_typed(surestep, recipe, said, m
         assert decision["reason"].endswith("set on the command line")
 
 
-def test_keys_of_deepspeed_are_typed_as_json_or_as_a_file(surestep, recipe, folder, monkeypatch):
+def test_deepspeed_keys_can_be_typed_as_json_or_given_in_a_file(
+    surestep, recipe, folder, monkeypatch
+):
     for name, value in LAUNCHED.items():
         monkeypatch.setenv(name, value)
     (folder / "ds_config.json").write_text(TABLE["parallel.deepspeed"])
@@ -192,16 +194,16 @@ def test_keys_of_deepspeed_are_typed_as_json_or_as_a_file(surestep, recipe, fold
 
 
 @pytest.mark.parametrize("words", [BY_INDEX["exclude_samples"], ("bad.txt",)])
-def test_samples_to_skip_are_typed_as_indices_or_as_a_file(surestep, recipe, folder, words):
+def test_excluded_samples_can_be_typed_as_indices_or_given_in_a_file(
+    surestep, recipe, folder, words
+):
     (folder / "bad.txt").write_text("3\n17\n")
     decision = decisions(surestep("plan", recipe(), "--json", "--exclude-samples", *words))
     assert decision["exclude_samples"]["value"] == "2 of 24 samples"
     assert decision["steps_per_epoch"]["reason"] == "22 samples in batches of 8"
 
 
-def test_the_file_stands_over_the_recipe_and_the_command_line_over_the_file(
-    surestep, recipe, folder
-):
+def test_file_overrides_the_recipe_and_command_line_overrides_the_file(surestep, recipe, folder):
     (folder / "run.toml").write_text(TOML)
     words = ("--json", "--config", "run.toml", "--optim.lr", "0.3", "--task.act", "tanh")
     found = decisions(surestep("plan", recipe(), *words))
@@ -213,7 +215,7 @@ def test_the_file_stands_over_the_recipe_and_the_command_line_over_the_file(
     assert shown["optim.eps"] == (1e-08, "torch's default")
 
 
-def test_the_parameters_of_the_task_obey_the_same_order(surestep, recipe, folder):
+def test_task_parameters_follow_the_same_precedence(surestep, recipe, folder):
     (folder / "run.toml").write_text(TOML)
     words = ("--run", "r", "--config", "run.toml", "--task.hidden", "6")
     assert surestep("train", recipe(), *words).code == 0
@@ -225,7 +227,7 @@ def test_the_parameters_of_the_task_obey_the_same_order(surestep, recipe, folder
 @pytest.mark.parametrize(
     ("words", "steps"), [(["--epochs", "3"], 9), (["--max-steps", "4"], 4), ([], 5)]
 )
-def test_a_length_said_anew_stands_over_the_other_way_to_say_it(
+def test_length_on_the_command_line_overrides_the_length_in_the_file(
     surestep, recipe, folder, words, steps
 ):
     (folder / "run.toml").write_text("max_steps = 5")
@@ -234,7 +236,7 @@ def test_a_length_said_anew_stands_over_the_other_way_to_say_it(
 
 
 @pytest.mark.parametrize("spelt", ["batch-size", "batch_size"])
-def test_dashes_and_underscores_are_the_same(surestep, recipe, spelt):
+def test_dashes_and_underscores_in_options_are_equivalent(surestep, recipe, spelt):
     found = decisions(surestep("plan", recipe(), "--json", f"--{spelt}", "12"))
     assert found["batch_size"]["value"] == 12
 
@@ -249,16 +251,14 @@ def test_dashes_and_underscores_are_the_same(surestep, recipe, spelt):
         ("depth", "3", 3),
     ],
 )
-def test_parameters_of_the_task_are_read_as_their_types(
-    surestep, recipe, folder, word, value, in_json
-):
+def test_task_parameters_are_parsed_as_their_types(surestep, recipe, folder, word, value, in_json):
     answer = surestep("train", recipe(), "--run", "r", f"--task.{word}", value)
     assert answer.code == 0, answer.err
     assert json.loads((folder / "r" / "config.json").read_text())["task"] == {word: in_json}
 
 
 @pytest.mark.parametrize("option", ["--optim.lr", "--task.hidden"])
-def test_none_is_a_value_like_another_and_never_as_if_not_said(surestep, recipe, option):
+def test_none_on_the_command_line_is_a_value_and_not_the_default(surestep, recipe, option):
     answer = surestep("plan", recipe(), option, "None")
     assert answer.code == 2
     assert f"{option.removeprefix('--')}='None' is not allowed" in answer.err
@@ -284,7 +284,7 @@ def test_none_is_a_value_like_another_and_never_as_if_not_said(surestep, recipe,
         (["--task.hidden", "wide"], "--task.hidden: task.hidden='wide' is not allowed: it must be"),
     ],
 )
-def test_a_bad_option_is_refused_with_what_is_allowed(surestep, recipe, folder, words, message):
+def test_bad_option_is_rejected_with_the_allowed_values(surestep, recipe, folder, words, message):
     answer = surestep("train", recipe(), *words)
     assert (answer.code, answer.out) == (2, "")
     assert message in " ".join(answer.err.split())
@@ -310,7 +310,7 @@ def test_a_bad_option_is_refused_with_what_is_allowed(surestep, recipe, folder, 
         ("[task]\nhidden = [1]", "run.toml:2: task.hidden=[1] is not allowed"),
     ],
 )
-def test_a_bad_file_is_refused(surestep, recipe, folder, text, message):
+def test_bad_config_file_is_rejected(surestep, recipe, folder, text, message):
     if text is not None:
         (folder / "run.toml").write_text(text)
     answer = surestep("plan", recipe(), "--config", "run.toml")
@@ -318,7 +318,7 @@ def test_a_bad_file_is_refused(surestep, recipe, folder, text, message):
     assert message in answer.err
 
 
-def test_all_faults_of_the_options_are_listed_at_once(surestep, recipe):
+def test_all_errors_in_the_options_are_listed_together(surestep, recipe):
     words = ("--optim.lr", "-3", "--epoch", "3", "--task.dept", "2", "--batch-size")
     answer = surestep("plan", recipe(), *words)
     assert answer.code == 2
@@ -330,7 +330,7 @@ def test_all_faults_of_the_options_are_listed_at_once(surestep, recipe):
     ]
 
 
-def test_all_wrong_parameters_of_the_task_are_listed_at_once(surestep, recipe, folder):
+def test_all_wrong_task_parameters_are_listed_together(surestep, recipe, folder):
     (folder / "run.toml").write_text("[task]\nbias = 'maybe'\nhiden = 5\n")
     answer = surestep("plan", recipe(), "--config", "run.toml", "--task.hidden", "wide")
     assert answer.code == 2
@@ -367,7 +367,7 @@ def test_help_all_shows_what_the_recipe_sets(surestep, recipe):
         assert explained in shown
 
 
-def test_help_works_where_a_parameter_is_missing(surestep, recipe):
+def test_help_works_if_a_task_parameter_is_missing(surestep, recipe):
     text = "import surestep\nconfig = surestep.Config(epochs=1)\ndef task(hidden: int): ...\n"
     answer = surestep("train", recipe(text), "--help")
     assert answer.code == 0

@@ -6,7 +6,7 @@ from tests import tiny
 from tests.cli.conftest import HEAD, RECIPE, STREAM
 
 
-def test_a_plan_shows_every_option_with_its_reason(surestep, recipe):
+def test_plan_shows_every_option_with_its_reason(surestep, recipe):
     found = surestep("plan", recipe(), "--batch-size", "6", "--all")
     assert (found.code, found.err) == (0, "")
     for row in (
@@ -18,7 +18,7 @@ def test_a_plan_shows_every_option_with_its_reason(surestep, recipe):
         assert row in found.out
 
 
-def test_how_many_steps_a_stream_has_is_shown_as_not_known(surestep, recipe):
+def test_number_of_steps_of_a_stream_is_shown_as_not_known(surestep, recipe):
     found = surestep("plan", recipe(STREAM))
     assert " steps_per_epoch not known the training data is a stream " in found.out
     rows = json.loads(surestep("plan", recipe(STREAM), "--json").out)["decisions"]
@@ -26,7 +26,7 @@ def test_how_many_steps_a_stream_has_is_shown_as_not_known(surestep, recipe):
 
 
 def split(shown, decisions):
-    """Divide what was decided into what the table of a plan shows, and what it leaves out."""
+    """Split the decisions into those that the table of a plan shows and those that it omits."""
     inside, left = [], []
     for each in decisions:
         value = tuple(each["value"]) if isinstance(each["value"], list) else each["value"]
@@ -35,7 +35,7 @@ def split(shown, decisions):
     return inside, left
 
 
-def test_a_plan_shows_the_rows_that_were_decided(surestep, recipe):
+def test_plan_shows_only_the_relevant_decisions(surestep, recipe):
     shown, found = surestep("plan", recipe()), json.loads(surestep("plan", recipe(), "--json").out)
     inside, left = split(shown.out, found["decisions"])
     decided = {each["option"]: each["value"] for each in inside}
@@ -49,7 +49,7 @@ def test_a_plan_shows_the_rows_that_were_decided(surestep, recipe):
     assert len(inside) < 0.4 * len(found["decisions"])
 
 
-def test_all_shows_the_rest(surestep, recipe):
+def test_plan_with_all_shows_every_decision(surestep, recipe):
     shown = surestep("plan", recipe(), "--all").out
     inside, left = split(shown, json.loads(surestep("plan", recipe(), "--json").out)["decisions"])
     assert left == []
@@ -57,12 +57,12 @@ def test_all_shows_the_rest(surestep, recipe):
     assert "--all shows them" not in shown
 
 
-def test_what_was_said_is_shown_though_it_means_nothing(surestep, recipe):
+def test_option_set_by_the_user_is_shown_even_if_it_has_no_effect(surestep, recipe):
     found = surestep("plan", recipe(), "--average.kind", "none", "--compile-blocks", "False")
     assert " compile_blocks False set on the command line " in found.out
 
 
-def test_options_of_the_schedule_chosen_are_shown(surestep, recipe):
+def test_plan_shows_the_options_of_the_chosen_schedule(surestep, recipe):
     words = ("--schedule.name", "step", "--schedule.step-size", "2 steps")
     found = surestep("plan", recipe(), *words).out
     assert " schedule.step_size 2 steps set on the command line " in found
@@ -70,7 +70,7 @@ def test_options_of_the_schedule_chosen_are_shown(surestep, recipe):
     assert " schedule.gamma 0.1 torch's default " in surestep("plan", recipe(), *words, "--all").out
 
 
-def test_a_plan_shows_where_the_parameters_of_the_task_come_from(surestep, recipe, folder):
+def test_plan_shows_the_source_of_the_task_parameters(surestep, recipe, folder):
     (folder / "run.toml").write_text('[task]\nact = "relu"')
     words = ("--config", "run.toml", "--task.hidden", "12")
     rows = [line.split() for line in surestep("plan", recipe(), *words).out.splitlines()]
@@ -80,7 +80,7 @@ def test_a_plan_shows_where_the_parameters_of_the_task_come_from(surestep, recip
     assert shown["task.bias"] == "True the recipe's default"
 
 
-def test_the_rates_are_those_of_plain_torch(surestep, recipe, folder):
+def test_planned_learning_rates_are_those_of_plain_torch(surestep, recipe, folder):
     import torch
 
     words = ("--schedule.name", "cosine", "--schedule.min-lr-ratio", "0.1")
@@ -99,7 +99,7 @@ def test_the_rates_are_those_of_plain_torch(surestep, recipe, folder):
     assert f"first peak last \n \n {rates[0]:.4g} 0.01 {rates[-1]:.4g} " in shown
 
 
-def test_weights_to_start_from_are_shown(surestep, recipe, folder):
+def test_plan_shows_the_initial_weights_to_load(surestep, recipe, folder):
     import torch
     from torch import nn
 
@@ -127,10 +127,10 @@ def test_parameters_are_counted_by_module(surestep, recipe):
     assert " in all 8,003 8,003 " in found
 
 
-def test_memory_is_shown_with_activations_measured(surestep, recipe):
+def test_plan_shows_memory_with_measured_activations(surestep, recipe):
     found = surestep("plan", recipe(), "--task.hidden", "1000")
     assert "weights buffers gradients optimizer average activations" in found.out
-    # Of 8 samples: tanh keeps its 1,000 outputs, cross-entropy 3 logarithms, and their weight.
+    # For 8 samples, tanh saves its 1,000 outputs, cross-entropy 3 log-probabilities and a weight.
     assert 8 * 1003 * 4 + 4 == 32_100
     assert " 31.3 KiB 0 B 31.3 KiB 62.5 KiB 0 B 31.3 KiB " in found.out
     words = ("--json", "--task.hidden", "1000")
@@ -138,7 +138,7 @@ def test_memory_is_shown_with_activations_measured(surestep, recipe):
     assert takes["activations"] == takes["activations_without"] == 32_100
 
 
-def test_activations_without_checkpointing_are_shown_beside_those_with_it(surestep, recipe):
+def test_plan_shows_activations_with_and_without_checkpointing(surestep, recipe):
     words = ("--task.hidden", "1000", "--activation-checkpointing", "1")
     assert "Without activation checkpointing the activations would take 31.3 KiB." in (
         surestep("plan", recipe(), *words).out
@@ -155,7 +155,7 @@ def task():
 """
 
 
-def test_an_optimizer_of_the_users_own_takes_what_is_not_known(surestep, recipe):
+def test_memory_of_a_custom_optimizer_is_shown_as_not_known(surestep, recipe):
     found = surestep("plan", recipe(OWN))
     assert found.code == 0
     assert " 60 B 0 B 60 B not known 0 B 484 B " in found.out
@@ -164,18 +164,18 @@ def test_an_optimizer_of_the_users_own_takes_what_is_not_known(surestep, recipe)
     assert (found["rates"], found["footprint"]["optimizer"]) == (None, None)
 
 
-def test_a_plan_leaves_nothing_behind(surestep, recipe, folder):
+def test_plan_leaves_no_files(surestep, recipe, folder):
     surestep("plan", recipe())
     assert {path.name for path in folder.iterdir()} <= {"mine.py", "__pycache__"}
 
 
-def test_what_is_planned_is_what_is_trained(surestep, recipe, folder):
+def test_trained_config_is_the_planned_one(surestep, recipe, folder):
     planned = json.loads(surestep("plan", recipe(RECIPE), "--json").out)["decisions"]
     surestep("train", "mine.py", "--run", "r")
     assert json.loads((folder / "r" / "plan.json").read_text()) == planned
 
 
-def test_a_plan_needs_no_run_of_the_model(surestep, recipe):
+def test_plan_succeeds_if_the_forward_fails(surestep, recipe):
     text = OWN.replace("nn.Linear(4, 3)", "Never(4, 3)").replace(
         "def task", "class Never(nn.Linear):\n    def forward(self, x): 1 / 0\n\ndef task"
     )
@@ -185,7 +185,7 @@ def test_a_plan_needs_no_run_of_the_model(surestep, recipe):
     assert "The activations are not known: the first batch fails: ZeroDivisionError" in found.out
 
 
-def test_a_plan_for_ranks_that_are_not_there_says_what_each_would_hold(surestep, recipe):
+def test_plan_for_more_ranks_shows_the_memory_of_each_rank(surestep, recipe):
     words = ["--batch-size", "8", "--ranks", "4", "--local-ranks", "2"]
     found = surestep("plan", recipe(), *words)
     assert (found.code, found.err) == (0, "")
@@ -200,7 +200,7 @@ def test_a_plan_for_ranks_that_are_not_there_says_what_each_would_hold(surestep,
     assert full["weights"] < ddp["weights"]
 
 
-def test_a_plan_for_ranks_builds_the_shapes_of_a_shipped_recipe_alone(surestep):
+def test_plan_for_ranks_builds_a_shipped_recipe_on_the_meta_device(surestep):
     found = surestep(
         "plan",
         "chars",
@@ -229,7 +229,7 @@ def test_a_plan_for_ranks_builds_the_shapes_of_a_shipped_recipe_alone(surestep):
         (["--local-ranks", "4"], "--ranks 32"),
     ],
 )
-def test_ranks_that_do_not_come_out_even_are_refused(surestep, recipe, words, said):
+def test_uneven_number_of_ranks_is_rejected(surestep, recipe, words, said):
     found = surestep("plan", recipe(), *words)
     assert found.code == 2
     assert said in found.err

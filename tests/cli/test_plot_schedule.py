@@ -17,7 +17,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
         ("--schedule.name", "reduce_on_plateau"),
     ],
 )
-def test_a_plan_draws_its_schedule(surestep, recipe, folder, words):
+def test_plan_draws_its_schedule(surestep, recipe, folder, words):
     answer = surestep("plan", recipe(), *words, "--plot", "rate.png")
     assert (answer.code, answer.err) == (0, "Drawn: rate.png\n")
     assert (folder / "rate.png").read_bytes().startswith(PNG)
@@ -32,7 +32,7 @@ def test_a_plan_draws_its_schedule(surestep, recipe, folder, words):
         ("dir.png", "is a folder. Name a file in it"),
     ],
 )
-def test_a_path_that_cannot_be_drawn_to_is_refused_first(surestep, folder, recipe, path, sentence):
+def test_unwritable_plot_path_is_rejected_first(surestep, folder, recipe, path, sentence):
     (folder / "dir.png").mkdir()
     text = "import surestep\nconfig = surestep.Config(epochs=1)\ndef task(): 1 / 0\n"
     answer = surestep("plan", recipe(text), "--plot", path)
@@ -40,14 +40,14 @@ def test_a_path_that_cannot_be_drawn_to_is_refused_first(surestep, folder, recip
     assert sentence in answer.err
 
 
-def test_matplotlib_that_is_missing_is_named_with_what_installs_it(surestep, recipe, monkeypatch):
+def test_missing_matplotlib_is_named_with_the_command_to_install_it(surestep, recipe, monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda _: None)
     answer = surestep("plan", recipe(), "--plot", "rate.png")
     assert answer.code == 2
     assert "pip install 'surestep[plot]'" in answer.err
 
 
-def test_planning_without_a_picture_leaves_matplotlib_alone(surestep, recipe, monkeypatch):
+def test_plan_without_a_plot_does_not_import_matplotlib(surestep, recipe, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     assert surestep("plan", recipe()).code == 0

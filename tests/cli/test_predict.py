@@ -32,7 +32,7 @@ def expected(run, which="best", rows=slice(32, None)):
         return net(data()[0][rows]).numpy()
 
 
-def test_the_best_model_predicts_on_the_test_data_into_the_run_folder(surestep, run, folder):
+def test_best_checkpoint_predicts_the_test_data_into_the_run_folder(surestep, run, folder):
     answer = surestep("predict", "r")
     assert (answer.code, answer.out) == (0, "r/predictions-test.npz\n")
     step = run.best.step
@@ -46,7 +46,7 @@ def test_the_best_model_predicts_on_the_test_data_into_the_run_folder(surestep, 
 
 @pytest.mark.parametrize(("part", "rows"), [("val", slice(24, 32)), ("train", slice(24))])
 @pytest.mark.parametrize("which", ["best", "last"])
-def test_another_part_and_checkpoint(surestep, run, folder, part, rows, which):
+def test_split_and_checkpoint_to_predict_can_be_chosen(surestep, run, folder, part, rows, which):
     words = ("--split", part, "--which", which, "--out", "p.jsonl", "--json")
     said = json.loads(surestep("predict", "r", *words).out)
     lines = [json.loads(line) for line in (folder / "p.jsonl").read_text().splitlines()]
@@ -68,7 +68,7 @@ def test_another_part_and_checkpoint(surestep, run, folder, part, rows, which):
     }
 
 
-def test_csv_and_monte_carlo_dropout(surestep, recipe, folder):
+def test_predictions_with_mc_dropout_can_be_written_as_csv(surestep, recipe, folder):
     assert surestep("train", recipe(DROPPING), "--run", "r").code == 0
     answer = surestep("predict", "r", "--out", "p.csv", "--mc-dropout", "5")
     assert (answer.code, answer.out) == (0, "p.csv\n")
@@ -80,7 +80,7 @@ def test_csv_and_monte_carlo_dropout(surestep, recipe, folder):
     assert [int(row["target"]) for row in rows] == data()[1][32:].tolist()
 
 
-def test_a_stream_is_predicted_in_its_order(surestep, recipe, folder):
+def test_stream_is_predicted_in_its_order(surestep, recipe, folder):
     text = STREAM.replace("test=(x[32:], y[32:])", "test=lambda: zip(x[32:], y[32:])")
     assert surestep("train", recipe(text), "--run", "r").code == 0
     assert surestep("predict", "r").code == 0
@@ -103,7 +103,7 @@ def test_a_stream_is_predicted_in_its_order(surestep, recipe, folder):
         ([], 2, "Run folder, or RUN@200"),
     ],
 )
-def test_a_wrong_call_is_refused_and_leaves_nothing(surestep, run, folder, words, code, message):
+def test_usage_error_is_rejected_and_leaves_no_file(surestep, run, folder, words, code, message):
     before = files(folder)
     answer = surestep("predict", *words)
     assert (answer.code, answer.out) == (code, "")
@@ -111,7 +111,7 @@ def test_a_wrong_call_is_refused_and_leaves_nothing(surestep, run, folder, words
     assert files(folder) == before
 
 
-def test_a_file_is_overwritten_only_on_request_and_nothing_is_run_before(surestep, run, folder):
+def test_existing_file_is_rejected_first_unless_overwrite_is_set(surestep, run, folder):
     (folder / "p.npz").write_text("mine")
     answer = surestep("predict", "r", "--out", "p.npz")
     assert answer.code == 2
@@ -120,7 +120,7 @@ def test_a_file_is_overwritten_only_on_request_and_nothing_is_run_before(sureste
     assert len(np.load(folder / "p.npz")["index"]) == 8
 
 
-def test_a_recipe_that_changed_is_not_run_unless_told(surestep, run, recipe, folder):
+def test_changed_recipe_is_not_run_unless_allowed(surestep, run, recipe, folder):
     recipe("print('running')\n" + RECIPE)
     answer = surestep("predict", "r")
     assert (answer.code, answer.out) == (2, "")

@@ -1,4 +1,4 @@
-"""Names with control characters reach no terminal as they are, and commands can be pasted."""
+"""Control characters in names are escaped before printing, and commands can be pasted."""
 
 import shlex
 import unicodedata
@@ -62,7 +62,7 @@ def is_clean(text):
 
 @pytest.fixture
 def answers(surestep):
-    """Type a command; what it prints holds no control character."""
+    """Run a command; check that its output has no control character."""
 
     def call(*words):
         answer = surestep(*words)
@@ -127,7 +127,7 @@ def test_every_command_escapes_names(answers, recipe):
         ("losses", RAW),
     ],
 )
-def test_errors_escape_what_was_typed(answers, recipe, words):
+def test_errors_escape_the_typed_text(answers, recipe, words):
     recipe()
     answer = answers(*words)
     assert answer.code != 0
@@ -159,7 +159,7 @@ raise error
     assert ESCAPED in answer.err
 
 
-def test_an_error_in_training_that_is_not_ours_is_escaped(answers, recipe):
+def test_foreign_error_in_training_is_escaped(answers, recipe):
     class_ = f"""
 class Odd(nn.Linear):
     def forward(self, x):
@@ -175,7 +175,7 @@ def task("""
     assert f"LookupError: {ESCAPED}" in answer.err
 
 
-def test_line_breaks_in_names_are_escaped_in_tables_and_figures(answers, recipe):
+def test_line_breaks_in_names_are_escaped_in_tables_and_numbers(answers, recipe):
     text = RECIPE.replace('metrics={"accuracy": accuracy}', 'metrics={"a\\nb": accuracy}')
     trained = answers("train", recipe(text), "--run", "r")
     assert trained.code == 0, trained.err
@@ -185,7 +185,7 @@ def test_line_breaks_in_names_are_escaped_in_tables_and_figures(answers, recipe)
 
 
 @pytest.mark.parametrize("kind", ["plain", "bar"])
-def test_lines_of_a_run_are_escaped(capfd, caplog, kind):
+def test_progress_lines_of_a_run_are_escaped(capfd, caplog, kind):
     caplog.set_level("INFO", "surestep")
     plan = tiny.plan().plan
     shown = PlainProgress(plan) if kind == "plain" else TqdmProgress(plan, start=0, every_s=1000)
@@ -226,7 +226,7 @@ def test_suggested_commands_can_be_pasted(surestep, recipe):
     assert command_in(gone.err, "surestep train") == words
 
 
-def test_the_command_for_a_run_without_status_can_be_pasted(surestep, recipe):
+def test_command_for_a_run_without_status_can_be_pasted(surestep, recipe):
     surestep("train", recipe(), "--run", SPACED)
     (Path(SPACED) / "status.json").unlink()
     answer = surestep("ckpt", "diff", f"{SPACED}@best", f"{SPACED}@last")

@@ -1,4 +1,4 @@
-"""`surestep replay INCIDENT` takes the step that stopped a run again."""
+"""`surestep replay INCIDENT` replays the step that stopped a run."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ BAD = RECIPE.replace("y = x", "x[20] = x[20] * 0 + torch.nan\ny = x")
 
 @pytest.fixture
 def incident(surestep, recipe, folder):
-    """Train until a sample stops the run; return what to type, as the error says it."""
+    """Train until a sample stops the run; return the incident that the error names."""
     answer = surestep("train", recipe(BAD), "--run", "r", "--data.shuffle", "False")
     assert answer.code == 1
     assert "Sample 20 (position 20) did it" in answer.err
@@ -21,7 +21,7 @@ def incident(surestep, recipe, folder):
     return typed.removeprefix("surestep replay ")
 
 
-def test_a_step_is_taken_again_bit_for_bit(surestep, incident):
+def test_step_is_replayed_bitwise_identically(surestep, incident):
     answer = surestep("replay", incident)
     assert answer.code == 0
     assert "are bitwise identical" in answer.out
@@ -29,7 +29,7 @@ def test_a_step_is_taken_again_bit_for_bit(surestep, incident):
 
 
 @pytest.mark.parametrize("up", [0, 1])
-def test_a_step_is_taken_again_from_within_its_folder(surestep, incident, monkeypatch, up):
+def test_step_is_replayed_from_inside_its_folder(surestep, incident, monkeypatch, up):
     path = Path(incident)
     monkeypatch.chdir([path, path.parent][up])
     answer = surestep("replay", [".", path.name][up])
@@ -37,14 +37,14 @@ def test_a_step_is_taken_again_from_within_its_folder(surestep, incident, monkey
     assert "are bitwise identical" in answer.out
 
 
-def test_norms_that_the_ranks_did_not_have_are_not_compared(surestep, incident):
+def test_gradient_norms_missing_on_ranks_are_not_compared(surestep, incident):
     record = Path(incident) / "incident.json"
     write_json(record, {**read_json(record), "norms": []})
     answer = surestep("replay", incident)
     assert "Loss and gradient norms are bitwise identical to the run's." in answer.out
 
 
-def test_without_its_sample_the_step_is_finite(surestep, incident):
+def test_step_replayed_without_its_bad_sample_is_finite(surestep, incident):
     answer = surestep("replay", incident, "--without", "20", "--json")
     found = json.loads(answer.out)
     assert found["now"]["finite"]
@@ -56,14 +56,14 @@ def test_without_its_sample_the_step_is_finite(surestep, incident):
     assert "It is finite." in shown
 
 
-def test_in_another_precision(surestep, incident):
+def test_step_can_be_replayed_in_a_different_precision(surestep, incident):
     answer = surestep("replay", incident, "--precision", "bf16")
     assert answer.code == 0
     assert "precision bf16" in answer.out
     assert "Not bitwise identical: the loss, the norm or the outputs of modules." in answer.out
 
 
-def test_where_all_that_was_recorded_is_nan_it_says_that_this_does_not_tell(surestep, incident):
+def test_replay_is_reported_as_inconclusive_if_all_records_are_nan(surestep, incident):
     record = Path(incident) / "incident.json"
     known = read_json(record)
     del known["diagnosis"]["outputs"]  # as an older version wrote it
@@ -71,7 +71,7 @@ def test_where_all_that_was_recorded_is_nan_it_says_that_this_does_not_tell(sure
     assert "so the steps cannot be compared" in surestep("replay", incident).out
 
 
-def test_a_recipe_that_has_changed_is_run_where_that_is_allowed(surestep, recipe, incident):
+def test_changed_recipe_is_replayed_only_if_allowed(surestep, recipe, incident):
     recipe(f"{BAD}\n")
     refused = surestep("replay", incident)
     assert refused.code == 2
@@ -89,14 +89,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_cannot_be_done_is_said(surestep, incident, name):
+def test_impossible_replay_is_rejected(surestep, incident, name):
     words, code, message = WRONG[name]
     answer = surestep("replay", *([] if words[0][0] not in "-" else [incident]), *words)
     assert answer.code == code
     assert message in answer.err.replace("\n", " ")
 
 
-def test_a_run_from_python_says_what_to_type_there(surestep, tmp_path):
+def test_replay_of_a_run_from_python_shows_the_python_call(surestep, tmp_path):
     from tests.trainer.test_replay import DIVIDES, failed
 
     error = failed(tmp_path / "run", DIVIDES, {})

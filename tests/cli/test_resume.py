@@ -25,7 +25,7 @@ def stopped(surestep, recipe):
     assert surestep("train", recipe(STOPPING), "--run", "r", "--task.hidden", "5").code == 130
 
 
-def test_a_run_goes_on_by_the_recipe_in_it(surestep, stopped, folder):
+def test_run_is_resumed_with_the_recipe_it_names(surestep, stopped, folder):
     answer = surestep("resume", "r")
     assert answer.code == 0
     assert f"Running {folder / 'mine.py'}" in answer.err
@@ -35,7 +35,7 @@ def test_a_run_goes_on_by_the_recipe_in_it(surestep, stopped, folder):
     assert Run(folder / "r").last.metrics == Run(folder / "whole").last.metrics
 
 
-def test_a_finished_run_says_so(surestep, recipe):
+def test_finished_run_is_reported(surestep, recipe):
     surestep("train", recipe(), "--run", "r")
     answer = surestep("resume", "r", "--json")
     assert answer.code == 0
@@ -43,7 +43,7 @@ def test_a_finished_run_says_so(surestep, recipe):
     assert json.loads(answer.out)["run"] == "r"
 
 
-def test_a_recipe_that_changed_is_not_run_unless_told(surestep, recipe, folder):
+def test_changed_recipe_is_not_run_unless_allowed(surestep, recipe, folder):
     surestep("train", recipe(), "--run", "r")
     recipe("print('running')\n" + RECIPE)
     answer = surestep("resume", "r")
@@ -56,7 +56,7 @@ def test_a_recipe_that_changed_is_not_run_unless_told(surestep, recipe, folder):
     assert "running" in told.err
 
 
-def test_an_option_is_refused_with_what_to_type(surestep, recipe, folder):
+def test_option_of_resume_is_rejected_with_what_to_type(surestep, recipe, folder):
     surestep("train", recipe(), "--run", "r")
     answer = surestep("resume", "r", "--nproc", "2", "--data.num-workers", "0")
     assert (answer.code, answer.out) == (2, "")
@@ -66,14 +66,14 @@ def test_an_option_is_refused_with_what_to_type(surestep, recipe, folder):
     assert surestep(*instead.replace(" --nproc 2", "").split()[1:]).code == 0
 
 
-def test_what_is_no_run_is_refused(surestep, folder):
+def test_folder_that_is_not_a_run_is_rejected(surestep, folder):
     answer = surestep("resume", "nowhere")
     assert (answer.code, answer.out) == (1, "")
     assert answer.err.startswith("RunError: There is no run folder nowhere.")
 
 
 @pytest.mark.parametrize("content", [None, ""], ids=["missing", "empty"])
-def test_a_lost_status_is_refused_with_what_to_type(surestep, recipe, folder, content):
+def test_lost_status_is_rejected_with_what_to_type(surestep, recipe, folder, content):
     surestep("train", recipe(), "--run", "r")
     status = folder / "r/status.json"
     status.unlink() if content is None else status.write_text(content)
@@ -86,7 +86,7 @@ def test_a_lost_status_is_refused_with_what_to_type(surestep, recipe, folder, co
     assert surestep(*words, "--epochs", "3").code == 0
 
 
-def test_a_lost_config_is_refused_with_what_to_type(surestep, recipe, folder):
+def test_lost_config_is_rejected_with_what_to_type(surestep, recipe, folder):
     surestep("train", recipe(), "--run", "r")
     (folder / "r/config.json").write_text("")
     assert "cannot be read: it is empty. Put a copy of it back" in surestep("resume", "r").err
@@ -94,7 +94,7 @@ def test_a_lost_config_is_refused_with_what_to_type(surestep, recipe, folder):
     assert "put a copy of that file back" in surestep("resume", "r").err
 
 
-def test_train_goes_on_with_what_is_allowed(surestep, recipe, folder):
+def test_train_resumes_with_the_allowed_changes(surestep, recipe, folder):
     surestep("train", recipe(), "--run", "r")
     words = ("train", "mine.py", "--run", "r", "--epochs", "3", "--optim.lr", "0.5")
     refused = surestep(*words)
@@ -106,7 +106,7 @@ def test_train_goes_on_with_what_is_allowed(surestep, recipe, folder):
     assert surestep(*words, "--allow", "optim.lr").code == 0  # the same command again: finished
 
 
-def test_train_branches_off_another_run(surestep, recipe, folder):
+def test_train_forks_a_different_run(surestep, recipe, folder):
     surestep("train", recipe(), "--run", "r")
     words = ("train", "mine.py", "--run", "new", "--from", "r@3", "--optim.lr", "0.5")
     answer = surestep(*words)
@@ -119,7 +119,7 @@ def test_train_branches_off_another_run(surestep, recipe, folder):
     assert not (folder / "other").exists()
 
 
-def test_a_rehearsal_keeps_no_run_to_branch_from(surestep, recipe):
+def test_dry_run_with_a_run_to_fork_is_rejected(surestep, recipe):
     answer = surestep("train", recipe(), "--dry-run", "--from", "r@3")
     assert answer.code == 2
     assert "leave out --run, --resume, --allow and --from" in answer.err

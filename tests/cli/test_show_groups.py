@@ -8,7 +8,7 @@ from tests.cli.test_plan import OWN
 GROUPS = ("--optim.groups", "2 lr=0.5x", "0 freeze=1 epoch", "2.bias decay=0.3", "0.bias freeze")
 
 
-def test_a_plan_shows_the_groups(surestep, recipe):
+def test_plan_shows_the_parameter_groups(surestep, recipe):
     found = surestep("plan", recipe(), *GROUPS).out
     for row in (
         " 2, decay 0.005 0.01 24 - ",
@@ -21,13 +21,13 @@ def test_a_plan_shows_the_groups(surestep, recipe):
     assert "Layers" not in found
 
 
-def test_a_plan_shows_the_layers(surestep, recipe):
+def test_plan_shows_the_layers(surestep, recipe):
     found = surestep("plan", recipe(), "--optim.layerwise-lr-decay", "0.25").out
     assert " 1 0 40 0.25 0.0025 " in found
     assert " 2 2 27 1 0.01 " in found
 
 
-def test_the_tables_in_json(surestep, recipe):
+def test_group_tables_are_in_the_json_output(surestep, recipe):
     words = ("--json", "--optim.layerwise-lr-decay", "0.25", *GROUPS)
     found = json.loads(surestep("plan", recipe(), *words).out)
     assert found["layers"][0] == {
@@ -38,21 +38,21 @@ def test_the_tables_in_json(surestep, recipe):
     assert json.loads(surestep("plan", recipe(), "--json").out)["layers"] is None
 
 
-def test_the_rates_of_an_optimizer_of_the_tasks_own_are_its_own(surestep, recipe):
+def test_learning_rates_of_a_custom_optimizer_are_not_replaced(surestep, recipe):
     recipe(OWN.replace("nn.Linear(4, 3)", "nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))"))
     found = surestep("plan", "mine.py", "--optim.layerwise-lr-decay", "0.5").out
     assert " layer 2, decay its own its own 12 - " in found
     assert " layer 1, no decay 0.5 x its own 0 4 - " in found
 
 
-def test_what_the_model_froze_is_named(surestep, recipe):
+def test_parameters_frozen_by_the_model_are_named(surestep, recipe):
     frozen = "nn.Linear(4, 3).requires_grad_(False)"
     recipe(OWN.replace("nn.Linear(4, 3)", f"nn.Sequential({frozen}, nn.Linear(3, 3))"))
     assert " requires_grad=False - - 15 for good " in surestep("plan", "mine.py").out
 
 
 @pytest.mark.parametrize("said", ["3 freeze", "type:Conv2d lr=1"])
-def test_a_pattern_that_matches_nothing_is_wrong_use(surestep, recipe, said):
+def test_pattern_that_matches_nothing_is_a_usage_error(surestep, recipe, said):
     found = surestep("plan", recipe(), "--optim.groups", said)
     assert found.code == 2
     assert "matches no" in found.err

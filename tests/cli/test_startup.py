@@ -1,4 +1,4 @@
-"""What answers without torch: all that a command can say before a model is built."""
+"""Commands import no torch before they need a model."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import surestep
 from tests import tiny
 from tests.cli.conftest import RECIPE, environment
 
-# Calls one command after another; prints of each its exit code, what it printed, and whether torch
+# Runs one command after another; prints for each its exit code, its output, and whether torch
 # was imported by then.
 CALL = """
 import io, json, sys
@@ -40,7 +40,7 @@ def place(folder, recipe):
 
 
 def answers(place, commands):
-    """Call commands in one new process, in the folder."""
+    """Run commands in one new process, in the folder."""
     done = subprocess.run(
         [sys.executable, "-c", CALL, json.dumps(commands)],
         capture_output=True,
@@ -92,21 +92,21 @@ WRONG = [
 ]
 
 
-def test_help_and_what_only_reads_files_import_no_torch(place):
+def test_help_and_commands_that_only_read_files_import_no_torch(place):
     commands = [*HELP, *READING]
     for words, (code, out, err, torch) in zip(commands, answers(place, commands), strict=True):
         assert (code, err, torch) == (0, "", False), words
         assert out, words
 
 
-def test_a_wrong_command_line_is_refused_before_torch_is_imported(place):
+def test_wrong_command_line_is_rejected_before_torch_is_imported(place):
     found = answers(place, [words for words, _ in WRONG])
     for (words, message), (code, out, err, torch) in zip(WRONG, found, strict=True):
         assert (code in (1, 2), out, torch) == (True, "", False), (words, err)
         assert message in " ".join(err.split()), words
 
 
-def test_a_command_that_trains_imports_torch(place):
+def test_command_that_trains_imports_torch(place):
     assert answers(place, [["train", "mine.py", "--run", "s"]])[0][3]
 
 
@@ -119,7 +119,7 @@ print("collecting:", gc.isenabled())
 """
 
 
-def test_a_recipe_that_disables_the_garbage_collector_keeps_it_disabled(folder, recipe):
+def test_garbage_collector_disabled_by_a_recipe_remains_disabled(folder, recipe):
     recipe("import gc\ngc.disable()\n" + RECIPE)
     for words in (["train", "mine.py", "--run", "r"], ["evaluate", "r"]):
         done = subprocess.run(

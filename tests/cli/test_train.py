@@ -35,7 +35,7 @@ def test_results_go_to_stdout_and_messages_to_stderr(surestep, recipe):
     assert " ended all steps are done " in answer.out
 
 
-def test_the_last_table_says_what_came_of_the_run(surestep, recipe, folder):
+def test_last_table_summarizes_the_run(surestep, recipe, folder):
     answer = surestep("train", recipe(), "--run", "r", "--max-grad-norm", "0.8")
     run = Run(folder / "r")
     clipped = run.status["clipped"]
@@ -49,19 +49,19 @@ def test_the_last_table_says_what_came_of_the_run(surestep, recipe, folder):
     assert answer.out.endswith("\nNext: surestep evaluate r --split test\n")
 
 
-def test_the_next_line_can_be_typed(surestep, recipe):
+def test_suggested_next_command_can_be_typed(surestep, recipe):
     answer = surestep("train", recipe(), "--run", "r")
     words = answer.out.splitlines()[-1].removeprefix("Next: surestep ").split()
     assert surestep(*words).code == 0
 
 
-def test_long_folders_are_shown_whole(surestep, recipe, folder):
+def test_long_folder_names_are_shown_in_full(surestep, recipe, folder):
     run = folder / ("long" * 50)
     answer = surestep("train", recipe(), "--run", run)
     assert f"Best checkpoint: {Run(run).best.path}\n" in answer.out
 
 
-def test_a_run_has_a_folder_of_its_own_where_none_is_said(surestep, recipe, folder):
+def test_run_gets_a_new_folder_if_none_is_given(surestep, recipe, folder):
     for count in (1, 2):
         assert surestep("train", recipe(), "--max-steps", "2").code == 0
         runs = list((folder / "runs").iterdir())
@@ -69,7 +69,7 @@ def test_a_run_has_a_folder_of_its_own_where_none_is_said(surestep, recipe, fold
         assert all(path.name.startswith("mine-2") for path in runs)
 
 
-def test_the_results_as_json(surestep, recipe, folder):
+def test_results_can_be_printed_as_json(surestep, recipe, folder):
     answer = surestep("train", recipe(), "--run", "r", "--json")
     found, run = json.loads(answer.out), Run(folder / "r")
     assert found["run"] == "r"
@@ -79,7 +79,7 @@ def test_the_results_as_json(surestep, recipe, folder):
     assert set(found["test"]) == {"test/loss", "test/accuracy"}
 
 
-def test_the_weights_that_are_measured_are_the_best_ones(surestep, recipe, folder):
+def test_reported_metrics_are_those_of_the_best_weights(surestep, recipe, folder):
     words = ("--validation.metric", "loss", "--validation.mode", "max", "--json")
     found = json.loads(surestep("train", recipe(), "--run", "r", *words).out)
     steps = [each for each in Run(folder / "r").events() if each["event"] == "evaluation"]
@@ -88,18 +88,18 @@ def test_the_weights_that_are_measured_are_the_best_ones(surestep, recipe, folde
     assert found["test"] == steps[-1]["metrics"]
 
 
-def test_json_stands_alone_where_a_callback_prints(surestep, recipe):
+def test_json_is_alone_on_stdout_even_if_a_callback_prints(surestep, recipe):
     answer = surestep("train", recipe(TALKING), "--run", "r", "--json")
     assert json.loads(answer.out)["run"] == "r"
     assert "I am done" in answer.err
 
 
-def test_a_recipes_callbacks_are_called(surestep, recipe):
+def test_callbacks_of_a_recipe_are_called(surestep, recipe):
     answer = surestep("train", recipe(TALKING), "--run", "r")
     assert "I am done" in answer.out + answer.err
 
 
-def test_a_finished_run_says_so(surestep, recipe):
+def test_finished_run_is_reported(surestep, recipe):
     first = surestep("train", recipe(), "--run", "r")
     again = surestep("train", "mine.py", "--run", "r")
     assert again.code == 0
@@ -107,7 +107,7 @@ def test_a_finished_run_says_so(surestep, recipe):
     assert first.out == again.out
 
 
-def test_another_config_is_refused_with_a_table(surestep, recipe, folder):
+def test_different_config_is_rejected_with_a_table(surestep, recipe, folder):
     surestep("train", recipe(), "--run", "r")
     before = files(folder / "r")
     words = ("--optim.lr", "0.5", "--task.hidden", "9", "--logging.every", "2 steps")
@@ -122,7 +122,7 @@ def test_another_config_is_refused_with_a_table(surestep, recipe, folder):
     assert files(folder / "r") == before
 
 
-def test_another_recipe_is_refused(surestep, recipe):
+def test_different_recipe_is_rejected(surestep, recipe):
     surestep("train", recipe(), "--run", "r")
     answer = surestep("train", recipe(RECIPE + "\n# changed\n"), "--run", "r")
     assert (answer.code, answer.out) == (1, "")
@@ -138,7 +138,7 @@ def test_another_recipe_is_refused(surestep, recipe):
         (False, "never", 0, "step 6/6"),
     ],
 )
-def test_whether_to_go_on_can_be_said(surestep, recipe, ran, resume, code, message):
+def test_resume_option_decides_whether_to_resume(surestep, recipe, ran, resume, code, message):
     recipe()
     if ran:
         surestep("train", "mine.py", "--run", "r")
@@ -147,7 +147,7 @@ def test_whether_to_go_on_can_be_said(surestep, recipe, ran, resume, code, messa
     assert message in answer.err
 
 
-def test_a_dry_run_tries_every_act_and_leaves_nothing(surestep, recipe, folder, monkeypatch):
+def test_dry_run_tries_every_action_and_leaves_no_files(surestep, recipe, folder, monkeypatch):
     (folder / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder / "tmp"))
     answer = surestep("train", recipe(), "--dry-run")
@@ -157,12 +157,12 @@ def test_a_dry_run_tries_every_act_and_leaves_nothing(surestep, recipe, folder, 
     assert set(files(folder)) - {"__pycache__", "tmp"} == {"mine.py"}
 
 
-def test_the_line_after_a_dry_run_can_be_typed(surestep, recipe):
+def test_suggested_command_after_a_dry_run_can_be_typed(surestep, recipe):
     answer = surestep("train", recipe(), "--dry-run", "--task.hidden", "9")
     assert answer.out.endswith("\nNext: surestep train mine.py --task.hidden 9\n")
 
 
-def test_a_dry_run_as_json(surestep, recipe):
+def test_dry_run_results_can_be_printed_as_json(surestep, recipe):
     found = json.loads(surestep("train", recipe(), "--dry-run", "--json").out)
     assert [each["what"] for each in found][-2:] == ["save", "load"]
     assert all(each["seconds"] > 0 and each["result"] for each in found)
@@ -176,7 +176,7 @@ def test_overfit_memorizes_a_few_samples(surestep, recipe, folder):
     assert set(files(folder)) - {"__pycache__"} == {"mine.py"}
 
 
-def test_targets_that_contradict_each_other_are_not_learned(surestep, recipe, monkeypatch):
+def test_overfit_fails_on_contradictory_targets(surestep, recipe, monkeypatch):
     monkeypatch.setattr("surestep.trainer.dry_run.MAX_STEPS", 60)
     answer = surestep("train", recipe(CONTRADICTING), "--overfit", "8")
     assert answer.code == 1
@@ -187,13 +187,13 @@ def test_targets_that_contradict_each_other_are_not_learned(surestep, recipe, mo
     assert json.loads(found.out)["has_converged"] is False
 
 
-def test_overfitting_nothing_is_refused(surestep, recipe):
+def test_overfit_of_zero_samples_is_rejected(surestep, recipe):
     answer = surestep("train", recipe(), "--overfit", "0")
     assert (answer.code, answer.out) == (2, "")
     assert "--overfit 0 is not a number of samples" in answer.err
 
 
-def test_a_run_can_be_loaded_into_a_model(surestep, recipe, folder):
+def test_weights_of_a_run_can_be_loaded_into_a_model(surestep, recipe, folder):
     surestep("train", recipe(), "--run", "r")
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     assert Run(folder / "r").load_model(model).step == Run(folder / "r").best.step

@@ -6,7 +6,7 @@ from tests import tiny
 
 @pytest.fixture
 def run(folder):
-    """A run in the folder "r" with checkpoints at steps 3, 6 and 9; that of step 6 is the best."""
+    """A run in the folder "r" with checkpoints at steps 3, 6 and 9; step 6 is the best."""
     rest = iter([0.5, 0.5, 0.9, 0.2])
     x, y = tiny.data()
     parts = {

@@ -8,12 +8,12 @@ from surestep.record.checkpoint.manifest import read_manifest
 from tests import tiny
 
 
-def test_the_same_is_0(surestep, run):
+def test_identical_checkpoints_exit_with_0(surestep, run):
     answer = surestep("ckpt", "diff", "r@3", "r/checkpoints/step-00000003")
     assert (answer.code, answer.out) == (0, "16 tensors are bitwise identical, 0 changed.\n")
 
 
-def test_what_changed_is_1_and_named(surestep, run):
+def test_changed_values_are_named_and_exit_with_1(surestep, run):
     answer = surestep("ckpt", "diff", "r@3", "r@9")
     assert answer.code == 1
     assert "progress.step 3 9" in answer.out
@@ -25,7 +25,7 @@ def test_what_changed_is_1_and_named(surestep, run):
 
 
 class Counting(nn.Linear):
-    """Counts its calls in a buffer that the state_dict leaves out."""
+    """Counts its calls in a non-persistent buffer."""
 
     def __init__(self):
         super().__init__(tiny.FEATURES, tiny.CLASSES)
@@ -51,7 +51,7 @@ class Own(Callback):
         pass
 
 
-def test_each_kind_of_tensor_is_shown(surestep, folder):
+def test_every_kind_of_tensor_is_shown(surestep, folder):
     said = {"every": "3 steps", "keep_last": 9}
     config = tiny.config(average={"kind": "ema"}, checkpoint=said)
     Trainer(tiny.task(model=Counting()), config, run=folder / "r", callbacks=[Own()]).fit()
@@ -66,7 +66,7 @@ def test_each_kind_of_tensor_is_shown(surestep, folder):
     assert "callback_states.Own.steps 3 6" in out
 
 
-def test_as_json_by_the_largest_relative_change(surestep, run):
+def test_json_output_is_sorted_by_the_largest_relative_change(surestep, run):
     answer = surestep("ckpt", "diff", "r@3", "r@9", "--json")
     told = json.loads(answer.out)
     assert (answer.code, told["same"], told["equal_tensors"]) == (1, False, 0)
@@ -75,21 +75,21 @@ def test_as_json_by_the_largest_relative_change(surestep, run):
     assert relative == sorted(relative, reverse=True)
 
 
-def test_only_the_most_changed_are_shown_unasked(surestep, run, monkeypatch):
+def test_only_the_most_changed_tensors_are_shown_without_all(surestep, run, monkeypatch):
     monkeypatch.setattr("surestep.cli.ckpt.ROWS", 1)
     answer = surestep("ckpt", "diff", "r@3", "r@9")
     assert "and 3 more: --all shows them" in answer.err
     assert "more" not in surestep("ckpt", "diff", "r@3", "r@9", "--all").err
 
 
-def test_a_damaged_one_is_not_compared(surestep, run, flip):
+def test_corrupt_checkpoint_is_not_compared(surestep, run, flip):
     flip(9)
     answer = surestep("ckpt", "diff", "r@3", "r@9")
     assert (answer.code, answer.out) == (2, "")
     assert "step-00000009 is damaged" in answer.err
 
 
-def test_what_is_not_there_is_trouble_and_no_difference(surestep, run):
+def test_missing_checkpoint_exits_with_2_and_not_as_a_difference(surestep, run):
     for missing in ("r@4", "gone@3"):
         answer = surestep("ckpt", "diff", "r@3", missing)
         assert (answer.code, answer.out) == (2, "")

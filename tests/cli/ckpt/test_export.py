@@ -5,7 +5,7 @@ import torch
 from tests import tiny
 
 
-def test_the_file_is_named_on_stdout(surestep, run, folder):
+def test_exported_file_is_named_on_stdout(surestep, run, folder):
     answer = surestep("ckpt", "export", "r@9", "w.pt")
     assert (answer.code, answer.out) == (0, "w.pt\n")
     assert answer.err.startswith("The weights of step 9: 4 tensors, ")
@@ -15,13 +15,13 @@ def test_the_file_is_named_on_stdout(surestep, run, folder):
     assert torch.equal(tiny.weights(model), tiny.weights(other))
 
 
-def test_as_json(surestep, run):
+def test_export_can_be_reported_as_json(surestep, run):
     told = json.loads(surestep("ckpt", "export", "r", "w.safetensors", "--json").out)
     assert (told["path"], told["step"], told["average"]) == ("w.safetensors", 6, False)
     assert told["checkpoint"] == "r/checkpoints/step-00000006"
 
 
-def test_the_average_that_was_measured_is_the_best(surestep, folder):
+def test_export_of_the_best_uses_the_average_if_it_was_evaluated(surestep, folder):
     x, y = tiny.data()
     tiny.fit(folder / "a", {"val": (x, y)}, average={"kind": "ema", "decay": 0.5})
     said = surestep("ckpt", "export", "a", "best.pt").err
@@ -31,7 +31,7 @@ def test_the_average_that_was_measured_is_the_best(surestep, folder):
     assert told.startswith("The averaged weights of step 6")
 
 
-def test_a_base_that_is_not_in_it_is_told(surestep, folder):
+def test_export_names_the_frozen_tensors_missing_from_the_checkpoint(surestep, folder):
     model = tiny.model()
     model[0].requires_grad_(False)
     tiny.fit(folder / "r", {"model": model}, checkpoint={"weights": "trained"})
@@ -41,7 +41,7 @@ def test_a_base_that_is_not_in_it_is_told(surestep, folder):
     model.load_state_dict(torch.load("w.pt", weights_only=True), strict=False)
 
 
-def test_wrong_use_is_2_and_a_damaged_one_is_1(surestep, run, flip, folder):
+def test_usage_error_exits_with_2_and_corrupt_checkpoint_with_1(surestep, run, flip, folder):
     assert surestep("ckpt", "export", "r", "w.bin").code == 2
     assert surestep("ckpt", "export", "r@bset", "w.pt").code == 2
     (folder / "w.pt").write_text("mine")

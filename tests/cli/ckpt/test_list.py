@@ -17,13 +17,13 @@ def rows(surestep, *words):
     return json.loads(answer.out)
 
 
-def test_a_run_that_is_not_there_is_told_as_that(surestep):
+def test_missing_run_folder_is_reported(surestep):
     answer = surestep("ckpt", "list", "runs/none")
     assert (answer.code, answer.out) == (1, "")
     assert answer.err == "RunError: There is no run folder runs/none. Check the path.\n"
 
 
-def test_a_row_for_each_tells_how_far_how_good_and_why_it_is_kept(surestep, run):
+def test_each_checkpoint_has_a_row_with_step_metric_and_reason(surestep, run):
     os.utime(run.last.path / "manifest.json", (time.time() - 7200,) * 2)
     answer = surestep("ckpt", "list", "r")
     assert (answer.code, answer.err) == (0, "")
@@ -36,7 +36,7 @@ def test_a_row_for_each_tells_how_far_how_good_and_why_it_is_kept(surestep, run)
     assert table[2].endswith("KiB 2 h yes last")
 
 
-def test_as_json(surestep, run):
+def test_list_can_be_printed_as_json(surestep, run):
     first, best, last = rows(surestep)
     assert (best["step"], best["metrics"]["val/score"], best["kept"]) == (
         6,
@@ -50,7 +50,7 @@ def test_as_json(surestep, run):
     assert (last["bytes"], last["path"]) == (size, "r/checkpoints/step-00000009")
 
 
-def test_damaged_ones_are_shown_and_named(surestep, run, flip):
+def test_corrupt_checkpoints_are_shown_and_named(surestep, run, flip):
     flip(6)
     (run.path / "checkpoints/step-00000003/manifest.json").unlink()
     answer = surestep("ckpt", "list", "r")
@@ -65,7 +65,7 @@ def test_damaged_ones_are_shown_and_named(surestep, run, flip):
     assert [each["kept"] for each in found] == [[], [], ["best", "last"]]
 
 
-def test_damaged_ones_that_were_put_aside_are_shown(surestep, run, flip):
+def test_corrupt_checkpoints_that_were_set_aside_are_shown(surestep, run, flip):
     flip(6)
     quarantine(run.path / "checkpoints/step-00000006")
     found = rows(surestep)
@@ -78,12 +78,12 @@ def test_damaged_ones_that_were_put_aside_are_shown(surestep, run, flip):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_one_that_may_not_be_read_is_not_called_damaged(surestep, run):
+def test_unreadable_checkpoint_is_not_reported_as_corrupt(surestep, run):
     (run.last.path / "state.json").chmod(0)
     assert "cannot be read" in surestep("ckpt", "list", "r").out
 
 
-def test_one_of_a_newer_surestep_is_not_called_damaged(surestep, run):
+def test_checkpoint_of_a_newer_surestep_is_not_reported_as_corrupt(surestep, run):
     file = run.last.path / "manifest.json"
     text = file.read_text()
     found = json.loads(text)
@@ -96,7 +96,7 @@ def test_one_of_a_newer_surestep_is_not_called_damaged(surestep, run):
     assert "Install a newer one" in last["problems"][0]
 
 
-def test_more_bytes_than_are_read_in_a_second_are_read_when_asked(surestep, run, flip, monkeypatch):
+def test_large_checkpoints_are_verified_only_on_request(surestep, run, flip, monkeypatch):
     flip(6)
     monkeypatch.setattr(command, "READ_AT_ONCE", 1000)
     answer = surestep("ckpt", "list", "r")
@@ -106,24 +106,24 @@ def test_more_bytes_than_are_read_in_a_second_are_read_when_asked(surestep, run,
     assert [each["verified"] for each in rows(surestep, "--verify")] == [True, False, True]
 
 
-def test_a_run_without_checkpoints_says_so(surestep, run):
+def test_run_without_checkpoints_is_reported(surestep, run):
     shutil.rmtree(run.checkpoints)
     answer = surestep("ckpt", "list", "r")
     assert (answer.code, answer.out) == (0, "")
     assert answer.err.startswith("r had checkpoints, and has none now. Put one back, or start")
     assert rows(surestep) == []
-    (run.path / "events.jsonl").unlink()  # nothing says that it has ever saved
+    (run.path / "events.jsonl").unlink()  # no record that it has ever saved
     assert surestep("ckpt", "list", "r").err == "r has no checkpoint yet.\n"
 
 
-def test_what_is_no_run_is_refused(surestep, folder):
+def test_folder_that_is_not_a_run_is_rejected(surestep, folder):
     (folder / "gone").mkdir()
     answer = surestep("ckpt", "list", "gone")
     assert (answer.code, answer.out) == (1, "")
     assert answer.err.startswith("RunError: gone is not a run folder")
 
 
-def test_one_that_is_deleted_meanwhile_is_left_out(surestep, run, monkeypatch):
+def test_checkpoint_deleted_while_listing_is_omitted(surestep, run, monkeypatch):
     said = examine.read_info
 
     def and_delete(path):

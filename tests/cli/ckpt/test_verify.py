@@ -3,7 +3,7 @@ import json
 import pytest
 
 
-def test_all_good_is_0(surestep, run):
+def test_valid_checkpoints_exit_with_0(surestep, run):
     answer = surestep("ckpt", "verify", "r")
     assert (answer.code, answer.err) == (0, "")
     first, *_, last = answer.out.splitlines()
@@ -12,7 +12,7 @@ def test_all_good_is_0(surestep, run):
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json"])
-def test_a_flipped_bit_is_1_and_named(surestep, run, flip, file):
+def test_flipped_bit_is_named_and_exits_with_1(surestep, run, flip, file):
     flip(6, file)
     answer = surestep("ckpt", "verify", "r")
     assert answer.code == 1
@@ -23,7 +23,7 @@ def test_a_flipped_bit_is_1_and_named(surestep, run, flip, file):
     assert bad == f"r/checkpoints/step-00000006: {file}: {told}"
 
 
-def test_each_damaged_file_is_named(surestep, run, flip):
+def test_every_corrupt_file_is_named(surestep, run, flip):
     flip(6)
     flip(6, "state.json")
     answer = surestep("ckpt", "verify", "r@6")
@@ -33,7 +33,7 @@ def test_each_damaged_file_is_named(surestep, run, flip):
 
 
 @pytest.mark.parametrize("name", ["r@6", "r@best", "r/checkpoints/step-00000006"])
-def test_one_alone_is_read(surestep, run, flip, name):
+def test_single_checkpoint_can_be_verified(surestep, run, flip, name):
     flip(3)
     answer = surestep("ckpt", "verify", name)
     assert (answer.code, len(answer.out.splitlines())) == (0, 1)
@@ -45,14 +45,14 @@ def test_one_alone_is_read(surestep, run, flip, name):
     assert "model.safetensors" in found["problems"][0]
 
 
-def test_one_without_its_manifest_is_damaged(surestep, run):
+def test_checkpoint_without_its_manifest_is_corrupt(surestep, run):
     (run.last.path / "manifest.json").unlink()
     answer = surestep("ckpt", "verify", "r/checkpoints/step-00000009")
     assert answer.code == 1
     assert "manifest.json" in answer.out
 
 
-def test_what_is_not_there_is_1(surestep, run, folder):
+def test_missing_run_or_checkpoint_exits_with_1(surestep, run, folder):
     assert surestep("ckpt", "verify", "gone").code == 1
     answer = surestep("ckpt", "verify", "r@4")
     assert answer.code == 1
