@@ -33,8 +33,8 @@ RECIPES = {
         2,
         "There is no option 'epoch'. Did you mean 'epochs'?",
     ),
-    "raises when read": ("\nraise ValueError('boo')", 2, "mine.py, line 2: ValueError: boo"),
-    "imports what is not there": ("import nowhere_at_all", 2, "mine.py, line 1: ModuleNotFound"),
+    "raises at import": ("\nraise ValueError('boo')", 2, "mine.py, line 2: ValueError: boo"),
+    "missing import": ("import nowhere_at_all", 2, "mine.py, line 1: ModuleNotFound"),
     "raises when called": (task("1 / 0"), 2, "mine.py, line 10: ZeroDivisionError: division by"),
     "raises in the model": (
         task(model="lambda: nn.Linear(4)"),
@@ -47,7 +47,7 @@ RECIPES = {
         "mine.py: task() returned a NoneType, not a surestep.Task. Is a return missing?",
     ),
     "not Python": ("import surestep\ndef task(:\n", 2, "mine.py, line 2: SyntaxError: invalid"),
-    "an annotation that means nothing": (task(parameters="width: 'Nope' = 3"), 2, "Nope"),
+    "undefined annotation": (task(parameters="width: 'Nope' = 3"), 2, "Nope"),
     "no data": (task(train="(x[:0], y[:0])"), 1, "The train data is empty"),
     "no validation data": (task(val="(x[:0], y[:0])"), 1, "The val data is empty"),
     "float classes": (
@@ -55,7 +55,7 @@ RECIPES = {
         1,
         "The targets are torch.float32 of shape (8,). Class indices are integers: use targets.long",
     ),
-    "a class too many": (
+    "target beyond the classes": (
         task(model="nn.Linear(4, 2)"),
         1,
         "The targets run from 0 to 2, and the model has 2 outputs: class indices are 0 to 1.",
@@ -70,12 +70,12 @@ RECIPES = {
         1,
         "The model fails on the first batch, whose inputs have shapes [(8, 4)]",
     ),
-    "a loss for each sample": (
+    "unreduced loss": (
         task(loss="nn.CrossEntropyLoss(reduction='none')"),
         1,
         "CrossEntropyLoss(reduction='none') returns a loss for each element",
     ),
-    "a loss of one's own for each sample": (
+    "unreduced custom loss": (
         task(loss="lambda outputs, targets: ((outputs - 1) ** 2).mean(1)"),
         1,
         "The loss has shape (8,), and a step needs one number. Return its mean: loss.mean().",
@@ -85,7 +85,7 @@ RECIPES = {
         2,
         "mine's task needs hidden: set --task.hidden VALUE.",
     ),
-    "nothing says how long": (
+    "no length": (
         task().replace("epochs=2, ", ""),
         2,
         "The length of the run is not set. Set epochs=10 or max_steps=1000.",

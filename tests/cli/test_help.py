@@ -48,7 +48,7 @@ def test_help_shows_the_common_options_first_and_each_option_once(surestep, reci
     assert len(answer.out.splitlines()) < 200
 
 
-def test_the_common_options_are_a_dozen():
+def test_help_page_has_twelve_common_options():
     assert len(COMMON) == 12
     assert set(COMMON) <= {name for name, _ in iter_options()}
 

@@ -19,9 +19,8 @@ COMMANDS = {
 def test_run_at_an_object_store_address_is_rejected(surestep, command):
     words = [word for word in command.split() if word not in ("a", "step")]
     answer = surestep(*words, *COMMANDS[command])
-    trouble = (
-        2 if command == "ckpt diff" else 1
-    )  # as with diff and cmp, for which 1 means "different"
+    # As with diff and cmp, 1 means "different".
+    trouble = 2 if command == "ckpt diff" else 1
     assert (answer.code, answer.out) == (trouble, "")
     assert f"'{COMMANDS[command][0]}' is an address, and only folders of a file" in answer.err
 

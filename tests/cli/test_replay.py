@@ -80,11 +80,11 @@ def test_changed_recipe_is_replayed_only_if_allowed(surestep, recipe, incident):
 
 
 WRONG = {
-    "no such folder": (["nowhere"], 1, "nowhere is not an incident: it has no incident.json"),
-    "the run instead": (["r"], 1, "Its incidents: r/incidents/step-00000003."),
-    "a word for a number": (["--without", "x"], 2, "Pass indices of samples, such as --without"),
-    "another sample": (["--without", "3"], 2, "Samples [3] are not in the batch"),
-    "no such precision": (["--precision", "fp13"], 2, "fp13"),
+    "missing folder": (["nowhere"], 1, "nowhere is not an incident: it has no incident.json"),
+    "run folder": (["r"], 1, "Its incidents: r/incidents/step-00000003."),
+    "text as index": (["--without", "x"], 2, "Pass indices of samples, such as --without"),
+    "sample of a different batch": (["--without", "3"], 2, "Samples [3] are not in the batch"),
+    "unknown precision": (["--precision", "fp13"], 2, "fp13"),
 }
 
 

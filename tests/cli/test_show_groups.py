@@ -38,7 +38,7 @@ def test_group_tables_are_in_the_json_output(surestep, recipe):
     assert json.loads(surestep("plan", recipe(), "--json").out)["layers"] is None
 
 
-def test_learning_rates_of_a_custom_optimizer_are_not_replaced(surestep, recipe):
+def test_plan_shows_that_a_custom_optimizer_sets_its_learning_rates(surestep, recipe):
     recipe(OWN.replace("nn.Linear(4, 3)", "nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))"))
     found = surestep("plan", "mine.py", "--optim.layerwise-lr-decay", "0.5").out
     assert " layer 2, decay its own its own 12 - " in found

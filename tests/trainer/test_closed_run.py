@@ -77,7 +77,7 @@ def test_sharded_run_is_evaluated_in_one_process(tmp_path):
         {"validation": {"batch_size": 2}},
         {"seed": 3},
     ],
-    ids=["bf16", "modes", "a loss with tensors", "batches", "seed"],
+    ids=["bf16", "modes", "loss with tensors", "batches", "seed"],
 )
 def test_closed_and_open_evaluation_agree_for_every_kind_of_run(tmp_path, said):
     task, config = trained(tmp_path, **said)

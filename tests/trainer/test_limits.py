@@ -205,7 +205,7 @@ def test_limit_val_batches_without_validation_data_is_rejected(tmp_path):
         fit(tmp_path / "run", tiny.task(), max_steps=2, limit_val_batches=2)
 
 
-def test_single_sample_batch_beyond_the_limit_is_no_batchnorm_error(tmp_path):
+def test_single_sample_batch_beyond_the_limit_is_not_a_batchnorm_error(tmp_path):
     net = torch.nn.Sequential(torch.nn.BatchNorm1d(tiny.FEATURES), tiny.model())
     task = tiny.task(model=net, train=tiny.data(11))
     run = fit(tmp_path / "run", task, epochs=2, batch_size=5, limit_train_batches=2)

@@ -161,7 +161,7 @@ def test_plan_shows_the_source_of_each_option(tmp_path):
         (lambda: nn.Linear(4, 3), {"loss_is_separable": False}, "the Task says"),
         (lambda: nn.Linear(4, 3), {}, "the same update as without"),
     ],
-    ids=["BatchNorm", "dropout", "declared", "nothing"],
+    ids=["BatchNorm", "dropout", "declared", "none"],
 )
 def test_plan_reports_what_changes_the_numbers_of_a_split_batch(build, parts, reason):
     planned = plan_task(tiny.task(model=build(), **parts), tiny.config(micro_batch_size=4))

@@ -39,7 +39,7 @@ CASES: dict[str, tuple[Made, Made, str | None, str | None, tuple[int, ...]]] = {
         {"optim": {"name": "sgd", "lr": 3e38}, "max_grad_norm": "off"},
         *("3", "aten.addmm", ()),
     ),
-    "a NaN that only the backward makes": (
+    "NaN only in the backward pass": (
         {"model": lambda: learned(half_logarithm), "train": data(0.0)},
         *({}, "0", "aten.div", (BAD,)),
     ),
@@ -81,7 +81,7 @@ def test_stopped_run_names_the_cause_and_can_be_replayed(tmp_path, name):
 
 def check_replay(folder: Callable[[], Path]) -> None:
     """Replay a step with dropout whose loss and some gradient norms are finite."""
-    parts, said, *_ = CASES["a NaN that only the backward makes"]
+    parts, said, *_ = CASES["NaN only in the backward pass"]
     error = failed(folder(), parts, said)
     assert math.isfinite(error.loss)
     done = surestep.replay(error.incident, task(parts))

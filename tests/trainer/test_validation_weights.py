@@ -55,7 +55,7 @@ def test_metrics_of_both_weights_equal_those_of_each_alone(tmp_path):
     ("metric", "measured", "which"),
     [("val/loss", "average", "average"), ("val_raw/loss", "weights", "last"), (None,) * 3],
 )
-def test_the_best_checkpoint_loads_the_weights_of_its_monitor(tmp_path, metric, measured, which):
+def test_best_checkpoint_loads_the_weights_of_its_monitor(tmp_path, metric, measured, which):
     said = {} if metric is None else {"metric": metric}
     run = tiny.fit(tmp_path / "run", parts(), **options("both", **said))
     assert run.best.evaluated == (measured or "average")
