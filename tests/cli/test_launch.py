@@ -175,7 +175,7 @@ def test_original_argv_of_a_rank_includes_nproc(monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict", "replay"])
-def test_single_process_command_rejects_nproc(surestep, monkeypatch, command):
+def test_single_process_command_under_a_launcher_is_rejected(surestep, monkeypatch, command):
     for name, value in TWO.items():
         monkeypatch.setenv(name, value)
     found = surestep(command, "runs/x")

@@ -229,7 +229,7 @@ def test_plan_for_ranks_builds_a_shipped_recipe_on_the_meta_device(surestep):
         (["--local-ranks", "4"], "--ranks 32"),
     ],
 )
-def test_uneven_number_of_ranks_is_rejected(surestep, recipe, words, said):
+def test_invalid_number_of_ranks_is_rejected(surestep, recipe, words, said):
     found = surestep("plan", recipe(), *words)
     assert found.code == 2
     assert said in found.err

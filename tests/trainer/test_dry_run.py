@@ -52,7 +52,7 @@ def temporary(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_dry_run_calls_each_component_once():
+def test_dry_run_takes_each_action_once():
     task = tiny.task(val={"near": (X, Y), "far": (X, Y)}, test=(X, Y))
     acts = dry_run(task, tiny.config())
     assert [act.what for act in acts] == [
@@ -121,7 +121,7 @@ def test_dry_run_detects_a_checkpoint_that_does_not_load(monkeypatch):
         dry_run(tiny.task(), tiny.config())
 
 
-def test_dry_run_does_not_set_the_length_of_the_run():
+def test_dry_run_ignores_the_length_of_the_run():
     acts = dry_run(tiny.task(), tiny.config(epochs=1_000_000.0))
     assert acts[-1].result == "bit for bit"
 

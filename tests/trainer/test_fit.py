@@ -110,7 +110,7 @@ OFTEN = {"validation": {"every": "4 steps", **SCORE}, "checkpoint": {"every": "2
 
 
 def test_last_save_includes_the_last_evaluation(tmp_path):
-    values = [0.5, 0.4, 0.3]  # at steps 4, 8 and the end: none is the best
+    values = [0.5, 0.4, 0.3]  # at steps 4, 8 and the end: the best is not the last
     said = {**OFTEN, "max_steps": 10}
     with tiny.prepare(tmp_path, scored(values), **said) as session:
         fit(session)

@@ -121,7 +121,7 @@ def test_fork_has_a_best_checkpoint_of_its_own(tmp_path):
     assert [each.step for each in run.verify()] == [15, 21]
 
 
-def test_fork_compares_with_the_metric_of_its_first_step(tmp_path):
+def test_best_metric_of_a_fork_starts_from_the_metric_of_its_source(tmp_path):
     with scored_fork(tmp_path, "last", [0.2]).session as session:
         standing = session.state.best
         assert (standing.best, standing.best_step) == (pytest.approx(0.3), 9)

@@ -179,7 +179,7 @@ def test_model_of_a_different_shape_cannot_be_allowed(tmp_path):
     assert "--allow" not in str(caught.value)
 
 
-def test_option_that_follows_from_an_allowed_one_need_not_be_allowed(tmp_path):
+def test_option_that_follows_from_a_changed_one_is_not_listed(tmp_path):
     unfinished(tmp_path)
     with pytest.raises(RunError) as caught:
         prepare(tmp_path, optim={"name": "sgd"})

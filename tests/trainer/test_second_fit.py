@@ -64,7 +64,7 @@ def test_evaluation_does_not_change_the_random_numbers_of_the_user(tmp_path):
     assert expected[1:] == found[1:]
 
 
-def test_error_that_ended_a_session_is_raised_before_errors_of_closing(tmp_path):
+def test_error_that_ended_a_session_has_the_closing_error_as_a_note(tmp_path):
     bad = {"loss": lambda logits, y: logits.mean() * float("nan"), "loss_is_separable": False}
     session = tiny.prepare(tmp_path, bad)
     next(session.steps())
