@@ -92,7 +92,7 @@ from tests.laws.test_law_9_precision import check_precision
 from tests.laws.test_law_9_rejections import check_rejection
 from tests.torture import warm_process
 from tests.torture.cases import Case
-from tests.trainer.test_replay import check_kept, check_replay
+from tests.trainer.test_replay import check_replay, check_retention
 
 # The package's attribute of that name is the function.
 Folder = Callable[[], Path]
@@ -349,7 +349,7 @@ MUTATIONS = [
         (
             "a checkpoint that an incident needs is let go",
             instead(keep, "referenced_checkpoints", lambda _: set()),
-            check_kept,
+            check_retention,
         ),
     ),
     *of_law(
