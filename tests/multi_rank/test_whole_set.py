@@ -39,6 +39,6 @@ def test_ranks_and_one_process_report_the_same(one, ranks, case):
 
 
 def test_all_ranks_raise_what_the_function_raises(one, ranks):
-    assert "fails on 103 rows" in one["fails"]
+    assert "fails on all 103 rows" in one["fails"]
     assert "ValueError: 103 samples" in one["fails"]
     assert [each["fails"] for each in ranks] == [one["fails"]] * len(ranks)
