@@ -37,8 +37,11 @@ SLOW = {
     "tests/engine/parallel/test_plugin.py::test_plugin_strategy_trains": LAUNCHES,
     "tests/engine/test_plugins.py::test_broken_plugin_option": LAUNCHES,
     "tests/engine/test_plugins.py::test_plugin_option_is": LAUNCHES,
+    "tests/engine/test_plugins.py::test_plugins_train_by_name": ("trains in a process of its own"),
     "tests/engine/schedule/test_transformers.py": NEEDS_TRANSFORMERS,
     "tests/engine/test_allocator.py::test_allocator_does_not_change_results": MEMORY,
+    "tests/engine/test_allocator.py::test_activations_use_huge_pages": MEMORY,
+    "tests/engine/test_allocator.py::test_retained_memory_is_returned": MEMORY,
     "tests/engine/test_allocator.py::test_steps_with_retained_memory_have_no_page_faults": MEMORY,
     "tests/gpu/": "needs an accelerator",
     "tests/laws/test_registries.py::test_every_name_of_every_registry[optimizer adamw8bit": (

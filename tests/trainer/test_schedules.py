@@ -47,7 +47,7 @@ def test_one_cycle_gives_the_learning_rate_and_momentum_of_torch(tmp_path, optim
 
 def test_one_cycle_without_a_momentum_is_rejected(tmp_path):
     said = {"optim": {"name": "sgd"}, "schedule": {"name": "one_cycle"}}
-    with pytest.raises(ConfigError, match=r"Say optim\.momentum=0\.9 with optim\.name='sgd'"):
+    with pytest.raises(ConfigError, match=r"Use optim\.momentum=0\.9 with optim\.name='sgd'"):
         prepare(tmp_path, **said)
 
 
