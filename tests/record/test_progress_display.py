@@ -1,4 +1,6 @@
 import logging
+import os
+from contextlib import suppress
 
 import pytest
 
@@ -30,6 +32,17 @@ def test_display_follows_the_plan(name, kind):
     progress = open_progress(tiny.plan(logging={"progress": name}).plan, start=0)
     assert type(progress) is kind
     progress.close()
+
+
+def test_plain_display_ignores_a_pipe_without_a_reader():
+    read, write = os.pipe()
+    os.close(read)
+    out = os.fdopen(write, "w")
+    plain = PlainProgress(tiny.plan().plan, out=out)
+    plain.print_line("one")
+    plain.print_line("two")
+    with suppress(BrokenPipeError):  # what was not written is flushed once more
+        out.close()
 
 
 def test_quiet_display_only_logs_messages(capsys, caplog):

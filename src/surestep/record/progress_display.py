@@ -24,12 +24,15 @@ logger = logging.getLogger("surestep")
 
 
 @contextmanager
-def _ignore_hangup() -> Iterator[None]:
-    """Ignore that the terminal was closed; SIGHUP stops the run, not an error."""
+def _ignore_closed_output() -> Iterator[None]:
+    """Ignore that the terminal or the reader of a pipe is gone: training continues.
+
+    A terminal that closes sends SIGHUP, which stops the run.
+    """
     try:
         yield
     except OSError as error:
-        if error.errno != errno.EIO:
+        if error.errno not in (errno.EIO, errno.EPIPE):
             raise
 
 
@@ -64,7 +67,7 @@ class PlainProgress(NullProgress):
     def print_line(self, text: str) -> None:
         """Show a line."""
         super().print_line(text)
-        with _ignore_hangup():
+        with _ignore_closed_output():
             print(escape_control_chars(text), file=self._out or sys.stderr, flush=True)
 
     def log(self, point: LogPoint) -> None:
@@ -106,7 +109,7 @@ class TqdmProgress(NullProgress, Callback):
     def print_line(self, text: str) -> None:
         """Show a line."""
         super().print_line(text)
-        with _ignore_hangup():
+        with _ignore_closed_output():
             self._bar.write(escape_control_chars(text), file=self._out)
 
     def rewind(self, step: int) -> None:
