@@ -36,10 +36,10 @@ FOR_GOOD = "for good"
 
 
 def show_plan(asked: ParsedCommand[Any], launched: LaunchInfo | None) -> int:
-    """Print the plan.
+    """Print the Plan; return the exit code.
 
     Args:
-        asked: by the command line.
+        asked: the parsed command.
         launched: the processes of --ranks, planned without loading initial weights; None is this
             machine.
     """

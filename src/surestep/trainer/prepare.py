@@ -306,7 +306,7 @@ def _start_session(session: Session, recorder: RunWriter, decision: ResumeDecisi
 
 
 def describe_ranks(plan: Plan, size: int) -> str:
-    """Return how many ranks train together, over what, and by which strategy."""
+    """Return a line with the number of ranks, their backend and device, and the strategy."""
     strategy = strategy_class(plan.parallel_strategy).label(plan)
     return f"{size} ranks ({plan.parallel_backend}, {plan.device.type}), {strategy}."
 

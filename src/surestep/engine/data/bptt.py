@@ -51,6 +51,7 @@ class BPTTDataset(Dataset[Any]):
         return self.lanes * self.windows
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return inputs of a window, its lane, whether it is the first of the lane, and targets."""
         window, lane = divmod(index, self.lanes)
         where = slice(window * self.length, (window + 1) * self.length)
         first = torch.tensor(window == 0)

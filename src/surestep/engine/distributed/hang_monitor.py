@@ -163,7 +163,10 @@ class HangMonitor:
         self._failed_at = 0.0
 
     def start(self) -> None:
-        """Start both threads; every rank has published its status before."""
+        """Start the threads that publish this rank's status and check the others'.
+
+        Call it after every rank has published its first status.
+        """
         self._read_others()
         for work in (self._publish_loop, self._check_loop):
             threading.Thread(target=work, daemon=True, name="surestep-monitor").start()

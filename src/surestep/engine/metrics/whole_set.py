@@ -246,7 +246,7 @@ def _other_leaf(value: Any) -> Any:
 
 
 def plain_value(value: Any) -> Value:
-    """Return a number; of a table or a curve the nested list of its numbers."""
+    """Return a number as it is, and a table or a curve as nested lists of numbers."""
     if isinstance(value, (tuple, list)):
         return [plain_value(part) for part in value]
     if isinstance(value, Tensor) and value.numel() != 1:

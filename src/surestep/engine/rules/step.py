@@ -37,7 +37,7 @@ def max_nonfinite_steps(ctx: PlanContext) -> Decision:
 
 @rule("on_spike")
 def on_spike(ctx: PlanContext) -> Decision:
-    """Report a spike, if the loss is one that should fall."""
+    """Decide what happens at a loss spike: a warning, if the loss is one that should fall."""
     if ctx.get("on_spike") == "rollback" and ctx.get("checkpoint.keep_last") == 1:
         ctx.reject(
             "on_spike='rollback' may need the checkpoint before the newest, and "
