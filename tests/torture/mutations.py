@@ -34,7 +34,7 @@ def _no_scaler() -> None:
     _set("torch.amp", "GradScaler.load_state_dict", _nothing)
 
 
-def _prefetched_place() -> None:
+def _prefetched_position() -> None:
     place = importlib.import_module("surestep.engine.state.state").Progress
     own = place._asdict
 
@@ -84,7 +84,7 @@ BREAKAGES: dict[str, Callable[[], None]] = {
     "augmentation by history": _augmentation_by_history,
     "dropout by history": _dropout_by_history,
     "the loss scale is not loaded": _no_scaler,
-    "the place that was loaded ahead is saved": _prefetched_place,
+    "the position of prefetched batches is saved": _prefetched_position,
     "a checkpoint has its name before its files": _published_first,
     "the old checkpoints are deleted first": _deleted_first,
     "what is left out is not loaded": _forgotten_stretch,
