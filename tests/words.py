@@ -43,6 +43,10 @@ class Rules(NamedTuple):
     names: dict[str, str]
     exceptions: list[tuple[str, re.Pattern[str]]]
 
+    def allowed(self, path: str) -> list[re.Pattern[str]]:
+        """Return the patterns that a file may use."""
+        return [pattern for start, pattern in self.exceptions if is_under(path, start)]
+
 
 def read_rules(source: str) -> Rules:
     """Parse a list of words; raise ValueError for a line that is not a rule."""
@@ -115,7 +119,7 @@ def iter_names(source: str) -> Iterator[tuple[int, str]]:
 
 def find_words(text: str, rules: Rules, path: str = "") -> list[Hit]:
     """Return every use of a word of `[text]`, except those that the path may use."""
-    allowed = [pattern for start, pattern in rules.exceptions if is_under(path, start)]
+    allowed = rules.allowed(path)
     allowed_spans = [match.span() for pattern in allowed for match in pattern.finditer(text)]
     hits = []
     for rule in rules.text:
@@ -130,7 +134,7 @@ def find_words(text: str, rules: Rules, path: str = "") -> list[Hit]:
 
 def find_names(source: str, rules: Rules, path: str = "") -> list[Hit]:
     """Return every identifier with a word of `[names]`, except those that the path may use."""
-    allowed = [pattern for start, pattern in rules.exceptions if is_under(path, start)]
+    allowed = rules.allowed(path)
     hits = set()
     for line, name in iter_names(source):
         if any(pattern.fullmatch(name) for pattern in allowed):

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import surestep
+from surestep.engine.data.batch_loader import BatchLoader
 
 KERNELS = {
     "_local_scalar_dense",
@@ -39,7 +40,7 @@ INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 TORCH_AND_OURS = tuple(str(Path(package.__file__).parent) for package in (torch, surestep))
 MASKS = (torch.bool, torch.uint8)
 # It counts targets of the dataset before they are moved, and checks that they are on the host.
-COUNTS_ON_HOST = str(Path(surestep.__file__).parent / "engine" / "data" / "batch_loader.py")
+COUNTS_ON_HOST = BatchLoader.micro_batch.__code__
 
 
 class _Kernels(TorchDispatchMode):
@@ -69,11 +70,11 @@ class _Calls(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        written_in = sys._getframe(1).f_code.co_filename
-        if name in CALLS and (name != "numpy" or written_in != COUNTS_ON_HOST):
+        caller = sys._getframe(1).f_code
+        if name in CALLS and (name != "numpy" or caller is not COUNTS_ON_HOST):
             self.found.append(f".{name}()")
         given = (*args[1:], *kwargs.values())
-        if name == "to" and any(_names_cpu(value, written_in) for value in given):
+        if name == "to" and any(_names_cpu(value, caller.co_filename) for value in given):
             self.found.append(".to('cpu')")
         return func(*args, **kwargs)
 

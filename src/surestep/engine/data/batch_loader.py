@@ -191,7 +191,8 @@ class BatchLoader:
             return with_items(micro._replace(is_ready=self.is_ready), self.loss, raw)
         is_classes = self._ignored is not None and isinstance(targets, Tensor)
         if is_classes and targets.dtype is torch.int64 and targets.device.type == "cpu":
-            items: float = int(np.count_nonzero(targets.numpy() != self._ignored))  # twice as fast
+            # In numpy, which takes half the time of torch here.
+            items: float = int(np.count_nonzero(targets.numpy() != self._ignored))
         elif self._on_device is not None and samples and self._on_device.is_unchanged():
             items = samples * self._on_device.items
         else:
