@@ -1,4 +1,4 @@
-"""Who is timed, in the order of the tables."""
+"""The contestants, in the order of the tables."""
 
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +16,7 @@ class Contestant:
 
     @property
     def version(self) -> str | None:
-        """The version of the package, or None where it is not installed."""
+        """The version of the package, or None if it is not installed."""
         try:
             return version(self.package)
         except PackageNotFoundError:

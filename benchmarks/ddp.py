@@ -3,9 +3,9 @@
 torchrun --standalone --nproc-per-node 2 -m benchmarks.ddp
 torchrun --standalone --nproc-per-node 2 -m benchmarks.ddp --rounds 5 --tasks mlp
 
-All loops live in the same processes and take turns, in a new order each round, with freed memory
-retained for all of them. Beside the clock is the processor time of the thread that trains: what
-other programs do, and what a rank waits for the others, is not in it.
+All loops run in the same processes, one after another in a random order each round, with freed
+memory retained. Wall time is measured, and the processor time of the training thread, which
+excludes other programs and the time that a rank waits for the others.
 """
 
 import argparse
@@ -38,7 +38,7 @@ Steps = Generator[None, None, None]
 
 
 def plain(task: Task) -> Steps:
-    """Train as the tutorials do: a sampler for the ranks, a DataLoader, DDP."""
+    """Train as PyTorch's tutorials do: DistributedSampler, DataLoader, DDP."""
     model = DistributedDataParallel(task.build(), gradient_as_bucket_view=True)
     dataset = TensorDataset(task.inputs, task.targets)
     sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(dataset, shuffle=True)
@@ -69,7 +69,7 @@ def _endless(
 
 
 def fast(task: Task) -> Steps:
-    """Train with what can be made faster by hand, and with the guard of `fast_by_hand`."""
+    """Train with the optimizations and the guard of `fast_by_hand`."""
     model = DistributedDataParallel(task.build(), gradient_as_bucket_view=True)
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=WEIGHT_DECAY, fused=True)
@@ -86,7 +86,7 @@ def fast(task: Task) -> Steps:
                 parameter.grad = None
             loss = task.loss(model(inputs), targets)
             loss.backward()
-            norm = clip([each.grad for each in parameters if each.grad is not None])
+            norm = clip([p.grad for p in parameters if p.grad is not None])
             guard.watch(loss.detach(), norm)
             optimizer.param_groups[0]["lr"] = LR * lr_factor(step, TOTAL)
             optimizer.step()
@@ -111,9 +111,9 @@ def ours(task: Task) -> Steps:
         train=TensorDataset(task.inputs, task.targets),
     )
     with tempfile.TemporaryDirectory() as folder:
-        seen = [folder]
-        dist.broadcast_object_list(seen)
-        run = Path(seen[0]) / "run"
+        folders = [folder]
+        dist.broadcast_object_list(folders)  # that of rank 0
+        run = Path(folders[0]) / "run"
         with surestep.prepare(task_to_train, make_config(task, TOTAL), run=run) as session:
             for _ in session.steps():
                 yield
@@ -122,8 +122,8 @@ def ours(task: Task) -> Steps:
 LOOPS: dict[str, Callable[[Task], Steps]] = {"plain": plain, "fast": fast, "surestep": ours}
 
 
-def timed(steps: Steps, count: int) -> tuple[float, float]:
-    """Return the seconds of a step until all ranks have taken theirs, and this thread's own."""
+def time_steps(steps: Steps, count: int) -> tuple[float, float]:
+    """Return the seconds of a step on all ranks, and the processor seconds of this thread."""
     dist.barrier()
     start, used = time.perf_counter(), time.thread_time()
     for _ in range(count):
@@ -134,19 +134,19 @@ def timed(steps: Steps, count: int) -> tuple[float, float]:
 
 
 def measure(name: str, rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Let the loops take turns on a task."""
+    """Time all loops on a task, in a random order each round."""
     task = TASKS[name]()
-    loops = {each: loop(task) for each, loop in LOOPS.items()}
-    found: dict[str, list[tuple[float, float]]] = {each: [] for each in loops}
+    loops = {title: loop(task) for title, loop in LOOPS.items()}
+    times: dict[str, list[tuple[float, float]]] = {title: [] for title in loops}
     order = random.Random(0)
-    for each in loops:
-        timed(loops[each], STEPS[name])
+    for steps in loops.values():
+        time_steps(steps, STEPS[name])
     for _ in range(rounds):
-        for each in order.sample(list(loops), k=len(loops)):
-            found[each].append(timed(loops[each], STEPS[name]))
+        for title in order.sample(list(loops), len(loops)):
+            times[title].append(time_steps(loops[title], STEPS[name]))
     for steps in loops.values():
         steps.close()
-    return found
+    return times
 
 
 def main() -> None:
@@ -154,27 +154,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--tasks", default=",".join(STEPS))
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     keep_memory()
     dist.init_process_group("gloo")
-    for name in asked.tasks.split(","):
-        found = measure(name, asked.rounds)
+    for name in arguments.tasks.split(","):
+        times = measure(name, arguments.rounds)
         if os.environ["RANK"] == "0":
-            print(_row(name, found), flush=True)
+            print(_row(name, times), flush=True)
     dist.destroy_process_group()
 
 
-def _row(name: str, found: dict[str, list[tuple[float, float]]]) -> str:
-    walls, threads = (
-        {each: [round[way] for round in rounds] for each, rounds in found.items()} for way in (0, 1)
-    )
+def _row(name: str, times: dict[str, list[tuple[float, float]]]) -> str:
     cells = []
-    for times in (walls, threads):
-        cells += [f"{statistics.median(each) * 1e6:,.0f} us" for each in times.values()]
+    for clock in (0, 1):  # wall time, then processor time
+        seconds = {title: [pair[clock] for pair in rounds] for title, rounds in times.items()}
+        cells += [f"{statistics.median(s) * 1e6:,.0f} us" for s in seconds.values()]
         for other in ("plain", "fast"):
-            of = ratio(times["surestep"], times[other])
-            cells.append(f"{of.middle:.3f} ({of.low:.3f} to {of.high:.3f})")
+            interval = ratio(seconds["surestep"], seconds[other])
+            cells.append(f"{interval.middle:.3f} ({interval.low:.3f} to {interval.high:.3f})")
     return f"| {name} | " + " | ".join(cells) + " |"
 
 

@@ -18,18 +18,19 @@ class Interval:
 
 
 def bootstrap(values: Sequence[float]) -> Interval:
-    """Give the median of `values`, one per round, and how far chance may move it."""
-    draw = random.Random(0)
-    medians = sorted(median(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    """Return the median of `values`, one per round, and its bootstrap interval."""
+    generator = random.Random(0)
+    resamples = (generator.choices(values, k=len(values)) for _ in range(RESAMPLES))
+    medians = sorted(map(median, resamples))
     tail = RESAMPLES // 40
     return Interval(median(values), medians[tail], medians[-tail - 1])
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
-    """Compare round by round: ours as a multiple of theirs."""
+    """Divide ours by theirs in each round."""
     return bootstrap([a / b for a, b in zip(ours, theirs, strict=True)])
 
 
 def difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
-    """Compare round by round: ours less theirs."""
+    """Subtract theirs from ours in each round."""
     return bootstrap([a - b for a, b in zip(ours, theirs, strict=True)])

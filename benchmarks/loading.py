@@ -1,10 +1,10 @@
-"""Measure the cost of seeding each sample by its position, beside a plain DataLoader.
+"""Measure the cost of seeding each sample by its position, against a plain DataLoader.
 
     python -m benchmarks.loading [--samples N] [--rounds N]
 
 Both read the same Python dataset, shuffled, with the same workers and collate it the same way.
-The result is the processor time of this process and its workers, which other programs disturb
-less than the clock, in microseconds a sample: the least of rounds in which both take turns.
+The result is the processor time of this process and its workers in microseconds per sample: the
+minimum over the rounds, in which both alternate. Other programs affect it less than wall time.
 
 The last line is for samples that are computed, as in a regression on random numbers: one at a time
 by a stream, and a batch at a time by `__getitems__`.
@@ -31,7 +31,7 @@ BATCH_COMPUTED = 32
 
 
 class Rows(Dataset[tuple[Tensor, int]]):
-    """Samples that cost next to nothing, so that what is around them shows."""
+    """Samples that cost almost nothing, so that the overhead shows."""
 
     def __init__(self, samples: int) -> None:
         self.x = torch.zeros(samples, 4)
@@ -60,7 +60,7 @@ def processor_us(read: Callable[..., object], data: Rows, *case: int) -> float:
 
 def _processor_s() -> float:
     used = (getrusage(who) for who in (RUSAGE_SELF, RUSAGE_CHILDREN))
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def plain(data: Rows, workers: int, size: int, _: int) -> None:
@@ -69,13 +69,13 @@ def plain(data: Rows, workers: int, size: int, _: int) -> None:
         pass
 
 
-def by_position(data: Rows, workers: int, size: int, each: int) -> None:
+def by_position(data: Rows, workers: int, size: int, micro_batches: int) -> None:
     """Read all as a run does."""
     source = MapStyleSource(data, seed=0, collate=None, options={"num_workers": workers})
     ranges = [range(a, min(a + size, len(data))) for a in range(0, len(data), size)]
-    found = source.read(0, epoch_permutation(len(data), 0, 0), ranges)
-    for left in range(len(ranges), 0, -each):
-        for _ in source.take(found, min(each, left)):
+    batches = source.read(0, epoch_permutation(len(data), 0, 0), ranges)
+    for left in range(len(ranges), 0, -micro_batches):
+        for _ in source.take(batches, min(micro_batches, left)):
             pass
 
 
@@ -106,7 +106,7 @@ class AtOnce(Dataset[tuple[Tensor, ...]]):
 
 
 def computed_us(samples: int) -> dict[str, float]:
-    """Return the processor time of a sample that is computed, by who asks for it."""
+    """Return the processor time of a computed sample, by the way it is read."""
     size, options = BATCH_COMPUTED, {"num_workers": 0}
     ranges = [range(first, first + size) for first in range(0, samples, size)]
 
@@ -117,21 +117,21 @@ def computed_us(samples: int) -> dict[str, float]:
         return list(DataLoader(OneByOne(samples), size))
 
     def stream() -> object:
-        cut = BatchLayout(samples, size, size)
+        layout = BatchLayout(samples, size, size)
         reader = StreamReader(OneByOne(samples), seed=0)
-        read = StreamLoader(reader, cut, part="train", collate=None, options=options)
+        read = StreamLoader(reader, layout, part="train", collate=None, options=options)
         return list(read.batches(0, 0))
 
     def getitems() -> object:
         source = MapStyleSource(AtOnce(), seed=0, collate=identity_collate, options=options)
         return list(source.read(0, epoch_permutation(samples, 0, 0), ranges))
 
-    found = {}
+    times = {}
     for read in (function, loader, stream, getitems):
         before = _processor_s()
         read()
-        found[read.__name__] = (_processor_s() - before) / samples * 1e6
-    return found
+        times[read.__name__] = (_processor_s() - before) / samples * 1e6
+    return times
 
 
 def main() -> None:
@@ -143,20 +143,21 @@ def main() -> None:
     for kind in (Rows, WithGenerator):
         for case in CASES:
             data = kind(arguments.samples)
-            found: list[list[float]] = []
+            rounds_us: list[list[float]] = []
             for _ in range(arguments.rounds):
                 both = [processor_us(read, data, *case) for read in (plain, by_position)]
-                found.append(both)
-            alone, ours = (min(each) for each in zip(*found, strict=True))
-            workers, size, each = case
-            what = f"{kind.__name__:<14} workers {workers}  batch {size * each:>2} by {size:>2}"
+                rounds_us.append(both)
+            plain_us, seeded_us = (min(times) for times in zip(*rounds_us, strict=True))
+            workers, size, count = case
+            what = f"{kind.__name__:<14} workers {workers}  batch {size * count:>2} by {size:>2}"
             print(
-                f"{what}  plain {alone:6.1f}  by position {ours:6.1f}  more {ours - alone:5.1f} us"
+                f"{what}  plain {plain_us:6.1f}  by position {seeded_us:6.1f}  "
+                f"difference {seeded_us - plain_us:5.1f} us"
             )
     samples = arguments.samples // BATCH_COMPUTED * BATCH_COMPUTED
     rounds = [computed_us(samples) for _ in range(arguments.rounds)]
-    least = {name: min(each[name] for each in rounds) for name in rounds[0]}
-    times = "  ".join(f"{name} {us:.1f}" for name, us in least.items())
+    minimum = {name: min(times[name] for times in rounds) for name in rounds[0]}
+    times = "  ".join(f"{name} {us:.1f}" for name, us in minimum.items())
     print(f"computed, batch {BATCH_COMPUTED}  {times} us")
 
 

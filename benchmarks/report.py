@@ -1,4 +1,4 @@
-"""Turn the answers of all rounds into the tables of `docs/benchmarks.md`."""
+"""Write the tables of `docs/benchmarks.md` from the measurements of all rounds."""
 
 import platform
 from collections.abc import Mapping, Sequence
@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.contestants import CONTESTANTS
-from benchmarks.worker import Answer
+from benchmarks.worker import Measurement
 
-Rounds = Mapping[str, Sequence[Answer]]  # by contestant, one answer per round
+Rounds = Mapping[str, Sequence[Measurement]]  # by contestant, one measurement per round
 
 NOTES = """\
 Every contestant trains the same model from the same weights on the same in-memory data, on one
@@ -39,14 +39,14 @@ with a different loss.
 """
 
 
-def step_times(answers: Sequence[Answer]) -> list[float]:
+def step_times(measurements: Sequence[Measurement]) -> list[float]:
     """List the microseconds per step, round by round."""
-    return [answer.step_us for answer in answers]
+    return [measurement.step_us for measurement in measurements]
 
 
-def cpu_times(answers: Sequence[Answer]) -> list[float]:
+def cpu_times(measurements: Sequence[Measurement]) -> list[float]:
     """List the microseconds of processor time per step, round by round."""
-    return [answer.cpu_us for answer in answers]
+    return [measurement.cpu_us for measurement in measurements]
 
 
 def spread(ours: Sequence[float], theirs: Sequence[float]) -> str:
@@ -55,17 +55,17 @@ def spread(ours: Sequence[float], theirs: Sequence[float]) -> str:
     return f"{median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
 
 
-def row(title: str, answers: Sequence[Answer], plain: Sequence[Answer]) -> str:
+def row(title: str, measurements: Sequence[Measurement], plain: Sequence[Measurement]) -> str:
     """Write a contestant's line of the table."""
     cells = [
         title,
-        f"{median(step_times(answers)):,.0f}",
-        spread(step_times(answers), step_times(plain)),
-        f"{median(cpu_times(answers)):,.0f}",
-        spread(cpu_times(answers), cpu_times(plain)),
-        f"{median(answer.faults for answer in answers):,.0f}",
-        f"{median(answer.peak_mb for answer in answers):,.0f}",
-        f"{answers[-1].final_loss:.3f}",
+        f"{median(step_times(measurements)):,.0f}",
+        spread(step_times(measurements), step_times(plain)),
+        f"{median(cpu_times(measurements)):,.0f}",
+        spread(cpu_times(measurements), cpu_times(plain)),
+        f"{median(measurement.faults for measurement in measurements):,.0f}",
+        f"{median(measurement.peak_mb for measurement in measurements):,.0f}",
+        f"{measurements[-1].final_loss:.3f}",
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -84,7 +84,7 @@ def comparisons(rounds: Rounds) -> list[str]:
     return lines
 
 
-def _both(ours: Sequence[Answer], theirs: Sequence[Answer]) -> str:
+def _both(ours: Sequence[Measurement], theirs: Sequence[Measurement]) -> str:
     wall = spread(step_times(ours), step_times(theirs))
     return f"{wall} of wall time, {spread(cpu_times(ours), cpu_times(theirs))} of processor time"
 

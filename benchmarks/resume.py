@@ -1,10 +1,10 @@
-"""Measure the cost of a resume late in an epoch against one early in it.
+"""Measure the cost of a resume late in an epoch against an early one.
 
     python -m benchmarks.resume [--samples N] [--rounds N]
 
-A run over a map-style dataset is set to a place of its first epoch, and the clock runs until the
-first step from there is done: the order of the epoch is drawn, the samples of a batch are loaded
-(and with workers, those that are prefetched), the step is taken. The positions alternate.
+A run over a map-style dataset is set to a position in its first epoch. The time until its next
+step is done is measured: the order of the epoch is drawn, the samples of a batch are loaded (with
+workers, also the prefetched ones), and the step is taken. The positions alternate.
 """
 
 import argparse
@@ -26,7 +26,7 @@ EARLY, LATE = 10, 10_000_000
 
 
 class Counted(Dataset[tuple[Tensor, int]]):
-    """Many samples, made as they are asked for, which counts how many were."""
+    """A dataset that makes samples when they are read, and counts them."""
 
     def __init__(self, samples: int) -> None:
         self.samples = samples
@@ -41,7 +41,7 @@ class Counted(Dataset[tuple[Tensor, int]]):
 
 
 def first_step(session: Session, data: Counted, position: int) -> tuple[float, int]:
-    """Return the seconds until the first step from a place is done, and how many samples it took.
+    """Return the seconds until the first step from `position` is done, and the loaded samples.
 
     Workers continue loading while the clock is read, so their count is slightly higher.
     """
@@ -59,17 +59,17 @@ def compare(samples: int, rounds: int, workers: int) -> None:
     options: dict[str, Any] = {"batch_size": BATCH, "max_steps": samples // BATCH}
     options |= {"data": {"num_workers": workers}, "logging": {"progress": "quiet"}}
     config = surestep.Config(**options)
-    found: dict[int, list[tuple[float, int]]] = {EARLY: [], LATE: []}
+    resumes: dict[int, list[tuple[float, int]]] = {EARLY: [], LATE: []}
     with (
         tempfile.TemporaryDirectory() as folder,
         surestep.prepare(task, config, run=Path(folder) / "run") as session,
     ):
         first_step(session, data, EARLY)  # starts workers that stay
         for _ in range(rounds):
-            for position, each in found.items():
-                each.append(first_step(session, data, position))
-    for position, each in found.items():
-        seconds, loaded = median(s for s, _ in each), max(n for _, n in each)
+            for position, results in resumes.items():
+                results.append(first_step(session, data, position))
+    for position, results in resumes.items():
+        seconds, loaded = median(s for s, _ in results), max(n for _, n in results)
         print(f"workers {workers}  sample {position:>10,}  {seconds:.3f} s  loaded {loaded}")
 
 

@@ -1,9 +1,9 @@
-"""What every contestant must do in the same way, and how its steps are timed.
+"""The work that every contestant does, and the clock of its steps.
 
 AdamW, clipping by norm, a schedule per step, the loss read on the host every 50 steps. A round
 is a whole training run; the clock is read *inside* it, at the start of the first timed step and at
-the start of the step after the last, so no framework pays for its start-up or tear-down. Beside the
-clock stand the processor time and the page faults of the process.
+the start of the step after the last, so the start-up and the end of a framework are not timed. The
+processor time and the page faults of the process are measured too.
 """
 
 import math
@@ -20,39 +20,39 @@ WEIGHT_DECAY = 0.01
 MAX_GRAD_NORM = 1.0
 READ_EVERY = 50
 WARM_UP_STEPS = 5  # with the steps of a task a multiple of 50: the same reads for all
-# Peers get every switch their users can set, so also PyTorch's fast AdamW; the plain loop is
-# The usual AdamW. Optimizations that need custom code are in `fast_by_hand` only.
+# Peers use every option that their users can set, such as fused AdamW. The plain loop uses the
+# default AdamW. Optimizations that need custom code are in `fast_by_hand` only.
 PEER_FUSED = True
 
 
 def lr_factor(step: int, total: int) -> float:
-    """Give the part of the full rate at `step`: linear over the first tenth, then cosine to 0."""
+    """Return the factor on the learning rate: linear over the first tenth, then cosine to 0."""
     warmup = max(1, total // 10)
     if step < warmup:
         return step / warmup
     return 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / (total - warmup)))
 
 
-class Reading(NamedTuple):
-    """What the process had used at one moment."""
+class Usage(NamedTuple):
+    """Time, and resources that the process has used so far."""
 
     wall_s: float
     cpu_s: float
     faults: int
 
 
-def read_usage() -> Reading:
+def read_usage() -> Usage:
     used = getrusage(RUSAGE_SELF)
-    return Reading(time.perf_counter(), used.ru_utime + used.ru_stime, used.ru_minflt)
+    return Usage(time.perf_counter(), used.ru_utime + used.ru_stime, used.ru_minflt)
 
 
 class Stopwatch:
-    """Measure the steps of one run from inside; `tick` is called as each step begins."""
+    """Measure the steps of one run; call `tick` at the start of each step."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
         self.total = WARM_UP_STEPS + steps + 1
-        self.began = self.ended = Reading(math.nan, math.nan, 0)
+        self.began = self.ended = Usage(math.nan, math.nan, 0)
         self._ticks = 0
 
     def tick(self) -> None:
@@ -81,7 +81,7 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a contestant hands back: enough to prove that it did the work."""
+    """The result of a contestant, which proves that it did the work."""
 
     stopwatch: Stopwatch
     model: nn.Module

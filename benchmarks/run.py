@@ -1,7 +1,7 @@
 """Time every contestant on every task and write `docs/benchmarks.md`.
 
-python -m benchmarks.run                                    # all of it, about an hour
-python -m benchmarks.run --rounds 3 --tasks mlp --only fast,surestep    # a look; writes nothing
+python -m benchmarks.run                                    # all tasks, about an hour
+python -m benchmarks.run --rounds 3 --tasks mlp --only fast,surestep    # a preview; writes nothing
 
 A round is one fresh process for each contestant.
 """
@@ -16,61 +16,64 @@ from benchmarks.contestants import CONTESTANTS, Contestant
 from benchmarks.report import Rounds, page, table
 from benchmarks.rules import READ_EVERY
 from benchmarks.tasks import TASKS
-from benchmarks.worker import Answer, Order, measure
+from benchmarks.worker import Job, Measurement, measure
 
-ROUNDS = 5  # fewer are a look: the page is not written
+ROUNDS = 5  # with fewer, the page is not written
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 
 
 def check(task: str, rounds: Rounds) -> None:
-    """Stop unless every contestant did the same work in every round."""
-    usual, tolerance = rounds["plain"][0].final_loss, TASKS[task]().loss_tolerance
-    for name, answers in rounds.items():
-        for answer in answers:
-            if answer.updates != answer.total or answer.reads < answer.total // READ_EVERY:
+    """Exit unless every contestant did the same work in every round."""
+    plain_loss, tolerance = rounds["plain"][0].final_loss, TASKS[task]().loss_tolerance
+    for name, measurements in rounds.items():
+        for measurement in measurements:
+            if (
+                measurement.updates != measurement.total
+                or measurement.reads < measurement.total // READ_EVERY
+            ):
                 raise SystemExit(
-                    f"{name} on {task}: asked for {answer.total} steps and a loss every "
-                    f"{READ_EVERY}; it took {answer.updates} and read {answer.reads}."
+                    f"{name} on {task}: expected {measurement.total} steps and a loss every "
+                    f"{READ_EVERY}; it took {measurement.updates} and read {measurement.reads}."
                 )
-            if abs(answer.final_loss / usual - 1.0) > tolerance:
+            if abs(measurement.final_loss / plain_loss - 1.0) > tolerance:
                 raise SystemExit(
-                    f"{name} on {task}: ended with loss {answer.final_loss:.4f} where the plain "
-                    f"loop ends with {usual:.4f}; they did not do the same work."
+                    f"{name} on {task}: the final loss is {measurement.final_loss:.4f}, and "
+                    f"{plain_loss:.4f} for the plain loop; they did not do the same work."
                 )
 
 
 def run_rounds(task: str, contestants: Sequence[Contestant], rounds: int) -> Rounds:
-    """Let the contestants take turns, in a new order each round."""
+    """Run all contestants once a round, in a random order."""
     steps = TASKS[task]().steps
     order = random.Random(0)
-    answers: dict[str, list[Answer]] = {each.name: [] for each in contestants}
+    measurements: dict[str, list[Measurement]] = {contestant.name: [] for contestant in contestants}
     for number in range(rounds):
-        for each in order.sample(contestants, k=len(contestants)):
-            answers[each.name].append(measure(each, Order(task, steps)))
-        newest = "  ".join(f"{name} {answers[name][-1].step_us:,.0f}" for name in answers)
+        for contestant in order.sample(contestants, len(contestants)):
+            measurements[contestant.name].append(measure(contestant, Job(task, steps)))
+        newest = "  ".join(f"{name} {measurements[name][-1].step_us:,.0f}" for name in measurements)
         print(f"{task} {number + 1}/{rounds}  {newest}", file=sys.stderr, flush=True)
-    check(task, answers)
-    return answers
+    check(task, measurements)
+    return measurements
 
 
-def make_tables(tasks: Sequence[str], asked: Sequence[Contestant], rounds: int) -> list[str]:
+def make_tables(tasks: Sequence[str], contestants: Sequence[Contestant], rounds: int) -> list[str]:
     """Run every task with the contestants that are installed, and write its table."""
-    names = [contestant.name for contestant in asked]
-    installed = [contestant for contestant in asked if contestant.version]
+    names = [contestant.name for contestant in contestants]
+    installed = [contestant for contestant in contestants if contestant.version]
     tables = []
     for task in tasks:
-        answers = run_rounds(task, installed, rounds)
-        tables.append(table(TASKS[task]().title, answers, names))
+        measurements = run_rounds(task, installed, rounds)
+        tables.append(table(TASKS[task]().title, measurements, names))
         print(tables[-1], flush=True)
     return tables
 
 
-def pick(asked: str, known: Sequence[str], what: str) -> list[str]:
+def pick(text: str, allowed: Sequence[str], what: str) -> list[str]:
     """Split comma-separated names; exit on an unknown name."""
-    names = asked.split(",") if asked else list(known)
+    names = text.split(",") if text else list(allowed)
     for name in names:
-        if name not in known:
-            raise SystemExit(f"There is no {what} {name!r}; there are {', '.join(known)}.")
+        if name not in allowed:
+            raise SystemExit(f"There is no {what} {name!r}. Choose from {', '.join(allowed)}.")
     return names
 
 

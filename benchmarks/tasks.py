@@ -1,7 +1,7 @@
-"""What every contestant trains: a model, its data and its loss.
+"""The tasks that every contestant trains: a model, its data and its loss.
 
-All data is in memory and can be learned, so the final loss of a contestant shows whether it did
-the work: classes of a spiral, noisy copies of ten images, random walks on a sparse graph of tokens.
+All data is in memory and can be learned, so the final loss shows whether a contestant did the work:
+classes of a spiral, noisy copies of ten images, sequences of tokens from a sparse graph.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Task:
-    """What to train and for how long; `build` gives the same weights each time."""
+    """A model and its data; `build` returns the same weights each time."""
 
     name: str
     title: str
@@ -28,13 +28,13 @@ class Task:
     inputs: Tensor
     targets: Tensor
     batch_size: int
-    steps: int  # timed steps of one round; some seconds
-    # Another order of the data moved the final loss by up to 5%; other work moves it more.
+    steps: int  # timed steps of one round; a few seconds
+    # A different order of the data changes the final loss by up to 5%; different work, by more.
     loss_tolerance: float = 0.1
 
 
 def spiral(rows: int) -> tuple[Tensor, Tensor]:
-    """Draw points (rows, 2) on three intertwined arms, and the arm of each."""
+    """Draw points (rows, 2) on three intertwined arms, and the arm of each point."""
     generator = torch.Generator().manual_seed(1)
     arm = torch.randint(3, (rows,), generator=generator)
     radius = torch.rand(rows, generator=generator)
@@ -52,14 +52,14 @@ def pictures(rows: int, size: int = 16) -> tuple[Tensor, Tensor]:
     return templates[label] + 2.0 * noise, label
 
 
-def walks(rows: int, tokens: int, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Return random walks on a graph with four edges per token, (rows, tokens), and next tokens."""
+def sequences(rows: int, tokens: int, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Return paths through a graph with four edges per token, (rows, tokens), and next tokens."""
     generator = torch.Generator().manual_seed(3)
-    ways = torch.randint(vocabulary, (vocabulary, 4), generator=generator)
-    walk = [torch.randint(vocabulary, (rows,), generator=generator)]
+    edges = torch.randint(vocabulary, (vocabulary, 4), generator=generator)
+    path = [torch.randint(vocabulary, (rows,), generator=generator)]
     for _ in range(tokens):
-        walk.append(ways[walk[-1], torch.randint(4, (rows,), generator=generator)])
-    sequence = torch.stack(walk, dim=1)
+        path.append(edges[path[-1], torch.randint(4, (rows,), generator=generator)])
+    sequence = torch.stack(path, dim=1)
     return sequence[:, :-1].contiguous(), sequence[:, 1:].contiguous()
 
 
@@ -88,7 +88,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder that gives the logits (batch, tokens, vocabulary) of each next token."""
+    """A decoder that returns the logits (batch, tokens, vocabulary) of each next token."""
 
     def __init__(self, vocabulary: int, tokens: int, width: int, heads: int, layers: int) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ def build_gpt(width: int) -> nn.Module:
 
 
 def token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Give the mean cross-entropy over every token of the batch."""
+    """Return the mean cross-entropy over all tokens of the batch."""
     return functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
 
@@ -201,13 +201,13 @@ def make_resnet() -> Task:
 
 def make_gpt() -> Task:
     title = "GPT, 4 layers of width 128, 64 tokens, batch 16"
-    build, rows = partial(build_gpt, 128), walks(1024, tokens=64, vocabulary=96)
+    build, rows = partial(build_gpt, 128), sequences(1024, tokens=64, vocabulary=96)
     return Task("gpt", title, build, token_loss, "tokens", *rows, 16, steps=45)
 
 
 def make_wide_gpt() -> Task:
     title = "GPT, 4 layers of width 256, 64 tokens, batch 16"
-    build, rows = partial(build_gpt, 256), walks(1024, tokens=64, vocabulary=96)
+    build, rows = partial(build_gpt, 256), sequences(1024, tokens=64, vocabulary=96)
     return Task("wide_gpt", title, build, token_loss, "tokens", *rows, 16, steps=45)
 
 

@@ -1,8 +1,8 @@
-"""A fresh process for each measurement, so that nothing that ran before touches it.
+"""Run each measurement in a fresh process, so that earlier ones do not affect it.
 
 The layout of the heap, and with it the speed of a step, depends on all that a process has allocated
-before. One process works at a time, and the contestants alternate round by round, so that a slow
-minute of the machine hits them all.
+before. One process runs at a time, and the contestants alternate within a round, so that a slow
+minute of the machine affects all of them.
 """
 
 import gc
@@ -18,11 +18,11 @@ from benchmarks.contestants import Contestant
 from benchmarks.rules import Trained
 from benchmarks.tasks import TASKS, Task
 
-JUDGED_BATCHES = 16
+EVALUATED_BATCHES = 16
 
 
 @dataclass(frozen=True)
-class Order:
+class Job:
     """Train `task` for a warm-up and `steps` timed steps."""
 
     task: str
@@ -30,33 +30,33 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """How fast a round was, and what it did."""
+class Measurement:
+    """The speed of one round, and proof of the work."""
 
     step_us: float
     cpu_us: float
     faults: float  # page faults of a step
     peak_mb: float  # memory of the process, at most
-    total: int  # steps asked, with warm-up
-    updates: int  # steps the optimizer counted itself
+    total: int  # requested steps, with warm-up
+    updates: int  # steps that the optimizer counted
     reads: int
     final_loss: float
 
 
 def final_loss(task: Task, trained: Trained) -> float:
-    """Give the trained model's loss on the first rows of the task."""
-    rows = slice(JUDGED_BATCHES * task.batch_size)
+    """Return the trained model's loss on the first rows of the task."""
+    rows = slice(EVALUATED_BATCHES * task.batch_size)
     trained.model.eval()
     with torch.no_grad():
         return task.loss(trained.model(task.inputs[rows]), task.targets[rows]).item()
 
 
-def judge(task: Task, trained: Trained) -> Answer:
-    """Check the result of a contestant; AdamW's state counts its steps."""
+def summarize(task: Task, trained: Trained) -> Measurement:
+    """Summarize the training of a contestant; AdamW's state counts its steps."""
     states = trained.optimizer.state.values()
     updates = {int(state["step"]) for state in states}
     assert len(updates) == 1, f"parameters were updated unequally often: {sorted(updates)}"
-    return Answer(
+    return Measurement(
         step_us=trained.stopwatch.step_us,
         cpu_us=trained.stopwatch.cpu_us,
         faults=trained.stopwatch.faults,
@@ -68,28 +68,28 @@ def judge(task: Task, trained: Trained) -> Answer:
     )
 
 
-def serve(module: str, order: Order, connection: Connection) -> None:
-    """Train once, and send what was measured."""
+def serve(module: str, job: Job, connection: Connection) -> None:
+    """Train once, and send the measurement."""
     torch.set_num_threads(1)
     train = import_module(f"benchmarks.loops.{module}").train
-    task = TASKS[order.task]()
+    task = TASKS[job.task]()
     gc.collect()
-    answer = judge(task, train(task, order.steps))
+    measurement = summarize(task, train(task, job.steps))
     assert torch.get_num_threads() == 1, f"{module} changed the number of threads"
-    connection.send(answer)
+    connection.send(measurement)
 
 
-def measure(contestant: Contestant, order: Order) -> Answer:
+def measure(contestant: Contestant, job: Job) -> Measurement:
     """Train a contestant in its own process, and wait for it."""
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=serve, args=(contestant.module, order, theirs))
+    process = context.Process(target=serve, args=(contestant.module, job, theirs))
     process.start()
     theirs.close()
     try:
-        answer: Answer = ours.recv()
+        measurement: Measurement = ours.recv()
     except EOFError as error:
-        raise SystemExit(f"{contestant.name} ended on {order}; its traceback is above.") from error
+        raise SystemExit(f"{contestant.name} ended on {job}; its traceback is above.") from error
     finally:
         process.join()
-    return answer
+    return measurement

@@ -293,9 +293,10 @@ IMPORT_EACH = textwrap.dedent(
 def test_every_module_imports_alone_without_warnings_or_side_effects(tmp_path):
     modules = [module_of(path) for path in FILES if path.name != "__main__.py"]
     (tmp_path / "pycache").mkdir()  # must exist before the first process_state()
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", IMPORT_EACH, str(tmp_path / "pycache"), *modules],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        env={**os.environ, **threads, "PYTHONPATH": str(SOURCE.parent.resolve())},
         cwd=tmp_path,
         capture_output=True,
         text=True,

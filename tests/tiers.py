@@ -9,53 +9,61 @@ takes more than two seconds of processor time.
 IMPORTS = "imports every module in a process of its own"
 KILLS = "kills or interrupts runs"
 LAUNCHES = "launches several processes"
+LOADS_IN_WORKERS = "starts data workers again and again"
 MEMORY = "measures the memory of processes"
 NEEDS_BNB = "needs bitsandbytes"
 NEEDS_COMPILER = "needs a C++ compiler"
 NEEDS_DEEPSPEED = "needs deepspeed"
 NEEDS_TRANSFORMERS = "needs transformers"
+PRODUCT = "tries one property with every name, option or damaged file"
 TRAINS = "trains a recipe to its accuracy"
 
 SLOW = {
+    "tests/cli/test_hostile_run.py": PRODUCT,
     "tests/cli/test_interrupt.py": KILLS,
     "tests/cli/test_launch.py": LAUNCHES,
     "tests/cli/test_new.py::test_signaled_job_is_requeued_until_its_run_is_finished": KILLS,
-    "tests/cli/test_options.py::test_typed_option_is_planned_and_shown_as_set_by_the_user": (
-        "needs bitsandbytes, deepspeed and a C++ compiler"
-    ),
     "tests/cli/test_options.py::test_deepspeed_keys_can_be_typed_as_json_or_given_in_a_file": (
         NEEDS_DEEPSPEED
     ),
+    "tests/cli/test_options.py::test_typed_option_is_planned_and_shown_as_set_by_the_user": (
+        "needs bitsandbytes, deepspeed and a C++ compiler"
+    ),
+    "tests/cli/test_startup.py": LAUNCHES,
+    "tests/engine/checks/test_additivity.py::test_no_registered_or_torch_loss_is_rejected": PRODUCT,
+    "tests/engine/checks/test_metric_parts.py::test_metric_that_is_a_mean_is_accepted": PRODUCT,
     "tests/engine/data/others/": "needs datasets, torchdata and webdataset",
-    "tests/engine/data/test_workers.py::test_no_worker_outlives_its_main_process": KILLS,
+    "tests/engine/data/test_sources.py::test_random_numbers_of_loading": LOADS_IN_WORKERS,
+    "tests/engine/data/test_workers.py": KILLS,
     "tests/engine/evaluate/test_bounded_memory.py": MEMORY,
     "tests/engine/model/test_activation_checkpointing.py": NEEDS_TRANSFORMERS,
     "tests/engine/optim/test_state_size.py::"
     "test_estimated_optimizer_memory_matches_the_actual_state[adamw8bit": NEEDS_BNB,
     "tests/engine/parallel/test_deepspeed_config.py": NEEDS_DEEPSPEED,
+    "tests/engine/parallel/test_plugin.py::test_plugin_derived_from_ddp": LAUNCHES,
     "tests/engine/parallel/test_plugin.py::test_plugin_strategy_on_two_ranks": LAUNCHES,
     "tests/engine/parallel/test_plugin.py::test_plugin_strategy_trains": LAUNCHES,
+    "tests/engine/schedule/test_transformers.py": NEEDS_TRANSFORMERS,
+    "tests/engine/test_allocator.py::test_activations_use_huge_pages": MEMORY,
+    "tests/engine/test_allocator.py::test_allocator_does_not_change_results": MEMORY,
+    "tests/engine/test_allocator.py::test_retained_memory_is_returned": MEMORY,
+    "tests/engine/test_allocator.py::test_steps_with_retained_memory_have_no_page_faults": MEMORY,
     "tests/engine/test_plugins.py::test_broken_plugin_option": LAUNCHES,
     "tests/engine/test_plugins.py::test_plugin_option_is": LAUNCHES,
     "tests/engine/test_plugins.py::test_plugins_train_by_name": ("trains in a process of its own"),
-    "tests/engine/schedule/test_transformers.py": NEEDS_TRANSFORMERS,
-    "tests/engine/test_allocator.py::test_allocator_does_not_change_results": MEMORY,
-    "tests/engine/test_allocator.py::test_activations_use_huge_pages": MEMORY,
-    "tests/engine/test_allocator.py::test_retained_memory_is_returned": MEMORY,
-    "tests/engine/test_allocator.py::test_steps_with_retained_memory_have_no_page_faults": MEMORY,
     "tests/gpu/": "needs an accelerator",
-    "tests/laws/test_registries.py::test_every_name_of_every_registry[optimizer adamw8bit": (
-        NEEDS_BNB
-    ),
     "tests/laws/test_law_1_hugging_face.py": NEEDS_TRANSFORMERS,
     "tests/laws/test_law_2_kills.py": KILLS,
     "tests/laws/test_law_2_lora.py": "needs peft and transformers",
     "tests/laws/test_law_2_rollback_kills.py": KILLS,
-    "tests/laws/test_law_3_memory_and_speed.py::test_model_of_only_torch": NEEDS_COMPILER,
+    "tests/laws/test_law_2_stream_states.py": LOADS_IN_WORKERS,
     "tests/laws/test_law_3_memory_and_speed.py::test_compil": NEEDS_COMPILER,
     "tests/laws/test_law_3_memory_and_speed.py::test_every_block_is_compiled": NEEDS_COMPILER,
+    "tests/laws/test_law_3_memory_and_speed.py::test_model_of_only_torch": NEEDS_COMPILER,
     "tests/laws/test_law_3_memory_and_speed.py::test_profile_of_the_second_step": NEEDS_COMPILER,
     "tests/laws/test_law_7_kills.py": KILLS,
+    "tests/laws/test_law_9_changes.py::test_allowed_change_is_seen_in_the_next_steps": PRODUCT,
+    "tests/laws/test_law_9_changes.py::test_change_that_needs_no_permission_is_applied": PRODUCT,
     "tests/laws/test_law_9_changes.py::"
     "test_change_without_an_effect_is_rejected[optim.min_8bit_size]": NEEDS_BNB,
     "tests/laws/test_law_9_honest.py::test_set_value_is_the_planned_value[compile": (
@@ -64,38 +72,43 @@ SLOW = {
     "tests/laws/test_law_9_honest.py::test_set_value_is_the_planned_value[optim.min_8bit_size]": (
         NEEDS_BNB
     ),
-    "tests/laws/test_law_9_honest.py::test_set_value_is_the_planned_value[parallel.zero_stage]": (
-        NEEDS_DEEPSPEED
-    ),
     "tests/laws/test_law_9_honest.py::test_set_value_is_the_planned_value[parallel.deepspeed]": (
         NEEDS_DEEPSPEED
     ),
-    "tests/laws/test_law_9_rejections.py::"
-    "test_impossible_option_is_rejected_with_a_remedy[parallel.strategy": (
-        "needs accelerate, deepspeed and a C++ compiler"
+    "tests/laws/test_law_9_honest.py::test_set_value_is_the_planned_value[parallel.zero_stage]": (
+        NEEDS_DEEPSPEED
     ),
-    "tests/laws/test_law_9_rejections.py::"
-    "test_value_that_the_message_proposes_is_accepted[optim.min_8bit_size]": NEEDS_BNB,
     "tests/laws/test_law_9_rejections.py::test_every_rejection_of_the_rules_is_tried": (
         "needs every library of dev-all"
     ),
     "tests/laws/test_law_9_rejections.py::"
     "test_impossible_option_is_rejected_with_a_remedy[compile_blocks": NEEDS_COMPILER,
     "tests/laws/test_law_9_rejections.py::"
+    "test_impossible_option_is_rejected_with_a_remedy[parallel.strategy": (
+        "needs accelerate, deepspeed and a C++ compiler"
+    ),
+    "tests/laws/test_law_9_rejections.py::"
     "test_value_that_the_message_proposes_is_accepted[compile_blocks": NEEDS_COMPILER,
     "tests/laws/test_law_9_rejections.py::"
-    "test_value_that_the_message_proposes_is_accepted[parallel.zero_stage": NEEDS_DEEPSPEED,
+    "test_value_that_the_message_proposes_is_accepted[optim.min_8bit_size]": NEEDS_BNB,
     "tests/laws/test_law_9_rejections.py::"
     "test_value_that_the_message_proposes_is_accepted[parallel.deepspeed": NEEDS_DEEPSPEED,
+    "tests/laws/test_law_9_rejections.py::"
+    "test_value_that_the_message_proposes_is_accepted[parallel.zero_stage": NEEDS_DEEPSPEED,
     "tests/laws/test_mutations.py": "breaks each law and runs its checks again",
+    "tests/laws/test_registries.py::test_every_name_of_every_registry": PRODUCT,
     "tests/multi_rank/": LAUNCHES,
     "tests/recipes/test_digits.py::test_digits_reaches_its_accuracy": TRAINS,
     "tests/recipes/test_hf.py": NEEDS_TRANSFORMERS,
     "tests/record/checkpoint/test_concurrent_processes.py": LAUNCHES,
+    "tests/record/checkpoint/test_hostile.py": PRODUCT,
     "tests/record/checkpoint/test_ranks.py": LAUNCHES,
+    "tests/record/test_hostile_run.py": PRODUCT,
+    "tests/record/test_prediction_files.py::test_killed_process": KILLS,
     "tests/test_architecture.py::test_every_module_imports_alone": IMPORTS,
     "tests/torture/": "kills runs and corrupts their files",
     "tests/trainer/test_predict_hugging_face.py": NEEDS_TRANSFORMERS,
+    "tests/trainer/test_signals.py": KILLS,
 }
 
 

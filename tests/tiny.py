@@ -71,7 +71,7 @@ def plan(parts: dict[str, Any] | None = None, **said: Any) -> PreparedTask:
     return plan_task(task(**(parts or {})), config(**said))
 
 
-def train_feed(parts: dict[str, Any], **said: Any) -> BatchLoader:
+def train_loader(parts: dict[str, Any], **said: Any) -> BatchLoader:
     planned = plan(parts, **said)
     parts = {"task": planned.task, "loss": planned.loss, "plan": planned.plan}
     return make_loader(planned.task.train, "train", **parts, training=True)
@@ -134,10 +134,10 @@ def move(state: State, seed: int) -> None:
 
 def decide(
     said: dict[str, Any] | None = None,
-    facts: SystemInfo = FACTS,
+    system: SystemInfo = FACTS,
     given: TaskInfo = GIVEN,
     **more: Any,
 ) -> Plan:
     return resolve(
-        surestep.Config.from_options({"epochs": 1.0, **(said or {})}), facts, given, **more
+        surestep.Config.from_options({"epochs": 1.0, **(said or {})}), system, given, **more
     )

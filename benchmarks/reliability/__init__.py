@@ -1,1 +1,1 @@
-"""Runs killed in the middle of a save: what each library makes of them."""
+"""Kill runs in the middle of a save, and compare how each library resumes them."""

@@ -20,16 +20,16 @@ from benchmarks.reliability.reporter import Reporter
 
 
 class Progress:
-    """How far the run is."""
+    """The step of the run."""
 
     step = 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return what is saved."""
+        """Return the state to save."""
         return {"step": self.step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Take what was saved."""
+        """Load a saved state."""
         self.step = state["step"]
 
 
@@ -48,9 +48,8 @@ def train(job: Job, reporter: Reporter) -> None:
     loader = DataLoader(job.data(), BATCH, shuffle=True)
     model, optimizer, loader = accelerator.prepare(net, plain, loader)
     accelerator.register_for_checkpointing(progress)
-    saved = sorted(
-        int(each.name.split("_")[1]) for each in job.folder.glob("checkpoints/checkpoint_*")
-    )
+    folders = job.folder.glob("checkpoints/checkpoint_*")
+    saved = sorted(int(folder.name.split("_")[1]) for folder in folders)
     if saved:
         accelerator.load_state()
         project.iteration = saved[-1] + 1

@@ -15,7 +15,7 @@ from benchmarks.reliability.reporter import Reporter
 
 
 class Named(Dataset[dict[str, Tensor]]):
-    """The rows as the dictionaries that HF Trainer wants."""
+    """The rows as dictionaries, which HF Trainer needs."""
 
     def __init__(self, job: Job) -> None:
         self.rows = job.data()
@@ -29,7 +29,7 @@ class Named(Dataset[dict[str, Tensor]]):
 
 
 class WithLoss(nn.Module):
-    """The model as HF Trainer wants it: it gives its own loss."""
+    """The model with its loss, which HF Trainer needs."""
 
     def __init__(self, job: Job) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class WithLoss(nn.Module):
 
 
 class Watch(TrainerCallback):
-    """Reports what was loaded, and each step."""
+    """Reports the loaded state and each step."""
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter

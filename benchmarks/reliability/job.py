@@ -17,11 +17,11 @@ Setting = Literal["shuffled", "dropout", "augmented"]
 
 @dataclass(frozen=True)
 class Job:
-    """What to train, and where its checkpoints are.
+    """A model and data to train, and the folder of its checkpoints.
 
     Attributes:
-        setting: what is random: the order of the samples; the model too, by dropout; the loading
-            of a sample too.
+        setting: the sources of randomness. "shuffled" is the order of the samples, "dropout" adds
+            dropout, and "augmented" adds dropout and random augmentation.
     """
 
     folder: Path

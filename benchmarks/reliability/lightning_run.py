@@ -21,7 +21,7 @@ from benchmarks.reliability.reporter import Reporter
 
 
 class Module(LightningModule):
-    """The job as Lightning wants it."""
+    """The job as a LightningModule."""
 
     def __init__(self, job: Job) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Module(LightningModule):
 
 
 class Watch(Callback):
-    """Reports what was loaded, and each step."""
+    """Reports the loaded state and each step."""
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter

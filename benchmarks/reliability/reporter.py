@@ -1,4 +1,4 @@
-"""What a run that can be killed at any moment reports to its parent."""
+"""Reports of a run to its parent, which may kill it at any moment."""
 
 import mmap
 import os
@@ -14,22 +14,22 @@ from torch import Tensor, nn
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """Return a digest of every bit of the weights and of the optimizer's tensors."""
-    whole = sha256()
+    hashed = sha256()
     for parameter in model.parameters():
         slots = optimizer.state.get(parameter, {})
-        held = [slots[name] for name in sorted(slots) if isinstance(slots[name], Tensor)]
-        for tensor in (parameter.detach(), *held):
-            whole.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return whole.hexdigest()[:24]
+        tensors = [slots[name] for name in sorted(slots) if isinstance(slots[name], Tensor)]
+        for tensor in (parameter.detach(), *tensors):
+            hashed.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()[:24]
 
 
 class Reporter:
-    """The side of the run.
+    """Writes the reports of a run.
 
     Args:
         shared: its first byte is 1 while a save is in progress.
         pipe: receives a byte at the start of each save.
-        log: gets a line for what was loaded, for each step, and for each save.
+        log: receives a line for the loaded state, for each step, and for each save.
     """
 
     def __init__(self, shared: mmap.mmap, pipe: int, log: TextIO) -> None:

@@ -1,9 +1,9 @@
-"""Kill runs of each library in the middle of a save, resume them, and count what comes of it.
+"""Kill runs of each library in the middle of a save, resume them, and count the outcomes.
 
     python -m benchmarks.reliability.run --kills 60
 
 Each run is killed (-9) once, at a random moment of a random save, and started again as the
-library's documentation says. All processes of a library fork from one that has imported it.
+library's documentation describes. All processes of a library fork from one that has imported it.
 """
 
 import argparse
@@ -46,7 +46,7 @@ class Log:
 
     @classmethod
     def read(cls, path: Path) -> "Log":
-        """Read a log; its last line may be torn."""
+        """Read a log; its last line may be incomplete."""
         log = cls()
         text = path.read_text(encoding="utf-8")
         for line in text[: text.rfind("\n") + 1].splitlines():
@@ -74,30 +74,30 @@ def _train(contestant: str, job: Job, log: Path, shared: mmap.mmap, pipe: int) -
 
 
 def measure(contestant: str, setting: Setting, kills: int, folder: Path) -> dict[str, Any]:
-    """Kill `kills` runs within a save; return how many of each end there were."""
-    whole = Job(folder / "whole", setting)
-    child = start(contestant, whole, folder / "whole.log")
+    """Kill `kills` runs within a save; return how often each outcome was."""
+    uninterrupted = Job(folder / "uninterrupted", setting)
+    child = start(contestant, uninterrupted, folder / "uninterrupted.log")
     if child.wait() != 0:
         raise SystemExit(f"{contestant}: the run that was not killed ended with {child.code}")
     child.close()
-    reference = Log.read(folder / "whole.log")
-    lasts_s, draw = median(reference.saves), random.Random(f"{contestant} {setting}")
-    ends: Counter[str] = Counter()
-    while ends["killed inside a save"] < kills:
+    reference = Log.read(folder / "uninterrupted.log")
+    save_s, draw = median(reference.saves), random.Random(f"{contestant} {setting}")
+    outcomes: Counter[str] = Counter()
+    while outcomes["killed inside a save"] < kills:
         run = folder / "killed"
         shutil.rmtree(run, ignore_errors=True)
-        if _kill(contestant, Job(run, setting), draw, lasts_s):
-            ends["killed inside a save"] += 1
-            ends[_resume(contestant, Job(run, setting), reference)] += 1
-    return {"contestant": contestant, "setting": setting, "save_s": lasts_s, **ends}
+        if _kill(contestant, Job(run, setting), draw, save_s):
+            outcomes["killed inside a save"] += 1
+            outcomes[_resume(contestant, Job(run, setting), reference)] += 1
+    return {"contestant": contestant, "setting": setting, "save_s": save_s, **outcomes}
 
 
-def _kill(contestant: str, job: Job, draw: random.Random, lasts_s: float) -> bool:
-    """Kill a run at a random moment of a save after its first; return whether the kill hit."""
+def _kill(contestant: str, job: Job, draw: random.Random, save_s: float) -> bool:
+    """Kill a run in a save after its first; return whether the save was in progress."""
     child = start(contestant, job, job.folder.with_name("killed.log"))
     try:
         if child.wait_for(f"save {draw.randint(2, STEPS // SAVE_EVERY - 1)}"):
-            time.sleep(draw.uniform(0, lasts_s))
+            time.sleep(draw.uniform(0, save_s))
         child.kill()
         return child.code == -9 and child.shared[0] == 1
     finally:
@@ -124,7 +124,7 @@ def _resume(contestant: str, job: Job, reference: Log) -> str:
     return "bitwise equal" if exact and STEPS in log.steps else "resumed, not bitwise equal"
 
 
-def contest(contestant: str, kills: int) -> None:
+def measure_settings(contestant: str, kills: int) -> None:
     """Measure a library in this process, which imports it and then only forks."""
     import torch
 
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--here", action="store_true", help="measure one in this very process")
     arguments = parser.parse_args()
     if arguments.here:
-        return contest(arguments.contestants[0], arguments.kills)
+        return measure_settings(arguments.contestants[0], arguments.kills)
     for contestant in arguments.contestants:
         command = [sys.executable, "-m", "benchmarks.reliability.run", contestant, "--here"]
         environment = {**os.environ, **ONE_THREAD, "TOKENIZERS_PARALLELISM": "false"}

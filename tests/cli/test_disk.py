@@ -39,15 +39,15 @@ def fill_up(monkeypatch):
     """Make the disk full for the second checkpoint."""
     from surestep.record.checkpoint import writer as write
 
-    save, count = write.save_file, []
+    own, count = write.write_into, []
 
-    def full(*args, **more):
+    def full(*args):
         count.append(1)
-        if len(count) > 3:
+        if len(count) > 4:
             raise OSError(28, "No space left on device")
-        return save(*args, **more)
+        return own(*args)
 
-    monkeypatch.setattr(write, "save_file", full)
+    monkeypatch.setattr(write, "write_into", full)
 
 
 def test_disk_that_fills_up_ends_the_run_with_a_sentence(surestep, recipe, small_disk):

@@ -140,7 +140,7 @@ def test_run_without_checkpoints_is_reported(surestep, run, folder):
     shutil.rmtree(folder / "r" / "checkpoints")
     answer = surestep("evaluate", "r")
     assert (answer.code, answer.out) == (1, "")
-    assert "r had checkpoints, and has none now. Put one back" in answer.err
+    assert "r had checkpoints, and has none now. Put a copy of one back" in answer.err
 
 
 def test_task_without_validation_data_names_its_splits(surestep, recipe):

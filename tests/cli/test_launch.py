@@ -92,7 +92,7 @@ def test_one_process_prints_the_command_to_resume(capsys, launched, told):
     [
         ("0", "--nproc 0 is not a number of processes"),
         ("-1", "--nproc"),
-        ("two", "--nproc two is"),
+        ("two", "Error parsing --nproc"),
     ],
 )
 def test_fewer_than_one_process_is_rejected(surestep, recipe, count, words):

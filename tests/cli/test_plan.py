@@ -45,7 +45,7 @@ def test_plan_shows_only_the_relevant_decisions(surestep, recipe):
     assert {"compile", "early_stop.patience"} <= hidden  # off
     assert {"optim.betas", "cudnn_benchmark"} <= hidden  # torch's defaults
     assert {"schedule.T_0", "average.every", "parallel.timeout_s"} <= hidden  # not chosen
-    assert f"\n{len(left)} options are off, at torch's default or of no use here" in shown.out
+    assert f"\n{len(left)} options are off, have torch's default or do not apply" in shown.out
     assert len(inside) < 0.4 * len(found["decisions"])
 
 

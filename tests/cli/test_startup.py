@@ -76,7 +76,7 @@ WRONG = [
     (["train", "mine.py", "--config", "gone.toml"], "cannot be read"),
     (["train", "mine.py", "--dry-run", "--overfit", "3"], "cannot be combined"),
     (["train", "mine.py", "--overfit", "0"], "--overfit 0 is not a number of samples"),
-    (["train", "mine.py", "--nproc", "none"], "--nproc none is not a number of processes"),
+    (["train", "mine.py", "--nproc", "none"], "Error parsing --nproc"),
     (["plan", "mine.py", "--plot", "a.txt"], "--plot a.txt has the suffix"),
     (["plan", "mine.py", "--local-ranks", "3"], "--local-ranks 3"),
     (["new", "mine.py"], "type surestep new --slurm mine.py"),

@@ -418,6 +418,7 @@ SWITCHES = [
     ("python", "Data(shuffle='off')", {"data.shuffle": False}),
     ("python", "Data(num_workers='auto')", {}),
     ("python", "Config(batch_size='1k')", {"batch_size": 1000}),
+    ("python", "Config(batch_size='2.01k')", {"batch_size": 2010}),
     ("python", "Config(max_steps=1e5)", {"max_steps": 100000}),
     ("python", "Config(max_steps='1e5')", {"max_steps": 100000}),
     ("python", "Config(batch_size=np.int64(64))", {"batch_size": 64}),
@@ -448,6 +449,7 @@ LISTS = [
     ("python", "Optim(betas=(0.9, 0.95, 0.99))", "is not allowed: it takes 2 numbers."),
     ("python", "Config(exclude_samples=7)", {"exclude_samples": (7,)}),
     ("python", "Config(exclude_samples=np.array([1, 2]))", {"exclude_samples": (1, 2)}),
+    ("python", "Config(exclude_samples=1.5)", "the name of one file, or indices from 0 on"),
     (
         "toml",
         "[optim]\nbetas = 0.9",
@@ -601,6 +603,11 @@ TYPED_FOREIGN = [
     ("toml", "[optim]\nlr = 'fast'", "run.toml:2: optim.lr='fast' is not allowed"),
     ("cli", "--optim.lr fast", "--optim.lr: optim.lr='fast' is not allowed"),
     ("python", "Config(optim={'lr': 'fast'})", "test_forms.py:"),
+    ("python", "Optim(lr='1e-3')", {"optim.lr": 1e-3}),
+    ("python", "Optim(lr='fast')", "optim.lr='fast' is not allowed: it must be a valid number."),
+    ("python", "Config(logging={'ranks': 'all'})", "Use torchrun --log-dir DIR --redirects 3"),
+    ("python", "Config(parallel={'nccl_debug': 'INFO'})", "Use the environment variable NCCL_DEB"),
+    ("python", "Config(schedule={'chain': 'cosine'})", "Use Task(schedule=lambda step, total: 1"),
 ]
 ROWS = [
     *(LENGTHS + OFF + NAMES_OF_OTHERS + GROUPS + SWITCHES + LISTS + TYPED_FOREIGN),

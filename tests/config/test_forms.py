@@ -39,14 +39,14 @@ def toml(typed, folder):
 
 
 def cli(typed, _):
-    asked = read_command_line("train", ["digits", *shlex.split(typed)], Options)
+    call, own = read_command_line("train", ["digits", *shlex.split(typed)], Options)
     return {
         **{
             name: value
-            for name, value in asked.config.set_options().items()
-            if name in asked.set_options
+            for name, value in call.config.set_options().items()
+            if name in call.set_options
         },
-        **{f"extras.{name}": value for name, value in asdict(asked.own).items()},
+        **{f"extras.{name}": value for name, value in asdict(own).items()},
     }
 
 

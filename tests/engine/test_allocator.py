@@ -162,16 +162,16 @@ def test_limited_address_space_disables_huge_pages():
 
 
 @pytest.mark.parametrize(
-    ("facts", "value", "reason"),
+    ("system", "value", "reason"),
     [
-        ({}, "retain", "reuse freed memory"),
+        ({}, "retain", "uses freed memory again"),
         ({"huge_pages": True}, "huge_pages", "on huge pages"),
         ({"name": "libjemalloc.so.2"}, "default", "libjemalloc.so.2"),
         ({"settings": ("MALLOC_ARENA_MAX",)}, "default", "MALLOC_ARENA_MAX is set"),
     ],
 )
-def test_plan_only_changes_a_glibc_allocator_without_settings(facts, value, reason):
-    plan = decide({}, replace(FACTS, allocator=Allocator(**facts)))
+def test_plan_only_changes_a_glibc_allocator_without_settings(system, value, reason):
+    plan = decide({}, replace(FACTS, allocator=Allocator(**system)))
     assert plan.cpu_allocator == value
     assert reason in plan.reason("cpu_allocator")
 

@@ -73,7 +73,7 @@ def test_model_is_built_on_the_device_of_its_rank(cards):
         seen.append(cards.now)
         return tiny.model()
 
-    plan_task(tiny.task(model=build), tiny.config(), facts=TWO)
+    plan_task(tiny.task(model=build), tiny.config(), system=TWO)
     assert seen == [1]
     assert cards.now == 0
 
@@ -86,7 +86,7 @@ def test_recipe_is_loaded_on_the_device_of_its_rank(cards, monkeypatch, tmp_path
         "    with torch.cuda.device(torch.device('cuda', 0)):\n        pass\n"
         "    return tiny.task()\n"
     )
-    monkeypatch.setattr("surestep.recipes.load.read_facts", lambda: TWO)
+    monkeypatch.setattr("surestep.recipes.load.read_system", lambda: TWO)
     load(str(source)).build({}, Config(epochs=1))
     assert cards.was == [1, 0]  # the recipe's device is nested in ours
     assert cards.now == 0
@@ -103,7 +103,7 @@ def test_process_group_is_opened_on_the_device_of_the_rank(cards, monkeypatch, t
         seen.append(cards.now)
         raise OpenedHere
 
-    monkeypatch.setattr(planning, "read_facts", lambda: TWO)
+    monkeypatch.setattr(planning, "read_system", lambda: TWO)
     monkeypatch.setattr(prepare, "join_process_group", open_world)
     with pytest.raises(OpenedHere):
         tiny.prepare(tmp_path, {"model": nn.Linear(tiny.FEATURES, tiny.CLASSES)})

@@ -7,7 +7,6 @@ import torch
 
 from surestep.engine.rng import (
     ModelRNG,
-    derive_load_seed,
     derive_seed,
     preserve_rng,
     seed_loading,
@@ -29,11 +28,6 @@ def test_seeds_have_63_bits_and_differ():
     seeds = {derive_seed("load", 0, 0, position) for position in range(1000)}
     assert len(seeds) == 1000
     assert 0 <= min(seeds) <= max(seeds) < 2**63
-
-
-@pytest.mark.parametrize("place", [(0, 0, 0), (7, 2, 10_000_000), (2**63 - 1, 0, 12)])
-def test_derive_load_seed_equals_derive_seed(place):
-    assert derive_load_seed(*place) == derive_seed("load", *place)
 
 
 @pytest.fixture

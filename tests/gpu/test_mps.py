@@ -33,7 +33,7 @@ def test_mps_is_used_only_if_it_is_set():
 def test_plan_for_mps_has_no_feature_of_cuda():
     plan = tiny.decide({"device": "mps"}, APPLE)
     assert (plan.precision, plan.compile, plan.data_pin_memory) == ("fp32", "off", False)
-    assert (plan.optim_implementation, plan.guard) == ("foreach", "reading")
+    assert (plan.optim_implementation, plan.guard) == ("foreach", "host")
     assert sum_dtype(plan.device) == torch.float32
 
 

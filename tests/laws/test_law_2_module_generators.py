@@ -9,7 +9,7 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import TaskError
-from surestep.engine.generators import DatasetRNGs
+from surestep.engine.own_generators import OwnGenerators
 from tests.laws.support.tasks import assert_same, session_of, snapshot, train
 from tests.laws.test_law_2_global_generators import OPTIONS, Noisy, check_draws, task_of
 
@@ -193,41 +193,41 @@ def test_generator_made_in_the_first_step_causes_a_warning(folder):
         train(task_of(Late(MAKERS["numpy"], late=True)), folder(), **OPTIONS)
 
 
+def test_generator_that_a_loss_of_a_deep_model_makes_in_the_first_step_causes_a_warning(folder):
+    class LateLoss(KeepingLoss):
+        def __init__(self):
+            super().__init__(lambda: None)
+
+        def forward(self, outputs, targets):
+            if outputs.requires_grad and self.rng is None:
+                self.rng = MAKERS["numpy"]()
+            return nn.functional.cross_entropy(outputs, targets)
+
+    model = nn.Sequential(*(nn.Linear(10, 10) for _ in range(100)))
+    with pytest.warns(UserWarning, match=r"loss\.rng \(Generator\) was made in the first step"):
+        train(task_of(model, LateLoss()), folder(), **{**OPTIONS, "max_steps": 2})
+
+
 def test_generator_that_takes_no_seed_causes_a_warning(folder):
     with pytest.warns(UserWarning, match=r"model\.rng \(SystemRandom\) takes no seed"):
         train(task_of(Keeping(random.SystemRandom)), folder(), **OPTIONS)
 
 
-def test_recomputed_activations_with_a_generator_of_the_model_are_rejected(folder):
-    model = nn.Sequential(Keeping(MAKERS["numpy"]), nn.Linear(3, 3))
-    before = snapshot_of(model)
-    with pytest.raises(TaskError, match=r"drew different numbers from model\.0\.rng"):
-        train(task_of(model), folder(), activation_checkpointing="0", **OPTIONS)
-    after = snapshot_of(model)
-    assert all(torch.equal(before[name], after[name]) for name in before)  # before the update
-
-
-def snapshot_of(model):
-    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-
-
 @pytest.mark.parametrize("kind", MAKERS)
-def test_recomputation_works_if_it_does_not_draw_from_the_generator(folder, kind):
-    def make():
-        torch.manual_seed(1)
-        drawing, plain = Keeping(MAKERS[kind]), nn.Linear(10, 3)
-        plain.rng = MAKERS[kind]()
-        return task_of(nn.Sequential(drawing, nn.Linear(3, 10), plain))
-
-    options = {**OPTIONS, "max_steps": 3}
-    recomputed = train(make(), folder(), activation_checkpointing="2", **options)
-    assert_same(snapshot(recomputed), snapshot(train(make(), folder(), **options)))
-
-
-def test_recomputed_activations_with_an_unreadable_generator_are_rejected(folder):
-    model = nn.Sequential(Keeping(random.SystemRandom), nn.Linear(3, 3))
+def test_activation_checkpointing_with_a_generator_of_the_model_is_rejected(folder, kind):
+    model = nn.Sequential(Keeping(MAKERS[kind]), nn.Linear(3, 3))
     with pytest.raises(TaskError, match=r"may draw different numbers from model\.0\.rng"):
-        train(task_of(model), folder(), activation_checkpointing="0", **OPTIONS)
+        train(task_of(model), folder(), activation_checkpointing="1", **OPTIONS)
+
+
+def test_activation_checkpointing_works_with_a_generator_of_the_loss(folder):
+    def end(choice):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 3))
+        task = task_of(model, KeepingLoss(MAKERS["numpy"]), loss_is_separable=False)
+        return snapshot(train(task, folder(), activation_checkpointing=choice, **OPTIONS))
+
+    assert_same(end("0"), end("off"))
 
 
 def test_seed_of_a_generator_follows_from_the_position(folder):
@@ -240,5 +240,5 @@ def test_seed_of_a_generator_follows_from_the_position(folder):
 
     train(task_of(Drawing()), folder(), **{**OPTIONS, "max_steps": 1})
     digest = surestep.derive_seed("model", 7, 0, 0)
-    salt = DatasetRNGs(**{"model.rng": random.Random(0)}).found[0].salt
+    salt = OwnGenerators(("model.rng", random.Random(0))).found[0].salt
     assert drawn[0] == random.Random(digest ^ salt).random()

@@ -272,9 +272,9 @@ class Locked(Counted):
 CANNOT = {
     Lying: "after loading its state of 8 samples, Lying continues with others",
     Buffering: "after loading its state of 8 samples, Buffering continues with others",
-    Odd: "the state of Odd has a set, which has no form in JSON or safetensors",
+    Odd: "state_dict() of Odd failed: TypeError('a set has no form in JSON or safetensors')",
     Broken: "load_state_dict() of Broken failed: OSError('gone')",
-    Locked: "its state would be loaded into a copy, and it cannot be copied: TypeError",
+    Locked: "copying it, since a state is loaded into a copy, failed: TypeError",
 }
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 import surestep
 from surestep.config.config import Config, iter_options
 from surestep.engine.plan.plan import Plan
-from surestep.engine.plan.system import read_facts
+from surestep.engine.plan.system import read_system
 from surestep.trainer import planning
 from surestep.trainer.planning import plan_task
 from tests.laws.support.option_values import ONLY_VALUE, OPTION_VALUES, SAME_VALUE, SAMPLES, task_of
@@ -29,9 +29,9 @@ Folder = Callable[[], Path]
 def plan_of(options: dict[str, Any], **parts: Any) -> Plan:
     length = {} if {"epochs", "max_steps"} & options.keys() else {"epochs": 1}
     size = {} if "batch_size" in options or parts else {"batch_size": 16}
-    facts = parts.pop("facts", read_facts)
+    system = parts.pop("system", read_system)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "read_facts", facts)
+        patch.setattr(planning, "read_system", system)
         return plan_task(task_of(**parts), Config.from_options({**length, **size, **options})).plan
 
 

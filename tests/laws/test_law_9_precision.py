@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import surestep
 from surestep.config.config import Config
 from surestep.engine.plan.plan import TaskInfo
-from surestep.engine.plan.system import SystemInfo, read_facts
+from surestep.engine.plan.system import SystemInfo, read_system
 from surestep.engine.rules.resolve import resolve
 from tests.laws.support.tasks import rows, session_of
 
@@ -100,20 +100,20 @@ def test_low_precision_learns_what_full_precision_learns(folder, precision):
     assert (weights[0] - weights[1]).norm() / weights[0].norm() < 2e-2
 
 
-def machine(**facts: object) -> SystemInfo:
-    return replace(read_facts(), **facts)
+def machine(**system: object) -> SystemInfo:
+    return replace(read_system(), **system)
 
 
 @pytest.mark.parametrize(
-    ("facts", "precision"),
+    ("system", "precision"),
     [
         ({"cuda_devices": ("A100",), "bf16_native": True}, "bf16"),
         ({"cuda_devices": ("T4",), "bf16_native": False}, "fp32"),
         ({"cuda_devices": ()}, "fp32"),
     ],
 )
-def test_auto_is_bf16_only_where_a_gpu_has_it_natively(facts, precision):
+def test_auto_is_bf16_only_where_a_gpu_has_it_natively(system, precision):
     given = TaskInfo(train_samples=64, in_memory=True)
-    plan = resolve(Config(epochs=1), machine(**facts), given)
+    plan = resolve(Config(epochs=1), machine(**system), given)
     assert plan.precision == precision
     assert "bf16" in plan.reason("precision")

@@ -17,7 +17,7 @@ from surestep.base.errors import ConfigError
 from surestep.config.config import Config, iter_options, option_info
 from surestep.engine import rules
 from surestep.engine.plan.context import PlanContext
-from surestep.engine.plan.system import read_facts
+from surestep.engine.plan.system import read_system
 from surestep.engine.rules.requirements import requirements_of
 from surestep.trainer import planning
 from surestep.trainer.planning import plan_task
@@ -34,9 +34,9 @@ def task_of(**parts: Any) -> surestep.Task:
 
 def plan(options: dict[str, Any], parts: dict[str, Any]) -> None:
     """Plan a task; `parts` may replace the system information and parts of the Task."""
-    own = {name: part for name, part in parts.items() if name != "facts"}
+    own = {name: part for name, part in parts.items() if name != "system"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "read_facts", parts.get("facts", read_facts))
+        patch.setattr(planning, "read_system", parts.get("system", read_system))
         plan_task(task_of(**own), Config.from_options({"epochs": 1, **options}))
 
 
@@ -76,11 +76,11 @@ def test_value_that_the_message_proposes_is_accepted(option):
         with pytest.raises(ConfigError) as caught:
             plan(options, parts)
         proposed = re.search(r" Set ([\w.]+)=(\S+), or remove ", str(caught.value))
-        if proposed is None:  # data, processes or a backend: none of them is an option
-            assert re.search(r" (Pass Task\(val=|Start them with |Remove )", str(caught.value))
+        if proposed is None:  # what the Task or the launcher brings is not an option
+            assert re.search(r"(\. Remove| or remove| and remove) " + option, str(caught.value))
             continue
         name, value = proposed[1], literal_eval(proposed[2])
-        on_gpu = {"facts": lambda: replace(TWO_GPUS, launched=MANY["facts"]().launched)}
+        on_gpu = {"system": lambda: replace(TWO_GPUS, launched=MANY["system"]().launched)}
         plan(
             {**case.along, name: value, option: options[option], "batch_size": 16},
             {**VAL, **case.parts, **(on_gpu if name == "device" else {})},

@@ -19,40 +19,33 @@ import pytest
 import torch
 
 from surestep.config.duration import parse_duration
-from surestep.engine import generators
-from surestep.engine import rng as seed
-from surestep.engine import rules as table
-from surestep.engine.data import apply_transform as transform
-from surestep.engine.data import batch_loader as feed
-from surestep.engine.data import sources as source
-from surestep.engine.data.samplers import weights as drawn
-from surestep.engine.diagnose import rerun as again
+from surestep.engine import own_generators, rng, rules
+from surestep.engine.data import apply_transform, batch_loader, sources
+from surestep.engine.data.samplers import basic, weights
+from surestep.engine.diagnose import diagnose
 from surestep.engine.evaluate import evaluate
 from surestep.engine.losses import classification
 from surestep.engine.losses.multi import weighted_sum
 from surestep.engine.model.layers import layers_of
-from surestep.engine.optim import freezing
-from surestep.engine.optim import param_groups as groups
-from surestep.engine.parallel import nonfinite_guard as guard
+from surestep.engine.optim import freezing, param_groups
 from surestep.engine.parallel import single
-from surestep.engine.plan import batching as order
+from surestep.engine.plan import batching
 from surestep.engine.plan.context import PlanContext
-from surestep.engine.state import loss_spikes as spikes
-from surestep.engine.step import loop
-from surestep.engine.step import train_step as step
-from surestep.record.checkpoint import discovery as examine
-from surestep.record.checkpoint import load as read
-from surestep.record.checkpoint import optimizer_state, reader
-from surestep.record.checkpoint import retention as keep
-from surestep.record.checkpoint import staging as layout
-from surestep.record.checkpoint import staging as snapshot
-from surestep.record.checkpoint import writer as saver
+from surestep.engine.state import loss_spikes
+from surestep.engine.step import loop, train_step
+from surestep.record.checkpoint import (
+    discovery,
+    load,
+    optimizer_state,
+    reader,
+    retention,
+    staging,
+    writer,
+)
 from surestep.record.checkpoint.manifest import read_manifest
 from surestep.record.run import Run
 from surestep.record.run_writer import RunWriter
-from surestep.trainer import build as wire
-from surestep.trainer import config_diff as lengthening
-from surestep.trainer import run_identity as identity
+from surestep.trainer import build, config_diff, run_identity
 from tests.laws.test_buffers import Observed, task_of
 from tests.laws.test_buffers import check_resume as check_buffers
 from tests.laws.test_law_1_several_losses import check_cut as check_several
@@ -165,8 +158,8 @@ def by_history(owner: Any, name: str) -> Callable[[Patch], None]:
 
 def unknown_data_by_history(patch: Patch) -> None:
     """Draw from the current state, and disable the fingerprint that would notice it on resume."""
-    by_history(source, "seed_loading")(patch)
-    patch.setattr(identity, "_data", lambda _: {})
+    by_history(sources, "seed_loading")(patch)
+    patch.setattr(run_identity, "_data", lambda _: {})
 
 
 def mean_of_means(batch: Any, *_: Any) -> Any:
@@ -177,24 +170,24 @@ def mean_of_means(batch: Any, *_: Any) -> Any:
 def ignore_set_value(option: str) -> Callable[[Patch], None]:
     """Decide an option as if it were not set."""
 
-    def rule(ctx: PlanContext, own: Callable = table.RULES[option]) -> Any:
+    def rule(ctx: PlanContext, own: Callable = rules.RULES[option]) -> Any:
         rest = {name: value for name, value in ctx.set_options.items() if name != option}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ctx, "set_options", rest)
             return own(ctx)
 
-    return lambda patch: patch.setitem(table.RULES, option, rule)
+    return lambda patch: patch.setitem(rules.RULES, option, rule)
 
 
 def accept(option: str) -> Callable[[Patch], None]:
     """Drop what the rule of an option rejects."""
 
-    def rule(ctx: PlanContext, own: Callable = table.RULES[option]) -> Any:
+    def rule(ctx: PlanContext, own: Callable = rules.RULES[option]) -> Any:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ctx, "reject", lambda message: None)
             return own(ctx)
 
-    return lambda patch: patch.setitem(table.RULES, option, rule)
+    return lambda patch: patch.setitem(rules.RULES, option, rule)
 
 
 def forgetful(guard: Any, *_: Any) -> None:
@@ -206,12 +199,14 @@ def chatty(self: Any, *_: Any) -> None:
         assert self.state is not None
 
 
-def passed_over(self: Any, epoch: int, start: int, own: Callable = feed.BatchLoader._read) -> Any:
+def passed_over(
+    self: Any, epoch: int, start: int, own: Callable = batch_loader.BatchLoader._read
+) -> Any:
     return (batch for batch in own(self, epoch, 0) if batch.position >= start)
 
 
 def by_micro_batch(
-    self: Any, batch: Any, step: int, own: Callable = transform.BatchTransform.__call__
+    self: Any, batch: Any, step: int, own: Callable = apply_transform.BatchTransform.__call__
 ) -> Any:
     parts = [own(self, batch._replace(micro_batches=(m,)), step) for m in batch.micro_batches]
     return batch._replace(micro_batches=tuple(part.micro_batches[0] for part in parts))
@@ -243,7 +238,7 @@ MUTATIONS = [
         1,
         (
             "every micro-batch has the same weight",
-            after(feed.BatchLoader, "batch", mean_of_means),
+            after(batch_loader.BatchLoader, "batch", mean_of_means),
             lambda folder: check_cut(folder, MASKED, 5),
         ),
         (
@@ -254,7 +249,7 @@ MUTATIONS = [
         (
             "the last batch of an epoch counts as a whole one",
             after(
-                feed.BatchLoader,
+                batch_loader.BatchLoader,
                 "batch",
                 lambda batch, *_: batch._replace(items=16.0) if batch.ends_epoch else batch,
             ),
@@ -263,7 +258,7 @@ MUTATIONS = [
         (
             "several losses are divided within their micro-batch",
             instead(
-                step,
+                train_step,
                 "weighted_sum",
                 lambda loss, outputs, micro, _, **rest: weighted_sum(
                     loss, outputs, micro, micro.part_items, **rest
@@ -274,17 +269,17 @@ MUTATIONS = [
         ("a step without items moves the schedule", ALWAYS_TAKEN, check_nothing_to_learn),
         (
             "mixup mixes every micro-batch separately",
-            instead(transform.BatchTransform, "__call__", by_micro_batch),
+            instead(apply_transform.BatchTransform, "__call__", by_micro_batch),
             lambda folder: check_mixed(folder, "mixup", 5),
         ),
         (
             "a share is drawn by history",
-            by_history(transform, "seed_loading"),
+            by_history(apply_transform, "seed_loading"),
             lambda folder: check_mixed(folder, "cutmix", 16),
         ),
         (
             "a custom transform gets micro-batches",
-            instead(transform.BatchTransform, "__call__", by_micro_batch),
+            instead(apply_transform.BatchTransform, "__call__", by_micro_batch),
             check_own,
         ),
     ),
@@ -293,15 +288,15 @@ MUTATIONS = [
         (
             "a resumed epoch starts again",
             lambda patch: patch.setattr(
-                order.BatchLayout,
+                batching.BatchLayout,
                 "batches",
-                lambda self, start, own=order.BatchLayout.batches: own(self, 0),
+                lambda self, start, own=batching.BatchLayout.batches: own(self, 0),
             ),
             lambda folder: check_resume(folder),
         ),
         (
             "what was done is loaded again and passed over",
-            instead(feed.BatchLoader, "_read", passed_over),
+            instead(batch_loader.BatchLoader, "_read", passed_over),
             check_loads,
         ),
         (
@@ -311,44 +306,44 @@ MUTATIONS = [
         ),
         (
             "an epoch continues the order of the one before",
-            instead(drawn, "order_generator", lambda *_: ONE_GENERATOR),
+            instead(weights, "order_generator", lambda *_: ONE_GENERATOR),
             lambda folder: check_order(folder, "weighted"),
         ),
-        ("dropout by history", by_history(seed.ModelRNG, "seed_micro_batch"), check_resume),
+        ("dropout by history", by_history(rng.ModelRNG, "seed_micro_batch"), check_resume),
         ("augmentation by history", unknown_data_by_history, check_resume),
         (
             "a callback's memory is not loaded",
-            instead(read, "decode_states", lambda _: {}),
+            instead(load, "decode_states", lambda _: {}),
             check_callback_state,
         ),
         (
             "a buffer that no state_dict holds is not loaded",
-            instead(read, "restore_buffers", lambda *_: None),
+            instead(load, "restore_buffers", lambda *_: None),
             check_nonpersistent_buffer,
         ),
         (
             "a dataset's own generators by history",
-            by_history(generators.DatasetRNGs, "reseed"),
+            by_history(own_generators.OwnGenerators, "reseed"),
             lambda folder: check_resume(folder, OwnNoise),
         ),
         (
             "moments are not loaded",
-            instead(read, "load_states", nothing),
+            instead(load, "load_states", nothing),
             check_resume,
         ),
         (
             "every schedule is treated as independent of the length",
-            instead(lengthening, "_alike", lambda *_: True),
+            instead(config_diff, "_alike", lambda *_: True),
             lambda folder: check_extended(folder, schedule={"name": "cosine"}),
         ),
         (
             "a step is taken again with dropout by history",
-            by_history(seed.ModelRNG, "seed_micro_batch"),
+            by_history(rng.ModelRNG, "seed_micro_batch"),
             check_replay,
         ),
         (
             "a checkpoint that an incident needs is let go",
-            instead(keep, "referenced_checkpoints", lambda _: set()),
+            instead(retention, "referenced_checkpoints", lambda _: set()),
             check_retention,
         ),
     ),
@@ -356,12 +351,12 @@ MUTATIONS = [
         2,
         (
             "what is left out is trained on",
-            instead(spikes.SpikeDetector, "filter_batch", lambda _, batch, step: batch),
+            instead(loss_spikes.SpikeDetector, "filter_batch", lambda _, batch, step: batch),
             check_rollback,
         ),
         (
             "what is left out is not loaded",
-            instead(read, "_spikes", lambda **_: spikes.SpikeDetector()),
+            instead(load, "_spikes", lambda **_: loss_spikes.SpikeDetector()),
             check_resumed,
         ),
         (
@@ -387,7 +382,7 @@ MUTATIONS = [
         2,
         (
             "a model's late draws from numpy are not noticed",
-            instead(step, "_recompute_seeded", step.forward_backward),
+            instead(train_step, "_recompute_seeded", train_step.forward_backward),
             lambda folder: check_draws(folder, late_draws),
         ),
         (
@@ -415,13 +410,13 @@ MUTATIONS = [
         ),
         (
             "layers are counted from the head",
-            instead(groups, "layers_of", lambda model: turned(layers_of(model))),
+            instead(param_groups, "layers_of", lambda model: turned(layers_of(model))),
             check_layers,
         ),
         (
             "another order",
             instead(
-                feed,
+                basic,
                 "epoch_permutation",
                 lambda n, s, e: torch.randperm(n, generator=torch.Generator().manual_seed(s + e)),
             ),
@@ -429,29 +424,29 @@ MUTATIONS = [
         ),
         (
             "weight decay for biases and norms too",
-            instead(groups, "no_decay_params", lambda _: set()),
+            instead(param_groups, "no_decay_params", lambda _: set()),
             lambda folder: check_usual(folder, GIVEN["tensors"]),
         ),
         (
             "the schedule is a step ahead",
-            after(wire, "make_lr_factor", lambda at, *_: lambda n: at(n + 1)),
+            after(build, "make_lr_factor", lambda at, *_: lambda n: at(n + 1)),
             lambda folder: check_rates(folder, "warm-up, cosine"),
         ),
-        ("dropout by history", by_history(seed.ModelRNG, "seed_micro_batch"), check_exact),
+        ("dropout by history", by_history(rng.ModelRNG, "seed_micro_batch"), check_exact),
     ),
     *of_law(
         4,
         (
             "the mode is left as a watcher made it",
-            instead(step.TrainModes, "__init__", without_modes),
+            instead(train_step.TrainModes, "__init__", without_modes),
             lambda folder: check_callback(folder, "on_batch", None),
         ),
         (
             "dropout by history",
-            by_history(seed.ModelRNG, "seed_micro_batch"),
+            by_history(rng.ModelRNG, "seed_micro_batch"),
             lambda folder: check_callback(folder, "on_step", None),
         ),
-        ("augmentation by history", by_history(source, "seed_loading"), check_workers),
+        ("augmentation by history", by_history(sources, "seed_loading"), check_workers),
         (
             "an evaluation in train mode",
             instead(evaluate, "eval_mode", nullcontext),
@@ -465,12 +460,12 @@ MUTATIONS = [
         ),
         (
             "a diagnosis leaves the buffers as its forward left them",
-            instead(again, "preserve_buffers", lambda *_: nullcontext()),
+            instead(diagnose, "preserve_buffers", lambda *_: nullcontext()),
             check_untouched,
         ),
         (
             "a diagnosis leaves the generators where its forward left them",
-            instead(again, "preserve_torch_rng", nullcontext),
+            instead(diagnose, "preserve_torch_rng", nullcontext),
             check_untouched,
         ),
     ),
@@ -478,7 +473,7 @@ MUTATIONS = [
         5,
         (
             "batch statistics are not put back",
-            instead(step.BufferSnapshot, "restore", nothing),
+            instead(train_step.BufferSnapshot, "restore", nothing),
             lambda folder: check_failure(folder, "both", 5),
         ),
         (
@@ -488,7 +483,7 @@ MUTATIONS = [
         ),
         (
             "the loss is not checked",
-            instead(guard, "all_finite", lambda *values: bool(torch.isfinite(values[-1]))),
+            instead(single, "all_finite", lambda *values: bool(torch.isfinite(values[-1]))),
             lambda folder: check_skips(folder, "loss", on_nonfinite="skip"),
         ),
         (
@@ -521,7 +516,7 @@ MUTATIONS = [
         ("forty calls more", before(loop.Loop, "step", chatty), check_calls),
         (
             "a file more",
-            before(step, "forward_backward", lambda *_: parse_duration("1 step")),
+            before(train_step, "forward_backward", lambda *_: parse_duration("1 step")),
             check_files,
         ),
     ),
@@ -530,15 +525,15 @@ MUTATIONS = [
         (
             "the thread writes what is trained on",
             instead(
-                snapshot.SnapshotStager,
+                staging.SnapshotStager,
                 "_copy",
-                lambda _, *tensors: layout.StagingBuffers(*tensors),
+                lambda _, *tensors: staging.StagingBuffers(*tensors),
             ),
             check_background,
         ),
         (
             "a save does not wait for the one before",
-            instead(saver.AsyncSaver, "wait", nothing),
+            instead(writer.AsyncSaver, "wait", nothing),
             check_two_saves,
         ),
         (
@@ -568,7 +563,9 @@ MUTATIONS = [
         (
             "a pickle is read where one lies",
             after(
-                examine, "read_info", lambda found, path: (_unpickle(path / "model.pkl"), found)[1]
+                discovery,
+                "read_info",
+                lambda found, path: (_unpickle(path / "model.pkl"), found)[1],
             ),
             lambda folder: check_reading(folder, ("list", "run")),
         ),
@@ -592,12 +589,12 @@ MUTATIONS = [
         ),
         (
             "what is not known is zero",
-            instead(step.StepResult, "loss", property(lambda self: torch.zeros(()))),
+            instead(train_step.StepResult, "loss", property(lambda self: torch.zeros(()))),
             check_unknown,
         ),
         (
             "autocast is left out",
-            instead(wire, "autocast", lambda *_, **__: nullcontext()),
+            instead(build, "autocast", lambda *_, **__: nullcontext()),
             lambda folder: check_precision(folder, "bf16"),
         ),
         (

@@ -22,7 +22,8 @@ import torch.distributed as dist
 
 import surestep
 from surestep.base.errors import SurestepError
-from surestep.engine.data import batch_loader as feed
+from surestep.engine.data import batch_loader as loader
+from surestep.engine.data.samplers import basic
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.parallel import fsdp
 from surestep.engine.parallel.ddp import DDPStrategy, PiggybackScalars
@@ -251,7 +252,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "all backwards but the last are synced": Mutation(1, "cut", synced_but_last),
     "a sample that a rank borrows counts": Mutation(
-        1, "cut", instead(feed, "as_empty", lambda micro: micro)
+        1, "cut", instead(loader, "as_empty", lambda micro: micro)
     ),
     "an empty rank goes not backward": Mutation(
         1, "cut", instead(DDPStrategy, "backward", of_something), ends="mismatch|Error"
@@ -260,7 +261,7 @@ MUTATIONS: dict[str, Mutation] = {
         1, "clipped by parts", partial(deepspeed_mutations.unsummed, module=fsdp)
     ),
     "the order depends on the number of ranks": Mutation(
-        1, "shuffled", instead(feed, "epoch_permutation", order_of_ranks)
+        1, "shuffled", instead(basic, "epoch_permutation", order_of_ranks)
     ),
     "an evaluation is padded": Mutation(
         1, "measured", instead(order.BatchLayout, "micro_batches", padded)

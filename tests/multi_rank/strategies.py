@@ -72,9 +72,11 @@ def _fsdp(shard: str, ranks: tuple[int, ...] = (2, 4), **more: Any) -> Way:
 
 
 def shown_by_accelerate(session: Session) -> dict[str, Any]:
-    accelerator = session.loop.parts.strategy.accelerator
-    told = {"type": str(accelerator.distributed_type), "processes": accelerator.num_processes}
-    return {**shown_by_all(session), **told}
+    from accelerate.state import AcceleratorState
+
+    state: Any = AcceleratorState()
+    shown = {"type": str(state.distributed_type), "processes": state.num_processes}
+    return {**shown_by_all(session), **shown}
 
 
 def _is_accelerate(shown: Mapping[str, Any], ranks: int) -> None:

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from surestep.engine.batch import tensor_bytes
 from surestep.engine.profile.memory_estimate import (
     MemoryEstimate,
     RankMemory,
     estimate_rank_memory,
-    tensor_bytes,
 )
 from tests.multi_rank.cases import task
 from tests.multi_rank.strategies import WAYS

@@ -4,18 +4,18 @@ import json
 
 import pytest
 
-from surestep.engine.metrics import spool
+from surestep.engine.metrics import row_buffer
 from tests.multi_rank.torchrun import check_ended_well, launch
 from tests.multi_rank.whole_set_metrics import all_cases
 
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
-    limit = spool.LIMIT
+    limit = row_buffer.LIMIT
     try:
         return all_cases(tmp_path_factory.mktemp("one"))
     finally:
-        spool.LIMIT = limit
+        row_buffer.LIMIT = limit
 
 
 @pytest.fixture(scope="module", params=[2, 4])

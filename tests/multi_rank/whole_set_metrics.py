@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import surestep
 from surestep.base.errors import SurestepError
-from surestep.engine.metrics import spool
+from surestep.engine.metrics import row_buffer
 from tests.multi_rank.cases import data, net, opened
 
 FEW = data(samples=3)[0], torch.arange(3)  # one of four ranks has none
@@ -46,7 +46,7 @@ def all_cases(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for size in (1, 10, 200):
         found[f"size {size}"] = evaluated(folder / f"size-{size}", metrics, size)
-    spool.LIMIT = 50
+    row_buffer.LIMIT = 50
     found["on disk"] = evaluated(folder / "disk", metrics, 10)
     try:
         evaluated(folder / "fails", {"m": surestep.whole_set(fails)}, 10)

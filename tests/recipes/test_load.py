@@ -10,7 +10,7 @@ import surestep
 from surestep.base.errors import ConfigError, RecipeError
 from surestep.recipes import load as module
 from surestep.recipes.find import BUILT_IN, SHIPPED, sha256
-from surestep.recipes.load import load
+from surestep.recipes.load import RecipeCall, load
 from tests import tiny
 from tests.cli.conftest import HEAD, RECIPE
 
@@ -32,7 +32,7 @@ def test_built_in_recipe_loads_by_its_name(name):
 
 
 def test_every_file_beside_the_loader_is_a_built_in_recipe():
-    beside = {"__init__", "find", "load", "parameters"}
+    beside = {"__init__", "find", "load"}
     assert {path.stem for path in SHIPPED.glob("*.py")} - beside == set(BUILT_IN)
 
 
@@ -157,7 +157,7 @@ def test_callbacks_of_a_recipe_are_found(recipe):
 
 def test_origin_records_the_recipe_file(recipe, folder):
     found = load(recipe())
-    origin = found.origin({"hidden": 3}, {"epochs": "recipe mine"})
+    origin = RecipeCall(found, found.config, {"hidden": 3}, {"epochs": "recipe mine"}).origin
     assert origin.name == "mine"
     assert origin.recipe == {
         "name": "mine",

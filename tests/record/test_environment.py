@@ -3,7 +3,7 @@ import subprocess
 
 import torch
 
-from surestep.record.environment import collect_environment
+from surestep.record.run_writer import collect_environment
 from tests import tiny
 
 
@@ -16,7 +16,7 @@ def test_environment_has_versions_devices_and_threads(tmp_path):
 
 
 def test_missing_package_has_no_version(tmp_path, monkeypatch):
-    monkeypatch.setattr("surestep.record.environment._PACKAGES", ("no-such-package",))
+    monkeypatch.setattr("surestep.record.run_writer._PACKAGES", ("no-such-package",))
     assert collect_environment(tiny.FACTS, tmp_path)["packages"] == {"no-such-package": None}
 
 

@@ -7,8 +7,7 @@ import pytest
 
 import surestep
 from surestep.base.errors import RunError
-from surestep.record.filesystem_check import probe_filesystem
-from surestep.record.lock import RunLock
+from surestep.record.lock import RunLock, probe_filesystem
 from tests import tiny
 
 

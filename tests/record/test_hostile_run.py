@@ -9,8 +9,8 @@ import pytest
 import surestep
 from surestep.base.errors import RunError, SurestepError
 from surestep.record.checkpoint.discovery import list_checkpoints
+from surestep.record.checkpoint.reader import read_info
 from surestep.record.checkpoint.retention import explain_retention
-from surestep.record.checkpoint.state_json import read_info
 from surestep.record.incident import incidents_of, read_incident
 from surestep.record.lock import RunLock
 from surestep.record.skipped_samples import read_samples

@@ -1,7 +1,9 @@
 """An incident is read as it was written; anything else is rejected by name."""
 
+import errno
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -104,3 +106,13 @@ def test_unsupported_batch_values_are_named_and_not_saved():
 def test_unknown_batch_encoding_is_rejected():
     with pytest.raises(RunError, match="cannot be read"):
         decode_batch([{"args": {"tensor": "x"}}], {})
+
+
+def test_failed_write_names_the_incident_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(RunError, match="incidents/step-00000012 could not be written: No space"):
+        written(tmp_path, 12)
+    assert not list((tmp_path / "incidents").iterdir())

@@ -74,7 +74,7 @@ def test_hint_matches_the_os_error(tmp_path, monkeypatch, number, hint):
 
 def test_hint_names_the_option_to_change():
     error = OSError(errno.EROFS, "Read-only file system")
-    assert os_error_hint(error, ("file", " with --out")) == (
+    assert os_error_hint(error, "file", " with --out") == (
         "Choose a file that can be written with --out."
     )
 

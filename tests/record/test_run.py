@@ -3,7 +3,7 @@ import torch
 
 import surestep
 from surestep.base.errors import CheckpointError, RunError
-from surestep.record.checkpoint.state_json import read_info
+from surestep.record.checkpoint.reader import read_info
 from surestep.record.io import write_json
 from surestep.record.run import Run
 from tests import tiny

@@ -39,14 +39,18 @@ def skipped_step(epoch: int) -> dict:
     }
 
 
-def test_skipped_steps_and_their_samples_are_recorded(tmp_path):
-    with session_of(bomb("both", [3]), tmp_path / "run", **OPTIONS) as session:
+def test_skipped_steps_and_their_samples_are_recorded_and_printed(tmp_path, capsys):
+    options = OPTIONS | {"logging": OPTIONS["logging"] | {"progress": "plain"}}
+    with session_of(bomb("both", [3]), tmp_path / "run", **options) as session:
         list(session.steps())
+    line = f"Step 3 was not finite and is skipped: Sample {guilty()} (position {2 * BATCH + 2})"
+    assert line in capsys.readouterr().err
     skipped = session.run.skipped
     assert list(skipped.steps) == [skipped_step(0), skipped_step(1)]
     assert skipped.times == {guilty(): 2}
     events = [event for event in session.run.events() if event["event"] == "skipped"]
     assert [event["alone"] for event in events] == [True, True]
+    assert "guilty" not in events[0]
     of_file = read_json(session.run.path / "skipped.json")
     assert of_file["samples"] == skipped.samples
     assert of_file["times"] == list(skipped.times.values())

@@ -24,8 +24,8 @@ import torch
 import surestep
 from surestep.base.errors import SurestepError
 from surestep.record.checkpoint.discovery import list_checkpoints
+from surestep.record.checkpoint.reader import read_info
 from surestep.record.checkpoint.retention import explain_retention
-from surestep.record.checkpoint.state_json import read_info
 from surestep.record.incident import read_incident
 from surestep.record.lock import RunLock
 from surestep.record.run import Run

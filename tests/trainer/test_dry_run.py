@@ -121,6 +121,17 @@ def test_dry_run_detects_a_checkpoint_that_does_not_load(monkeypatch):
         dry_run(tiny.task(), tiny.config())
 
 
+def test_metric_that_is_a_table_is_left_out_of_the_line():
+    def confusion(outputs, targets):
+        return torch.eye(3)
+
+    task = tiny.task(val=(X, Y), metrics={"confusion": surestep.whole_set(confusion)})
+    acts = dry_run(task, tiny.config(validation={"metric": "loss"}))
+    (line,) = [act.result for act in acts if act.what == "evaluate val"]
+    assert line.startswith("val/loss")
+    assert "confusion" not in line
+
+
 def test_dry_run_ignores_the_length_of_the_run():
     acts = dry_run(tiny.task(), tiny.config(epochs=1_000_000.0))
     assert acts[-1].result == "bit for bit"
@@ -232,4 +243,4 @@ def test_overfit_computes_class_weights_from_all_samples():
     task = tiny.task(train=(x[order], y[order]), loss=loss)
     assert y[order][:4].unique().tolist() == [0]
     assert overfit(task, tiny.config(optim={"lr": 0.1}), 4).has_converged
-    assert loss.weight is None  # the user's loss is unchanged
+    assert loss.weights is None  # the user's loss is unchanged

@@ -27,7 +27,7 @@ def test_ranks_leave_an_evaluation_at_an_agreed_batch():
     loop = loop_of(Two())
     leave = make_interrupt_check(loop)
     assert not any(leave() for _ in range(17))
-    loop.interrupt("SIGTERM")
+    loop.request("SIGTERM")
     assert [leave() for _ in range(15)] == [False] * 14 + [True]
     assert (loop.interrupted, loop.world.exchanges) == ("SIGTERM", 2)
 
@@ -36,5 +36,5 @@ def test_single_process_leaves_an_evaluation_immediately():
     loop = loop_of(Communicator())
     leave = make_interrupt_check(loop)
     assert not leave()
-    loop.interrupt("Ctrl-C")
+    loop.request("Ctrl-C")
     assert leave()

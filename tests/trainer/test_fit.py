@@ -16,7 +16,7 @@ import surestep
 from surestep.base.errors import NonFiniteError, Preempted
 from surestep.engine.distributed import communicator as world
 from surestep.record.checkpoint.discovery import list_checkpoints
-from surestep.record.checkpoint.state_json import read_record
+from surestep.record.checkpoint.reader import read_record
 from surestep.record.run import Run
 from surestep.trainer.fit import fit
 from tests import tiny
@@ -305,6 +305,7 @@ def test_ctrl_c_stops_after_the_step_and_saves(tmp_path, child):
     run = Run(tmp_path)
     assert (run.last.step, run.status["status"], run.status["reason"]) == (1, "stopped", "Ctrl-C")
     assert "Stopped after step 1; saved as" in errors
+    assert f"Run the script again with run={str(tmp_path)!r} to resume." in errors
     assert "KeyboardInterrupt" in errors
 
 

@@ -102,7 +102,10 @@ def test_run_with_log_points_off_logs_at_the_end_of_epochs(tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"early_stop": 3, "validation": {"every": "off"}}, "counts evaluations, and validation"),
+        (
+            {"early_stop": 3, "validation": {"every": "off"}},
+            "requires validation.every, but validation.every is off",
+        ),
         ({"on_spike": "rollback", "checkpoint": {"every": "off"}}, "needs a checkpoint to return"),
     ],
 )

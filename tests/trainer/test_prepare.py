@@ -1,5 +1,6 @@
 import re
 import sys
+import traceback
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 import surestep
-from surestep.base.errors import CheckpointError, RunError
+from surestep.base.errors import CheckpointError, RunError, TaskError
 from surestep.record.run import Run
 from surestep.trainer.planning import TaskOrigin, plan_task
 from surestep.trainer.prepare import default_folder
@@ -171,3 +172,25 @@ def test_plan_reports_what_changes_the_numbers_of_a_split_batch(build, parts, re
 def test_dropout_of_zero_is_not_reported():
     planned = plan_task(tiny.task(model=tiny.model(dropout=0.0)), tiny.config(micro_batch_size=4))
     assert planned.plan.reason("batch_layout") == "the same update as without splitting"
+
+
+def test_error_that_you_must_mend_has_a_short_traceback(tmp_path):
+    with pytest.raises(TaskError) as raised:
+        surestep.Trainer(
+            tiny.task(loss=nn.CrossEntropyLoss(weight=torch.ones(9))),
+            tiny.config(),
+            run=tmp_path / "run",
+        )
+    files = [entry.path.name for entry in raised.traceback]
+    assert files == ["test_prepare.py", "trainer.py", "prepare.py"]
+
+
+def test_error_in_your_model_keeps_its_traceback(tmp_path):
+    class Failing(nn.Linear):
+        def forward(self, x):
+            raise ValueError("no forward")
+
+    with pytest.raises(TaskError) as raised:
+        surestep.prepare(tiny.task(model=Failing(4, 3)), tiny.config(), run=tmp_path / "run")
+    frames = traceback.extract_tb(raised.value.__cause__.__traceback__)
+    assert [frame.name for frame in frames][-1] == "forward"

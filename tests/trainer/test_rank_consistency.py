@@ -147,8 +147,8 @@ class Others:
 def check_beside(monkeypatch, gpu):
     """Compare a rank that sees only the GPU "a" with a rank on the given GPU."""
     launched = LaunchInfo(size=2, local_size=2, launcher="srun")
-    facts = replace(tiny.GPU, launched=launched, cuda_ids=("a",), has_own_gpu=True)
-    planned = plan_task(tiny.task(), tiny.config(), facts=facts)
+    system = replace(tiny.GPU, launched=launched, cuda_ids=("a",), has_own_gpu=True)
+    planned = plan_task(tiny.task(), tiny.config(), system=system)
     check_same_setup(Others(gpu), TaskOrigin(), planned)
 
 

@@ -7,6 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load, save
@@ -91,6 +92,19 @@ def check_replay(folder: Callable[[], Path]) -> None:
 
 def test_step_with_dropout_is_replayed_bitwise_identically(tmp_path):
     check_replay(lambda: tmp_path / "run")
+
+
+def test_replay_finds_a_cause_that_depends_on_a_draw_from_numpy(tmp_path):
+    class Sometimes(nn.Module):
+        def forward(self, x):
+            return x / 0 if self.training and np.random.rand() < 0.5 else x
+
+    parts = {"model": lambda: model(None, Sometimes()), "train": data(0.5)}
+    error = failed(tmp_path / "run", parts, {})
+    assert error.module == "2"
+    done = surestep.replay(error.incident, task(parts))
+    assert done.as_recorded or not done.is_comparable
+    assert (done.now.module, done.now.operation) == ("2", "aten.div")
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "exploding learning rate"])

@@ -1,20 +1,4 @@
-"""The errors that surestep raises.
-
-SurestepError
-├── ConfigError                 an option is invalid, or two options contradict each other
-├── TaskError                   the model, loss or metrics do not fit each other
-├── DataError                   the data cannot be trained on
-│   └── WorkerError             a data worker died; the run can be resumed
-├── RecipeError                 a recipe cannot be found, read or called
-├── RunError                    a run folder is locked, missing, or has a different config
-│   └── StatusWriteError        the final status could not be written; saved checkpoints are intact
-├── CheckpointError             a checkpoint is missing or does not fit
-│   └── CorruptCheckpointError  a checkpoint fails verification; an older one may be valid
-├── ParallelError               the ranks of a run cannot connect, or disagree
-├── OutOfMemoryError            a step needs more memory than is available
-├── Preempted                   a signal stopped the run; it can be resumed
-└── NonFiniteError              the loss or a gradient is not finite
-"""
+"""The errors that surestep raises."""
 
 import difflib
 from collections.abc import Iterable

@@ -40,19 +40,19 @@ def load_plugin(
     except Exception as error:  # whatever the plug-in's module raises
         raise ConfigError(f"{place} cannot be loaded: {type(error).__name__}: {error}") from error
     if instance_of is not None:
-        if not isinstance(found, instance_of):
-            raise ConfigError(
-                f"{place} is a {type(found).__name__}. Register an object of "
-                f"{instance_of.__module__}.{instance_of.__qualname__}."
-            )
-        return found
-    if base is None and not callable(found):
-        raise ConfigError(f"{place} is a {type(found).__name__}. Register a function.")
-    if base is not None and not (isinstance(found, type) and issubclass(found, base)):
-        raise ConfigError(
-            f"{place} is not a subclass of {base.__module__}.{base.__qualname__}. Register one."
-        )
+        fits, wanted = isinstance(found, instance_of), f"an object of {_full_name(instance_of)}"
+    elif base is not None:
+        fits = isinstance(found, type) and issubclass(found, base)
+        wanted = f"a subclass of {_full_name(base)}"
+    else:
+        fits, wanted = callable(found), "a function"
+    if not fits:
+        raise ConfigError(f"{place} is not {wanted}, but {found!r}. Register {wanted}.")
     return found
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 @cache

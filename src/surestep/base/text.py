@@ -6,7 +6,9 @@ from typing import TextIO
 
 def escape_control_chars(text: str) -> str:
     """Escape control characters, such as \\x1b, but not line breaks."""
-    return "".join(c if c.isprintable() or c == "\n" else _spelled(c) for c in text)
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def one_line(text: str) -> str:
@@ -27,10 +29,6 @@ def print_escaped(text: str, file: TextIO | None = None) -> None:
 def print_json(text: str) -> None:
     """Print JSON to stdout, with non-printable characters escaped as JSON does it."""
     print("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
-
-
-def _spelled(character: str) -> str:
-    return character.encode("unicode_escape").decode()
 
 
 def format_bytes(value: int | None) -> str:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from surestep.base.errors import CheckpointError, RunError, suggest_names
+from surestep.base.errors import CheckpointError, RunError
 from surestep.base.paths import require_local_path
 from surestep.base.text import format_bytes, print_escaped, print_json
 from surestep.cli import output as show
-from surestep.cli.parse import parse
+from surestep.cli.main import list_commands, reject_command
+from surestep.cli.parse import command
 from surestep.engine.value import shown
 from surestep.record.checkpoint.discovery import (
     InspectionResult,
@@ -28,48 +28,41 @@ from surestep.record.checkpoint.discovery import (
 from surestep.record.checkpoint.reader import open_checkpoint
 from surestep.record.checkpoint.retention import explain_retention
 from surestep.record.checkpoint_ref import find_folder, is_run, resolve_checkpoint, split_name
-from surestep.record.export import ENDINGS, ExportResult, export
+from surestep.record.export import ENDINGS, export
 from surestep.record.io import check_output, dumps
 from surestep.record.run import Run
 
 if TYPE_CHECKING:  # torch is imported to compare tensors
-    from surestep.record.checkpoint.diff import ChangedTensor, CheckpointDiff
+    from surestep.record.checkpoint.diff import ChangedTensor
 
 READ_AT_ONCE = 2 * 2**30  # bytes: what is read within about a second
 ROWS = 20  # tensors of a kind that a diff shows without --all
 WIDTH = 60  # characters of a value that a diff shows
 
 
-@dataclass(frozen=True)
-class ListOptions:
+@command("ckpt list")
+def list_run(
+    folder: Annotated[str, tyro.conf.arg(metavar="RUN")],
+    /,
+    *,
+    verify: bool = False,
+    json: bool = False,
+) -> int:
     """List the checkpoints of a run: step, metrics, verification, and why each is kept.
 
-    Attributes:
-        run: Run folder.
+    Args:
+        folder: Run folder.
         verify: Read every byte, whatever the size; the default reads up to 2 GiB.
         json: Print the list as JSON.
     """
-
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    verify: bool = False
-    json: bool = False
-
-
-def list_run(words: list[str]) -> int:
-    """List the checkpoints of a run, corrupted ones too."""
-    parsed = parse(ListOptions, words, "surestep ckpt list")
-    run = Run(require_local_path(parsed.run))
+    run = Run(require_local_path(folder))
     size = sum(map(size_on_disk, list_all_folders(run.checkpoints)))
-    every_byte = parsed.verify or size <= READ_AT_ONCE
+    every_byte = verify or size <= READ_AT_ONCE
     found = examine_all(run.checkpoints, every_byte=every_byte)
     kept = _explain_retention(run, found)
-    if parsed.json:
-        print_json(
-            dumps(
-                [_list_json(checkpoint, kept.get(checkpoint.path, [])) for checkpoint in found],
-                indent=1,
-            )
-        )
+    if json:
+        listed = [_list_json(checkpoint, kept.get(checkpoint.path, [])) for checkpoint in found]
+        print_json(dumps(listed, indent=1))
     elif not found:
         print_escaped(no_checkpoint_message(run.path), file=sys.stderr)
     else:
@@ -135,60 +128,52 @@ def _list_json(found: InspectionResult, kept: list[str]) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class VerifyOptions:
+@command("ckpt verify")
+def verify(
+    name: Annotated[str, tyro.conf.arg(metavar="RUN|CHECKPOINT")], /, *, json: bool = False
+) -> int:
     """Read every byte of one or all checkpoints of a run; exit code 1 if one is corrupted.
 
-    Attributes:
+    Args:
         name: A run, RUN@STEP, RUN@best, RUN@last, or a checkpoint folder.
         json: Print the result as JSON.
     """
-
-    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN|CHECKPOINT")]
-    json: bool = False
-
-
-def verify(words: list[str]) -> int:
-    """Read every byte of one or all checkpoints of a run."""
-    parsed = parse(VerifyOptions, words, "surestep ckpt verify")
+    path, which = split_name(name)
+    if which is None and is_run(path):
+        folders = list_all_folders(Run(path).checkpoints)
+        if not folders:
+            raise CheckpointError(no_checkpoint_message(path))
+    else:
+        folders = [find_folder(name)]
     found = []
-    for folder in _named_folders(parsed.name):
+    for folder in folders:
         checkpoint = examine(folder, every_byte=True)
         if checkpoint is None:
             continue
         found.append(checkpoint)
-        if not parsed.json:
+        if not json:
             for problem in checkpoint.problems or (f"good, {checkpoint.bytes:,} bytes",):
                 print_escaped(f"{checkpoint.path}: {problem}")
-    if parsed.json:
-        rows = [
-            {
-                "path": str(checkpoint.path),
-                "bytes": checkpoint.bytes,
-                "verified": checkpoint.verified,
-                "problems": checkpoint.problems,
-            }
-            for checkpoint in found
-        ]
-        print_json(dumps(rows, indent=1))
+    if json:
+        keys = ("path", "bytes", "verified", "problems")
+        rows = [{key: getattr(checkpoint, key) for key in keys} for checkpoint in found]
+        print_json(dumps([{**row, "path": str(row["path"])} for row in rows], indent=1))
     return 0 if all(checkpoint.good for checkpoint in found) else 1
 
 
-def _named_folders(name: str) -> list[Path]:
-    path, which = split_name(name)
-    if which is not None or not is_run(path):
-        return [find_folder(name)]
-    folders = list_all_folders(Run(path).checkpoints)
-    if not folders:
-        raise CheckpointError(no_checkpoint_message(path))
-    return folders
-
-
-@dataclass(frozen=True)
-class ExportOptions:
+@command("ckpt export")
+def export_weights(
+    checkpoint: Annotated[str, tyro.conf.arg(metavar="CHECKPOINT")],
+    out: Annotated[str, tyro.conf.arg(metavar="OUT")],
+    /,
+    *,
+    average: bool = False,
+    overwrite: bool = False,
+    json: bool = False,
+) -> int:
     """Write the weights and buffers of a checkpoint to one file for plain PyTorch.
 
-    Attributes:
+    Args:
         checkpoint: RUN@STEP, RUN@best, RUN@last or a checkpoint folder; RUN means RUN@best,
             which exports what was evaluated: the weights or their average.
         out: File to write: .safetensors, or .pt for torch.load with weights_only=True.
@@ -196,30 +181,26 @@ class ExportOptions:
         overwrite: Replace an existing file.
         json: Print the result as JSON.
     """
-
-    checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CHECKPOINT")]
-    out: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
-    average: bool = False
-    overwrite: bool = False
-    json: bool = False
-
-
-def export_weights(words: list[str]) -> int:
-    """Write the weights of a checkpoint to one file."""
-    parsed = parse(ExportOptions, words, "surestep ckpt export")
-    out = require_local_path(parsed.out)
-    check_output(out, ENDINGS, overwrite=parsed.overwrite)
-    chosen, folder = resolve_checkpoint(parsed.checkpoint)
+    path = require_local_path(out)
+    check_output(path, ENDINGS, overwrite=overwrite)
+    chosen, run = resolve_checkpoint(checkpoint)
     exported = export(
         chosen.opened,
-        out,
-        run=None if folder is None else folder.name,
-        average=parsed.average or chosen.average,
-        overwrite=parsed.overwrite,
+        path,
+        run=None if run is None else run.name,
+        average=average or chosen.average,
+        overwrite=overwrite,
     )
     if exported.lacks:
-        print_escaped(_explain_missing(exported), file=sys.stderr)
-    if parsed.json:
+        more = len(exported.lacks) - 3
+        names = ", ".join(exported.lacks[:3]) + (f" and {more} more" if more > 0 else "")
+        print_escaped(
+            f"This is what was trained. {len(exported.lacks)} tensors of the frozen base are not "
+            f"in the checkpoint, and not in this file: {names}. Build the model with its base, "
+            "then model.load_state_dict(weights, strict=False).",
+            file=sys.stderr,
+        )
+    if json:
         paths = {"path": str(exported.path), "checkpoint": str(exported.checkpoint)}
         print_json(dumps({**asdict(exported), **paths}))
         return 0
@@ -230,50 +211,41 @@ def export_weights(words: list[str]) -> int:
         f"{format_bytes(exported.bytes)}",
         file=sys.stderr,
     )
-    print_escaped(str(out))
+    print_escaped(str(path))
     return 0
 
 
-def _explain_missing(exported: ExportResult) -> str:
-    some, more = exported.lacks[:3], len(exported.lacks) - 3
-    names = ", ".join(some) + (f" and {more} more" if more > 0 else "")
-    return (
-        f"This is what was trained. {len(exported.lacks)} tensors of the frozen base are not in "
-        f"the checkpoint, and not in this file: {names}. Build the model with its base, then "
-        "model.load_state_dict(weights, strict=False)."
-    )
-
-
-@dataclass(frozen=True)
-class DiffOptions:
+@command("ckpt diff")
+def diff(
+    a: Annotated[str, tyro.conf.arg(metavar="A")],
+    b: Annotated[str, tyro.conf.arg(metavar="B")],
+    /,
+    *,
+    all: bool = False,
+    json: bool = False,
+) -> int:
     """Show what changed between two checkpoints.
 
     The exit code is 0 if nothing changed, 1 if something did, 2 if one is corrupted or missing.
 
-    Attributes:
+    Args:
         a: RUN@STEP, RUN@best, RUN@last or a checkpoint folder; RUN means RUN@best.
         b: The other checkpoint.
         all: Show every tensor, instead of the 20 of each kind that changed most.
         json: Print the differences as JSON.
     """
-
-    a: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
-    b: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="B")]
-    all: bool = False
-    json: bool = False
-
-
-def diff(words: list[str]) -> int:
-    """Show what changed between two checkpoints."""
-    parsed = parse(DiffOptions, words, "surestep ckpt diff")
-    a, b = find_folder(parsed.a), find_folder(parsed.b)
+    folder_a, folder_b = find_folder(a), find_folder(b)
     from surestep.record.checkpoint.diff import differences
 
-    found = differences(open_checkpoint(a), open_checkpoint(b))
-    if parsed.json:
-        print_json(dumps({"a": str(a), "b": str(b), **_diff_json(found)}, indent=1))
+    found = differences(open_checkpoint(folder_a), open_checkpoint(folder_b))
+    if json:
+        parts = ("values", "unmatched", "changed")
+        lists = {part: [entry._asdict() for entry in getattr(found, part)] for part in parts}
+        folders = {"a": str(folder_a), "b": str(folder_b)}
+        counts = {"same": found.same, "equal_tensors": found.equal}
+        print_json(dumps({**folders, **counts, **lists}, indent=1))
         return 0 if found.same else 1
-    print_escaped(f"A is {a}\nB is {b}", file=sys.stderr)
+    print_escaped(f"A is {folder_a}\nB is {folder_b}", file=sys.stderr)
     if found.values:
         values = [
             (value.name, _shorten(value.before), _shorten(value.now)) for value in found.values
@@ -286,7 +258,7 @@ def diff(words: list[str]) -> int:
     kinds = {entry.kind for entry in found.changed}
     for kind in sorted(kinds, key=lambda kind: (kind != "model", kind)):
         moved = [entry for entry in found.changed if entry.kind == kind]
-        _print_changed(kind, moved, len(moved) if parsed.all else ROWS)
+        _print_changed(kind, moved, len(moved) if all else ROWS)
     print_escaped(f"{found.equal} tensors are bitwise identical, {len(found.changed)} changed.")
     return 0 if found.same else 1
 
@@ -311,49 +283,24 @@ def _shorten(value: Any) -> str:
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 4]} ..."
 
 
-def _diff_json(found: CheckpointDiff) -> dict[str, Any]:
-    parts = ("values", "unmatched", "changed")
-    lists = {part: [entry._asdict() for entry in getattr(found, part)] for part in parts}
-    return {"same": found.same, "equal_tensors": found.equal, **lists}
-
-
-_COMMANDS: Mapping[str, tuple[Callable[[list[str]], int], str, str]] = {
-    "list": (
-        list_run,
-        "list RUN",
-        "list checkpoints with metrics, verification, and why each is kept",
-    ),
-    "verify": (
-        verify,
-        "verify RUN|CHECKPOINT",
-        "read every byte; exit code 1 if one is corrupted",
-    ),
-    "export": (
-        export_weights,
-        "export CHECKPOINT OUT",
-        "write the weights to a .safetensors or .pt file",
-    ),
-    "diff": (
-        diff,
-        "diff A B",
-        "show what changed; exit code 0 if nothing did, 1 if something did",
-    ),
+_COMMANDS = {
+    "list": "list RUN: list checkpoints with metrics, verification, and why each is kept",
+    "verify": "verify RUN|CHECKPOINT: read every byte; exit code 1 if one is corrupted",
+    "export": "export CHECKPOINT OUT: write the weights to a .safetensors or .pt file",
+    "diff": "diff A B: show what changed; exit code 0 if nothing did, 1 if something did",
 }
+_RUN = {"list": list_run, "verify": verify, "export": export_weights, "diff": diff}
 
 
 def run(words: list[str]) -> int:
     """Run one of the commands."""
     command, *rest = words or ["--help"]
     if command in ("-h", "--help"):
-        width = max(len(call) for _, call, _ in _COMMANDS.values())
-        rows = "\n".join(f"  {call:<{width}}  {text}" for _, call, text in _COMMANDS.values())
-        print(f"usage: surestep ckpt COMMAND ...\n\n{rows}\n")
         print(
+            f"usage: surestep ckpt COMMAND ...\n\n{list_commands(_COMMANDS)}\n\n"
             "CHECKPOINT is RUN@STEP, RUN@best, RUN@last or a checkpoint folder; RUN means RUN@best."
         )
         return 0
     if command not in _COMMANDS:
-        message = f"surestep ckpt: no command {command!r}. {suggest_names(command, _COMMANDS)}"
-        print_escaped(message, file=sys.stderr)
-        return 2
-    return _COMMANDS[command][0](rest)
+        return reject_command("surestep ckpt", command, _COMMANDS)
+    return _RUN[command](rest)

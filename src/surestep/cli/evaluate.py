@@ -1,9 +1,6 @@
 """`surestep evaluate RUN`."""
 
-from __future__ import annotations
-
 import sys
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import tyro
@@ -11,56 +8,52 @@ import tyro
 from surestep.base.text import print_escaped, print_json
 from surestep.cli import output as show
 from surestep.cli.load_run import describe_which, load_run_recipe, parse_run_ref
-from surestep.cli.parse import parse
+from surestep.cli.parse import command
 from surestep.record.io import dumps
 
-_NAN = (
-    "A metric is nan if no sample or prediction counts for it, or if the model's outputs are nan."
-)
 
-
-@dataclass(frozen=True)
-class Options:
+@command("evaluate")
+def run(
+    checkpoint: Annotated[str, tyro.conf.arg(metavar="RUN")],
+    /,
+    *,
+    split: str = "val",
+    which: Literal["best", "last", "average"] = "best",
+    allow: Literal["recipe"] | None = None,
+    json: bool = False,
+) -> int:
     """Evaluate a checkpoint of a run on one split of its data.
 
-    Attributes:
-        run: Run folder, or RUN@200 for the checkpoint of step 200.
+    Args:
+        checkpoint: Run folder, or RUN@200 for the checkpoint of step 200.
         split: val, test, train, or the name of a validation set; val means all validation sets.
         which: Which weights to evaluate.
         allow: Pass `recipe` to run the recipe although its file has changed.
         json: Print the metrics as JSON.
     """
-
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    split: str = "val"
-    which: Literal["best", "last", "average"] = "best"
-    allow: Literal["recipe"] | None = None
-    json: bool = False
-
-
-def run(words: list[str]) -> int:
-    """Evaluate a checkpoint of a run on one split of its data."""
-    parsed = parse(Options, words, "surestep evaluate")
-    folder, which = parse_run_ref(parsed.run, parsed.which)
-    loaded = load_run_recipe(folder, allow_changed=parsed.allow == "recipe")
-    task = loaded.task()
+    folder, selected = parse_run_ref(checkpoint, which)
+    call = load_run_recipe(folder, allow_changed=allow == "recipe")
+    task = call.task()
     from surestep.engine.metrics.base import is_confusion
     from surestep.trainer.evaluator import evaluate_run
 
     reasons: list[str] = []
     saved, metrics = evaluate_run(
-        folder, task, loaded.config, split=parsed.split, which=which, warn=reasons.append
+        folder, task, call.config, split=split, which=selected, warn=reasons.append
     )
     for reason in reasons:
         print_escaped(reason, file=sys.stderr)
-    if parsed.json:
+    if json:
         print_json(dumps({"step": saved.step, "path": str(saved.path), "metrics": metrics}))
         return 0
-    title = f"{folder.path.name}, {describe_which(which)}step {saved.step}"
+    title = f"{folder.path.name}, {describe_which(selected)}step {saved.step}"
     show.print_table(title, ("metric", "value"), show.metric_rows(metrics))
     for name, value in metrics.items():
         if isinstance(value, list) and is_confusion(task.metrics.get(name.split("/", 1)[1])):
             show.print_confusion_matrix(name, value)
     if not reasons and any(value != value for value in metrics.values()):
-        print_escaped(_NAN)
+        print_escaped(
+            "A metric is nan if no sample or prediction counts for it, or if the model's outputs "
+            "are nan."
+        )
     return 0

@@ -2,17 +2,21 @@
 
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
 from textwrap import wrap
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from surestep.base.places import flag
-from surestep.cli.relevant_options import applies
-from surestep.config.config import iter_options
+from surestep.base.errors import ConfigError
+from surestep.base.locations import flag
+from surestep.config.config import iter_options, option_info
 from surestep.config.not_set import NotSet
+from surestep.config.optim import OF_ALL
+from surestep.config.option import ON, is_met
 from surestep.engine.distributed.launcher_env import NPROC
-from surestep.recipes.find import COMPUTED, Outline, Parameter, RecipeFile, parse_attributes
+from surestep.engine.optim.registry import own_option_names
+from surestep.engine.schedule.registry import schedule_info
+from surestep.recipes.find import COMPUTED, Outline, Parameter, parse_attributes
 
 HELP, HELP_ALL = ("-h", "--help"), "--help-all"
 # torchrun reads --run, anywhere on the line, as an abbreviation of its own --run-path.
@@ -49,6 +53,43 @@ _GROUPS = {
 _CONFIG_FILE = "TOML file with options; the command line overrides it."
 _COLUMN, _WIDEST, _LONGEST_METAVAR = 30, 100, 60
 Entry = tuple[str, str]  # ("--epochs FLOAT", its description)
+Choice = Callable[[str], Any]  # the value of an option by its full name; None if it is not known
+
+_NOT_COMPARED = ("device", "validation.every")  # required, but almost always right
+_ALWAYS = ("average.kind", "parallel.strategy")  # others require these
+
+
+def applies(option: str, chosen: Choice) -> bool:
+    """Return whether an option means anything with what was chosen."""
+    if option in _ALWAYS:
+        return True
+    group, _, own = option.rpartition(".")
+    if group == "optim" and own not in OF_ALL:
+        return own in _options(own_option_names, chosen("optim.name"))
+    if group == "schedule" and own != "name":
+        return own in _options(lambda name: schedule_info(name).takes, chosen("schedule.name"))
+    if group == "parallel" and str(chosen("parallel.ranks")) == "1":
+        return False
+    info = option_info(option)
+    required = {} if info is None else info.requires
+    return all(
+        _is_met(allowed, str(chosen(name)))
+        for name, allowed in required.items()
+        if name not in _NOT_COMPARED and option_info(name) is not None
+    )
+
+
+def _options(names: Callable[[str], Iterable[str]], name: Any) -> Iterable[str]:
+    """Return the options of an optimizer or a schedule; none if there is no working one."""
+    try:
+        return names(str(name))
+    except (KeyError, ConfigError):
+        return ()
+
+
+def _is_met(allowed: Any, value: str) -> bool:
+    """Compare a value that may be text, as it is typed."""
+    return value not in ("None", "0", "off", "none") if allowed is ON else is_met(allowed, value)
 
 
 def asks_for_help(words: Collection[str]) -> bool:
@@ -59,23 +100,20 @@ def asks_for_help(words: Collection[str]) -> bool:
 def help_page(
     usage: str,
     words: list[str],
-    found: RecipeFile | None,
     outline: Outline,
     own: type[Any],
     typed: Mapping[str, Any],
 ) -> str:
     """Return the options that apply; with --help-all every option.
 
-    Args:
-        usage: "surestep train digits".
-        words: of the command line.
-        found: the recipe; None if the command line names none.
-        outline: of the recipe.
-        own: the dataclass of the command's own options.
-        typed: options of the Config and the recipe on the command line.
+    `own` is the dataclass of the command's own options, `typed` has those of the Config and the
+    recipe on the command line.
     """
     shows_all = HELP_ALL in words
-    hints = {name: _set_by(found, value) for name, value in outline.options.items()}
+    hints = {
+        name: f"({'' if value == COMPUTED else f'{value}: '}set by recipe {outline.name})"
+        for name, value in outline.options.items()
+    }
     of_config = {name: _of_config(name, field, hints.get(name)) for name, field in iter_options()}
     chosen = {**DEFAULTS, **{name: str(value) for name, value in outline.options.items()}, **typed}
     if NPROC in " ".join(words) or int(os.environ.get("WORLD_SIZE") or "1") > 1:
@@ -143,11 +181,6 @@ def _lines(entry: Entry, width: int) -> Iterator[str]:
     yield call
     for line in text:
         yield " " * _COLUMN + line
-
-
-def _set_by(found: RecipeFile | None, value: Any) -> str:
-    name = "" if found is None else found.name
-    return f"({'' if value == COMPUTED else f'{value}: '}set by recipe {name})"
 
 
 def _metavar(annotation: Any) -> str:

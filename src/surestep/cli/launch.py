@@ -6,9 +6,8 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from surestep.base.errors import ConfigError
@@ -29,8 +28,10 @@ def launch(processes: int, words: list[str]) -> int:
     torchrun runs within this process, so that its own tracebacks do not hide the ranks' messages.
 
     Raises:
-        ConfigError: a launcher already started this process, or --nproc is given twice.
+        ConfigError: a launcher already started this process, or --nproc is below 1 or given twice.
     """
+    if processes < 1:
+        raise ConfigError(f"{NPROC} {processes} is not a number of processes. Use 1 or more.")
     count = sum(word == NPROC or word.startswith(f"{NPROC}=") for word in words)
     if count > 1:
         raise ConfigError(f"{NPROC} is given {count} times. Pass it once: {NPROC} {processes}.")
@@ -52,23 +53,15 @@ def launch(processes: int, words: list[str]) -> int:
             torchrun.run(args)
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
-            return _exit_code(rank, failure.pid, failure.exitcode)
+            if failure.exitcode >= 0:
+                return failure.exitcode
+            name = signal.Signals(-failure.exitcode).name
+            print(f"Rank {rank} (process {failure.pid}) was killed by {name}.", file=sys.stderr)
+            return 128 - failure.exitcode
         except SignalException as stopped:
             _stop_at_once(stopped.sigval)
             return _CODES.get(stopped.sigval, 128 + stopped.sigval)
     return 0
-
-
-def parse_nproc(text: str) -> int:
-    """Parse a number of processes.
-
-    Raises:
-        ConfigError: it is not a number of at least 1.
-    """
-    with suppress(ValueError):
-        if int(text) >= 1:
-            return int(text)
-    raise ConfigError(f"{NPROC} {text} is not a number of processes. Pass one, such as {NPROC} 2.")
 
 
 @contextmanager
@@ -91,19 +84,12 @@ def _silence_torchrun(processes: int) -> Iterator[None]:
             signal.signal(getattr(signal, name), handler)
 
 
-def _exit_code(rank: int, process: int, code: int) -> int:
-    """Return the exit code for that of a rank; if a signal ended it, print which one."""
-    if code >= 0:
-        return code
-    name = signal.Signals(-code).name
-    print(f"Rank {rank} (process {process}) was killed by {name}.", file=sys.stderr)
-    return 128 - code
-
-
 def _stop_at_once(number: int) -> None:
     """Forward a second signal to the ranks: torchrun exits on it without ending them."""
+    from surestep.engine.data.workers import list_children  # imports torch
+
     end = time.monotonic() + _AT_ONCE_S
-    running = [pid for pid in _children() if _is_running(pid)]
+    running = [pid for pid in list_children(os.getpid()) if _is_running(pid)]
     for pid in running:
         os.kill(pid, number)
     while running and time.monotonic() < end:
@@ -111,12 +97,6 @@ def _stop_at_once(number: int) -> None:
         time.sleep(0.05)
     for pid in running:
         os.kill(pid, signal.SIGKILL)
-
-
-def _children() -> list[int]:
-    """Return the child processes; none if the system does not list them."""
-    listed = Path(f"/proc/self/task/{os.getpid()}/children")
-    return list(map(int, listed.read_text().split())) if listed.exists() else []
 
 
 def _is_running(pid: int) -> bool:

@@ -1,41 +1,29 @@
 """`surestep losses`."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
 
-from surestep.base.errors import ConfigError, suggest_names
 from surestep.base.text import print_json
 from surestep.cli import output as show
-from surestep.cli.parse import parse
+from surestep.cli.parse import command
 from surestep.record.io import dumps
 
 
-@dataclass(frozen=True)
-class Options:
+@command("losses")
+def run(
+    name: Annotated[str | None, tyro.conf.arg(metavar="LOSS")] = None, /, *, json: bool = False
+) -> int:
     """Show the losses: purpose, inputs and denominator of each.
 
-    Attributes:
+    Args:
         name: Show one loss in full.
         json: Print the table as JSON.
     """
+    from surestep.engine.losses.registry import loss_doc, loss_names  # imports torch
 
-    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="LOSS")] = None
-    json: bool = False
-
-
-def run(words: list[str]) -> int:
-    """Show the table of losses, or one loss in full."""
-    parsed = parse(Options, words, "surestep losses")
-    from surestep.engine.losses.registry import loss_docs  # imports torch
-
-    table = {row["name"]: row for row in loss_docs()}
-    name = parsed.name
-    if name is not None and name not in table:
-        raise ConfigError(f"There is no loss {name!r}. {suggest_names(name, table)}")
-    rows = list(table.values()) if name is None else [table[name]]
-    if parsed.json:
+    rows = show.load_rows("loss", name, loss_names(), loss_doc)
+    if json:
         print_json(dumps(rows if name is None else rows[0], indent=1))
         return 0
     for row in rows:

@@ -4,7 +4,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
 from importlib import import_module
 from pathlib import Path
@@ -94,18 +94,13 @@ def _report(text: str) -> None:
 
 def _run(command: str, *rest: str) -> int:
     if command in ("-h", "--help"):
-        width = max(len(text.split(":")[0]) for text in COMMANDS.values())
-        rows = [text.split(": ") for text in COMMANDS.values()]
-        print(USAGE.format(commands="\n".join(f"  {call:<{width}}  {text}" for call, text in rows)))
+        print(USAGE.format(commands=list_commands(COMMANDS)))
         return 0
     if command == "--version":
         print(f"surestep {surestep.__version__}")
         return 0
     if command not in COMMANDS:
-        print_escaped(
-            f"surestep: no command {command!r}. {suggest_names(command, COMMANDS)}", file=sys.stderr
-        )
-        return 2
+        return reject_command("surestep", command, COMMANDS)
     if command in _BY_ONE and read_launched().size > 1:
         raise ConfigError(
             f"surestep {command} runs in one process, and {read_launched().launcher} started "
@@ -113,3 +108,18 @@ def _run(command: str, *rest: str) -> int:
         )
     run: Callable[[list[str]], int] = import_module(f"surestep.cli.{command}").run
     return run(list(rest))
+
+
+def list_commands(commands: Mapping[str, str]) -> str:
+    """Return a row for each command, whose text is "usage: what it does"."""
+    rows = [text.split(": ", 1) for text in commands.values()]
+    width = max(len(usage) for usage, _ in rows)
+    return "\n".join(f"  {usage:<{width}}  {text}" for usage, text in rows)
+
+
+def reject_command(prog: str, command: str, commands: Mapping[str, str]) -> int:
+    """Print that there is no such command; return the exit code."""
+    print_escaped(
+        f"{prog}: no command {command!r}. {suggest_names(command, commands)}", file=sys.stderr
+    )
+    return 2

@@ -98,23 +98,14 @@ def run(words: list[str]) -> int:
     """Write the file, and print what to type next."""
     parsed, more = parse_known(Options, words, "surestep new")
     _check(parsed)
-    asked = read_command_line("train", [parsed.recipe, *more], train.Options)
+    call, _ = read_command_line("train", [parsed.recipe, *more], train.Options)
     from surestep.trainer.planning import plan_task
 
-    facts = _facts_of_job(
-        parsed, on_gpus=parsed.gpus or str(asked.config.device).startswith("cuda")
-    )
-    task = asked.recipe.build(asked.parameters, asked.config, facts=facts)
-    plan_task(task, asked.config, origin=asked.origin, facts=facts)
-    out = Path(parsed.out or f"{asked.recipe.name}.sbatch")
-    _write(out, _job_text(asked.recipe.name, parsed, (parsed.recipe, *more)))
-    print_escaped(f"{out} is written: SIGUSR1 comes {WARNING_S} s before the time limit.")
-    print_escaped(f"Next: sbatch {shlex.quote(str(out))}")
-    return 0
-
-
-def _job_text(name: str, parsed: Options, words: tuple[str, ...]) -> str:
-    return _TEXT.format(
+    name, config = call.recipe.name, call.config
+    system = _system_of_job(parsed, on_gpus=parsed.gpus or str(config.device).startswith("cuda"))
+    plan_task(call.task(system), config, origin=call.origin, system=system)
+    out = Path(parsed.out or f"{name}.sbatch")
+    text = _TEXT.format(
         name=name,
         nodes=parsed.nodes,
         nproc=parsed.nproc,
@@ -123,18 +114,28 @@ def _job_text(name: str, parsed: Options, words: tuple[str, ...]) -> str:
         warning_s=WARNING_S,
         run=shlex.quote(parsed.run or f"runs/{name}"),
         python=shlex.quote(sys.executable),
-        words=shlex.join(words),
+        words=shlex.join((parsed.recipe, *more)),
     )
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{out} already exists. Pass --out FILE, or delete it.") from None
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror}. Pass --out FILE.") from error
+    print_escaped(f"{out} is written: SIGUSR1 comes {WARNING_S} s before the time limit.")
+    print_escaped(f"Next: sbatch {shlex.quote(str(out))}")
+    return 0
 
 
-def _facts_of_job(parsed: Options, *, on_gpus: bool) -> SystemInfo:
+def _system_of_job(parsed: Options, *, on_gpus: bool) -> SystemInfo:
     """Return what a process of the job will find; this machine knows only a part of it."""
-    from surestep.engine.plan.system import read_facts
+    from surestep.engine.plan.system import read_system
 
     size = parsed.nodes * parsed.nproc
     gpus = (parsed.nproc if parsed.gpus else 8) if on_gpus else 0
     return replace(
-        read_facts(),
+        read_system(),
         launched=LaunchInfo(size=size, local_size=parsed.nproc, launcher="srun", is_simulated=True),
         has_own_gpu=False,
         cuda_devices=("a GPU",) * gpus,
@@ -156,13 +157,3 @@ def _check(parsed: Options) -> None:
             raise ConfigError(f"--{name} {value} is not allowed: pass a number of at least 1.")
     if not _TIME.fullmatch(parsed.time):
         raise ConfigError(f"--time {parsed.time} is not a time of Slurm. Pass one such as 8:00:00.")
-
-
-def _write(out: Path, text: str) -> None:
-    try:
-        with out.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{out} already exists. Pass --out FILE, or delete it.") from None
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error.strerror}. Pass --out FILE.") from error

@@ -11,10 +11,10 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from surestep.base.errors import ConfigError, RecipeError, suggest_names
-from surestep.base.places import COMMAND_LINE, flag
+from surestep.base.locations import COMMAND_LINE, flag
 from surestep.cli.config_file import ConfigFile, read_config_file
 from surestep.cli.help import ALIASES, asks_for_help, help_page
 from surestep.cli.parse import parse
@@ -25,9 +25,7 @@ from surestep.engine.step.gc import import_without_collecting
 from surestep.recipes.find import BUILT_IN, Outline, RecipeFile, find
 
 if TYPE_CHECKING:  # the command line is read and checked without torch
-    from surestep.engine.task.task import Task
-    from surestep.recipes.load import Recipe
-    from surestep.trainer.planning import TaskOrigin
+    from surestep.recipes.load import RecipeCall
 
 # Options that a bare flag switches on, beside those that are true or false.
 _BARE = {"compile": "True", "activation_checkpointing": "True", "resume": "auto"}
@@ -46,93 +44,45 @@ class CommandOptions:
 Own = TypeVar("Own", bound=CommandOptions)
 
 
-@dataclass(frozen=True)
-class ParsedCommand(Generic[Own]):
-    """What a command line asks for.
-
-    Attributes:
-        recipe: the recipe.
-        config: the recipe's config, overridden by the file, overridden by the command line.
-        parameters: arguments of the recipe's function.
-        set_options: where each option was set, by full name.
-        own: options of the command itself.
-    """
-
-    recipe: Recipe
-    config: Config
-    parameters: dict[str, Any]
-    set_options: dict[str, str]
-    own: Own
-
-    @property
-    def origin(self) -> TaskOrigin:
-        """Where the Task comes from."""
-        return self.recipe.origin(self.parameters, self.set_options)
-
-    def task(self) -> Task:
-        """Call the recipe's function."""
-        return self.recipe.build(self.parameters, self.config)
-
-
 class SplitWords(NamedTuple):
-    """A command line, split by who reads its words.
+    """A command line, split by who reads its words."""
 
-    Attributes:
-        own: words of the command itself, and those that belong to nothing.
-        options: values of the Config and the recipe, by full name.
-        faults: a sentence for each option that does not exist or has no value.
-    """
-
-    own: list[str]
-    options: dict[str, Any]
-    faults: list[str]
+    own: list[str]  # of the command itself, and those that belong to nothing
+    options: dict[str, Any]  # values of the Config and the recipe, by full name
+    faults: list[str]  # a sentence for each option that does not exist or has no value
 
 
-def read_command_line(command: str, words: list[str], options: type[Own]) -> ParsedCommand[Own]:
+def read_command_line(command: str, words: list[str], options: type[Own]) -> tuple[RecipeCall, Own]:
     """Read `RECIPE [options]`; the recipe, and torch with it, is imported after the checks.
-
-    Args:
-        command: "train", "plan".
-        words: the words after the command.
-        options: the command's own options.
 
     Raises:
         ConfigError, RecipeError: an option or a recipe does not exist, or a value is invalid.
     """
     name = words[0] if words and not words[0].startswith("-") else None
-    usage = f"surestep {command} {shlex.quote(name) if name else 'RECIPE'}"
-    if name is None:
-        if asks_for_help(words):
-            split = split_words(words, options, ())
-            print(help_page(usage, words, None, Outline(parameters={}), options, split.options))
-            raise SystemExit(0)
+    wants_help = asks_for_help(words)
+    if name is None and not wants_help:
         raise RecipeError(
             f"Which recipe? It comes first. Type `surestep {command} digits`, or a file. "
             f"Built-in recipes: {', '.join(BUILT_IN)}."
         )
-    found = find(name)
-    outline = found.outline()
-    if outline.parameters is None:
+    file = None if name is None else find(name)
+    outline = Outline(parameters={}) if file is None else file.outline()
+    if file is not None and outline.parameters is None:
         from surestep.recipes.load import load_file
 
-        outline = replace(outline, parameters=load_file(found).outline_parameters())
-    split = split_words(words[1:], options, outline.parameters or ())
-    if asks_for_help(words):
-        print(help_page(usage, words, found, outline, options, split.options))
+        outline = replace(outline, parameters=load_file(file).outline_parameters())
+    split = split_words(words if name is None else words[1:], options, outline.parameters or ())
+    usage = f"surestep {command} {shlex.quote(name) if name else 'RECIPE'}"
+    if file is None or wants_help:
+        print(help_page(usage, words, outline, options, split.options))
         raise SystemExit(0)
     own = parse(options, split.own, usage, description=outline.doc)
     own.check()
-    return _load(found, own, split)
+    return _load(file, own.config, split), own
 
 
 def split_words(words: list[str], options: type[Any], parameters: Iterable[str]) -> SplitWords:
-    """Split a command line; spell out flags, groups and short forms: `--optim adamw --compile`.
-
-    Args:
-        words: of the command line, after the recipe.
-        options: the command's own options.
-        parameters: names of the recipe's parameters.
-    """
+    """Split a command line; spell out flags, groups and short forms: `--optim adamw --compile`."""
     of_config = dict(iter_options())
     own = {field.name.rstrip("_") for field in fields(options)} | {"help", "help_all"}
     known = {*of_config, *own, *ALIASES, *(f"task.{parameter}" for parameter in parameters)}
@@ -201,23 +151,24 @@ def _similar(name: str, known: list[str]) -> str:
     return suggest_names(own, known, "--")
 
 
-def _load(found: RecipeFile, own: Own, split: SplitWords) -> ParsedCommand[Own]:
+def _load(file: RecipeFile, path: str | None, split: SplitWords) -> RecipeCall:
     """Import the recipe, and put the command line over the file over its config."""
-    in_file, places = read_config_file(Path(own.config)) if own.config else ConfigFile({}, {})
+    in_file, places = read_config_file(Path(path)) if path else ConfigFile({}, {})
     set_at = {**places, **dict.fromkeys(split.options, COMMAND_LINE)}
-    typed, of_task = _apart(split.options)
-    filed, of_task_in_file = _apart(in_file)
+    typed, typed_arguments = _apart(split.options)
+    filed, filed_arguments = _apart(in_file)
     if set(LENGTHS) & set(typed):  # the command line replaces the other way to set the length
         filed = {name: value for name, value in filed.items() if name not in LENGTHS}
-    _replace_options(Config(), {**filed, **typed}, set_at, split.faults)  # needs no recipe
+    options = {**filed, **typed}
+    _replace_options(Config(), options, set_at, split.faults)  # needs no recipe
     with import_without_collecting():
-        from surestep.recipes.load import load_file
+        from surestep.recipes.load import RecipeCall, load_file
 
-    recipe = load_file(found)  # its own code may switch the collector off
-    config = _replace_options(recipe.config, {**filed, **typed}, set_at, ())
-    parameters = recipe.typed({**of_task_in_file, **of_task}, set_at)
+    recipe = load_file(file)  # its own code may disable the collector
+    config = _replace_options(recipe.config, options, set_at, ())
+    parameters = recipe.typed({**filed_arguments, **typed_arguments}, set_at)
     set_in_recipe = dict.fromkeys(recipe.config.set_options(), f"recipe {recipe.name}")
-    return ParsedCommand(recipe, config, parameters, {**set_in_recipe, **set_at}, own)
+    return RecipeCall(recipe, config, parameters, {**set_in_recipe, **set_at})
 
 
 def _apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Print tables and format numbers."""
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from surestep.base.text import one_line
+from surestep.base.errors import ConfigError, suggest_names
+from surestep.base.text import one_line, print_escaped
 
 if TYPE_CHECKING:  # the guides of schedules and losses are printed without torch
     from surestep.engine.value import Value
@@ -66,20 +67,16 @@ def format_age(seconds: float) -> str:
 
 
 def metric_rows(metrics: Mapping[str, "Value"]) -> list[tuple[str, str]]:
-    """Return metrics as rows; a metric that is a table shows its size."""
-    return [
-        (name, format_table_size(value) if isinstance(value, list) else format_number(value))
-        for name, value in metrics.items()
-    ]
-
-
-def format_table_size(value: list[Any]) -> str:
-    """Format the size of a table."""
-    sizes, inner = [], value  # type: list[str], Any
-    while isinstance(inner, list):
-        sizes.append(str(len(inner)))
-        inner = inner[0] if inner else None
-    return f"a table of {' x '.join(sizes)}"
+    """Return metrics as rows; a metric that is a table shows its size, "a table of 3 x 3"."""
+    rows = []
+    for name, value in metrics.items():
+        sizes, inner = [], value  # type: list[str], Any
+        while isinstance(inner, list):
+            sizes.append(str(len(inner)))
+            inner = inner[0] if inner else None
+        text = f"a table of {' x '.join(sizes)}" if sizes else format_number(inner)
+        rows.append((name, text))
+    return rows
 
 
 def print_confusion_matrix(title: str, counts: list[list[float]]) -> None:
@@ -87,3 +84,23 @@ def print_confusion_matrix(title: str, counts: list[list[float]]) -> None:
     classes = range(len(counts))
     rows = [(label, *(f"{count:g}" for count in counts[label])) for label in classes]
     print_table(f"{title}: rows true, columns predicted", ("", *map(str, classes)), rows)
+
+
+def load_rows(
+    kind: str, name: str | None, names: Sequence[str], load: Callable[[str], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return what `load` returns for `name`, or for each of `names`.
+
+    For all of them, a broken plug-in is a printed line.
+    """
+    if name is not None:
+        if name not in names:
+            raise ConfigError(f"There is no {kind} {name!r}. {suggest_names(name, names)}")
+        return [load(name)]
+    rows = []
+    for name in names:
+        try:
+            rows.append(load(name))
+        except ConfigError as error:
+            print_escaped(str(error), file=sys.stderr)
+    return rows

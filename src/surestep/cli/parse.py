@@ -1,10 +1,11 @@
 """Parse the command line; error messages escape control characters."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
+from functools import partial, wraps
 from io import StringIO
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tyro
 
@@ -14,16 +15,29 @@ Options = TypeVar("Options")
 _CONFIG = (tyro.conf.FlagCreatePairsOff,)
 
 
+def command(name: str) -> Callable[[Callable[..., int]], Callable[[list[str]], int]]:
+    """Make a function a command: its parameters are the options, its docstring the help page."""
+
+    def decorate(function: Callable[..., int]) -> Callable[[list[str]], int]:
+        @wraps(function)
+        def bind(*positional: Any, **options: Any) -> Callable[[], int]:
+            return partial(function, *positional, **options)
+
+        return lambda words: parse(bind, words, f"surestep {name}")()
+
+    return decorate
+
+
 def parse(
-    options: type[Options], words: Sequence[str], command: str, *, description: str | None = None
+    options: Callable[..., Options],
+    words: Sequence[str],
+    command: str,
+    *,
+    description: str | None = None,
 ) -> Options:
     """Parse the arguments of a command; invalid ones end the process with exit code 2.
 
-    Args:
-        options: the dataclass of the command's options.
-        words: the arguments after the command.
-        command: as it is typed, "surestep ckpt list".
-        description: for `--help`; the class's docstring if it is None.
+    `options` is a dataclass of the options, or a function that takes them.
     """
     with _escape_errors(words):
         return tyro.cli(options, args=words, prog=command, description=description, config=_CONFIG)
@@ -39,11 +53,7 @@ def parse_known(
 
 @contextmanager
 def _escape_errors(words: Sequence[str]) -> Iterator[None]:
-    """Escape control characters in the parser's messages.
-
-    Args:
-        words: the arguments. If all are printable, the parser prints in color as usual.
-    """
+    """Escape control characters in the parser's messages; without any, it prints in color."""
     if all(word.isprintable() for word in words):
         yield
         return

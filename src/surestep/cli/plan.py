@@ -41,10 +41,11 @@ class Options(CommandOptions):
 
 def run(words: list[str]) -> int:
     """Show every option with its reason, the learning rates, parameters and memory."""
-    asked = read_command_line("plan", words, Options)
-    from surestep.cli.show_plan import show_plan  # torch is imported once all is checked
+    call, own = read_command_line("plan", words, Options)
+    from surestep.cli.plan_report import print_plan  # torch is imported once all is checked
 
-    return show_plan(asked, imagined_launch(asked.own.ranks, asked.own.local_ranks))
+    launched = imagined_launch(own.ranks, own.local_ranks)
+    return print_plan(call, launched, plot=own.plot, shows_all=own.all, as_json=own.json)
 
 
 def imagined_launch(ranks: int | None, local: int | None) -> LaunchInfo | None:

@@ -1,12 +1,7 @@
 """`surestep predict RUN`."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 from tqdm import tqdm
@@ -14,19 +9,27 @@ from tqdm import tqdm
 from surestep.base.paths import require_local_path
 from surestep.base.text import print_escaped, print_json
 from surestep.cli.load_run import describe_which, load_run_recipe, parse_run_ref
-from surestep.cli.parse import parse
+from surestep.cli.parse import command
 from surestep.record.io import dumps
 
-if TYPE_CHECKING:  # torch is imported once the command line is checked
-    from surestep.trainer.evaluator import Watch
 
-
-@dataclass(frozen=True)
-class Options:
+@command("predict")
+def run(
+    checkpoint: Annotated[str, tyro.conf.arg(metavar="RUN")],
+    /,
+    *,
+    split: str = "test",
+    which: Literal["best", "last", "average"] = "best",
+    out: str | None = None,
+    mc_dropout: int | None = None,
+    overwrite: bool = False,
+    allow: Literal["recipe"] | None = None,
+    json: bool = False,
+) -> int:
     """Write the model's prediction for every sample of one split, in stored order.
 
-    Attributes:
-        run: Run folder, or RUN@200 for the checkpoint of step 200.
+    Args:
+        checkpoint: Run folder, or RUN@200 for the checkpoint of step 200.
         split: test, train, or the name of a validation set.
         which: Which weights to use.
         out: File to write: .npz, .safetensors, .csv or .jsonl; the default is
@@ -36,67 +39,41 @@ class Options:
         allow: Pass `recipe` to run the recipe although its file has changed.
         json: Print what was written as JSON.
     """
+    folder, selected = parse_run_ref(checkpoint, which)
+    path = require_local_path(folder.path / f"predictions-{split}.npz" if out is None else out)
+    from surestep.record.prediction_files import open_predictions  # imports numpy
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    split: str = "test"
-    which: Literal["best", "last", "average"] = "best"
-    out: str | None = None
-    mc_dropout: int | None = None
-    overwrite: bool = False
-    allow: Literal["recipe"] | None = None
-    json: bool = False
-
-
-def run(words: list[str]) -> int:
-    """Write the model's prediction for every sample of one split."""
-    parsed = parse(Options, words, "surestep predict")
-    folder, which = parse_run_ref(parsed.run, parsed.which)
-    out = (
-        folder.path / f"predictions-{parsed.split}.npz"
-        if parsed.out is None
-        else require_local_path(parsed.out)
-    )
-    from surestep.record.prediction_files import (
-        open_predictions,  # with numpy, which --help does not need
-    )
-
-    with open_predictions(out, overwrite=parsed.overwrite) as write:
-        loaded = load_run_recipe(folder, allow_changed=parsed.allow == "recipe")
+    with open_predictions(path, overwrite=overwrite) as write:
+        call = load_run_recipe(folder, allow_changed=allow == "recipe")
         from surestep.trainer.evaluator import predict_run
 
-        with _bar() as watch:
+        # Without a terminal there is no bar.
+        with tqdm(unit="sample", disable=None, file=sys.stderr, dynamic_ncols=True) as bar:
+
+            def watch(done: int, total: int | None) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
+
             saved, found = predict_run(
                 folder,
-                loaded.task(),
-                loaded.config,
-                split=parsed.split,
-                which=which,
-                mc_dropout=parsed.mc_dropout,
+                call.task(),
+                call.config,
+                split=split,
+                which=selected,
+                mc_dropout=mc_dropout,
                 watch=watch,
-                folder=out.parent,
+                folder=path.parent,
             )
         write(found.arrays)
     for notice in found.notices:
         print_escaped(notice, file=sys.stderr)
-    summary = f"{describe_which(which)}step {saved.step}: {len(found)} samples of {parsed.split}"
+    summary = f"{describe_which(selected)}step {saved.step}: {len(found)} samples of {split}"
     passes = "" if found.passes is None else f", {found.passes} passes"
     print_escaped(f"{summary}{passes}", file=sys.stderr)
-    if parsed.json:
+    if json:
         shapes = {name: list(array.shape) for name, array in found.arrays.items()}
         step = {"step": saved.step, "checkpoint": str(saved.path), "notices": found.notices}
-        print_json(dumps({"path": str(out), "samples": len(found), "arrays": shapes, **step}))
+        print_json(dumps({"path": str(path), "samples": len(found), "arrays": shapes, **step}))
     else:
-        print_escaped(str(out))
+        print_escaped(str(path))
     return 0
-
-
-@contextmanager
-def _bar() -> Iterator[Watch]:
-    """Show a progress bar on stderr if that is a terminal."""
-    with tqdm(unit="sample", disable=None, file=sys.stderr, dynamic_ncols=True) as bar:
-
-        def watch(done: int, total: int | None) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield watch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
@@ -12,7 +12,7 @@ from surestep.base.paths import require_local_path
 from surestep.base.text import print_escaped, print_json
 from surestep.cli import output as show
 from surestep.cli.load_run import load_run_recipe
-from surestep.cli.parse import parse
+from surestep.cli.parse import command
 from surestep.record.incident import read_incident
 from surestep.record.io import dumps
 from surestep.record.run import Run
@@ -21,48 +21,45 @@ if TYPE_CHECKING:  # torch is imported once the command line is checked
     from surestep.trainer.replay import ReplayResult, StepNumbers
 
 
-@dataclass(frozen=True)
-class Options:
+@command("replay")
+def run(
+    incident: Annotated[str, tyro.conf.arg(metavar="INCIDENT")],
+    /,
+    *,
+    precision: str | None = None,
+    without: Annotated[str, tyro.conf.arg(metavar="SAMPLES")] = "",
+    allow: Literal["recipe"] | None = None,
+    json: bool = False,
+) -> int:
     """Run a step that was not finite again, and show what changes.
 
-    Attributes:
+    Args:
         incident: Folder of the incident, RUN/incidents/step-XXXXXXXX.
         precision: Use a different precision: fp32, tf32, bf16 or fp16.
         without: Samples to exclude, by index in the dataset: 17,42.
         allow: Pass `recipe` to run the recipe although its file has changed.
         json: Print the result as JSON.
     """
-
-    incident: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INCIDENT")]
-    precision: str | None = None
-    without: Annotated[str, tyro.conf.arg(metavar="SAMPLES")] = ""
-    allow: Literal["recipe"] | None = None
-    json: bool = False
-
-
-def run(words: list[str]) -> int:
-    """Run a step that was not finite again, and show what changes."""
-    parsed = parse(Options, words, "surestep replay")
-    incident = read_incident(require_local_path(parsed.incident))
-    without = _samples(parsed.without)
-    folder = Run(incident.run)
+    recorded = read_incident(require_local_path(incident))
+    samples = _parse_samples(without)
+    folder = Run(recorded.run)
     if not folder.config["recipe"]:
         raise RunError(
             f"{folder.path} was started from Python, not from a recipe. Replay the step in Python: "
-            f"surestep.replay({str(incident.path)!r}, task)."
+            f"surestep.replay({str(recorded.path)!r}, task)."
         )
-    loaded = load_run_recipe(folder, allow_changed=parsed.allow == "recipe")
+    call = load_run_recipe(folder, allow_changed=allow == "recipe")
     from surestep.trainer.replay import replay
 
-    done = replay(incident.path, loaded.task(), precision=parsed.precision, without=without)
-    if parsed.json:
+    done = replay(recorded.path, call.task(), precision=precision, without=samples)
+    if json:
         print_json(dumps(asdict(done)))
-        return 0
-    _print(done)
+    else:
+        _print(done)
     return 0
 
 
-def _samples(text: str) -> list[int]:
+def _parse_samples(text: str) -> list[int]:
     try:
         return [int(index) for index in text.split(",") if index.strip()]
     except ValueError:

@@ -10,11 +10,10 @@ import tyro
 
 from surestep.base.errors import ConfigError
 from surestep.base.paths import require_local_path
-from surestep.cli.launch import launch, original_argv, parse_nproc
+from surestep.cli.launch import launch, original_argv
 from surestep.cli.load_run import load_run_recipe, recipe_argument
 from surestep.cli.parse import parse_known
 from surestep.cli.train import report, split_names, train
-from surestep.engine.distributed.launcher_env import NPROC
 from surestep.record.run import Run
 
 
@@ -31,7 +30,7 @@ class Options:
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     allow: Annotated[str | None, tyro.conf.arg(metavar="NAMES")] = None
-    nproc: Annotated[str | None, tyro.conf.arg(metavar="N")] = None
+    nproc: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     json: bool = False
 
 
@@ -39,36 +38,24 @@ def run(words: list[str]) -> int:
     """Resume a run; print what `surestep train` prints."""
     parsed, unknown = parse_known(Options, words, "surestep resume")
     if unknown:
-        raise _options_stay(parsed, unknown)
+        raise _reject_options(Run(require_local_path(parsed.run)), shlex.join(unknown))
     if parsed.nproc is not None:
-        return launch(parse_nproc(parsed.nproc), ["resume", *words])
+        return launch(parsed.nproc, ["resume", *words])
     folder, allow = Run(require_local_path(parsed.run)), split_names(parsed.allow)
     # With --json, stdout has only the results; callbacks of a recipe may print.
     with redirect_stdout(sys.stderr) if parsed.json else nullcontext():
-        found = load_run_recipe(folder, allow_changed="recipe" in allow)
-        done, test = train(
-            found.task(),
-            found.config,
-            run=folder.path,
-            allow=allow,
-            callbacks=found.recipe.callbacks,
-            origin=found.origin,
-            again=shlex.join(["surestep", "resume", *original_argv(words)]),
-        )
+        call = load_run_recipe(folder, allow_changed="recipe" in allow)
+        resume_command = shlex.join(["surestep", "resume", *original_argv(words)])
+        done, test = train(call, resume_command, run=folder.path, allow=allow)
     return report(done, test, as_json=parsed.json)
 
 
-def _options_stay(parsed: Options, unknown: list[str]) -> ConfigError:
+def _reject_options(folder: Run, options: str) -> ConfigError:
     """Return the error for options that `surestep resume` does not take."""
-    folder, options = Run(require_local_path(parsed.run)), shlex.join(unknown)
-    recipe = folder.config["recipe"]
-    if not recipe:
-        instead = f"surestep.Trainer(task, config, run={str(folder.path)!r}), in Python"
-    else:
+    instead = f"surestep.Trainer(task, config, run={str(folder.path)!r}), in Python"
+    if recipe := folder.config["recipe"]:
         words = ["surestep", "train", recipe_argument(recipe), "--run", str(folder.path)]
-        words += [NPROC, parsed.nproc] if parsed.nproc else []
-        words += ["--allow", parsed.allow] if parsed.allow else []
-        instead = shlex.join([*words, *unknown])
+        instead = f"{shlex.join(words)} {options}"
     return ConfigError(
         f"surestep resume does not take {options}: it resumes a run with its own options. To "
         f"change them, type those that started the run again, and the new ones: {instead}"

@@ -1,50 +1,37 @@
 """`surestep schedules`."""
 
-import json
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import tyro
 
-from surestep.base.errors import ConfigError, suggest_names
 from surestep.base.text import print_json
 from surestep.cli import output as show
-from surestep.cli.parse import parse
+from surestep.cli.parse import command
 from surestep.config.schedule import Schedule
 from surestep.engine.schedule.registry import schedule_info, schedule_names
+from surestep.record.io import dumps
 
 
-@dataclass(frozen=True)
-class Options:
+@command("schedules")
+def run(
+    name: Annotated[str | None, tyro.conf.arg(metavar="SCHEDULE")] = None, /, *, json: bool = False
+) -> int:
     """Show the learning-rate schedules: purpose and options of each.
 
-    Attributes:
+    Args:
         name: Show one schedule, with all its options.
         json: Print the table as JSON.
     """
-
-    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="SCHEDULE")] = None
-    json: bool = False
-
-
-def run(words: list[str]) -> int:
-    """Show the table of schedules, or one schedule in full."""
-    parsed = parse(Options, words, "surestep schedules")
-    name = parsed.name
-    names = [*schedule_names()]
-    if name is not None and name not in names:
-        raise ConfigError(f"There is no schedule {name!r}. {suggest_names(name, names)}")
-    if parsed.json:
-        rows = [_row(name) for name in names]
-        print_json(json.dumps(rows if name is None else _row(name), indent=1))
+    rows = show.load_rows("schedule", name, schedule_names(), _row)
+    if json:
+        print_json(dumps(rows if name is None else rows[0], indent=1))
     elif name is not None:
-        _print_one(_row(name))
+        _print_one(rows[0])
     else:
-        for schedule in names:
-            entry = schedule_info(schedule)
-            texts = {"for": entry.purpose, "options": ", ".join(entry.takes) or "none"}
-            texts |= {"factor on the peak": entry.formula, "equal to": entry.source}
-            show.print_entry(schedule, texts)
+        for row in rows:
+            texts = {"for": row["purpose"], "options": ", ".join(row["options"]) or "none"}
+            texts |= {"factor on the peak": row["formula"], "equal to": row["source"]}
+            show.print_entry(row["name"], texts)
         print("One with its options: surestep schedules cosine. Drawn for a run:")
         print("surestep plan digits --schedule.name linear --plot rate.png")
     return 0

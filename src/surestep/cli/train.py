@@ -14,16 +14,15 @@ import tyro
 from surestep.base.errors import ConfigError, Preempted
 from surestep.base.text import print_escaped, print_json
 from surestep.cli import output as show
-from surestep.cli.launch import launch, original_argv, parse_nproc
-from surestep.cli.options import CommandOptions, ParsedCommand, read_command_line
-from surestep.config.config import Config
+from surestep.cli.launch import launch, original_argv
+from surestep.cli.options import CommandOptions, read_command_line
 from surestep.engine.distributed.launcher_env import BY_NPROC, LaunchInfo, read_launched
 from surestep.engine.step.gc import import_without_collecting
 from surestep.record.io import dumps
 
 if TYPE_CHECKING:  # torch is imported once the command line is checked
-    from surestep.engine.task.task import Task
     from surestep.engine.value import Value
+    from surestep.recipes.load import RecipeCall
     from surestep.record.run import Run
     from surestep.trainer.dry_run import DryRunStep, OverfitResult
 
@@ -50,7 +49,7 @@ class Options(CommandOptions):
     from_: Annotated[str | None, tyro.conf.arg(name="from", metavar="RUN@STEP")] = None
     dry_run: bool = False
     overfit: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    nproc: Annotated[str | None, tyro.conf.arg(metavar="N")] = None
+    nproc: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     json: bool = False
 
     def check(self) -> None:
@@ -68,74 +67,66 @@ class Options(CommandOptions):
                 f"--overfit {self.overfit} is not a number of samples. Pass one, such as "
                 "--overfit 32."
             )
-        if self.nproc is not None:
-            parse_nproc(self.nproc)
 
 
 def run(words: list[str]) -> int:
     """Train; print the table of results, the best checkpoint, and what to type next."""
-    asked = read_command_line("train", words, Options)
-    if asked.own.nproc is not None:
-        return launch(parse_nproc(asked.own.nproc), ["train", *words])
+    call, own = read_command_line("train", words, Options)
+    if own.nproc is not None:
+        return launch(own.nproc, ["train", *words])
     # With --json, stdout has only the results; callbacks of a recipe may print.
-    with redirect_stdout(sys.stderr) if asked.own.json else nullcontext():
-        answer = _act(asked, words)
-    return answer()
+    with redirect_stdout(sys.stderr) if own.json else nullcontext():
+        print_results = _execute(call, own, words)
+    return print_results()
 
 
-def _act(asked: ParsedCommand[Options], words: list[str]) -> Callable[[], int]:
+def _execute(call: RecipeCall, own: Options, words: list[str]) -> Callable[[], int]:
     """Run the command; return a function that prints the results."""
-    own = asked.own
     if own.dry_run:
         from surestep.trainer.dry_run import dry_run
 
-        acts = dry_run(asked.task(), asked.config, callbacks=asked.recipe.callbacks)
-        return lambda: _dry_run(acts, words, as_json=own.json)
+        steps = dry_run(call.task(), call.config, callbacks=call.recipe.callbacks)
+        return lambda: _print_dry_run(steps, words, as_json=own.json)
     if own.overfit is not None:
         from surestep.trainer.dry_run import overfit
 
-        result = overfit(asked.task(), asked.config, own.overfit)
-        return lambda: _overfit(result, as_json=own.json)
+        result = overfit(call.task(), call.config, own.overfit)
+        return lambda: _print_overfit(result, as_json=own.json)
     done, test = train(
-        asked.task(),
-        asked.config,
+        call,
+        _command(words if own.run else [*words, "--run", "{run}"]),
         run=own.run,
         resume=own.resume,
         allow=split_names(own.allow),
         from_=own.from_,
-        callbacks=asked.recipe.callbacks,
-        origin=asked.origin,
-        again=_command(words if own.run else [*words, "--run", "{run}"]),
     )
     return lambda: report(done, test, as_json=own.json)
 
 
 def split_names(text: str | None) -> tuple[str, ...]:
-    """Read "NAME,NAME"."""
+    """Split names at commas."""
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
 def train(
-    task: Task, config: Config, *, again: str, **how: Any
+    call: RecipeCall, resume_command: str, **options: Any
 ) -> tuple[Run, dict[str, Value] | None]:
     """Train; return the run, and the metrics of the test split if there is one.
 
-    Args:
-        task: what to train.
-        config: the options.
-        again: the command that resumes after Ctrl-C; "{run}" in it is the run folder.
-        how: other arguments of `prepare()`.
+    `resume_command` is printed after Ctrl-C; "{run}" in it is the run folder.
     """
     with import_without_collecting():
         from surestep.trainer.fit import fit
         from surestep.trainer.prepare import prepare
 
-    with prepare(task, config, **how) as session:
+    task, callbacks = call.task(), call.recipe.callbacks
+    with prepare(task, call.config, callbacks=callbacks, origin=call.origin, **options) as session:
         try:
             done = fit(session)
         except (KeyboardInterrupt, Preempted):
             run = shlex.quote(str(session.run.path))
-            print_resume_command(again.replace(shlex.quote("{run}"), run), read_launched())
+            command = resume_command.replace(shlex.quote("{run}"), run)
+            print_resume_command(command, read_launched())
             raise
         return done, None if task.test is None else session.evaluate_checkpoint("test", "best")
 
@@ -200,17 +191,17 @@ def _skipped(status: dict[str, Any]) -> str:
     return ", ".join(counts) or "0"
 
 
-def _dry_run(acts: list[DryRunStep], words: list[str], *, as_json: bool) -> int:
+def _print_dry_run(steps: list[DryRunStep], words: list[str], *, as_json: bool) -> int:
     if as_json:
-        print_json(dumps([step._asdict() for step in acts]))
+        print_json(dumps([step._asdict() for step in steps]))
         return 0
-    rows = [(step.what, step.result, show.format_duration(step.seconds)) for step in acts]
+    rows = [(step.what, step.result, show.format_duration(step.seconds)) for step in steps]
     show.print_table("Dry run", ("step", "result", "time"), rows)
     print_escaped(f"Next: {_command([word for word in words if word != '--dry-run'])}")
     return 0
 
 
-def _overfit(result: OverfitResult, *, as_json: bool) -> int:
+def _print_overfit(result: OverfitResult, *, as_json: bool) -> int:
     if as_json:
         print_json(dumps(result._asdict()))
         return 0 if result.has_converged else 1

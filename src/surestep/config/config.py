@@ -18,9 +18,12 @@ from surestep.config.not_set import NOT_SET, NotSet
 from surestep.config.optim import Optim
 from surestep.config.option import (
     BATCHES,
+    BLOCKS,
+    CONVOLUTIONS,
     DIGITS,
     DISPLAY,
     ENDING,
+    INDICES,
     KERNELS,
     ON,
     UPDATE,
@@ -137,17 +140,18 @@ class Config(PluginOptions):
     clip_value: Positive | NotSet | None = option(
         "Clip each gradient element to this absolute value, instead of the norm.",
         resume=UPDATE,
-        default=(None, "not set: only the norm may be clipped"),
+        default=(None, "not set: single elements are not clipped"),
     )
     on_nonfinite: Literal["raise", "skip"] | NotSet = option(
         "What to do if a loss or gradient is not finite: raise ends the run, skip skips the step.",
         resume=NONFINITE,
-        default=("raise", "a broken run should be an error"),
+        default=("raise", "a loss or gradient that is not finite ends the run with an error"),
     )
     max_nonfinite_steps: Whole | NotSet = option(
         "Number of steps that on_nonfinite='skip' may skip before the run fails.",
         resume=NONFINITE,
         requires={"on_nonfinite": "skip"},
+        default=(100, "after 100 skipped steps the cause is not one bad batch"),
     )
     on_spike: Literal["warn", "rollback", "off"] | NotSet = option(
         "What to do if the loss is far above the recent losses: warn reports it, "
@@ -159,16 +163,21 @@ class Config(PluginOptions):
         "Maximum number of rollbacks of on_spike='rollback'.",
         resume=SPIKE,
         requires={"on_spike": "rollback"},
+        default=(
+            3,
+            "3 rollbacks skip 8, 16 and 32 steps; then the data is not the cause",
+        ),
     )
     exclude_samples: SamplesOrFile | NotSet | None = option(
         "Training samples to exclude: a list of indices, or a file such as a run's skipped.json.",
         resume=blocked("other samples would be excluded than so far"),
+        requires={INDICES: ON},
     )
     activation_checkpointing: Recomputed | NotSet = option(
         "Recompute activations in the backward pass to save memory: off, on, "
         "'every 2' blocks, or module names such as 'encoder.layers.*'.",
         resume=KERNELS,
-        default=("off", "nothing is computed twice; the numbers are the same"),
+        default=("off", "activations stay in memory: computing them again takes time"),
     )
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] | NotSet = option(
         "Mode of torch.compile, or off.",
@@ -178,12 +187,13 @@ class Config(PluginOptions):
     compile_blocks: bool | NotSet = option(
         "Compile each block of the model separately, which starts faster.",
         resume=KERNELS,
-        requires={"compile": ON},
+        requires={"compile": ON, BLOCKS: ON},
         default=(False, "the full model at once: more operations can be fused"),
     )
     channels_last: bool | NotSet = option(
         "Use the channels-last memory format for images and convolutions.",
         resume=KERNELS,
+        requires={CONVOLUTIONS: ON},
         default=(False, "torch's default; often faster on a GPU in half precision: measure"),
     )
     matmul_precision: Literal["highest", "high", "medium"] | NotSet = option(
@@ -194,12 +204,13 @@ class Config(PluginOptions):
         "Benchmark cuDNN's algorithms for each new input shape.",
         resume=KERNELS,
         requires={"device": "cuda"},
-        default=(False, "the fastest algorithm may differ between runs, and so the last bits"),
+        excludes=("deterministic",),
+        default=(False, "the algorithm it finds may differ in each run, and so the last digits"),
     )
     sdpa_backend: Literal["auto", "flash", "efficient", "cudnn", "math"] | NotSet = option(
         "Backend of scaled_dot_product_attention; auto leaves the choice to torch.",
         resume=KERNELS,
-        default=("auto", "torch chooses by shape and type; the plan's table of memory names it"),
+        default=("auto", "torch chooses by shape and type; the line below the memory names it"),
     )
     cpu_allocator: Literal["auto", "huge_pages", "retain", "default"] | NotSet = option(
         "How the CPU allocator keeps freed memory: retain keeps it in the process "
@@ -264,11 +275,8 @@ class Config(PluginOptions):
         new = _flat(new)
         if any(new.get(name) not in (None, NOT_SET) for name in LENGTHS):
             merged = {name: value for name, value in merged.items() if name not in LENGTHS}
-        return Config.from_options(merged | new, {**self._kept(new), **(locations or {})})
-
-    def _kept(self, new: Mapping[str, Any]) -> dict[str, str]:
-        """Return the locations of the options that do not change."""
-        return {name: place for name, place in self.locations().items() if name not in new}
+        places = {name: place for name, place in self.locations().items() if name not in new}
+        return Config.from_options(merged | new, places | dict(locations or {}))
 
     def single_process(self) -> "Config":
         """Return a copy without the options of `parallel`, to inspect a run in a single process."""

@@ -16,13 +16,23 @@ def format_number(amount: float) -> str:
     return str(int(amount)) if amount.is_integer() else repr(amount)
 
 
-UNITS: tuple[Unit, ...] = get_args(Unit)
-_TEXT = re.compile(
-    r"\s*(?:every\s+)?(?P<amount>[0-9._]+(?:e[+-]?[0-9]+)?)?\s*(?:(?P<scale>[km])\s+)?"
-    r"\s*(?P<unit>[a-z]+)\s*",
-    re.IGNORECASE,
-)
+_NUMBER = re.compile(r"([0-9._]+(?:e[+-]?[0-9]+)?)\s*([km]?)", re.IGNORECASE)
 _SCALES = {"": 1.0, "k": 1e3, "m": 1e6}
+
+
+def parse_number(text: str) -> float | None:
+    """Parse "1_000", "1e4", "1.5k" or "2M"; return None if it is not a finite number."""
+    match = _NUMBER.fullmatch(text.strip())
+    try:
+        number, scale = (float(match[1]), _SCALES[match[2].lower()]) if match else (math.inf, 1.0)
+    except ValueError:
+        return None
+    number = number if scale == 1 else round(number * scale, 12)  # 2.01k is 2010
+    return number if math.isfinite(number) else None
+
+
+UNITS: tuple[Unit, ...] = get_args(Unit)
+_TEXT = re.compile(r"\s*(?:every\s+)?(.*?)\s*([a-z]+)\s*", re.IGNORECASE)
 _CLOCK = {
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1 / 60),
     **dict.fromkeys(("min", "mins", "minute", "minutes"), 1.0),
@@ -81,21 +91,15 @@ def parse_duration(text: str, units: tuple[Unit, ...] = UNITS) -> Duration:
     Raises:
         ValueError: it is not a positive amount with one of `units`.
     """
-    match = _TEXT.fullmatch(text)
     names = [name for unit in units for name in (_CLOCK_UNITS if unit == "minutes" else (unit,))]
     example = "hours" if units == ("minutes",) else units[0]
     wanted = f"must be an amount and a unit ({', '.join(names)}), such as '2 {example}'"
-    if match is None:
+    match = _TEXT.fullmatch(text)
+    if match is None or (not match[1] and match[2].lower().endswith("s")):  # only "steps"
         raise ValueError(wanted)
-    word = match["unit"].lower()
-    if match["amount"] is None and word.endswith("s"):  # "steps" without an amount
-        raise ValueError(wanted)
-    unit, scale = _SPELLINGS.get(word, (None, 0.0))
-    try:
-        amount = float(match["amount"] or 1) * scale * _SCALES[(match["scale"] or "").lower()]
-    except ValueError:
-        raise ValueError(wanted) from None
-    if unit is None or unit not in units or not 0 < amount < math.inf:
+    unit, scale = _SPELLINGS.get(match[2].lower(), (None, 0.0))
+    amount = (parse_number(match[1] or "1") or 0.0) * scale
+    if unit not in units or not 0 < amount < math.inf:
         raise ValueError(wanted)
     return Duration(amount, unit)
 

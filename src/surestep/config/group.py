@@ -4,8 +4,7 @@ import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
-from types import UnionType
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -17,9 +16,10 @@ from pydantic import (
 )
 
 from surestep.base.errors import ConfigError, suggest_names
-from surestep.base.places import shown_place, user_line
+from surestep.base.locations import shown_place, user_line
+from surestep.config.duration import parse_number
 from surestep.config.not_set import NOT_SET, NotSet
-from surestep.config.option import UNKNOWN, ResumeEffect
+from surestep.config.option import UNKNOWN, ResumeEffect, list_types
 from surestep.config.spellings import OFF, plain_value, read_word, what_to_use
 
 # The main option of each group: `optim="adamw"` means `optim.name="adamw"`.
@@ -125,26 +125,14 @@ class _Kind(NamedTuple):
 @cache
 def _kind(group: type[ConfigGroup], name: str) -> _Kind:
     """Return the kind of an option."""
-    choices: list[str] = []
-    members: list[type] = []
-    lengths: list[int] = []
-
-    def collect(annotation: Any) -> None:
-        origin, inner = get_origin(annotation), get_args(annotation)
-        if origin is Literal:
-            choices.extend(str(choice) for choice in inner)
-        elif origin is tuple:
-            lengths.append(0 if Ellipsis in inner else len(inner))
-        elif origin is Annotated:
-            collect(inner[0])
-        elif isinstance(annotation, UnionType) or inner:
-            for part in inner:
-                collect(part)
-        elif isinstance(annotation, type):
-            members.append(annotation)
-
-    collect(group.model_fields[name].annotation)
-    return _Kind(tuple(choices), tuple(members), max(lengths, default=None))
+    types = list_types(group.model_fields[name].annotation)
+    words = [get_args(kind) for kind in types if get_origin(kind) is Literal]
+    tuples = [get_args(kind) for kind in types if get_origin(kind) is tuple]
+    return _Kind(
+        choices=tuple(str(word) for several in words for word in several),
+        members=tuple(kind for kind in types if isinstance(kind, type)),
+        length=max((0 if Ellipsis in inner else len(inner) for inner in tuples), default=None),
+    )
 
 
 def _value(group: type[ConfigGroup], name: str, value: Any, context: Any) -> Any:
@@ -200,21 +188,15 @@ def _several(value: Any) -> Any:
     return value
 
 
-_COUNTED = re.compile(r"([0-9._]+(?:e[+-]?[0-9]+)?)\s*([km%]?)", re.IGNORECASE)
-_SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "%": 0.01}
-
-
 def _number(value: Any) -> Any:
     """Parse "1k", "1_000", "1e4" or "10%"; return any other value unchanged."""
-    match = _COUNTED.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None:
+    if not isinstance(value, str):
         return value
-    try:
-        number = float(match[1])
-    except ValueError:
+    text = value.strip()
+    number = parse_number(text.removesuffix("%"))
+    if number is None:
         return value
-    scale = _SCALES[match[2].lower()]
-    return number if scale == 1 else round(number * scale, 12)
+    return round(number / 100, 12) if text.endswith("%") else number
 
 
 def _sentences(
@@ -241,6 +223,8 @@ def _sentence(group: type[ConfigGroup], name: str, detail: Any, data: Mapping[st
         what = f"it takes {length} numbers"
     elif detail["type"] == "tuple_type":
         what = f"it must be a list, such as [{value!r}]"
+    elif detail["type"].endswith("_parsing"):  # "unable to parse string as a number" adds nothing
+        what = what.partition(",")[0]
     if full in OFF and ". Use " not in what and "'off'" not in what:
         what += ", or 'off'"
     meant = ""
@@ -272,11 +256,7 @@ def _unknown(group: type[ConfigGroup], name: str, value: Any, locations: Locatio
 
 
 def placed(option: str, sentence: str, locations: Locations) -> str:
-    """Prefix a sentence with the location at which the option was set."""
-    place = shown_place(option, _place(option, locations))
+    """Prefix a sentence with the location at which the option, or its group, was set."""
+    where = locations.get(option) or locations.get(option.rpartition(".")[0])
+    place = shown_place(option, where)
     return f"{place}: {sentence}" if place and option else sentence
-
-
-def _place(option: str, locations: Locations) -> str | None:
-    """Return where an option, or else its group, was set."""
-    return locations.get(option) or locations.get(option.rpartition(".")[0])

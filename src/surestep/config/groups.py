@@ -14,6 +14,7 @@ from surestep.config.option import (
     INITIAL,
     LOADING,
     ON,
+    STREAM,
     VAL_DATA,
     ResumeEffect,
     blocked,
@@ -60,7 +61,9 @@ class Data(ConfigGroup):
         "Read the samples in a new random order each epoch.", resume=BATCHES
     )
     shuffle_buffer: Count | NotSet = option(
-        "Number of samples in the buffer from which a stream is shuffled.", resume=BATCHES
+        "Number of samples in the buffer from which a stream is shuffled.",
+        resume=BATCHES,
+        requires={STREAM: ON},
     )
 
 
@@ -97,7 +100,7 @@ class Validation(ConfigGroup):
     every: Period | NotSet | None = option(
         "How often to evaluate: '1 epoch', '500 steps'.",
         resume=EVALUATION,
-        default=("1 epoch", "once through the data"),
+        default=("1 epoch", "once for each pass over the training data"),
     )
     on_start: bool | NotSet = option(
         "Also evaluate before the first step.",
@@ -130,7 +133,7 @@ class EarlyStop(ConfigGroup):
     resume: ClassVar[ResumeEffect] = ENDING
     patience: Count | NotSet | None = option(
         "Stop after this many evaluations in a row without improvement.",
-        requires={VAL_DATA: ON},
+        requires={VAL_DATA: ON, "validation.every": ON},
         default=(None, "not set: no early stopping"),
     )
     start: StepPeriod | NotSet | None = option(
@@ -156,11 +159,14 @@ class Average(ConfigGroup):
         default=("none", "not set: the last weights are the model"),
     )
     decay: Share | NotSet = option(
-        "EMA: share of the average that remains at each update.", requires={"average.kind": "ema"}
+        "EMA: share of the average that remains at each update.",
+        requires={"average.kind": "ema"},
+        default=(0.999, "averages about 1,000 updates"),
     )
     warmup: bool | NotSet = option(
         "EMA: start with a smaller decay, so that the initial weights fade quickly.",
         requires={"average.kind": "ema"},
+        default=(True, "the initial weights fade quickly from the average"),
     )
     start: Warmup | NotSet = option("When averaging starts: '1000 steps', '2 epochs' or '75%'.")
     every: StepPeriod | NotSet = option("How often the average is updated: '1 step', '1 epoch'.")
@@ -177,6 +183,7 @@ class Average(ConfigGroup):
     anneal: Warmup | NotSet = option(
         "SWA: how long the learning rate takes to reach average.lr, along a cosine.",
         requires={"average.kind": "swa", "average.lr": ON},
+        default=("5%", "the learning rate reaches average.lr without a jump"),
     )
 
 
@@ -187,7 +194,7 @@ class Checkpoint(ConfigGroup):
     resume: ClassVar[ResumeEffect] = DISPLAY
     every: ClockPeriod | NotSet | None = option(
         "How often to save: '1 epoch', '500 steps', '10 minutes'.",
-        default=("1 epoch", "no more than an epoch is lost"),
+        default=("1 epoch", "a crash loses at most one epoch"),
     )
     keep_last: Count | NotSet = option(
         "Number of newest checkpoints to keep.", default=(2, "the newest, and one before it")
@@ -215,7 +222,7 @@ class Logging(ConfigGroup):
     resume: ClassVar[ResumeEffect] = DISPLAY
     every: ClockPeriod | NotSet | None = option(
         "How often the host reads losses from the device and writes events.",
-        default=("50 steps", "each read waits for the device; 50 steps hide it"),
+        default=("50 steps", "a read waits for the device: once in 50 steps costs little"),
     )
     progress: Literal["auto", "bar", "plain", "quiet"] | NotSet = option(
         "How to show progress: a bar, plain lines, or nothing."

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, NamedTuple, get_args
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import Field
 from pydantic.fields import FieldInfo
@@ -30,25 +31,10 @@ class ResumeEffect(NamedTuple):
         return f"{self.effect}: {self.reason}"
 
 
-def safe(reason: str) -> ResumeEffect:
-    """Return the effect of a change that leaves the numbers as they are."""
-    return ResumeEffect("safe", reason)
-
-
-def not_bitwise(reason: str) -> ResumeEffect:
-    """Return the effect of a change after which the last digits may differ."""
-    return ResumeEffect("not bitwise", reason)
-
-
-def blocked(reason: str) -> ResumeEffect:
-    """Return the effect of a change that has to be allowed by name."""
-    return ResumeEffect("blocked", reason)
-
-
-def incompatible(reason: str) -> ResumeEffect:
-    """Return the effect of a change with which a run cannot resume."""
-    return ResumeEffect("incompatible", reason)
-
+safe = partial(ResumeEffect, "safe")
+not_bitwise = partial(ResumeEffect, "not bitwise")
+blocked = partial(ResumeEffect, "blocked")
+incompatible = partial(ResumeEffect, "incompatible")
 
 DISPLAY: Final = safe("it changes what is shown and saved, not what is computed")
 LOADING: Final = safe("a sample's seed depends on its position, not on the process that loads it")
@@ -67,8 +53,15 @@ class _AnyValue:
 
 
 ON: Final = _AnyValue()  # in `requires`: any value but off
-VAL_DATA: Final = "validation data"  # in `requires`: Task(val=...)
+# In `requires`: what the Task or the launcher has to bring.
+VAL_DATA: Final = "validation data"
 PROCESSES: Final = "several processes"
+STREAM: Final = "a stream as training data"
+INDICES: Final = "training data with indices"
+CONVOLUTIONS: Final = "a model with convolutions"
+BLOCKS: Final = "a model with blocks, in a ModuleList or Sequential"
+MODEL_FUNCTION: Final = "a function that builds the model"
+OUR_STEP: Final = "a Task without its own step"
 _OFF = (None, "off", "none", "0%")
 
 
@@ -113,8 +106,8 @@ def option(
             depends on anything has a rule in `engine/rules/` instead.
         resume: the effect of a change when a run resumes; by default that of the group.
         requires: the values that other options must have, by full name, as in
-            `{"parallel.strategy": "fsdp"}`; several values are a tuple, and ON is any value but
-            off. Keys may also be VAL_DATA and PROCESSES. It is added to what the group requires.
+            `{"on_nonfinite": "skip"}`; several values are a tuple, and ON is any value but off.
+            Keys may also be VAL_DATA, PROCESSES and so on. It is added to what the group requires.
             An option that is off requires nothing.
         excludes: full names of options that cannot be set together with it.
     """
@@ -156,7 +149,7 @@ class PluginOption:
     ) -> None:
         self.kind = kind
         self.info = OptionInfo(
-            help_text, default, requires or {}, excludes, resume, _is_duration(kind), rule
+            help_text, default, requires or {}, excludes, resume, DURATION in list_types(kind), rule
         )
 
 
@@ -168,14 +161,16 @@ def describe_option(group: Any, declared: FieldInfo) -> OptionInfo:
         info,
         requires={**group.requires, **info.requires},
         resume=info.resume or group.resume,
-        is_duration=_is_duration(declared.annotation),
+        is_duration=DURATION in list_types(declared.annotation),
     )
 
 
-def _is_duration(annotation: Any) -> bool:
-    return DURATION in getattr(annotation, "__metadata__", ()) or any(
-        map(_is_duration, get_args(annotation))
-    )
+def list_types(annotation: Any) -> list[Any]:
+    """List the types in the annotation of an option; the types in a tuple are not listed."""
+    inner = get_args(annotation)
+    if not inner or get_origin(annotation) in (Literal, tuple):
+        return [annotation]
+    return [kind for part in inner for kind in list_types(part)]
 
 
 def is_off(value: Any) -> bool:

@@ -1,4 +1,7 @@
-"""Options of several processes."""
+"""Options of several processes.
+
+The class of a strategy, in `engine/parallel/`, has the names of the options that it takes.
+"""
 
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -9,7 +12,9 @@ from surestep.config.group import ConfigGroup
 from surestep.config.not_set import NotSet
 from surestep.config.option import (
     KERNELS,
+    MODEL_FUNCTION,
     ON,
+    OUR_STEP,
     PROCESSES,
     ResumeEffect,
     blocked,
@@ -21,7 +26,7 @@ from surestep.config.types import BlockChoice, Count, Positive, StepPeriod, Tabl
 
 SUMMATION = not_bitwise("gradients are summed in a different order")
 WAITING = safe("it sets how long a rank waits for the others")
-DDP = {PROCESSES: ON, "parallel.strategy": ("ddp", "accelerate")}
+DDP = {PROCESSES: ON, OUR_STEP: ON}
 
 
 if TYPE_CHECKING:
@@ -45,7 +50,7 @@ class Parallel(ConfigGroup):
     )
     shard: Literal["full", "grad_op", "hybrid"] | NotSet = option(
         "fsdp: what to shard over the ranks; full shards everything.",
-        requires={PROCESSES: ON, "parallel.strategy": "fsdp"},
+        requires={PROCESSES: ON},
     )
     shard_size: Count | NotSet = option(
         "fsdp: ranks per shard group of hybrid; the default is those of one machine.",
@@ -53,17 +58,15 @@ class Parallel(ConfigGroup):
     )
     wrap_policy: BlockChoice | NotSet = option(
         "fsdp: modules to gather one at a time: 'class NAME', 'size 1e6', 'name PATTERN'.",
-        requires={"parallel.strategy": "fsdp"},
     )
     meta_init: bool | NotSet = option(
         "fsdp: initialize the model's values on rank 0 only.",
-        requires={"parallel.strategy": "fsdp"},
+        requires={MODEL_FUNCTION: ON},
         default=(False, "each process builds the full model on the host"),
     )
     offload: Literal["off", "optimizer", "all"] | NotSet = option(
         "What to keep in host memory: the optimizer state, or all (parameters too).",
         resume=KERNELS,
-        requires={"parallel.strategy": ("fsdp", "deepspeed")},
         default=("off", "parameters and optimizer state stay on the device"),
     )
     find_unused_parameters: bool | NotSet = option(
@@ -87,11 +90,9 @@ class Parallel(ConfigGroup):
     )
     zero_stage: Annotated[int, Field(ge=0, le=3)] | NotSet = option(
         "deepspeed: what to shard: 1 the optimizer state, 2 also gradients, 3 also parameters.",
-        requires={"parallel.strategy": "deepspeed"},
     )
     deepspeed: TableOrFile | NotSet = option(
         "deepspeed: additional DeepSpeed options, as JSON or a path to a JSON file.",
-        requires={"parallel.strategy": "deepspeed"},
     )
     replica_check_every: StepPeriod | NotSet | None = option(
         "How often to compare the replicas' parameters, at log points: '1 epoch'.",
@@ -101,7 +102,7 @@ class Parallel(ConfigGroup):
     timeout_s: Positive | NotSet = option(
         "Seconds that a rank waits for the others after the first step.",
         resume=WAITING,
-        default=(300.0, "after the first step no rank is late for long, unless it hangs"),
+        default=(300.0, "a rank that is late by more than this has probably hung"),
     )
     start_timeout_s: Positive | NotSet = option(
         "Seconds that a rank waits for the others until the first step is done, "

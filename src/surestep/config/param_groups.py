@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from surestep.base.errors import ConfigError
-from surestep.config.duration import format_number, parse_duration
+from surestep.config.duration import format_number, parse_duration, parse_number
 
 _NEEDS = "such as 'head.* lr=1e-3', 'type:LayerNorm decay=0' or \"encoder.* freeze='2 epochs'\""
 _NAMES = {"lr": "lr", "decay": "weight_decay", "weight_decay": "weight_decay", "freeze": "freeze"}
@@ -49,8 +49,13 @@ class ParamGroup:
             )
         for name, read in (("lr", _rate), ("weight_decay", _decay), ("freeze", _freeze)):
             value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, read(self.pattern, value))
+            try:
+                object.__setattr__(self, name, None if value is None else read(value))
+            except ValueError as error:
+                typed = f"{name.removeprefix('weight_')}={value!r}"
+                raise ConfigError(
+                    f"optim.groups: {typed} of {self.pattern!r} is not allowed: {error}."
+                ) from None
 
     def __str__(self) -> str:
         """Return the text from which the same group can be parsed."""
@@ -89,46 +94,32 @@ def parse_param_group(text: str) -> ParamGroup:
     return ParamGroup(pattern, **settings)
 
 
-def _rate(pattern: str, value: Any) -> float | str:
+def _rate(value: Any) -> float | str:
     """Parse a learning rate, or a multiple of optim.lr as text."""
     text = str(value).strip()
-    number = _number(text.removesuffix("x"))
-    if number is None or number <= 0 or isinstance(value, bool):
-        raise ConfigError(
-            f"optim.groups: lr={value!r} of {pattern!r} is not allowed: a rate above zero such as "
-            "1e-3, or a multiple of optim.lr such as 0.1x. To keep the rate at zero, use freeze."
+    number = parse_number(text.removesuffix("x"))
+    if not number:
+        raise ValueError(
+            "a rate above zero such as 1e-3, or a multiple of optim.lr such as 0.1x. To keep the "
+            "rate at zero, use freeze"
         )
     return f"{format_number(number)}x" if text.endswith("x") else number
 
 
-def _decay(pattern: str, value: Any) -> float:
-    number = _number(str(value))
-    if number is None or number < 0 or isinstance(value, bool):
-        raise ConfigError(
-            f"optim.groups: decay={value!r} of {pattern!r} is not allowed: a number that is not "
-            "below zero, such as 0 or 0.05."
-        )
+def _decay(value: Any) -> float:
+    number = parse_number(str(value))
+    if number is None:
+        raise ValueError("a number that is not below zero, such as 0 or 0.05")
     return number
 
 
-def _freeze(pattern: str, value: Any) -> bool | str:
+def _freeze(value: Any) -> bool | str:
     if isinstance(value, bool):
         return value
     try:
         return str(parse_duration(str(value), ("epochs", "steps")))
     except ValueError as error:
-        raise ConfigError(
-            f"optim.groups: freeze={value!r} of {pattern!r} is not allowed: {error}; or only the "
-            "word freeze, for good."
-        ) from None
-
-
-def _number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if abs(number) < float("inf") else None
+        raise ValueError(f"{error}; or only the word freeze, for good") from None
 
 
 def _texts(value: Any) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from pydantic import Field
 from surestep.base.plugins import SCHEDULES, plugin_names
 from surestep.config.group import ConfigGroup
 from surestep.config.not_set import NotSet
-from surestep.config.option import ResumeEffect, blocked, option
+from surestep.config.option import ON, ResumeEffect, blocked, option
 from surestep.config.types import (
     Count,
     Length,
@@ -54,7 +54,8 @@ class Schedule(ConfigGroup):
         "Length of the linear warm-up: '100 steps', '2 epochs' or a share such as '10%'."
     )
     warmup_start: Ratio | NotSet = option(
-        "Learning rate at the start of the warm-up, as a share of the peak."
+        "Learning rate at the start of the warm-up, as a share of the peak.",
+        requires={"schedule.warmup": ON},
     )
     interval: StepPeriod | NotSet = option(
         "How often the learning rate changes: '1 step', or '1 epoch' for a staircase."
@@ -117,8 +118,12 @@ class Schedule(ConfigGroup):
     cycle_momentum: bool | NotSet = option(
         "Cycle the momentum (or first beta) inversely to the learning rate."
     )
-    base_momentum: Share | NotSet = option("Momentum when the learning rate is highest.")
-    max_momentum: Share | NotSet = option("Momentum when the learning rate is lowest.")
+    base_momentum: Share | NotSet = option(
+        "Momentum when the learning rate is highest.", requires={"schedule.cycle_momentum": True}
+    )
+    max_momentum: Share | NotSet = option(
+        "Momentum when the learning rate is lowest.", requires={"schedule.cycle_momentum": True}
+    )
     step_size_up: Length | NotSet = option("cyclic: length of the rise.")
     step_size_down: Length | NotSet = option("cyclic: length of the fall.")
     mode: Literal["triangular", "triangular2", "exp_range"] | NotSet = option(

@@ -166,7 +166,9 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "schedule.cycles={r}": "num_cycles",
     "schedule.decay='{v} steps'": "num_decay_steps",
     "schedule.gamma={r}": "lr_decay_factor",
-    "Task(schedule=lambda step, total: 1.0)": "lr_lambda lr_scheduler_kwargs",
+    "Task(schedule=lambda step, total: 1.0)": "lr_lambda lr_scheduler_kwargs chain",
+    "torchrun --log-dir DIR --redirects 3, a log file for each rank": "ranks log_ranks",
+    "the environment variable NCCL_DEBUG": "nccl_debug",
     "validation.every='1 epoch', '0.25 epochs' or '100 steps'": "val_check_interval",
     "validation.every='{v} steps', or a share of the run such as '10%'": (
         "eval_steps eval_every eval_interval eval_freq"

@@ -1,88 +1,64 @@
 """The types of option values, and how their text is parsed."""
 
 import json
-import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from functools import partial
+from operator import index
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from surestep.config.duration import Unit, format_number, parse_duration
-
-_BARE = re.compile(r"\s*([0-9._]+(?:e[+-]?[0-9]+)?)\s*(k?)\s*", re.IGNORECASE)
+from surestep.config.duration import Unit, format_number, parse_duration, parse_number
 
 
-def _text(value: Any) -> Any:
-    """Convert a number to text, in steps if it has no unit; leave anything else to pydantic."""
-    if isinstance(value, (int, float)):
-        value = str(value) if isinstance(value, bool) else format_number(float(value))
-    number = _bare_number(value) if isinstance(value, str) else None
-    if number is None:
+def _period(
+    value: Any, units: tuple[Unit, ...], *, is_length: bool, shares: bool = True, zero: bool = False
+) -> Any:
+    """Parse an interval or a length, as the text of a Duration or of a share of the run, "10%".
+
+    A bare number from 1 on is in steps; one below 1 is a fraction of an epoch, or of the run for a
+    length. Anything but text and numbers is left to pydantic.
+    """
+    text = _as_text(value)
+    if not isinstance(text, str):
         return value
-    if number > 1 and not number.is_integer():
+    text = text.strip()
+    if zero and text in ("0", "0 steps", "0 epochs", "0%"):
+        return "0%"
+    if shares and text.endswith("%"):
+        percent = parse_number(text[:-1])
+        if percent is None or not 0 < percent <= 100:
+            raise ValueError("must be a share of the run between 0% and 100%")
+        return f"{format_number(percent)}%"
+    number = _bare_number(text)
+    if number is None:
+        return str(parse_duration(text, units))
+    if 0 < number < 1 and is_length:
+        return f"{format_number(round(number * 100, 12))}%"
+    if 0 < number < 1:
+        return f"{format_number(number)} epochs"
+    if not number.is_integer():
         raise ValueError(f"only whole numbers are steps. Use '{format_number(number)} epochs'")
-    return f"{format_number(number)} steps" if number >= 1 else format_number(number)
+    return str(parse_duration(f"{format_number(number)} steps", units))
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, (int, float)):
+        return str(value) if isinstance(value, bool) else format_number(float(value))
+    return value
 
 
 def _bare_number(text: str) -> float | None:
-    """Parse a number without a unit; None if the text is not a finite number."""
-    match = _BARE.fullmatch(text)
-    try:
-        number = float(match[1]) * (1000 if match[2] else 1) if match else math.inf
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _read_share(text: str) -> float | None:
-    """Parse "10%", or a number below 1; None if the text is something else."""
-    word = text.strip()
-    try:
-        share = float(word[:-1]) / 100 if word.endswith("%") else float(word)
-    except ValueError:
-        return -1.0 if word.endswith("%") else None
-    return share if word.endswith("%") or 0 < share < 1 else None
-
-
-def _interval(*units: Unit, shares: bool) -> AfterValidator:
-    """Parse an interval; "0.25" is a fraction of an epoch, and "25%" may be a share of the run."""
-
-    def read(text: str) -> str:
-        share, is_percent = _read_share(text), text.strip().endswith("%")
-        if share is None or (is_percent and not shares):
-            return str(parse_duration(text, units))
-        return _percent(text) if is_percent else f"{format_number(share)} epochs"
-
-    return AfterValidator(read)
-
-
-def _length(*, at_least_zero: bool) -> AfterValidator:
-    """Parse a length in steps or epochs, or a share of the run: "10%" or 0.1."""
-
-    def read(text: str) -> str:
-        if at_least_zero and text.strip() in ("0", "0 steps", "0 epochs", "0%"):
-            return "0%"
-        if _read_share(text) is None:
-            return str(parse_duration(text, ("steps", "epochs")))
-        return _percent(text)
-
-    return AfterValidator(read)
-
-
-def _percent(text: str) -> str:
-    """Return a share of the run as it is stored: "10%"."""
-    share, word = _read_share(text), text.strip()
-    if share is None or not 0 < share <= 1:
-        raise ValueError("must be a share of the run between 0% and 100%")
-    return f"{format_number(float(word[:-1]) if word.endswith('%') else round(share * 100, 12))}%"
+    """Parse a number without a unit; "10m" could be minutes."""
+    return None if text.strip()[-1:] in ("m", "M") else parse_number(text)
 
 
 def _time(value: Any) -> Any:
     """Parse a time such as "2 hours"; leave anything but text and numbers to pydantic."""
-    text = str(value) if isinstance(value, (int, float)) else value
+    text = _as_text(value)
     if not isinstance(text, str):
         return value
     if _bare_number(text) is not None:
@@ -101,17 +77,16 @@ def _recomputed(text: str) -> str:
 
 
 def _block_choice(text: str) -> str:
-    how, *words = text.split() or [""]
-    if how == "size":
-        try:
-            right = len(words) == 1 and 1 <= float(words[0]) < math.inf
-        except ValueError:
-            right = False
-    else:
-        right = bool(words) if how in ("class", "name") else how == "auto" and not words
-    if not right:
+    how, _, rest = " ".join(text.split()).partition(" ")
+    is_valid = {
+        "auto": not rest,
+        "class": rest,
+        "name": rest,
+        "size": (parse_number(rest) or 0) >= 1,
+    }
+    if not is_valid.get(how):
         raise ValueError("must be auto, 'class Block', 'size 1e6' or 'name layers.*'")
-    return " ".join([how, *words])
+    return f"{how} {rest}".strip()
 
 
 def _milestones(value: Any) -> Any:
@@ -132,28 +107,21 @@ def _range(value: Any) -> str:
     return f"{int(first)}:{int(last)}"
 
 
-_INDICES = re.compile(r"\s*\d+\s*(,\s*\d+\s*)+")
-
-
 def _samples(value: Any) -> str | tuple[int, ...]:
     """Parse a file name, or sample indices; a single word that is not a number is a file name."""
     if isinstance(value, os.PathLike):
         return str(os.fspath(value))
-    if isinstance(value, (str, int)):
-        value = [value]
-    if isinstance(value, Sequence) and len(value) == 1 and _INDICES.fullmatch(str(value[0])):
-        value = str(value[0]).split(",")
-    if not isinstance(value, Iterable):
-        raise ValueError("must be the name of a file, or indices of samples such as [3, 17]")
-    words = [item if isinstance(item, str) else int(item) for item in value]
-    if len(words) == 1 and isinstance(words[0], str) and not words[0].lstrip("-").isdigit():
-        return words[0]
+    items = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
+    if len(items) == 1 and isinstance(items[0], str):
+        if not re.fullmatch(r"[-\d\s,]+", items[0]):
+            return items[0]
+        items = items[0].split(",")
     try:
-        samples = tuple(map(int, words))
-    except ValueError:
-        raise ValueError("must be the name of one file, or indices such as [3, 17]") from None
+        samples = tuple(int(item) if isinstance(item, str) else index(item) for item in items)
+    except (TypeError, ValueError):
+        samples = ()
     if not samples or min(samples) < 0:
-        raise ValueError("must be indices of samples, from 0 on, and at least one")
+        raise ValueError("must be the name of one file, or indices from 0 on, such as [3, 17]")
     return samples
 
 
@@ -169,10 +137,8 @@ def _table(value: Any) -> str:
             raise ValueError(f"the file cannot be read: {error.strerror}") from error
     try:
         table = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"it must be a JSON object: {error}") from error
-    except RecursionError:
-        raise ValueError("it must be a JSON object, and this one is nested too deeply") from None
     if not isinstance(table, dict):
         raise ValueError("it must be a JSON object, such as '{\"overlap_comm\": true}'")
     return json.dumps(table)
@@ -184,16 +150,23 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
-Number = BeforeValidator(_text)
 DURATION = "a Duration in the Plan"
-Period = Annotated[str, _interval("epochs", "steps", "items", shares=True), Number, DURATION]
-ClockPeriod = Annotated[
-    str, _interval("epochs", "steps", "items", "minutes", shares=True), Number, DURATION
-]
+
+
+def _interval(*units: Unit, shares: bool = True) -> BeforeValidator:
+    return BeforeValidator(partial(_period, units=units, is_length=False, shares=shares))
+
+
+def _length(*, zero: bool = False) -> BeforeValidator:
+    return BeforeValidator(partial(_period, units=("epochs", "steps"), is_length=True, zero=zero))
+
+
+Period = Annotated[str, _interval("epochs", "steps", "items"), DURATION]
+ClockPeriod = Annotated[str, _interval("epochs", "steps", "items", "minutes"), DURATION]
+StepPeriod = Annotated[str, _interval("epochs", "steps", shares=False), DURATION]
 Clock = Annotated[str, BeforeValidator(_time), DURATION]
-StepPeriod = Annotated[str, _interval("epochs", "steps", shares=False), Number, DURATION]
-Warmup = Annotated[str, _length(at_least_zero=True), Number]
-Length = Annotated[str, _length(at_least_zero=False), Number]
+Warmup = Annotated[str, _length(zero=True)]
+Length = Annotated[str, _length()]
 Milestones = Annotated[tuple[Length, ...], BeforeValidator(_milestones)]
 Steps = Annotated[str, BeforeValidator(_range)]
 SamplesOrFile = Annotated[str | tuple[int, ...], BeforeValidator(_samples)]

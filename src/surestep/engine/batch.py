@@ -29,6 +29,13 @@ class MicroBatch(NamedTuple):
     is_ready: bool = False  # an element of Task(batched=True)
 
     @property
+    def inputs(self) -> Any:
+        """Return what the model takes: one argument, a tuple of them, or a dict by keyword."""
+        if self.kwargs:
+            return dict(self.kwargs)
+        return self.args[0] if len(self.args) == 1 else self.args
+
+    @property
     def rows(self) -> int:
         """Return the length of its first dimension, which is `samples` unless it is ready-made."""
         if not (self.is_ready and self.samples):
@@ -172,6 +179,11 @@ def flatten_tensors(value: Any) -> list[Tensor]:
     if isinstance(value, (tuple, list)):
         return [tensor for member in value for tensor in flatten_tensors(member)]
     return []
+
+
+def tensor_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def batch_size_of(batch: Any) -> int:

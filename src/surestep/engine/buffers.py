@@ -28,10 +28,10 @@ def every_buffer(model: nn.Module) -> Iterator[Slot]:
             yield f"{prefix}.{key}" if prefix else key, module, key
 
 
-def empty_buffers(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
-    """Return the owners of a state_dict's buffers that are None until training fills them."""
+def empty_buffers(model: nn.Module) -> set[str]:
+    """Return the names of a state_dict's buffers that are None until training fills them."""
     return {
-        name: (owner, key)
+        name
         for name, owner, key in every_buffer(model)
         if owner._buffers[key] is None and key not in owner._non_persistent_buffers_set
     }
@@ -43,7 +43,7 @@ Slots = Callable[[nn.Module], Iterator[Slot]]
 def initial_values(model: nn.Module, slots: Slots = left_out_of_state) -> dict[str, Tensor | None]:
     """Copy buffers to the host, by name; waits for the device. One may be None until later."""
     return {
-        name: None if (now := owner._buffers[key]) is None else _host(now).clone()
+        name: None if (now := owner._buffers[key]) is None else now.detach().cpu().clone()
         for name, owner, key in slots(model)
     }
 
@@ -96,12 +96,8 @@ def restore_buffers(
 def _same(now: Tensor, before: Tensor | None) -> bool:
     if before is None or now.shape != before.shape or now.layout != before.layout:
         return False
-    a, b = _host(now), before
+    a, b = now.detach().cpu(), before
     if now.layout is torch.strided:
         return torch.equal(a, b)
     a, b = a.to_sparse_coo().coalesce(), b.to_sparse_coo().coalesce()
     return torch.equal(a.indices(), b.indices()) and torch.equal(a.values(), b.values())
-
-
-def _host(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu()

@@ -1,4 +1,4 @@
-"""Seeds: random numbers depend on the position in the run, not on earlier draws.
+"""Global generators and their seeds, which follow from the position in the run, not from draws.
 
 Four things are random. Before each of them, the generators are seeded from its position:
 
@@ -12,15 +12,18 @@ A manual step may iterate over a batch several times. Its seeds are
 `derive_seed("noise", seed, step, pass_index, call)`.
 
 So no generator state is saved, evaluations and callbacks do not change the training, the number of
-workers does not matter, and any step can be repeated.
+workers does not matter, and any step can be repeated. Generators that the user's objects own are
+in `own_generators.py`.
 """
 
 import os
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from ctypes import c_char
 from hashlib import blake2b
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -29,7 +32,10 @@ import torch
 # numpy's stubs do not export them.
 from numpy.random import get_bit_generator, set_bit_generator  # type: ignore[attr-defined]
 
-from surestep.engine.global_rng import GlobalGenerators, preserve_globals
+_WORDS = 4 * 624  # bytes of the words of an MT19937, before the index of the next one
+_SIZE = _WORDS + 4
+_PYTHON_LAYOUT = Struct("@i624I")  # the index of the next word, and the words
+_PYTHON: Any = getattr(random, "_inst", None)  # the generator of the functions of `random`
 
 
 def derive_seed(*place: str | int) -> int:
@@ -47,18 +53,6 @@ def derive_seed(*place: str | int) -> int:
     """
     words = " ".join(map(str, place)).encode()
     return int.from_bytes(blake2b(words, digest_size=8).digest(), "little") >> 1
-
-
-@lru_cache(maxsize=8)
-def _hash_of_epoch(seed: int, epoch: int) -> blake2b:
-    return blake2b(f"load {seed} {epoch} ".encode(), digest_size=8)
-
-
-def derive_load_seed(seed: int, epoch: int, position: int) -> int:
-    """Return `derive_seed("load", seed, epoch, position)` in half the time, once per sample."""
-    hashed = _hash_of_epoch(seed, epoch).copy()
-    hashed.update(str(position).encode())
-    return int.from_bytes(hashed.digest(), "little") >> 1
 
 
 def set_seed(seed: int, *, deterministic: bool = False) -> None:
@@ -99,8 +93,7 @@ def clear_numpy_gauss_cache() -> None:
 def seed_loading(seed: int) -> None:
     """Seed what a dataset may draw from; 90 us faster than `torch.manual_seed`."""
     torch.default_generator.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
+    _seed_globals(seed)
 
 
 def reset_numpy_bit_generator() -> None:
@@ -108,36 +101,169 @@ def reset_numpy_bit_generator() -> None:
     set_bit_generator(np.random.MT19937(0))
 
 
-_SPARE: list[np.random.MT19937] = []
+_SPARE: list[np.random.MT19937] = []  # to make one takes longer than to seed it
+_PRESERVED: list[Any] = []  # bit generators of the program, while its generators are not in use
 
 
-class preserve_rng:
-    """Preserve the generators of this process while a dataset draws; seed them first.
+@contextmanager
+def preserve_globals(own: np.random.MT19937 | None = None) -> Iterator[None]:
+    """Restore numpy's and Python's global generators.
 
-    numpy draws by a different bit generator meanwhile: to copy and restore its state takes 70 us.
-    What is lost is what `clear_numpy_gauss_cache` drops.
+    numpy draws from a different bit generator meanwhile, `own` or a spare one: to copy its state
+    takes 90 us. What is lost is what `clear_numpy_gauss_cache` drops.
     """
+    bits, state = get_bit_generator(), random.getstate()
+    drawing = own
+    if drawing is None:
+        drawing = _SPARE.pop() if _SPARE else np.random.MT19937(0)
+    set_bit_generator(drawing)
+    _PRESERVED.append(bits)
+    try:
+        yield
+    finally:
+        _PRESERVED.pop()
+        set_bit_generator(bits)
+        if own is None:
+            _SPARE.append(drawing)
+        random.setstate(state)
 
-    def __enter__(self) -> None:
-        self._bits = get_bit_generator()
-        self._own = _SPARE.pop() if _SPARE else np.random.MT19937(0)
-        set_bit_generator(self._own)
-        self._kept = (torch.default_generator.get_state(), random.getstate())
 
-    def __exit__(self, *_: object) -> None:
-        set_bit_generator(self._bits)
-        _SPARE.append(self._own)
-        torch.default_generator.set_state(self._kept[0])
-        random.setstate(self._kept[1])
+@contextmanager
+def preserve_rng() -> Iterator[None]:
+    """Restore the generators of this process that a dataset may draw from; seed them first."""
+    state = torch.default_generator.get_state()
+    try:
+        with preserve_globals():
+            yield
+    finally:
+        torch.default_generator.set_state(state)
 
 
 @contextmanager
 def preserve_torch_rng(device: torch.device) -> Iterator[None]:
-    """Restore torch's, numpy's and Python's generators."""
+    """Restore torch's generators, also that of the device, and numpy's and Python's."""
     devices = [] if device.type == "cpu" else [device]
     kind = device.type if devices else "cuda"
     with torch.random.fork_rng(devices=devices, device_type=kind), preserve_globals():
         yield
+
+
+def _global_states() -> tuple[Any, Any]:
+    return random.getstate(), np.random.get_state(legacy=False)
+
+
+def _set_global_states(states: tuple[Any, Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+
+
+def states_to_repeat() -> tuple[Any, Any] | None:
+    """Return the states of numpy's and Python's, for `repeat_draws`; None if not preserved."""
+    return _global_states() if _PRESERVED else None
+
+
+@contextmanager
+def repeat_draws(states: tuple[Any, Any] | None) -> Iterator[None]:
+    """Draw again what was drawn after `states_to_repeat`, and restore the generators."""
+    if states is None:
+        yield
+        return
+    now = _global_states()
+    _set_global_states(states)
+    try:
+        yield
+    finally:
+        _set_global_states(now)
+
+
+class GlobalGenerators:
+    """numpy's and Python's global generators in a step: seeded, or only watched.
+
+    To seed them takes 20 us a micro-batch, so it is done only if something draws: the first step of
+    a process is seeded and watched. If nothing drew, later steps compare 8 bytes of each generator
+    before and after. A step in which something draws for the first time is computed again, seeded.
+
+    Attributes:
+        seeded: call `seed` for each micro-batch, within `preserved`.
+        watched: 8 bytes of Python's and of numpy's, which a draw changes; for steps without seeds.
+        python: Python's generator, whose `gauss_next` the second of two gaussians changes.
+    """
+
+    def __init__(self, *, can_recompute: bool) -> None:
+        self._own = np.random.MT19937(0)  # draws in seeded steps
+        self._bits = get_bit_generator()  # kept alive: its memory is watched
+        self.python = _PYTHON
+        numpy, own, python = _numpy_memory(self._bits), _numpy_memory(self._own), _python_memory()
+        self.seeded, self._detects, self._drew = True, False, False
+        if can_recompute and numpy is not None and own is not None and python is not None:
+            index = python[:8].cast("Q")
+            self.watched = index, numpy[_WORDS - 4 :].cast("Q")
+            self._in_step = index, own[_WORDS - 4 :].cast("Q")
+            self._detects = True
+        self._seeded_state: tuple[int, ...] = ()
+
+    def seed(self, seed: int) -> None:
+        """Seed both for a micro-batch."""
+        if self._detects:
+            self._check_draws()
+        _seed_globals(seed)
+        if self._detects:
+            self._seeded_state = tuple(view[0] for view in self._in_step)
+
+    @contextmanager
+    def preserved(self) -> Iterator[None]:
+        """Preserve the program's generators during a step.
+
+        After a step in which nothing drew, `seeded` is off if that is allowed.
+        """
+        self._seeded_state = ()
+        with preserve_globals(self._own):
+            yield
+            if self._detects:
+                self._check_draws()
+                self.seeded, self._detects = self._drew, not self._drew
+
+    def seed_from_now_on(self) -> None:
+        """Seed every step, since something drew in one that was only watched."""
+        self.seeded, self._detects = True, False
+
+    def _check_draws(self) -> None:
+        """Note whether something drew since the last seed."""
+        if self._seeded_state:
+            self._drew |= self._seeded_state != tuple(view[0] for view in self._in_step)
+
+
+def _seed_globals(seed: int) -> None:
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+def _python_memory() -> memoryview | None:
+    """Return the memory of the state of Python's generator; None if its layout is unknown.
+
+    In CPython the state follows the object's header. This is compared with `random.getstate`.
+
+    Source: https://github.com/python/cpython/blob/main/Modules/_randommodule.c
+    """
+    header, has_gil = object.__basicsize__, getattr(sys, "_is_gil_enabled", lambda: True)
+    if sys.implementation.name != "cpython" or not has_gil():
+        return None
+    if type(_PYTHON).__basicsize__ < header + _PYTHON_LAYOUT.size:
+        return None
+    memory = (c_char * _PYTHON_LAYOUT.size).from_address(id(_PYTHON) + header)
+    *words, index = random.getstate()[1]
+    view = memoryview(memory).cast("B")
+    return view if view == _PYTHON_LAYOUT.pack(index, *words) else None
+
+
+def _numpy_memory(bits: Any) -> memoryview | None:
+    """Return the memory of the state of an MT19937; None if its layout is unknown."""
+    if not isinstance(bits, np.random.MT19937):
+        return None
+    memory = memoryview((c_char * _SIZE).from_address(bits.ctypes.state_address)).cast("B")
+    state = bits.state["state"]
+    expected = state["key"].astype("=u4").tobytes() + np.int32(state["pos"]).tobytes()
+    return memory if memory == expected else None
 
 
 class ModelRNG:
@@ -174,8 +300,7 @@ class ModelRNG:
                 self.training.seed(seed)
         elif self._is_first:
             self._is_first = False
-            np.random.seed(seed % 2**32)
-            random.seed(seed)
+            _seed_globals(seed)
 
     def noise_generator(self, step: int, number: int, call: int, *position: int) -> torch.Generator:
         """Return a generator of noise with a row for each sample of a batch.

@@ -43,7 +43,7 @@ def train_teacher(width: int, steps: int) -> nn.Module:
     """Return a teacher, trained on 1,200 images by a separate run."""
     x, y = images()
     teacher = network(width)
-    asked = surestep.Config(
+    options = surestep.Config(
         max_steps=steps,
         batch_size=64,
         checkpoint=surestep.Checkpoint(every=f"{steps} steps"),
@@ -51,7 +51,7 @@ def train_teacher(width: int, steps: int) -> nn.Module:
     )
     task = surestep.Task(teacher, nn.CrossEntropyLoss(), train=(x[:1200], y[:1200]))
     with tempfile.TemporaryDirectory() as folder:
-        surestep.Trainer(task, asked, run=f"{folder}/teacher").fit()
+        surestep.Trainer(task, options, run=f"{folder}/teacher").fit()
     return teacher
 
 

@@ -4,6 +4,7 @@ import ast
 import hashlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -42,11 +43,13 @@ class Outline:
     """What the source of a recipe shows.
 
     Attributes:
+        name: of the recipe.
         doc: the module's docstring.
         parameters: of the recipe's function, by name; None if the source does not show them.
         options: of the recipe's config, by full name; COMPUTED if the value is not a literal.
     """
 
+    name: str = ""
     doc: str | None = None
     parameters: Mapping[str, Parameter] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -69,11 +72,11 @@ class RecipeFile:
         try:
             tree = ast.parse(self.path.read_bytes())
         except (OSError, SyntaxError, ValueError):  # loading it says what is wrong
-            return Outline()
+            return Outline(self.name)
         function, config = _bound(tree, "task"), _bound(tree, "config")
         assigned = isinstance(config, ast.Assign | ast.AnnAssign) and config.value
         options = dict(_options(assigned)) if assigned else {}
-        return Outline(ast.get_docstring(tree), _parameters(function), options)
+        return Outline(self.name, ast.get_docstring(tree), _parameters(function), options)
 
 
 def find(name: str) -> RecipeFile:
@@ -98,9 +101,10 @@ def find(name: str) -> RecipeFile:
 def _check_name(name: str, path: Path) -> None:
     """Reject a name under which Python would import something else."""
     if not name.isidentifier():
+        plain = re.sub(r"\W", "_", name)
         raise RecipeError(
             f"{path.name} cannot be imported: {name!r} is not a Python name. Rename it, for "
-            f"example to {_as_name(name)}.py."
+            f"example to {plain if plain.isidentifier() else f'my_{plain}'}.py."
         )
     taken = getattr(sys.modules.get(name), "__spec__", None) or importlib.util.find_spec(name)
     if taken is not None and taken.origin != str(path):
@@ -110,63 +114,46 @@ def _check_name(name: str, path: Path) -> None:
         )
 
 
-def _as_name(text: str) -> str:
-    name = "".join(character if character.isalnum() else "_" for character in text)
-    return name if name.isidentifier() else f"my_{name}"
+def _bound(tree: ast.Module, name: str) -> ast.stmt | None:
+    """Return the statement that binds a name; None if there is not exactly one."""
+    bound = [statement for statement in tree.body if _binds(statement, name)]
+    return bound[0] if len(bound) == 1 else None
 
 
-def _bound(tree: ast.Module, name: str) -> ast.AST | None:
-    """Return the only statement that binds a name; None if there is not exactly one."""
-    bound = [node for node in _module_scope(tree) if name in _names_bound_by(node)]
-    return bound[0] if len(bound) == 1 and bound[0] in tree.body else None
-
-
-def _module_scope(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a module that are not inside a function or class."""
-    for child in ast.iter_child_nodes(node):
-        yield child
-        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-            yield from _module_scope(child)
-
-
-def _names_bound_by(node: ast.AST) -> list[str]:
-    match node:
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-            return [name]
-        case ast.Assign(targets=targets):
-            return [target.id for target in targets if isinstance(target, ast.Name)]
-        case ast.AnnAssign(target=ast.Name(id=name)) | ast.NamedExpr(target=ast.Name(id=name)):
-            return [name]
-        case ast.alias(name=name, asname=other):
-            return [other or name]
-    return []
+def _binds(node: ast.AST, name: str) -> bool:
+    """Return whether a name of the module is bound, functions and classes inside left out."""
+    if isinstance(node, ast.Name):
+        return node.id == name and isinstance(node.ctx, ast.Store)
+    if name in (getattr(node, "name", None), getattr(node, "asname", None)):
+        return True
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+        return False
+    return any(_binds(child, name) for child in ast.iter_child_nodes(node))
 
 
 def _parameters(function: ast.AST | None) -> dict[str, Parameter] | None:
     """Return the parameters of a plain function; None of anything else."""
     if not isinstance(function, ast.FunctionDef) or function.decorator_list:
         return None
-    given = function.args
-    if given.vararg or given.kwarg:
+    arguments = function.args
+    if arguments.vararg or arguments.kwarg:
         return None
-    positional = [*given.posonlyargs, *given.args]
-    missing: list[ast.expr | None] = [None] * (len(positional) - len(given.defaults))
-    defaults = [*missing, *given.defaults, *given.kw_defaults]
+    positional = [*arguments.posonlyargs, *arguments.args]
+    required: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
+    defaults = [*required, *arguments.defaults, *arguments.kw_defaults]
     about = parse_attributes(ast.get_docstring(function))
     return {
         argument.arg: Parameter(
             None if default is None else ast.unparse(default), about.get(argument.arg, "")
         )
-        for argument, default in zip([*positional, *given.kwonlyargs], defaults, strict=True)
+        for argument, default in zip([*positional, *arguments.kwonlyargs], defaults, strict=True)
     }
 
 
 def parse_attributes(doc: str | None) -> dict[str, str]:
     """Return the description of each parameter or attribute in a docstring."""
-    found = parse_docstring(inspect.cleandoc(doc or "")).params
-    return {
-        parameter.arg_name: (parameter.description or "").replace("\n", " ") for parameter in found
-    }
+    parsed = parse_docstring(inspect.cleandoc(doc or ""))
+    return {param.arg_name: (param.description or "").replace("\n", " ") for param in parsed.params}
 
 
 def _options(value: ast.expr, prefix: str = "") -> Iterator[tuple[str, Any]]:

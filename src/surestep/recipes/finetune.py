@@ -76,14 +76,14 @@ class Network(nn.Module):
 def pretrain(width: int, steps: int) -> dict[str, Tensor]:
     """Return the weights of a network trained on the digits 0 to 4, by a separate run."""
     task = surestep.Task(lambda: Network(width), nn.CrossEntropyLoss(), train=images_of(0, 4))
-    asked = surestep.Config(
+    options = surestep.Config(
         max_steps=steps,
         batch_size=64,
         checkpoint=surestep.Checkpoint(every=f"{steps} steps"),
         logging=surestep.Logging(progress="quiet"),
     )
     with tempfile.TemporaryDirectory() as folder:
-        run = surestep.Trainer(task, asked, run=f"{folder}/pretrained").fit()
+        run = surestep.Trainer(task, options, run=f"{folder}/pretrained").fit()
         network = Network(width)
         run.load_model(network)
     return network.state_dict()

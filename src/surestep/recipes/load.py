@@ -21,7 +21,7 @@ from surestep.base.errors import RecipeError, SurestepError, suggest_names
 from surestep.config.config import Config
 from surestep.config.group import Locations, not_allowed, placed
 from surestep.engine.device import use_device
-from surestep.engine.plan.system import SystemInfo, read_facts
+from surestep.engine.plan.system import SystemInfo, read_system
 from surestep.engine.rng import set_seed
 from surestep.engine.rules.resolve import resolve_device, resolve_seed
 from surestep.engine.step.callback import Callback
@@ -84,11 +84,7 @@ class Recipe:
     def typed(
         self, values: Mapping[str, Any], locations: Locations = MappingProxyType({})
     ) -> dict[str, Any]:
-        """Parse the values of parameters as their types.
-
-        Args:
-            values: by name; text if they come from the command line.
-            locations: where each was set, by its full name, "task.hidden".
+        """Parse the values of parameters, which may be text, as their types.
 
         Raises:
             RecipeError: lists unknown and missing parameters, and values of another type.
@@ -128,21 +124,16 @@ class Recipe:
         }
 
     def build(
-        self, parameters: Mapping[str, Any], config: Config, *, facts: SystemInfo | None = None
+        self, parameters: Mapping[str, Any], config: Config, system: SystemInfo | None = None
     ) -> Task:
-        """Call the recipe's function, after seeding.
-
-        Args:
-            parameters: what it is called with.
-            config: the options.
-            facts: of the machine that is planned for; None is this one.
+        """Call the recipe's function, after seeding, for a system; None is this one.
 
         Raises:
             RecipeError: it raised, or returned no Task.
             ConfigError: the device is not available.
         """
         set_seed(resolve_seed(config))
-        device = resolve_device(config, facts or read_facts())
+        device = resolve_device(config, system or read_system())
         try:
             with use_device(device):  # "cuda" in a recipe is the Plan's device
                 task = self.function(**parameters)
@@ -157,10 +148,26 @@ class Recipe:
             )
         return task
 
-    def origin(self, parameters: Mapping[str, Any], set_at: Mapping[str, str]) -> TaskOrigin:
-        """Describe where the Task came from."""
-        recipe = {"name": self.name, "path": str(self.path), "sha256": sha256(self.path)}
-        return TaskOrigin(self.name, recipe, parameters, set_at)
+
+@dataclass(frozen=True)
+class RecipeCall:
+    """A recipe with the options and the arguments of its function."""
+
+    recipe: Recipe
+    config: Config
+    parameters: dict[str, Any]
+    set_options: dict[str, str]  # where each option and argument was set, by full name
+
+    def task(self, system: SystemInfo | None = None) -> Task:
+        """Call the recipe's function; see `Recipe.build`."""
+        return self.recipe.build(self.parameters, self.config, system)
+
+    @property
+    def origin(self) -> TaskOrigin:
+        """Where the Task comes from."""
+        name, path = self.recipe.name, self.recipe.path
+        recipe = {"name": name, "path": str(path), "sha256": sha256(path)}
+        return TaskOrigin(name, recipe, self.parameters, self.set_options)
 
 
 def _parse(kind: Any, value: Any) -> Any:

@@ -16,10 +16,6 @@ from surestep.record.safetensors_writer import NAMES
 class BatchDump:
     """Encoded micro-batches.
 
-    Args:
-        micro_batches: what is encoded.
-        prefix: of the names of tensors.
-
     Attributes:
         record: as JSON holds it.
         tensors: by name; on the host and contiguous.
@@ -55,11 +51,7 @@ class BatchDump:
 
 
 def decode_batch(record: Any, tensors: Mapping[str, Tensor]) -> tuple[MicroBatch, ...]:
-    """Return micro-batches from their record and their tensors.
-
-    Raises:
-        RunError: the record is not one that was written.
-    """
+    """Return micro-batches from their record and their tensors, which anyone may have written."""
     left = dict(tensors)
     try:
         return tuple(

@@ -7,8 +7,7 @@ from surestep.base.errors import ConfigError, RunError, suggest_names
 from surestep.base.paths import require_local_path
 from surestep.record.checkpoint.discovery import is_checkpoint_dir
 from surestep.record.checkpoint.manifest import MANIFEST
-from surestep.record.checkpoint.reader import open_checkpoint
-from surestep.record.checkpoint.state_json import CheckpointInfo, read_info
+from surestep.record.checkpoint.reader import CheckpointInfo, open_checkpoint, read_info
 from surestep.record.run import Run, SelectedWeights
 
 Which = int | Literal["best", "last"]
@@ -17,10 +16,7 @@ Which = int | Literal["best", "last"]
 class CheckpointRef(NamedTuple):
     """A checkpoint that was found by name.
 
-    Attributes:
-        saved: the checkpoint.
-        run: the run that it belongs to; None if its folder is not in a run.
-        which: a step, "best" or "last".
+    `run` is None if its folder is not in a run.
     """
 
     saved: CheckpointInfo
@@ -68,11 +64,7 @@ def find_checkpoint(text: str) -> CheckpointRef:
 
 
 def resolve_checkpoint(text: str) -> tuple[SelectedWeights, Run | None]:
-    """Verify the checkpoint that a text names; return it, and the run it belongs to.
-
-    Raises:
-        as find_checkpoint, and CorruptCheckpointError: a byte is not what was written.
-    """
+    """Verify the checkpoint that a text names; return it, and the run it belongs to."""
     path, which = split_name(text)
     if which is None and is_checkpoint(path):
         opened = open_checkpoint(path)
@@ -82,11 +74,7 @@ def resolve_checkpoint(text: str) -> tuple[SelectedWeights, Run | None]:
 
 
 def find_folder(text: str) -> Path:
-    """Return the folder of the checkpoint that a text names; it may be corrupted.
-
-    Raises:
-        as find_checkpoint.
-    """
+    """Return the folder of the checkpoint that a text names; it may be corrupted."""
     path, which = split_name(text)
     if which is None and is_checkpoint(path):
         return path

@@ -33,10 +33,6 @@ class EventWriter:
 
     Events that cannot be written are kept and written before the next one. The file has no other
     buffer: a forked process would write its content again.
-
-    Raises:
-        OSError: the file cannot be created.
-        RunError: it exists and has no events, or those of a newer surestep.
     """
 
     def __init__(self, path: Path) -> None:
@@ -103,11 +99,7 @@ class EventWriter:
 
 
 def _remove_torn_line(path: Path) -> None:
-    """Remove an incomplete last line, which a killed writer left.
-
-    Raises:
-        RunError: the file has no events, or those of a newer surestep.
-    """
+    """Remove an incomplete last line, which a killed writer left."""
     try:
         size = size_of(path)
         with path.open("rb+") as file:

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from surestep.base.errors import CheckpointError
 from surestep.engine.distributed.shards import TensorMeta
 from surestep.record.checkpoint.reader import CheckpointReader
-from surestep.record.io import check_output, dumps, os_error_hint, replace_file
+from surestep.record.io import check_output, dumps, explain_write_errors, replace_file
 from surestep.record.safetensors_writer import stream_tensors
 
 if TYPE_CHECKING:  # a wrong path is rejected without torch
     from torch import Tensor
 
 ENDINGS = (".safetensors", ".pt")
-_OTHER = "file", ""  # what else to choose
 
 
 @dataclass(frozen=True)
@@ -79,32 +78,35 @@ def export(
         CheckpointError: the checkpoint is corrupted or has no average, or the disk is full.
     """
     check_output(path, ENDINGS, overwrite=overwrite)
-    locations = _locate(found, average=average)
-    tied, lacks = found.record["aliases"], tuple(sorted(found.record["base"]))
-    try:
-        with replace_file(path) as temporary, _open_tensors(found, locations) as read:
-            if path.suffix == ".safetensors":
-                if found.record["extra"]:
-                    raise CheckpointError(
-                        f"{found.path} has state that is not a dense tensor, which safetensors "
-                        f"cannot hold: {', '.join(found.record['extra'])}. Export it to a file "
-                        "that ends in .pt."
-                    )
-                described = {name: tensor.described for name, tensor in locations.items()}
-                about = _header(found, run, average=average)
-                with temporary.open("xb") as file:
-                    stream_tensors(file, described, read, about)
-            else:
-                _write_state_dict(temporary, found, locations, read)
-            size = temporary.stat().st_size
-            check_output(path, ENDINGS, overwrite=overwrite)
-    except OSError as error:
+    record, locations = found.record, _locate(found, average=average)
+    if path.suffix == ".safetensors" and record["extra"]:
         raise CheckpointError(
-            f"{path} could not be written: {error.strerror or error}. "
-            f"{os_error_hint(error, _OTHER)}"
-        ) from error
-    step = found.manifest.step
-    return ExportResult(path, found.path, step, average, len(locations), len(tied), size, lacks)
+            f"{found.path} has state that is not a dense tensor, which safetensors cannot hold: "
+            f"{', '.join(record['extra'])}. Export it to a file that ends in .pt."
+        )
+    with (
+        explain_write_errors(path, "file", "", kind=CheckpointError),
+        replace_file(path) as temporary,
+        _open_tensors(found, locations) as read,
+    ):
+        if path.suffix == ".safetensors":
+            described = {name: tensor.described for name, tensor in locations.items()}
+            with temporary.open("xb") as file:
+                stream_tensors(file, described, read, _header(found, run, average=average))
+        else:
+            _write_state_dict(temporary, found, locations, read)
+        size = temporary.stat().st_size
+        check_output(path, ENDINGS, overwrite=overwrite)
+    return ExportResult(
+        path=path,
+        checkpoint=found.path,
+        step=found.manifest.step,
+        average=average,
+        tensors=len(locations),
+        tied=len(record["aliases"]),
+        bytes=size,
+        lacks=tuple(sorted(record["base"])),
+    )
 
 
 def _locate(found: CheckpointReader, *, average: bool) -> dict[str, _Location]:
@@ -132,7 +134,7 @@ def _open_tensors(
 ) -> Iterator[Callable[[str], Tensor]]:
     """Yield a function that reads the tensor of a name."""
     with ExitStack() as stack:
-        kinds = sorted({tensor.kind for tensor in locations.values()})
+        kinds = {tensor.kind for tensor in locations.values()}
         reads = {kind: stack.enter_context(found.open_tensors(kind)) for kind in kinds}
 
         def read(name: str) -> Tensor:

@@ -21,8 +21,9 @@ from surestep.base.version import VERSION
 from surestep.record.io import (
     COPY_HINT,
     dumps,
+    explain_write_errors,
     fsync,
-    os_error_hint,
+    publish,
     read_json,
     read_regular,
     temp_name,
@@ -39,12 +40,7 @@ FOLDER, RECORD, BATCH = "incidents", "incident.json", "batch.safetensors"
 
 @dataclass(frozen=True)
 class Incident:
-    """An incident that was read.
-
-    Attributes:
-        path: its folder.
-        record: the content of incident.json.
-    """
+    """An incident that was read; the record is the content of incident.json."""
 
     path: Path
     record: Mapping[str, Any]
@@ -65,11 +61,7 @@ class Incident:
         return self.run / "checkpoints" / str(self.record["checkpoint"])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Read the tensors of the batch.
-
-        Raises:
-            RunError: they are missing or damaged.
-        """
+        """Read the tensors of the batch, whose hash must be that of the record."""
         from safetensors.torch import load
 
         path = self.path / BATCH
@@ -108,27 +100,20 @@ def write_incident(
     """
     final = folder_of(run, step)
     temporary = temp_name(final, "tmp")
-    old = temp_name(final, "old")
-    try:
-        for left in (temporary, old):
-            shutil.rmtree(left, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        written = write_tensors(temporary / BATCH, tensors)
-        about = {"format": INCIDENT_FORMAT, "surestep": VERSION, "step": step}
-        text = dumps({**about, **record, **written._asdict()}, indent=1)
-        (temporary / RECORD).write_text(f"{text}\n", encoding="utf-8")
-        for path in (temporary / BATCH, temporary / RECORD, temporary):
-            fsync(path)
-        if final.exists():
-            final.rename(old)
-        temporary.rename(final)
-        fsync(final.parent)
-        shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise RunError(
-            f"{final} could not be written: {error.strerror or error}. {os_error_hint(error)}"
-        ) from error
+    about = {"format": INCIDENT_FORMAT, "surestep": VERSION, "step": step}
+    with explain_write_errors(final):
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            written = write_tensors(temporary / BATCH, tensors)
+            text = dumps({**about, **record, **written._asdict()}, indent=1)
+            (temporary / RECORD).write_text(f"{text}\n", encoding="utf-8")
+            for path in (temporary / BATCH, temporary / RECORD, temporary):
+                fsync(path)
+            publish(temporary, final)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
     return final
 
 

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from pydantic import TypeAdapter
 
-from surestep.base.errors import ConfigError, RunError, suggest_names
+from surestep.base.errors import CheckpointError, ConfigError, RunError, suggest_names
 from surestep.base.paths import require_local_path
 from surestep.base.text import escape_control_chars
 from surestep.record.schemas import NewerFormatError, validate
@@ -31,13 +31,12 @@ from surestep.record.schemas import NewerFormatError, validate
 LARGEST = 2**26  # bytes read at once: the record of some 300,000 tensors
 MOST_SHOWN = 300  # characters of a file that a message shows
 DEEPEST = 100  # nested lists and dicts
-NAME_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+_NAME_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 _UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 # A number with few digits and a short exponent is finite, so Python need not check.
 _MAY_OVERFLOW = re.compile(rb"[eE]\+?[0-9]{3}|[0-9]{200}")
-_FOLDER = "folder", " with --run (run= in Python)"
 _TEMPORARY = re.compile(r"\.(tmp|del|old)-(.+)-at-(.*)-(\d+)")
 _DAY_S = 86400
 COPY_HINT = "Put a copy of it back, or start again in another folder with --run (run= in Python)."
@@ -64,19 +63,27 @@ def dumps(value: Any, *, indent: int | None = None) -> str:
         return json.dumps(to_jsonable(value), allow_nan=False, indent=indent, ensure_ascii=False)
 
 
-def os_error_hint(error: OSError, other: tuple[str, str] = _FOLDER) -> str:
-    """Return what to do about a path that cannot be written.
-
-    Args:
-        error: what the system reported.
-        other: what else to choose ("folder" or "file"), and the option for it.
-    """
-    what, how = other
+def os_error_hint(
+    error: OSError, what: str = "folder", how: str = " with --run (run= in Python)"
+) -> str:
+    """Return what to do about a path that cannot be written: what else to choose, and how."""
     if error.errno in _FULL:
         return f"Free some space, or choose another {what}{how}."
     if error.errno in _READ_ONLY:
         return f"Choose a {what} that can be written{how}."
     return f"Choose another {what}{how}."
+
+
+@contextmanager
+def explain_write_errors(
+    path: Path, *other: str, kind: type[RunError] | type[CheckpointError] = RunError
+) -> Iterator[None]:
+    """Raise an OSError of the body as one that says what to do; see `os_error_hint`."""
+    try:
+        yield
+    except OSError as error:
+        hint = os_error_hint(error, *other)
+        raise kind(f"{path} could not be written: {error.strerror or error}. {hint}") from error
 
 
 @contextmanager
@@ -95,18 +102,9 @@ def replace_file(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace `path` by this JSON, synced.
-
-    Raises:
-        RunError: the disk is full or not writable.
-    """
-    try:
-        with replace_file(path) as temporary:
-            temporary.write_text(dumps(value, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise RunError(
-            f"{path} could not be written: {error.strerror}. {os_error_hint(error)}"
-        ) from error
+    """Replace `path` by this JSON, synced."""
+    with explain_write_errors(path), replace_file(path) as temporary:
+        temporary.write_text(dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 def check_output(path: Path, endings: Collection[str], *, overwrite: bool) -> None:
@@ -188,12 +186,7 @@ def open_regular(path: Path | str) -> IO[bytes]:
 
 
 def size_of(path: Path) -> int:
-    """Return the size of a regular file.
-
-    Raises:
-        OSError: missing or unreadable.
-        ValueError: it is a link, or not a regular file.
-    """
+    """Return the size of a regular file."""
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("it is a link or not a file")
@@ -259,10 +252,7 @@ def _number(text: str) -> float:
 
 
 def fsync(path: Path) -> bool:
-    """Make the bytes of a file, or the names in a folder, survive a power cut.
-
-    Return False if the file system does not sync folders.
-    """
+    """Sync the bytes of a file or the names in a folder; False if the system syncs no folders."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -276,24 +266,38 @@ def fsync(path: Path) -> bool:
 
 
 def temp_name(path: Path, kind: str) -> Path:
-    """Return a name beside `path` that belongs to this process.
+    """Return a name of this process beside `path`, its final path.
 
-    Args:
-        path: the final path.
-        kind: "tmp" (will become it), "old" (is replaced by it) or "del" (is being deleted).
+    The kind is "tmp" (will become it), "old" (is replaced by it) or "del" (is being deleted).
     """
     return path.with_name(f".{kind}-{path.name}-at-{_host()}-{os.getpid()}")
+
+
+def publish(temporary: Path, final: Path) -> None:
+    """Rename a temporary folder to its final name; an existing one is replaced."""
+    old: Path | None = None
+    try:
+        temporary.rename(final)
+    except OSError as error:
+        if error.errno not in _NAME_TAKEN:
+            raise
+        old = temp_name(final, "old")
+        final.rename(old)
+        try:
+            temporary.rename(final)
+        except OSError:
+            old.rename(final)
+            raise
+    fsync(final.parent)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def remove_stale(folder: Path, *, locked: bool = False) -> None:
     """Delete what dead processes left in a folder; only the holder of the run folder may.
 
-    Files of living processes stay, and those of other machines for a day. An "old" checkpoint gets
-    its name back if no newer one has it.
-
-    Args:
-        folder: that is searched.
-        locked: a lock proves that no one else writes here, so everything temporary is stale.
+    Files of living processes stay, and those of other machines for a day; if `locked`, a lock
+    proves that all is stale. An "old" checkpoint gets its name back if no newer one has it.
     """
     for path in list(folder.iterdir()) if folder.is_dir() else []:
         match = _TEMPORARY.fullmatch(path.name)

@@ -1,4 +1,4 @@
-"""Lock a run folder for one process.
+"""Lock a run folder for one process, and try what a run needs of its file system.
 
 `lockf`, because forked data workers inherit a `flock`, which outlives a killed parent. A lock of
 `lockf` belongs to the process, so the folders that this process holds are remembered as well.
@@ -8,6 +8,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import socket
 import stat
 from contextlib import suppress
@@ -16,7 +17,7 @@ from typing import IO
 
 from surestep.base.errors import RunError
 from surestep.base.text import escape_control_chars
-from surestep.record.io import read_regular
+from surestep.record.io import fsync, read_regular, temp_name
 
 LOCK = "lock"
 _MAX_SHOWN = 200  # characters of the lock file
@@ -70,7 +71,7 @@ class RunLock:
 
     def release(self) -> None:
         """Release the folder; a second call does nothing."""
-        if self.folder in _held and not self._file.closed:
+        if not self._file.closed and self.folder in _held:  # `_held` is gone at the exit
             _held.discard(self.folder)
             self._file.close()
 
@@ -85,9 +86,15 @@ def _lock(file: IO[str], folder: Path) -> bool:
         if error.errno not in _IN_USE:
             raise
         file.seek(0)
+        text = file.read(_MAX_SHOWN).strip()
+        try:
+            known = json.loads(text)
+            holder = f"process {known['pid']} on {known['host']}"
+        except (ValueError, KeyError, TypeError, RecursionError):
+            holder = escape_control_chars(text) or "another process"
         raise RunError(
-            f"{folder} is in use by {_describe_holder(file)}. Wait for it, "
-            "stop it, or choose another folder with --run (run= in Python)."
+            f"{folder} is in use by {holder}. Wait for it, stop it, or choose another folder with "
+            "--run (run= in Python)."
         ) from None
     return True
 
@@ -112,10 +119,44 @@ def _open_regular(path: str, flags: int) -> int:
     raise RunError(f"{path} is a link or not a file. Move it away.")
 
 
-def _describe_holder(file: IO[str]) -> str:
-    text = file.read(_MAX_SHOWN).strip()
+def probe_filesystem(folder: Path, *, locked: bool) -> list[str]:
+    """Try a rename and a sync in a run folder; return warnings about what does not work.
+
+    `locked` is whether the file system accepted the lock on it.
+    """
+    place = temp_name(folder / "probe", "tmp")
+    shutil.rmtree(place, ignore_errors=True)
+    (place / "one").mkdir(parents=True)
     try:
-        known = json.loads(text)
-        return f"process {known['pid']} on {known['host']}"
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return escape_control_chars(text) or "another process"
+        (place / "file").write_bytes(b"1")
+        (place / "one" / "file").write_bytes(b"1")
+        _try_renames(place)
+        syncs = fsync(place)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    warnings = []
+    if not locked:
+        warnings.append(
+            f"{folder} is on a file system without locks: nothing stops a second process from "
+            "writing the same folder. Make sure that there is only one, or choose another folder "
+            "with --run (run= in Python)."
+        )
+    if not syncs:
+        warnings.append(
+            f"{folder} is on a file system that does not sync folders: after a power cut the "
+            "newest checkpoint may be missing; the one before it is there."
+        )
+    return warnings
+
+
+def _try_renames(place: Path) -> None:
+    """Rename a folder with a file in it, and a file over another, as publishing does."""
+    try:
+        (place / "one").rename(place / "two")
+        (place / "two" / "file").replace(place / "file")
+    except OSError as error:
+        raise RunError(
+            f"{place.parent} is on a file system that cannot rename what is in it "
+            f"({error.strerror or error}), and a checkpoint is published by a rename. Choose "
+            "another folder with --run (run= in Python), and copy it afterwards."
+        ) from error

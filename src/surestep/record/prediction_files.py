@@ -1,22 +1,23 @@
 """Write predictions to npz, safetensors, csv or jsonl: a complete file, or none."""
 
 import csv
+import io
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from surestep.base.errors import DataError, RunError
+from surestep.base.errors import DataError
 from surestep.engine.distributed.shards import TensorMeta
 from surestep.record.io import (
     check_output,
-    os_error_hint,
+    explain_write_errors,
     replace_file,
     temp_name,
     to_jsonable,
@@ -45,11 +46,11 @@ def open_predictions(path: Path, *, overwrite: bool = False) -> Iterator[Callabl
     writers = {".npz": _npz, ".safetensors": _safetensors, ".csv": _csv, ".jsonl": _jsonl}
     check_output(path, writers, overwrite=overwrite)
     temporary = temp_name(path, "tmp")
-    with _explain_errors(path):
+    with explain_write_errors(path, *_OTHER):
         temporary.touch()  # fails before anything is computed
 
     def write(arrays: Arrays) -> None:
-        with _explain_errors(path), replace_file(path) as temporary:
+        with explain_write_errors(path, *_OTHER), replace_file(path) as temporary:
             with temporary.open("wb") as file:
                 writers[path.suffix](file, arrays)
             check_output(path, writers, overwrite=overwrite)
@@ -58,17 +59,6 @@ def open_predictions(path: Path, *, overwrite: bool = False) -> Iterator[Callabl
         yield write
     finally:
         temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def _explain_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"{path} could not be written: {error.strerror or error}. "
-            f"{os_error_hint(error, _OTHER)}"
-        ) from error
 
 
 def _npz(file: IO[bytes], arrays: Arrays) -> None:
@@ -84,46 +74,27 @@ def _safetensors(file: IO[bytes], arrays: Arrays) -> None:
 
 
 def _csv(file: IO[bytes], arrays: Arrays) -> None:
-    """Write a row for each sample and a column for each number: "output_0", "output_1", ..."""
-    columns = list(columns_of(arrays))
-    names = [column.name for column in columns]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise DataError(
-            f"Two columns would be called {twice[0]!r}. Write .npz or .jsonl, or give what the "
-            "model returns other names."
-        )
-    _line(file, names)
-    for rows in _row_ranges(arrays):
-        flat = [_listed(column.values[rows]) for column in columns]
-        for row in zip(*flat, strict=True):
-            _line(file, row)
-
-
-class _Lines:
-    """A file for csv.writer, which returns each line."""
-
-    def write(self, text: str) -> str:
-        return text
-
-
-def _line(file: IO[bytes], cells: Any) -> None:
-    text: Any = csv.writer(_Lines(), lineterminator="\n").writerow(cells)
-    file.write(text.encode())
-
-
-class Column(NamedTuple):
-    """One number of each sample."""
-
-    name: str
-    values: NDArray[Any]
-
-
-def columns_of(arrays: Arrays) -> Iterator[Column]:
-    """Yield the columns of arrays; the first of an array of (samples, 2, 3) is "name_0_0"."""
+    """Write a row for each sample and a column for each number, such as "output_0_1"."""
+    columns: dict[str, NDArray[Any]] = {}
     for name, array in arrays.items():
         for index in np.ndindex(array.shape[1:]):
-            yield Column("_".join(map(str, (name, *index))), array[(slice(None), *index)])
+            column = "_".join(map(str, (name, *index)))
+            if column in columns:
+                raise DataError(
+                    f"Two columns would be called {column!r}. Write .npz or .jsonl, or give what "
+                    "the model returns other names."
+                )
+            columns[column] = array[(slice(None), *index)]
+
+    def write_rows(rows: Iterable[Iterable[Any]]) -> None:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        file.write(text.getvalue().encode())
+
+    write_rows([columns])
+    for rows in _row_ranges(arrays):
+        flat = [_listed(values[rows]) for values in columns.values()]
+        write_rows(zip(*flat, strict=True))
 
 
 def _jsonl(file: IO[bytes], arrays: Arrays) -> None:

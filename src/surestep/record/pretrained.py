@@ -28,9 +28,7 @@ _IN_FOLDER = (
 
 
 def load_init_weights(model: nn.Module, init: Source | None) -> InitReport | None:
-    """Load the weights that a Task starts from; report what happened to each tensor.
-
-    Return None if the Task has none.
+    """Load the weights that a Task starts from, if any; report what happened to each tensor.
 
     Raises:
         CheckpointError: they cannot be read, or do not fit the model.

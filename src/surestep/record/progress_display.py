@@ -86,13 +86,8 @@ class PlainProgress(NullProgress):
 class TqdmProgress(NullProgress, Callback):
     """A tqdm bar: it moves with the steps, and its numbers change at log points."""
 
-    def __init__(
-        self, plan: Plan, start: int, every_s: float = 0.1, out: TextIO | None = None
-    ) -> None:
-        self._out = out or sys.stderr
-        self._bar = tqdm(
-            total=plan.total_steps, initial=start, unit="step", dynamic_ncols=True, file=self._out
-        )
+    def __init__(self, plan: Plan, start: int, every_s: float = 0.1) -> None:
+        self._bar = tqdm(total=plan.total_steps, initial=start, unit="step", dynamic_ncols=True)
         self._every_s = every_s
         self._shown = time.monotonic()
         self._pending = 0
@@ -110,7 +105,7 @@ class TqdmProgress(NullProgress, Callback):
         """Show a line."""
         super().print_line(text)
         with _ignore_closed_output():
-            self._bar.write(escape_control_chars(text), file=self._out)
+            self._bar.write(escape_control_chars(text), file=sys.stderr)
 
     def rewind(self, step: int) -> None:
         """Show that the run rolled back to a step."""
@@ -149,14 +144,8 @@ def format_numbers(point: LogPoint) -> dict[str, str]:
     return {**texts, "items/s": speed}
 
 
-def open_progress(plan: Plan, start: int, out: TextIO | None = None) -> NullProgress:
-    """Return the display that the Plan chose.
-
-    Args:
-        plan: the decided options.
-        start: the step that the run starts or resumes from.
-        out: where it is shown; None is stderr.
-    """
+def open_progress(plan: Plan, start: int) -> NullProgress:
+    """Return the display that the Plan chose, on stderr, from the step where the run begins."""
     if plan.logging_progress == "bar":
-        return TqdmProgress(plan, start, out=out)
-    return PlainProgress(plan, out=out) if plan.logging_progress == "plain" else NullProgress()
+        return TqdmProgress(plan, start)
+    return PlainProgress(plan) if plan.logging_progress == "plain" else NullProgress()

@@ -28,10 +28,14 @@ from surestep.record.checkpoint.discovery import (
     scan_checkpoints,
     step_of,
 )
-from surestep.record.checkpoint.errors import CheckpointVanishedError
-from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
+from surestep.record.checkpoint.manifest import CheckpointVanishedError
+from surestep.record.checkpoint.reader import (
+    CheckpointInfo,
+    CheckpointReader,
+    open_checkpoint,
+    read_info,
+)
 from surestep.record.checkpoint.retention import best_first
-from surestep.record.checkpoint.state_json import CheckpointInfo, read_info
 from surestep.record.events import read_events
 from surestep.record.io import check_output, read_json
 from surestep.record.schemas import CONFIG, STATUS
@@ -193,18 +197,10 @@ class Run:
         return chosen.saved
 
     def choose(self, which: Which | int) -> SelectedWeights:
-        """Verify every byte of a checkpoint, and return it.
+        """Verify every byte of a checkpoint, and return it; arguments and errors of load_model.
 
         If the last one is corrupted, the newest valid one is returned, with a warning. The best
         checkpoint and that of a step are never replaced by another.
-
-        Args:
-            which: as for load_model.
-
-        Raises:
-            ConfigError: `which` is invalid.
-            CorruptCheckpointError: the best checkpoint, or that of the step, is corrupted.
-            CheckpointError: there is no valid checkpoint.
         """
         if which not in ("last", "average"):
             return self._choose(which)
@@ -245,11 +241,8 @@ class Run:
             )
         found = self.best if which == "best" else self.last
         if found is None:
-            raise CheckpointError(
-                no_valid_checkpoint_message(
-                    self.checkpoints, scan_checkpoints(self.checkpoints).damaged
-                )
-            )
+            damaged = scan_checkpoints(self.checkpoints).damaged
+            raise CheckpointError(no_valid_checkpoint_message(self.checkpoints, damaged))
         if which == "average" and not found.has_average:
             raise CheckpointError(
                 f"{found.path} has no averaged weights. Train with average.kind='ema' or 'swa', or "
@@ -280,15 +273,11 @@ class Run:
         """
         from surestep.record.export import ENDINGS, export
 
-        check_output(Path(path), ENDINGS, overwrite=overwrite)
+        out = Path(path)
+        check_output(out, ENDINGS, overwrite=overwrite)
         chosen = self.choose(which)
-        return export(
-            chosen.opened,
-            Path(path),
-            run=self.name,
-            average=average or chosen.average,
-            overwrite=overwrite,
-        )
+        average = average or chosen.average
+        return export(chosen.opened, out, run=self.name, average=average, overwrite=overwrite)
 
     def verify(self) -> list[InspectionResult]:
         """Read every byte of each checkpoint, also of corrupted ones that were renamed.

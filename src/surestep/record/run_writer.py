@@ -1,8 +1,12 @@
 """Write a run folder: lock, config, plan, status, events and checkpoints."""
 
+import platform
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +31,22 @@ from surestep.record.checkpoint.reader import CheckpointReader
 from surestep.record.checkpoint.retention import RetentionPolicy, delete, prune
 from surestep.record.checkpoint.staging import is_shared
 from surestep.record.checkpoint.writer import AsyncSaver, SaveResult
-from surestep.record.environment import collect_environment
 from surestep.record.events import EventWriter
-from surestep.record.filesystem_check import probe_filesystem
 from surestep.record.incident import FOLDER as INCIDENTS
-from surestep.record.io import os_error_hint, remove_stale, write_json
-from surestep.record.lock import RunLock
+from surestep.record.io import explain_write_errors, os_error_hint, remove_stale, write_json
+from surestep.record.lock import RunLock, probe_filesystem
 from surestep.record.run import Run
 from surestep.record.skipped_samples import write_skipped
+
+_PACKAGES = (
+    "surestep",
+    "torch",
+    "numpy",
+    "safetensors",
+    "pydantic",
+    "scikit-learn",
+    "torchmetrics",
+)
 
 
 class RunWriter:
@@ -97,10 +109,8 @@ class RunWriter:
     ) -> CheckpointReader | None:
         """Return the newest valid checkpoint; None before the first was saved.
 
-        The first call verifies it, and later ones return the same.
-
-        Args:
-            accept: as for `find_newest_valid`.
+        The first call verifies it, and later ones return the same; `accept` is as for
+        `find_newest_valid`.
 
         Raises:
             CheckpointError: there are some, or were, and none is valid.
@@ -121,13 +131,13 @@ class RunWriter:
         self,
         config: dict[str, Any],
         plan: Plan,
-        facts: SystemInfo,
+        system: SystemInfo,
         cwd: Path,
         *,
         events: Iterable[tuple[str, dict[str, Any]]] = (),
     ) -> None:
         """Write config, plan and environment; `events` come before the config they explain."""
-        try:
+        with explain_write_errors(self.folder):
             self.warnings += probe_filesystem(
                 self.folder, locked=bool(self._lock and self._lock.locked)
             )
@@ -136,15 +146,11 @@ class RunWriter:
             )
             if plan.parallel_deepspeed:
                 write_json(self.folder / "ds_config.json", dict(plan.parallel_deepspeed))
-            write_json(self.folder / "environment.json", collect_environment(facts, cwd))
+            write_json(self.folder / "environment.json", collect_environment(system, cwd))
             monitor = [plan.validation_metric, plan.validation_mode]
             self._status = {"monitor": monitor if plan.validation_metric else None}
             self.status("running")
             self._events = EventWriter(self.folder / "events.jsonl")
-        except OSError as error:
-            raise RunError(
-                f"{self.folder} cannot be written: {error.strerror}. {os_error_hint(error)}"
-            ) from error
         for kind, fields in events:
             self.event(kind, **fields)
         self._quarantine()
@@ -198,12 +204,10 @@ class RunWriter:
         )
 
     def skipped(self, skip: SkippedStep, samples: list[int] | None) -> None:
-        """Append a skipped step, with the indices of its samples if they have any.
-
-        `alone` means that those samples caused it, and not that they are all of the step.
-        """
-        fields = {**skip._asdict(), "samples": samples, "alone": skip.guilty is not None}
-        fields.pop("guilty")
+        """Append a skipped step, with the indices of its samples if they have any."""
+        fields = {**skip._asdict(), "samples": samples}
+        # These samples caused it, and are not just all samples of the step.
+        fields["alone"] = fields.pop("guilty") is not None
         self.event("skipped", **fields)
 
     def write_skipped(self) -> None:
@@ -224,10 +228,18 @@ class RunWriter:
         if self._lock is None and not shared:
             return
         if self._saver is None:
-            deletes = partial(prune, self.checkpoints, retention_policy(plan))
+            every = plan.checkpoint_keep_every
+            policy = RetentionPolicy(
+                keep_last=plan.checkpoint_keep_last,
+                keep_best=plan.checkpoint_keep_best,
+                metric=plan.validation_metric,
+                mode=plan.validation_mode,
+                keep_every=None if every is None else every.steps(plan.steps_per_epoch),
+                may_roll_back=plan.on_spike == "rollback",
+            )
             self._saver = AsyncSaver(
                 self.checkpoints,
-                lambda _: None if self._lock is None else deletes(),
+                lambda: None if self._lock is None else prune(self.checkpoints, policy),
                 background=plan.checkpoint_async_save,
                 world=self.world if shared else ALONE,
             )
@@ -284,15 +296,35 @@ class RunWriter:
                 self.folder.rmdir()
 
 
-def retention_policy(plan: Plan) -> RetentionPolicy:
-    """Return which checkpoints the Plan keeps."""
-    every = plan.checkpoint_keep_every
-    return RetentionPolicy(
-        keep_last=plan.checkpoint_keep_last,
-        keep_best=plan.checkpoint_keep_best,
-        metric=plan.validation_metric,
-        mode=plan.validation_mode,
-        keep_every=None if every is None else every.steps(plan.steps_per_epoch),
-        cycles=bool(cycle_ends(plan.schedule)),
-        may_roll_back=plan.on_spike == "rollback",
+def collect_environment(system: SystemInfo, folder: Path) -> dict[str, Any]:
+    """Return what to know about this process; `folder` is where git is asked."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "devices": list(system.cuda_devices) or ["cpu"],
+        "cpus": system.cpus,
+        "threads": system.threads,
+        "git": _git(folder),
+        "executable": Path(sys.executable).name,
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git(folder: Path) -> dict[str, Any] | None:
+    """Return commit and whether files differ from it; None where there is no git."""
+    ask = partial(
+        subprocess.check_output, cwd=folder, stderr=subprocess.DEVNULL, text=True, timeout=5
     )
+    try:
+        commit = ask(["git", "rev-parse", "HEAD"]).strip()
+        changed = ask(["git", "status", "--porcelain", "--untracked-files=no"])
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit, "dirty": bool(changed)}

@@ -53,23 +53,14 @@ class FileDigest(NamedTuple):
 
 
 class TensorFile(NamedTuple):
-    """Host memory in the layout of a file.
-
-    Attributes:
-        tensors: by name; views of the memory.
-        parts: the header of the file, and the memory.
-    """
+    """Host memory in the layout of a file: tensors are views of it, parts the header and it."""
 
     tensors: Mapping[str, Tensor]
     parts: tuple[Any, Any]
 
 
 def allocate_file(tensors: Mapping[str, Tensor]) -> TensorFile:
-    """Return host memory for tensors like these, in one block as their file has it.
-
-    Raises:
-        CheckpointError: safetensors has no name for a dtype.
-    """
+    """Return host memory for tensors like these, in one block as their file has it."""
     import torch
 
     described = {name: TensorMeta(tuple(t.shape), t.dtype) for name, t in tensors.items()}
@@ -109,15 +100,7 @@ def stream_tensors(
 ) -> None:
     """Write a safetensors file with one tensor at a time in memory.
 
-    Args:
-        file: open for writing.
-        tensors: shape and dtype of each, by name.
-        read: returns the tensor of a name, on the host.
-        about: text for the header.
-
-    Raises:
-        OSError: the disk is full or not writable.
-        CheckpointError: safetensors has no name for a dtype.
+    `read` returns the tensor of a name on the host; `about` is text for the header.
     """
     import torch
 
@@ -130,12 +113,7 @@ def stream_tensors(
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileDigest:
-    """Write tensors as a new safetensors file; return the size and hash that it had in memory.
-
-    Raises:
-        OSError: the disk is full or not writable.
-        CheckpointError: safetensors has no name for a dtype.
-    """
+    """Write tensors as a new safetensors file; return the size and hash that it had in memory."""
     made = allocate_file(tensors)
     for name, view in made.tensors.items():
         view.copy_(tensors[name])
@@ -144,11 +122,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileDigest:
 
 
 def write_into(descriptor: int, parts: Iterable[Any]) -> FileDigest:
-    """Write a few buffers into an open file; return the size and hash that they had in memory.
-
-    Raises:
-        OSError: the disk is full or not writable.
-    """
+    """Write a few buffers into an open file; return the size and hash that they had in memory."""
     left, sha256 = [memoryview(part) for part in parts], hashlib.sha256()
     for part in left:
         sha256.update(part)
@@ -163,11 +137,7 @@ def write_into(descriptor: int, parts: Iterable[Any]) -> FileDigest:
 
 
 def safetensors_dtype(name: str, dtype: torch.dtype) -> str:
-    """Return safetensors' name of a tensor's dtype.
-
-    Raises:
-        CheckpointError: it has none.
-    """
+    """Return safetensors' name of a tensor's dtype."""
     if str(dtype) not in NAMES:
         raise CheckpointError(
             f"{name} is a tensor of {dtype}, which a checkpoint cannot hold. Known: "

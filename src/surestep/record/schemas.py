@@ -170,11 +170,7 @@ _STATE = _adapter(
 
 
 def parse_state(found: Any) -> dict[str, Any]:
-    """Return the content of a checkpoint's `state.json`.
-
-    Raises:
-        ValueError: a value has another type, or the numbers cannot be of one run.
-    """
+    """Return the content of a checkpoint's `state.json`."""
     record = validate(_STATE, found)
     progress, best, step = record["progress"], record["best"], record["progress"]["step"]
     evaluations = step + 1  # one before the first step, and one after each

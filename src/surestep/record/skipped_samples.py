@@ -52,11 +52,7 @@ def summarize_skips(events: Iterable[Mapping[str, Any]]) -> SkippedSteps:
 
 
 def write_skipped(path: Path, skipped: SkippedSteps) -> None:
-    """Write a file that `read_samples` reads.
-
-    Raises:
-        RunError: the disk is full or not writable.
-    """
+    """Write a file that `read_samples` reads."""
     times = skipped.times
     content = {"samples": list(times), "times": list(times.values())}
     write_json(path, {**content, "steps": list(skipped.steps)})

@@ -14,14 +14,7 @@ from surestep.trainer.rank_zero import run_on_rank_zero
 
 
 def update_best(plan: Plan, state: State, metrics: dict[str, Value], lr: float) -> Iterator[str]:
-    """Update the best metric and the plateau schedule; yield lines to print.
-
-    Args:
-        plan: has the metric to monitor.
-        state: is updated.
-        metrics: of the evaluation, by "set/metric".
-        lr: the peak learning rate.
-    """
+    """Update the best metric and the plateau schedule by an evaluation; yield lines to print."""
     metric, schedule = plan.validation_metric, plan.schedule
     if metric is None:
         return
@@ -57,12 +50,7 @@ def _is_after_start(plan: Plan, progress: Progress) -> bool:
 
 
 def reset_best(plan: Plan, state: State) -> None:
-    """Forget the best metric, except what the current step measured.
-
-    Args:
-        plan: has the metric to monitor.
-        state: loaded from a checkpoint with a best of another metric or another run.
-    """
+    """Forget the best of another metric or another run, except what the current step measured."""
     metric, best, step = plan.validation_metric, state.best, state.progress.step
     best.reset()
     if metric is None or best.latest_step != step or metric not in best.latest:
@@ -73,10 +61,7 @@ def reset_best(plan: Plan, state: State) -> None:
 
 
 class TopK:
-    """The monitored metric of each evaluation: in the checkpoints on disk, and since then.
-
-    All ranks get the same, since they start with what rank 0 finds.
-    """
+    """The monitored metric of each evaluation: in the checkpoints on disk, and since then."""
 
     def __init__(self, loop: Loop, checkpoints: Path) -> None:
         self.values: dict[int, float] = {}  # by step
@@ -84,12 +69,7 @@ class TopK:
         self._checkpoints = checkpoints
         self._n_rollbacks = len(loop.state.spikes.skipped_steps)
         if loop.plan.validation_metric is not None and loop.plan.checkpoint_keep_best:
-            self.values = run_on_rank_zero(
-                loop.world,
-                self._on_disk,
-                encode=lambda values: list(values.items()),
-                decode=lambda pairs: {int(step): float(value) for step, value in pairs},
-            )
+            self.values = dict(run_on_rank_zero(loop.world, self._on_disk))
 
     def is_top_k(self) -> bool:
         """Add the evaluation of the current step; return if it is among the `keep_best`."""
@@ -104,11 +84,11 @@ class TopK:
         self.values[step] = number(state.best.latest[metric])
         return step in best_steps(self.values, plan.validation_mode)[: plan.checkpoint_keep_best]
 
-    def _on_disk(self) -> dict[int, float]:
+    def _on_disk(self) -> list[tuple[int, float]]:
         plan, metric = self._loop.plan, str(self._loop.plan.validation_metric)
         try:
             good = scan_checkpoints(self._checkpoints).good
         except CheckpointError:  # a save reports it; until then one checkpoint too many is saved
-            return {}
+            return []
         ranked = best_first(good, metric, plan.validation_mode)
-        return {saved.step: number(saved.metrics[metric]) for saved in ranked}
+        return [(saved.step, number(saved.metrics[metric])) for saved in ranked]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from functools import partial
 
 from torch import nn
 
@@ -17,25 +17,17 @@ from surestep.engine.data.dataloader import loader_settings
 from surestep.engine.data.dataset import count_samples
 from surestep.engine.data.stream_loader import checkpoint_state
 from surestep.engine.distributed.communicator import ALONE, Communicator
-from surestep.engine.generators import (
-    DatasetRNG,
-    Seeded,
-    check_own_generators,
-    find_late,
-    own_generators,
-)
-from surestep.engine.global_rng import GlobalGenerators
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.multi import code_of_losses
 from surestep.engine.losses.state import own_module, state_of_loss
 from surestep.engine.model.activation_checkpointing import activation_checkpointing
-from surestep.engine.model.compile import RecompileCounter, compile_model, disable_compile
-from surestep.engine.model.frozen_weights import frozen_hashes
+from surestep.engine.model.compile import compile_model, disable_compile, recompile_counter
+from surestep.engine.model.frozen_weights import fingerprints
 from surestep.engine.model.precision import autocast, grad_scaler
 from surestep.engine.model.preserve import BufferSnapshot, TrainModes
 from surestep.engine.optim.build import build_optimizer
 from surestep.engine.optim.freezing import (
-    UnfreezeDetector,
+    detect_unfreezing,
     freeze_permanent,
     frozen_norm_modules,
     make_unfreeze_schedule,
@@ -43,23 +35,28 @@ from surestep.engine.optim.freezing import (
 )
 from surestep.engine.optim.multi import build_optimizers
 from surestep.engine.optim.param_groups import ParameterGroup, make_param_groups, parameters_of
+from surestep.engine.own_generators import (
+    check_own_generators,
+    own_generators,
+    seed_late_generators,
+)
 from surestep.engine.parallel.manual_allreduce import ManualAllReduceStrategy, broadcast_module
 from surestep.engine.parallel.strategy import strategy_class
 from surestep.engine.plan.batching import BatchLayout
 from surestep.engine.plan.plan import Plan
-from surestep.engine.rng import ModelRNG
+from surestep.engine.rng import GlobalGenerators, ModelRNG
 from surestep.engine.schedule.lr import make_lr_factor, momentum_writer
 from surestep.engine.state.average import AveragedWeights, with_swa_lr
 from surestep.engine.state.state import WHOLE, State, trainable_parameters
 from surestep.engine.step.callback import Callback, stateful_callbacks
 from surestep.engine.step.lbfgs import lbfgs_update
 from surestep.engine.step.loop import Loop
-from surestep.engine.step.manual_step import ManualUpdate
+from surestep.engine.step.manual_step import manual_update
 from surestep.engine.step.multi_optimizer import OptimizerHandle, OptimizerSet, OptimizerSnapshot
 from surestep.engine.step.train_step import StepContext
 from surestep.engine.task.task import Task
 from surestep.trainer.planning import PreparedTask
-from surestep.trainer.rank_consistency import ReplicaDriftCheck, warm_up_ddp
+from surestep.trainer.rank_consistency import make_replica_check, warm_up_ddp
 
 
 def build(
@@ -72,15 +69,7 @@ def build(
 ) -> Loop:
     """Put the model on its device, check the first batch, and build the training loop.
 
-    Args:
-        planned: the task and its Plan.
-        settings: restores what is changed here when the session closes.
-        callbacks: of the run.
-        fresh: whether the weights are new.
-        world: the ranks.
-
-    Raises:
-        TaskError, DataError: the parts do not fit together.
+    `settings` restores what is changed here when the session closes; `fresh` weights are new.
     """
     plan, task, loss = planned.plan, planned.task, planned.loss
     check_model(planned.model)
@@ -88,20 +77,22 @@ def build(
     check_teacher(loss.teacher, planned.model)
     teacher = () if loss.teacher is None else loss.teacher.modules()
     modes = [(module, module.training) for module in (*planned.model.modules(), *teacher)]
-    compiles, dataset_rngs = plan.compile != "off", list[DatasetRNG]()
-    recompute = activation_checkpointing(
-        planned.model, plan.activation_checkpointing, compiles=compiles, watched=dataset_rngs
+    compiles = plan.compile != "off"
+    settings.enter_context(  # before FSDP wraps the blocks
+        activation_checkpointing(planned.model, plan.activation_checkpointing, compiles=compiles)
     )
-    settings.enter_context(recompute)  # before FSDP wraps the blocks
     strategy = strategy_class(plan.parallel_strategy)
-    model = strategy.prepare_model(_convert_sync_batchnorm(planned.model, plan), plan)
+    model = planned.model
+    if plan.parallel_sync_batchnorm:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    model = strategy.prepare_model(model, plan)
     loss.to(plan.device)
     loader = make_loader(task.train, "train", task=task, loss=loss, plan=plan, training=True)
     settings.callback(loader.close)
     with disable_compile(model):
-        casting, monitor = autocast(plan), plan.validation_metric
+        monitor, skips = plan.validation_metric, plan.on_nonfinite == "skip"
         narrow = check_first_batch(
-            model, loader, task, autocast=casting, fresh=fresh, judged_by=monitor
+            model, loader, task, autocast(plan), fresh=fresh, judged_by=monitor, skips=skips
         )
     settings.enter_context(compile_model(model, plan, in_blocks=strategy.gathers_blocks))
     parts, groups = _make_step_context(plan, task, model, loss, settings, world)
@@ -109,42 +100,34 @@ def build(
         planned, model, trained_modules(parts.train_modes, model, plan, groups), narrow, loader
     )
     state = parts.state
-    state.base, state.built = frozen_hashes(model, plan), initial_values(model)
+    state.built = initial_values(model)
+    if plan.checkpoint_weights == "trained":
+        state.base = fingerprints(model)
     stream_states = checkpoint_state(loader.source, plan, state)
     state.callback_states = stateful_callbacks(callbacks) | stream_states | state_of_loss(loss)
     found = own_generators(model, {**code_of_losses(loss), "step": task.step})
-    dataset_rngs += check_own_generators(found, plan.activation_checkpointing, compiles)
-    parts.randomness.generators += map(Seeded, found.found)
+    check_own_generators(found, model, plan.activation_checkpointing)
+    parts.randomness.generators += found.found
     parts.transform = loader.transform
     for module, mode in modes:
         settings.callback(setattr, module, "training", mode)
     if world.size > 1 and task.step is None and strategy.allows_warm_up:
         warm_up_ddp(parts, loader, plan)
-    loop = Loop(parts, loader, plan, callbacks=list(callbacks), on_log=[UnfreezeDetector(model)])
-    loop.after_first.append(find_late(found, parts.randomness.generators))
+    loop = Loop(parts, loader, plan, callbacks=list(callbacks), on_log=[detect_unfreezing(model)])
+    generators = parts.randomness.generators
+    loop.after_first.append(partial(seed_late_generators, found, generators))
     if world.size > 1 and (every := plan.parallel_replica_check_every) is not None:
-        loop.check_replicas = ReplicaDriftCheck(world, parts.state, plan, every=every)
+        loop.check_replicas = make_replica_check(world, parts.state, plan, every)
     if compiles:
-        loop.notices.append(RecompileCounter().notice)
+        loop.notices.append(recompile_counter())
     parts.freeze = make_unfreeze_schedule(model, plan, groups, parts.train_modes)
     return loop
-
-
-def _convert_sync_batchnorm(model: nn.Module, plan: Plan) -> nn.Module:
-    convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
-    converted: nn.Module = convert(model) if plan.parallel_sync_batchnorm else model
-    return converted
 
 
 def _make_step_context(
     plan: Plan, task: Task, model: nn.Module, loss: Loss, settings: ExitStack, world: Communicator
 ) -> tuple[StepContext, Sequence[ParameterGroup]]:
-    """Build the optimizers and the parts of a step; return also the parameter groups.
-
-    Raises:
-        TaskError: the optimizers do not fit the model.
-        ConfigError: they do not fit a manual step.
-    """
+    """Build the optimizers and the parts of a step; return also the parameter groups."""
     strategy = strategy_class(plan.parallel_strategy)
     groups: Sequence[ParameterGroup] = ()
     keep_eval = list(task.keep_eval)
@@ -155,23 +138,24 @@ def _make_step_context(
     else:
         groups = make_param_groups(model, plan)
         settings.enter_context(freeze_permanent(model, groups))
-        optimizers = {WHOLE: build_optimizer(plan, task, model, groups, strategy.make_optimizer)}
+        optimizers = {
+            WHOLE: build_optimizer(plan, task.optimizer, model, groups, strategy.make_optimizer)
+        }
     state = State(model, optimizers, grad_scaler(plan))
     if plan.average.kind != "none":
         trained = [p for optimizer in optimizers.values() for p in parameters_of(optimizer)]
         state.average = AveragedWeights(plan.average, model, trained)
     plans = plan.optimizers or {WHOLE: plan}
     handles = OptimizerSet(
-        {name: _optimizer_handle(plans[name], task, state, name, world) for name in optimizers},
-        state.scaler,
+        {name: _optimizer_handle(plans[name], task, state, name, world) for name in optimizers}
     )
     if task.step is not None and world.size > 1:
         broadcast_module(model, weights=True)
     first = next(iter(handles.by_name.values()))
     settings.callback(first.strategy.leave)
     # Only the usual update, in one process, can be computed again if something draws late.
-    lazy = world.size == 1 and task.step is None and plan.guard != "searching"
-    generators = GlobalGenerators(lazy=lazy)
+    can_recompute = world.size == 1 and task.step is None and plan.guard != "line_search"
+    generators = GlobalGenerators(can_recompute=can_recompute)
     parts = StepContext(
         state=state,
         loss=loss,
@@ -185,14 +169,14 @@ def _make_step_context(
         peak_rates=first.peak_rates,
         momentum=first.momentum,
     )
-    if task.step is not None and plan.guard == "searching":
+    if task.step is not None and plan.guard == "line_search":
         raise ConfigError(
             "optim.name='lbfgs' evaluates the batch by itself, and the Task has a manual step. Set "
             "a different optim.name."
         )
     if task.step is not None:
-        parts.custom_update = ManualUpdate(task.step, handles)
-    elif plan.guard == "searching":
+        parts.custom_update = partial(manual_update, task.step, handles)
+    elif plan.guard == "line_search":
         parts.custom_update = lbfgs_update
     return parts, groups
 
@@ -225,17 +209,10 @@ def _check_batch_norm(
     narrow: set[nn.Module],
     loader: BatchLoader,
 ) -> None:
-    """Check that BatchNorm gets more than one value per channel in training and validation.
+    """Raise a DataError if BatchNorm gets a single value per channel in some batch.
 
-    Args:
-        planned: the task and its Plan.
-        model: on its device.
-        trained: modules that are in training mode at some step.
-        narrow: layers that get one value per sample and channel.
-        loader: of the training data.
-
-    Raises:
-        DataError: it gets one in some batch; the message names the batch and what to set.
+    `narrow` layers get one value per sample and channel; `trained` modules are in training mode at
+    some step.
     """
     if not narrow:
         return

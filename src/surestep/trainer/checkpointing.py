@@ -8,11 +8,11 @@ from pathlib import Path
 
 from surestep.base.errors import CheckpointError, RunError
 from surestep.base.text import format_bytes
+from surestep.engine.batch import tensor_bytes
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.optim.param_groups import parameters_of
 from surestep.engine.optim.state_size import state_bytes
 from surestep.engine.plan.plan import Plan
-from surestep.engine.profile.memory_estimate import tensor_bytes
 from surestep.engine.schedule.lr import cycle_ends
 from surestep.engine.state.state import State, trainable_parameters
 from surestep.engine.step.callback import SavedCheckpoint, callbacks_with
@@ -29,15 +29,7 @@ DISK_MAY_FILL = "THE DISK MAY FILL UP"
 class CheckpointManager:
     """Saves the state of a session; on several ranks all of them call each method.
 
-    Args:
-        recorder: writes the run folder.
-        loop: has the state.
-        evaluator: updates the average of the weights before a save.
-        print_line: shows a line.
-
-    Attributes:
-        step: of the newest save that did not fail.
-        path: of the newest checkpoint on disk.
+    `step` is that of the newest save that did not fail, `path` the newest checkpoint on disk.
     """
 
     def __init__(
@@ -60,19 +52,12 @@ class CheckpointManager:
         """Save the current state, waiting only until it is copied if a thread writes.
 
         A failure is reported at the next log point, and the next save tries again.
-
-        Raises:
-            CheckpointError: a part of the state cannot be saved.
         """
         self._save()
         self.collect()
 
     def save(self) -> Path:
-        """Save the current state, and wait until it is written; return its folder.
-
-        Raises:
-            CheckpointError: the disk is full or read-only; older checkpoints are unchanged.
-        """
+        """Save the current state, and wait until it is written; return its folder."""
         self.collect(wait=True)
         self._save()
         (result,) = self._results(wait=True)
@@ -84,31 +69,19 @@ class CheckpointManager:
         return result.path
 
     def flush(self) -> None:
-        """Wait for pending saves; save the current step if it has no checkpoint.
-
-        Raises:
-            CheckpointError: the disk is full or read-only; older checkpoints are unchanged.
-        """
+        """Wait for pending saves; save the current step if it has no checkpoint."""
         self.collect(wait=True)
         is_behind = self.step != self._loop.state.progress.step
-        if any(self._loop.world.all_reduce_max([is_behind])):
+        if any(self._loop.world.all_reduce_sum([is_behind])):
             self.save()
 
     def collect(self, *, wait: bool = False) -> None:
-        """Handle the results of the saves that are done, or of all of them.
-
-        Raises:
-            Exception: a save failed for another reason than the disk.
-        """
+        """Handle the results of the saves that are done, or of all of them."""
         for result in self._results(wait=wait):
             self._handle(result)
 
     def wait(self) -> None:
-        """Wait for what this rank writes, without the other ranks.
-
-        Raises:
-            Exception: a save failed for another reason than the disk.
-        """
+        """Wait for what this rank writes, without the other ranks."""
         for result in self._recorder.collect_saves(wait=True):
             self._handle(result)
 
@@ -157,25 +130,16 @@ class CheckpointManager:
 def _broadcast_results(world: Communicator, results: list[SaveResult]) -> list[SaveResult]:
     if world.size == 1:
         return results
+    texts = [{"path": str(r.path or ""), "error": str(r.error or "")} for r in results]
+    sent = [vars(result) | text for result, text in zip(results, texts, strict=True)]
     with _long_timeout(world):
-        values = world.broadcast_json(
-            [
-                (r.step, str(r.path or ""), str(r.error or ""), r.seconds, r.blocked_s)
-                for r in results
-            ]
-        )
+        received = world.broadcast_json(sent)
     if world.is_first:
         return results
-    return [
-        SaveResult(
-            step,
-            Path(path) if path else None,
-            CheckpointError(error) if error else None,
-            seconds,
-            blocked_s,
-        )
-        for step, path, error, seconds, blocked_s in values
-    ]
+    for values in received:
+        values["path"] = Path(values["path"]) if values["path"] else None
+        values["error"] = CheckpointError(values["error"]) if values["error"] else None
+    return [SaveResult(**values) for values in received]
 
 
 def _long_timeout(world: Communicator) -> AbstractContextManager[None]:
@@ -184,34 +148,23 @@ def _long_timeout(world: Communicator) -> AbstractContextManager[None]:
 
 
 def check_disk_space(folder: Path, plan: Plan, state: State) -> str | None:
-    """Return a warning if the checkpoints will not all fit, before a run trains.
-
-    Args:
-        folder: of the run.
-        plan: has how many are kept.
-        state: what each of them holds.
-
-    Raises:
-        RunError: not even one fits.
-    """
+    """Return a warning if not all checkpoints will fit; raise a RunError if not even one does."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    if not usage.total:  # some file systems do not report their size
+        return None
     existing = list_checkpoints(folder / "checkpoints")
     size = size_on_disk(existing[-1]) if existing else estimate_checkpoint_bytes(plan, state)
-    free = _free_bytes(folder)
-    if free is not None and size > free:
+    free, count = usage.free, _max_checkpoints(plan)
+    if size > free:
         raise RunError(
             f"A checkpoint of this run takes about {format_bytes(size)}, and {format_bytes(free)} "
             f"are free on the disk of {folder}: none could be saved. Free some space, or choose a "
             "different folder with --run (run= in Python)."
         )
-    return disk_space_warning(folder, plan, size)
-
-
-def disk_space_warning(folder: Path, plan: Plan, size: int) -> str | None:
-    """Return a warning if the disk has no space for all checkpoints of this size."""
-    free, count = _free_bytes(folder), _max_checkpoints(plan)
-    if free is None:
-        return None
-    free += sum(map(size_on_disk, list_checkpoints(folder / "checkpoints")))
+    free += sum(map(size_on_disk, existing))
     if count * size <= free:
         return None
     return (
@@ -244,12 +197,3 @@ def estimate_checkpoint_bytes(plan: Plan, state: State) -> int:
         parameters = list(parameters_of(optimizer))
         total += state_bytes(own.optim_name, own.optim_options, state.model, parameters) or 0
     return total + (0 if state.average is None else tensor_bytes(state.average.tensors.values()))
-
-
-def _free_bytes(folder: Path) -> int | None:
-    """Return the free bytes of a disk; None if it is not known."""
-    try:
-        usage = shutil.disk_usage(folder)
-    except OSError:
-        return None
-    return usage.free if usage.total else None

@@ -54,15 +54,7 @@ NOT_OPTIONS: Mapping[str, ResumeEffect] = {  # an option declares its own effect
 
 
 class ConfigChange(NamedTuple):
-    """One thing that differs.
-
-    Attributes:
-        name: what to allow it by.
-        before: the value in the run.
-        now: the value it would resume with.
-        resume: the effect when the run resumes.
-        shown: its name in tables and events.
-    """
+    """One thing that differs: what allows it, both values, the effect, its name in tables."""
 
     name: str
     before: Any
@@ -82,12 +74,7 @@ class ConfigChange(NamedTuple):
 
 
 def resume_effect(name: str) -> ResumeEffect:
-    """Return the effect of a change of `name` when a run resumes.
-
-    Args:
-        name: an option by its full name, one of several optimizers' options
-            ("optimizers.critic.optim.lr"), or another part of a run ("data", "task.hidden").
-    """
+    """Return the effect on resume of a change of an option, or of another part of a run."""
     if name.startswith("optimizers."):
         name = name.split(".", 2)[2]
     declared = option_info(name)
@@ -96,12 +83,13 @@ def resume_effect(name: str) -> ResumeEffect:
     return NOT_OPTIONS.get(name) or NOT_OPTIONS.get(name.partition(".")[0] + ".") or UNKNOWN
 
 
-def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[ConfigChange]:
-    """List what differs between two identities (`run_identity`), except the length of the run."""
+def compare(
+    before: Mapping[str, Any], now: Mapping[str, Any], planned: PreparedTask, progress: Progress
+) -> list[ConfigChange]:
+    """List what differs between two identities (`run_identity`) of a run that is at a progress."""
     return [
-        *_recipe(before.get("recipe") or {}, now["recipe"]),
-        *_code(before.get("code") or {}, now["code"]),
-        *_task_parameters(before.get("task") or {}, now["task"]),
+        *_run_length(before, planned, progress),
+        *_recipe_and_code(before, now),
         *_options(before, now),
         *_data(before.get("data") or {}, now["data"]),
         *_single("loss", before.get("loss"), now["loss"]),
@@ -115,28 +103,25 @@ def _change(name: str, before: Any, now: Any, *, shown: str | None = None) -> Co
     return ConfigChange(name, before, now, resume_effect(name), shown or name)
 
 
-def _recipe(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ConfigChange]:
-    if before.get("sha256") != now.get("sha256"):
-        names = before.get("name", "Python"), now.get("name", "Python")
+def _recipe_and_code(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ConfigChange]:
+    """List the recipe, imported modules with a changed file, and the recipe's parameters."""
+    old, new = before.get("recipe") or {}, now["recipe"]
+    if old.get("sha256") != new.get("sha256"):
+        names = old.get("name", "Python"), new.get("name", "Python")
         if names[0] == names[1]:
             names = "as it was", "changed"
         yield _change("recipe", *names, shown="recipe file")
-    elif before.get("path") != now.get("path"):
-        yield _change("recipe.path", before.get("path"), now.get("path"))
-
-
-def _code(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ConfigChange]:
-    """List modules whose files changed; a module that only one of them imported is ignored."""
-    for name in now:
-        if name in before and before[name] != now[name]:
+    elif old.get("path") != new.get("path"):
+        yield _change("recipe.path", old.get("path"), new.get("path"))
+    old, new = before.get("code") or {}, now["code"]
+    for name in new:
+        if old.get(name, new[name]) != new[name]:  # only one of them may import a module
             yield _change("code", "as it was", "changed", shown=f"code of {name}")
-
-
-def _task_parameters(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ConfigChange]:
-    for name in sorted(before.keys() | now.keys()):
-        old, new = before.get(name, NOT_SET), now.get(name, NOT_SET)
-        if old != new:
-            yield _change(f"task.{name}", old, new, shown=f"--task.{name}")
+    old, new = before.get("task") or {}, now["task"]
+    for name in sorted(old.keys() | new.keys()):
+        values = old.get(name, NOT_SET), new.get(name, NOT_SET)
+        if values[0] != values[1]:
+            yield _change(f"task.{name}", *values, shown=f"--task.{name}")
 
 
 def _machine(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ConfigChange]:
@@ -146,11 +131,7 @@ def _machine(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Conf
 
 
 def _options(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ConfigChange]:
-    """List the options with another value.
-
-    One that is not set is listed if no option of its group that is set explains its change, as on
-    another machine.
-    """
+    """List the options with another value, except those that follow from one of their group."""
     old, new = before.get("decided") or {}, now["decided"]
     if not old:
         return
@@ -215,10 +196,7 @@ def _single(name: str, before: Any, now: Any) -> Iterator[ConfigChange]:
 
 
 def _modules(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ConfigChange]:
-    """List modules of another type or with other settings, if the shapes are the same.
-
-    The meaning of torch's settings is known: they change the function. That of your classes is not.
-    """
+    """List modules of another type or with other settings, if the shapes are the same."""
     old, new = before.get("modules"), now["modules"]
     if before.get("model") != now["model"] or not old:
         return
@@ -226,7 +204,7 @@ def _modules(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Conf
         one, other = old.get(name, {}), new.get(name, {})
         types = [str(known.get("type", "none")) for known in (one, other)]
         is_torch = any(kind.startswith("torch.nn.") for kind in types)
-        effect = "modules" if is_torch else "settings"
+        effect = "modules" if is_torch else "settings"  # what your settings mean is not known
         if types[0] != types[1]:
             short = [kind.rpartition(".")[2] for kind in types]
             yield _change(effect, *short, shown=f"model: {name}")
@@ -237,29 +215,24 @@ def _modules(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Conf
                 yield _change(effect, *values, shown=f"model: {name}.{key}")
 
 
-def compare_length(
+def _run_length(
     before: Mapping[str, Any], planned: PreparedTask, progress: Progress
-) -> ConfigChange | None:
-    """Return the change of the run's length and its effect; None if the length is the same.
+) -> Iterator[ConfigChange]:
+    """Compare the length of the run.
 
     Some schedules and averages depend on the total length. If both lengths give the same values up
     to now, the run resumes as if it had always had the new one.
-
-    Args:
-        before: the identity of the run.
-        planned: what it would resume with.
-        progress: where it would resume.
     """
     set_before, set_now = before["config"], planned.config.set_options()
     old, new = before.get("decided", {}).get("total_steps"), planned.plan.total_steps
     if progress.step > new:
         effect = incompatible(f"it is at step {progress.step} already")
     elif old in (None, new) or all(set_before.get(n) == set_now.get(n) for n in LENGTHS):
-        return None
+        return
     else:
         effect = _length_effect(before, planned, progress.steps_taken)
     name = next((option for option in LENGTHS if option in set_now), "epochs")
-    return ConfigChange(name, _length(set_before, old), _length(set_now, new), effect, name)
+    yield ConfigChange(name, _length(set_before, old), _length(set_now, new), effect, name)
 
 
 def _length(options: Mapping[str, Any], steps: int | None) -> str:
@@ -283,11 +256,9 @@ def _length_effect(before: Mapping[str, Any], planned: PreparedTask, taken: int)
     pairs = {"": (plan, planned.plan)}
     if planned.plan.optimizers:
         pairs = {f" of {n}": (plan.optimizers[n], p) for n, p in planned.plan.optimizers.items()}
-    reasons = [
-        reason
-        for optimizer, (old, new) in pairs.items()
-        for reason in _differences(optimizer, old, new, planned.task.schedule, taken)
-    ]
+    reasons: list[str] = []
+    for optimizer, (old, new) in pairs.items():
+        reasons += _differences(optimizer, old, new, planned.task.schedule, taken)
     if reasons:
         return blocked("; ".join(reasons))
     return safe("so far the learning rate does not depend on the length of the run")
@@ -297,16 +268,22 @@ def _differences(
     optimizer: str, old: Plan, new: Plan, custom: UserFunction | None, taken: int
 ) -> list[str]:
     """Return what would have been different in the steps so far, with numbers."""
-    rates = _lr_factor(old, custom), _lr_factor(new, custom)
+    lr_before, lr_now = (
+        with_swa_lr(
+            make_lr_factor(plan.schedule, PlateauState(), custom),
+            plan.average,
+            plan.optim_lr or 1.0,
+        )
+        for plan in (old, new)
+    )
+    momenta = momentum(old.schedule), momentum(new.schedule)
     reasons = []
-    if not (
-        _alike(*rates, taken) and _alike(momentum(old.schedule), momentum(new.schedule), taken)
-    ):
-        was = rates[0](max(0, taken - 1))
+    if not (_alike(lr_before, lr_now, taken) and _alike(*momenta, taken)):
+        was = _shown_lr(lr_before(max(0, taken - 1)), old.optim_lr)
         reasons.append(
             f"the learning rate{optimizer} by {new.schedule.name} depends on the length: at step "
-            f"{taken} it was {_shown_lr(was, old.optim_lr)}, and it would continue at "
-            f"{_shown_lr(rates[1](taken), new.optim_lr)}"
+            f"{taken} it was {was}, and it would continue at "
+            f"{_shown_lr(lr_now(taken), new.optim_lr)}"
         )
     starts = old.average.start, new.average.start
     if old.average != new.average and taken > min(starts):
@@ -315,12 +292,6 @@ def _differences(
             f"{starts[1]}"
         )
     return reasons
-
-
-def _lr_factor(plan: Plan, custom: UserFunction | None) -> Factor:
-    """Return the factor on the peak learning rate as a function of the steps taken."""
-    factor = make_lr_factor(plan.schedule, PlateauState(), custom)
-    return with_swa_lr(factor, plan.average, plan.optim_lr or 1.0)
 
 
 def _alike(old: Factor | None, new: Factor | None, taken: int) -> bool:
@@ -337,14 +308,13 @@ def _shown_lr(factor: float, lr: float | None) -> str:
 def table(changes: Iterable[ConfigChange]) -> list[str]:
     """Return the lines of a table: name, before, now, effect."""
     rows = [(c.shown, _shown(c.before), _shown(c.now), str(c.resume)) for c in changes]
-    left_out = rows[_LISTED:]
-    rows = rows[:_LISTED]
-    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:3]]
-    lines = []
-    for name, before, now, effect in rows:
-        names = f"{name:<{widths[0]}}  {before:<{widths[1]}}  ->  {now:<{widths[2]}}"
-        lines.append(f"  {names}  {effect}")
-    return [*lines, f"  and {len(left_out)} more"] if left_out else lines
+    listed, more = rows[:_LISTED], len(rows) - _LISTED
+    first, second, third = (max(map(len, column)) for column in [*zip(*listed, strict=True)][:3])
+    lines = [
+        f"  {name:<{first}}  {before:<{second}}  ->  {now:<{third}}  {effect}"
+        for name, before, now, effect in listed
+    ]
+    return [*lines, f"  and {more} more"] if more > 0 else lines
 
 
 def _shown(value: Any) -> str:
@@ -353,11 +323,7 @@ def _shown(value: Any) -> str:
 
 
 def check_allow(allow: Iterable[str]) -> None:
-    """Check that every allowed name can change on resume.
-
-    Raises:
-        ConfigError: a name cannot.
-    """
+    """Raise a ConfigError if an allowed name cannot change on resume."""
     if isinstance(allow, str):
         raise ConfigError(
             f"allow={allow!r} is a string. Pass the names as a tuple: allow=({allow!r},)."
@@ -378,15 +344,12 @@ def apply_allow(
     changes: Iterable[ConfigChange], allow: Collection[str] | None
 ) -> list[ConfigChange]:
     """Mark blocked changes that are allowed by their name or group; None allows all."""
-    return [
-        change._replace(resume=ResumeEffect("allowed", change.resume.reason))
-        if change.resume.effect == "blocked" and (allow is None or _is_allowed(change.name, allow))
-        else change
-        for change in changes
-    ]
-
-
-def _is_allowed(name: str, allow: Collection[str]) -> bool:
-    """Return whether a name or its group is allowed; "data" is the data, not how it is loaded."""
-    group = name.partition(".")[0]
-    return name in allow or (group in allow and group not in NOT_OPTIONS)
+    result = []
+    for change in changes:
+        group = change.name.partition(".")[0]
+        groups = [] if group in NOT_OPTIONS else [group]  # "data" is not how it is loaded
+        is_allowed = allow is None or not {change.name, *groups}.isdisjoint(allow)
+        if is_allowed and change.resume.effect == "blocked":
+            change = change._replace(resume=ResumeEffect("allowed", change.resume.reason))
+        result.append(change)
+    return result

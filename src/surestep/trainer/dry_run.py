@@ -23,7 +23,7 @@ from surestep.engine.rules.resolve import resolve_seed
 from surestep.engine.state.state import State
 from surestep.engine.step.callback import Callback, Request
 from surestep.engine.task.task import Task
-from surestep.engine.value import Value, number
+from surestep.engine.value import Value, number, shown
 from surestep.record.checkpoint.discovery import size_on_disk
 from surestep.trainer.fit import fit
 from surestep.trainer.prepare import prepare
@@ -78,7 +78,7 @@ def dry_run(task: Task, config: Config, *, callbacks: Sequence[Callback] = ()) -
             session.incidents.keeps = False
             timed("one step", partial(_one_step, session), lambda loss: f"loss {loss:.4g}")
             for split in [*small.val_sets(), *(["test"] if test is not None else [])]:
-                timed(f"evaluate {split}", partial(session.evaluate, split), _shown)
+                timed(f"evaluate {split}", partial(session.evaluate, split), shown)
             timed("save", session.save, lambda path: format_bytes(size_on_disk(path)))
             timed("load", partial(_check_load, session), lambda _: "bit for bit")
     return actions
@@ -90,16 +90,8 @@ def _one_step(session: Session) -> float:
     return float(result.loss)
 
 
-def _shown(metrics: Mapping[str, Value]) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-
-
 def _check_load(session: Session) -> None:
-    """Load the saved weights over zeros, and compare.
-
-    Raises:
-        CheckpointError: a tensor has other values.
-    """
+    """Load the saved weights over zeros; raise a CheckpointError if a tensor has other values."""
     base = session.state.base  # frozen weights that a checkpoint leaves out
     tensors: dict[str, Tensor] = {
         name: value
@@ -120,10 +112,6 @@ def overfit(task: Task, config: Config, samples: int) -> OverfitResult:
     """Train on the same few samples until their loss, evaluated in eval mode, is near zero.
 
     The learning rate is constant and there is no weight decay, since neither helps here.
-
-    Raises:
-        DataError: there are not as many samples.
-        TaskError: the Task has no loss in eval mode.
     """
     if task.loss == IN_TRAINING:
         raise TaskError(

@@ -15,24 +15,22 @@ from surestep.config.config import Config
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.dataset import count_samples
 from surestep.engine.device import ran_out
-from surestep.engine.evaluate.evaluate import eval_mode, evaluate_parts
+from surestep.engine.evaluate.evaluate import evaluate_parts, inference
 from surestep.engine.evaluate.nonfinite_inputs import check_in_memory, forward_of
 from surestep.engine.evaluate.predict import Predictions, check_passes, make_predict_loader, predict
 from surestep.engine.evaluate.update_bn import recompute_statistics
-from surestep.engine.metrics.base import pop_logged
 from surestep.engine.model.precision import autocast, place_model, torch_settings
 from surestep.engine.parallel.manual_allreduce import broadcast_module
 from surestep.engine.plan.plan import Plan
-from surestep.engine.rng import preserve_torch_rng
 from surestep.engine.state.average import AveragedWeights
 from surestep.engine.step.loop import Loop
 from surestep.engine.task.task import Task
 from surestep.engine.value import Value
-from surestep.record.checkpoint.state_json import CheckpointInfo
+from surestep.record.checkpoint.reader import CheckpointInfo
+from surestep.record.pretrained import load_init_weights
 from surestep.record.run import Run, Which
 from surestep.trainer.planning import (
     PreparedTask,
-    apply_init_weights,
     check_split,
     data_splits,
     make_eval_loaders,
@@ -46,15 +44,12 @@ Watch = Callable[[int, int | None], object]
 
 
 def make_interrupt_check(loop: Loop) -> Callable[[], bool]:
-    """Return a check, before each batch of an evaluation, if a signal has arrived on some rank.
-
-    All ranks evaluate equally many batches, so they exchange what they know at the same ones.
-    """
+    """Return a check, before each batch of an evaluation, if a signal has arrived on some rank."""
     count = itertools.count(1)
 
     def is_interrupted() -> bool:
         loop.check_time()
-        if loop.world.size > 1 and next(count) % _AGREE_EVERY == 0:
+        if loop.world.size > 1 and next(count) % _AGREE_EVERY == 0:  # all have as many batches
             before = loop.world.agreed
             loop.world.exchange([])
             loop.world.agreed |= before
@@ -65,14 +60,7 @@ def make_interrupt_check(loop: Loop) -> Callable[[], bool]:
 
 
 class Evaluator:
-    """Evaluates and predicts with the current weights of an open run.
-
-    Args:
-        plan: the resolved options.
-        task: has the metrics and the data.
-        loop: has the model and the loss.
-        loaders: of each split, by name.
-    """
+    """Evaluates and predicts with the current weights of an open run."""
 
     def __init__(self, plan: Plan, task: Task, loop: Loop, loaders: dict[str, BatchLoader]) -> None:
         self.plan = plan
@@ -85,45 +73,27 @@ class Evaluator:
             loader.retry = loop.stop_together
 
     def check(self, split: str | None) -> None:
-        """Check that a split can be evaluated; None is all validation sets.
-
-        Raises:
-            ConfigError: there is no such split, or the task has no loss.
-        """
+        """Raise a ConfigError if a split cannot be evaluated; None is all validation sets."""
         if split is not None:
             check_split(split, self.loaders)
             if self.task.loss is None:
                 raise ConfigError("The Task has no loss to evaluate. Set Task(loss=...).")
 
     def check_in_memory(self) -> None:
-        """Check validation sets in memory for values that make their loss NaN.
-
-        Raises:
-            DataError: a set has such a sample.
-        """
+        """Raise a DataError if a validation set in memory has a sample that makes its loss NaN."""
         model, parts = self.loop.state.model, self.loop.parts
         if parts.loss.kind in ("none", "in training"):
             return
         forward = forward_of(model, parts.autocast)
-        with eval_mode(model), torch.no_grad(), preserve_torch_rng(self.plan.device):
-            for name in self.task.val_sets():
+        for name in self.task.val_sets():
+            with inference(model, self.loaders[name], parts.loss):
                 check_in_memory(name, self.loaders[name], parts.loss, forward)
-            pop_logged()
 
     def evaluate(self, split: str | None, warn: Warn) -> dict[str, Value]:
-        """Return the metrics of a split, or of all validation sets, by "split/metric".
-
-        Args:
-            split: its name; None is all validation sets.
-            warn: called with the reason if a loss is not finite.
-
-        Raises:
-            OutOfMemoryError: the memory ran out.
-        """
+        """Return the metrics of a split, or of all validation sets, by "split/metric"."""
         self.sync_buffers()
-        names = list(self.task.val_sets()) if split is None else [split]
+        names, loop = list(self.task.val_sets()) if split is None else [split], self.loop
         loaders = {name: self.loaders[name] for name in names}
-        loop = self.loop
         try:
             return evaluate_parts(
                 loop.state.model,
@@ -170,13 +140,12 @@ class Evaluator:
         try:
             yield chosen.saved
         finally:
-            empty = {
-                name
+            own = {
+                name: value
                 for name, value in kept.items()
-                if apart and isinstance(value, Tensor) and not value.numel()
+                if not (apart and isinstance(value, Tensor) and not value.numel())
             }
-            own = {name: value for name, value in kept.items() if name not in empty}
-            model.load_state_dict(own, strict=not empty)
+            model.load_state_dict(own, strict=len(own) == len(kept))
             for name, weight in apart.items():
                 assert keeper is not None
                 keeper.put_weight(name, weight)
@@ -204,21 +173,9 @@ def evaluate_run(
     which: Which | int,
     warn: Warn | None = None,
 ) -> tuple[CheckpointInfo, dict[str, Value]]:
-    """Return the checkpoint that was evaluated, and its metrics by "split/metric".
+    """Return the checkpoint of a run that was evaluated, and its metrics by "split/metric".
 
-    Nothing is written, and the folder is not locked.
-
-    Args:
-        run: has the weights.
-        task: built as it was trained.
-        config: as it was trained with.
-        split: "train", "test", a validation set's name, or "val" for all of those.
-        which: the best checkpoint, the last, or that of a step.
-        warn: called with the reason if a loss is not finite.
-
-    Raises:
-        ConfigError: there is no such split.
-        CheckpointError: there is no checkpoint, or it does not fit.
+    Nothing is written, and the folder is not locked. The split "val" is all validation sets.
     """
     planned = plan_task(task, config.single_process())
     planned = replace(planned, plan=planned.plan.single_process())  # in a process of torchrun too
@@ -252,24 +209,10 @@ def predict_run(
     watch: Watch | None = None,
     folder: Path | None = None,
 ) -> tuple[CheckpointInfo, Predictions]:
-    """Return the checkpoint that predicted, and its predictions for a split, in stored order.
+    """Return the checkpoint of a run that predicted, and its predictions, in stored order.
 
-    Nothing is written, and the folder is not locked.
-
-    Args:
-        run: has the weights.
-        task: built as it was trained.
-        config: as it was trained with.
-        split: "train", "test", or a validation set's name.
-        which: the best checkpoint, the last, the newest average, or that of a step.
-        mc_dropout: number of passes with dropout on; None is one pass without dropout.
-        watch: called after each batch with the samples done, and how many there are if known.
-        folder: for temporary files of what does not fit in memory.
-
-    Raises:
-        ConfigError: there is no such split, or fewer than two passes.
-        TaskError: the model has no dropout, or the outputs do not have one row per sample.
-        CheckpointError: there is no checkpoint, or it does not fit.
+    The run is not changed. `watch` is called after each batch with the samples done, and how many
+    there are if that is known; `folder` is for what does not fit in memory.
     """
     check_passes(mc_dropout)
     planned = plan_task(task, config.single_process())
@@ -293,14 +236,10 @@ def predict_run(
 def load_checkpoint_model(
     run: Run, planned: PreparedTask, which: Which | int
 ) -> tuple[nn.Module, CheckpointInfo]:
-    """Return the model on its device with the weights of a checkpoint, and the checkpoint.
-
-    Raises:
-        CheckpointError: there is none, or it does not fit.
-    """
+    """Return the model on its device with the weights of a checkpoint, and the checkpoint."""
     chosen = run.choose(which)
     if chosen.needs_base:
-        apply_init_weights(planned)
+        load_init_weights(planned.model, planned.task.init)
     model = place_model(planned.model, planned.plan)
     chosen.load(model)
     return model, chosen.saved

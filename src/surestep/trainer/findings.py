@@ -1,7 +1,6 @@
 """Findings: what a run measured that is probably not meant, each with a number and a fix.
 
-Each rule is a function of a `Case` that returns a Finding or None. The rules use what log points
-have read already; those about the data read a few samples when the run has finished.
+Each rule is a function of a `Case` that returns a Finding or None.
 """
 
 import math
@@ -11,13 +10,13 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
+import numpy as np
 from torch import nn
 
 from surestep.engine.data.dataset import count_samples
-from surestep.engine.data.open_source import dataset_fingerprint
+from surestep.engine.data.make_source import dataset_fingerprint
 from surestep.engine.data.sources import InMemory
 from surestep.engine.data.stream import is_stream
-from surestep.engine.model.param_patterns import plain_name
 from surestep.engine.plan.plan import Plan
 from surestep.engine.plan.system import SystemInfo
 from surestep.engine.state.state import trainable_parameters
@@ -38,56 +37,20 @@ _BINS = 40  # of the steps of a run, whose losses are summed
 
 
 @dataclass
-class LossSum:
-    """The number, sum and sum of squares of consecutive losses."""
-
-    count: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-
-    def add(self, other: "LossSum") -> None:
-        """Add other losses."""
-        self.count += other.count
-        self.total += other.total
-        self.squares += other.squares
-
-    @property
-    def mean(self) -> float:
-        """The mean loss."""
-        return self.total / self.count
-
-    @property
-    def variance(self) -> float:
-        """The variance of a single loss."""
-        return max(self.squares / self.count - self.mean**2, 0.0)
-
-
-@dataclass
 class Observed:
-    """What this process read at its log points; called with each.
-
-    Attributes:
-        model: the model.
-        plan: the resolved options.
-        steps: all of them; timed_steps, seconds and data_wait_s are without the first log point,
-            during which workers start and kernels are chosen.
-        first_step: the first step; 0 before there is one.
-        clipped: steps with a norm above the limit; ratios has norm / limit of the last of them.
-        losses: by consecutive bins of steps.
-        no_gradient: trained parameters that had no gradient at any log point.
-    """
+    """What this process read at its log points; called with each."""
 
     model: nn.Module
     plan: Plan
     steps: int = 0
-    timed_steps: int = 0
+    timed_steps: int = 0  # without the first log point, in which workers start; nor are the seconds
     seconds: float = 0.0
     data_wait_s: float = 0.0
     first_step: int = 0
     clipped: int = 0
-    ratios: deque[float] = field(default_factory=lambda: deque(maxlen=4096))
-    losses: list[LossSum] = field(default_factory=lambda: [LossSum() for _ in range(_BINS)])
-    no_gradient: dict[str, nn.Parameter] = field(default_factory=dict)
+    ratios: deque[float] = field(default_factory=lambda: deque(maxlen=4096))  # norm / limit
+    losses: Any = field(default_factory=lambda: np.zeros((_BINS, 3)))  # number, sum, squares
+    no_gradient: dict[str, nn.Parameter] = field(default_factory=dict)  # at no log point so far
 
     def __call__(self, point: LogPoint) -> None:
         """Add a log point."""
@@ -108,7 +71,7 @@ class Observed:
         for step, loss in enumerate(point.loss, start=point.first_step):
             if loss is not None and math.isfinite(loss):
                 bin_ = (step - 1) * _BINS // max(self.plan.total_steps, step)
-                self.losses[bin_].add(LossSum(1, loss, loss * loss))
+                self.losses[bin_] += 1.0, loss, loss * loss
         self.no_gradient = {
             name: parameter
             for name, parameter in self.no_gradient.items()
@@ -118,15 +81,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something measured that is probably not meant.
-
-    Attributes:
-        rule: its name, such as "waits-for-data".
-        severity: "warning" if the result may be wrong, "speed" or "info" otherwise.
-        message: what was measured, with the number, in one sentence.
-        evidence: the numbers, as JSON values.
-        fix: what to do.
-    """
+    """Something measured that is probably not meant; a "warning" if the result may be wrong."""
 
     rule: str
     severity: Literal["warning", "speed", "info"]
@@ -140,15 +95,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Case:
-    """A run at its end.
-
-    Attributes:
-        loop: has the loader, the plan and the state.
-        task: what was trained.
-        observed: what the log points read.
-        system: of the machine.
-        is_finished: all steps are done, so data may be read.
-    """
+    """A run at its end; data is only read if it is finished."""
 
     loop: Loop
     task: Task
@@ -171,11 +118,7 @@ def find(case: Case) -> list[Finding]:
 
 
 def waits_for_data(case: Case) -> Finding | None:
-    """Report a run that waits for its data, with the number of workers that would keep up.
-
-    Without workers the wait is the loading itself. With n workers, which load n batches at a time,
-    loading a batch takes n * (step + wait).
-    """
+    """Report a run that waits for its data, with the number of workers that would keep up."""
     seen, plan = case.observed, case.loop.plan
     is_in_memory = isinstance(case.loop.loader.source, InMemory)
     if seen.timed_steps < _MIN_STEPS or is_in_memory or not seen.seconds:
@@ -186,7 +129,7 @@ def waits_for_data(case: Case) -> Finding | None:
     wait_s = seen.data_wait_s / seen.timed_steps
     step_s = (seen.seconds - seen.data_wait_s) / seen.timed_steps
     workers = plan.data_num_workers
-    load_s = workers * (step_s + wait_s) if workers else wait_s
+    load_s = workers * (step_s + wait_s) if workers else wait_s  # they load a batch each
     if load_s < _HANDOVER_S:
         return None
     needed = max(workers + 1, math.ceil(load_s / max(step_s, 1e-9) - 1e-6))
@@ -221,6 +164,7 @@ def clips_most_steps(case: Case) -> Finding | None:
     if limit is None or seen.steps < _MIN_STEPS or seen.clipped <= _CLIPPED_SHARE * seen.steps:
         return None
     ratio = median(seen.ratios)
+    enough = float(f"{2 * ratio * limit:.1g}")
     return Finding(
         "clips-most-steps",
         "info",
@@ -228,34 +172,34 @@ def clips_most_steps(case: Case) -> Finding | None:
         f"their gradient norm was {ratio:.3g} times max_grad_norm={limit:g} (median).",
         {"clipped": seen.clipped, "steps": seen.steps, "ratio": ratio, "limit": limit},
         "The length of the gradient then hardly matters, and optim.lr alone sets the length of a "
-        f"step. If that is not meant, set max_grad_norm={_round_up(2 * ratio * limit):g}, or 'off' "
+        f"step. If that is not meant, set max_grad_norm={enough:g}, or 'off' "
         "to only measure it.",
     )
 
 
 def loss_is_flat(case: Case) -> Finding | None:
     """Report a training loss that never fell, measured against its own noise."""
-    losses = [loss for loss in case.observed.losses if loss.count]
-    steps, n_bins = sum(loss.count for loss in losses), len(losses)
+    losses = case.observed.losses[case.observed.losses[:, 0] > 0]
+    steps, n_bins = int(losses[:, 0].sum()), len(losses)
     saw_all = case.observed.first_step == 1 and case.task.step is None
-    if not saw_all or steps < _FLAT_STEPS or n_bins < 4 or abs(losses[0].mean) < _SOLVED:
+    if not saw_all or steps < _FLAT_STEPS or n_bins < 4:
+        return None
+    quarter, start = np.arange(n_bins) * 4 // n_bins, losses[0, 1] / losses[0, 0]
+    sums = np.stack([losses[quarter == number].sum(axis=0) for number in range(4)])
+    means, squares = sums[:, 1] / sums[:, 0], sums[:, 2] / sums[:, 0]
+    errors = np.maximum(squares - means**2, 0.0) / sums[:, 0]  # squared standard errors
+    at = 1 + int(means[1:].argmin())
+    first, lowest, noise = float(means[0]), float(means[at]), math.sqrt(errors[0] + errors[at])
+    enough = max(_STANDARD_ERRORS * noise, _FLAT * abs(first))
+    if abs(start) < _SOLVED or max(first, start) - lowest > enough:
         return None
     lr = case.loop.plan.optim_lr
-    quarters = [LossSum() for _ in range(4)]
-    for number, loss in enumerate(losses):
-        quarters[number * 4 // n_bins].add(loss)
-    first, *rest = quarters
-    lowest = min(rest, key=lambda quarter: quarter.mean)
-    noise = math.sqrt(first.variance / first.count + lowest.variance / lowest.count)
-    fell = max(first.mean, losses[0].mean) - lowest.mean
-    if fell > max(_STANDARD_ERRORS * noise, _FLAT * abs(first.mean)):
-        return None
     return Finding(
         "loss-is-flat",
         "warning",
-        f"The training loss did not fall in {steps} steps: {first.mean:.4g} in the first quarter, "
-        f"{lowest.mean:.4g} at best after it (noise {noise:.2g}).",
-        {"first": first.mean, "lowest": lowest.mean, "noise": noise, "steps": steps},
+        f"The training loss did not fall in {steps} steps: {first:.4g} in the first quarter, "
+        f"{lowest:.4g} at best after it (noise {noise:.2g}).",
+        {"first": first, "lowest": lowest, "noise": noise, "steps": steps},
         "Check that the model can learn 32 samples (`surestep train RECIPE --overfit 32`), and "
         f"check the learning rate{f' ({lr:g})' if lr else ''}, the targets, and whether the loss "
         "reaches every layer.",
@@ -327,7 +271,7 @@ def hides_modules(case: Case) -> Finding | None:
     for optimizer in case.loop.state.optimizers.values():
         registered |= {id(p) for group in optimizer.param_groups for p in group["params"]}
     hidden = [
-        f"{plain_name(name)}.{attribute}".lstrip(".")
+        f"{name}.{attribute}".lstrip(".")
         for name, module in model.named_modules()
         for attribute, value in vars(module).items()
         if isinstance(value, (list, tuple, dict))
@@ -374,9 +318,3 @@ def _listed(names: list[str]) -> str:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
-
-
-def _round_up(value: float) -> float:
-    """Round up to one digit."""
-    scale = 10.0 ** math.floor(math.log10(value))
-    return math.ceil(value / scale) * scale

@@ -7,7 +7,6 @@ import stat
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -29,7 +28,6 @@ from surestep.engine.distributed.shards import is_model_sharded
 from surestep.engine.evaluate.evaluate import EvaluationInterrupted
 from surestep.engine.schedule.lr import cycle_ends
 from surestep.engine.step.callback import Request
-from surestep.engine.step.train_step import StepResult
 from surestep.record.checkpoint.discovery import list_checkpoints, step_of
 from surestep.record.run import Run
 from surestep.trainer.best_metric import TopK
@@ -86,14 +84,6 @@ def fit(session: Session) -> Run:
     return session.run
 
 
-@dataclass
-class _LastStep:
-    """The last step that the loop below has handled."""
-
-    step: int
-    save_requested: bool = False  # by a callback within the step after it
-
-
 def _train(session: Session) -> bool:
     """Train, evaluate and save; return whether all steps are done."""
     plan, loop = session.plan, session.loop
@@ -108,22 +98,33 @@ def _train(session: Session) -> bool:
     eval_trigger = _make_trigger(session, plan.validation_every)
     save_trigger = _make_trigger(session, plan.checkpoint_every)
     cycles = frozenset(cycle_ends(plan.schedule))
-    last = _LastStep(session.state.progress.step)
-    loop.handlers[Request.SAVE] = partial(_save_on_request, session, last)
+    last_step, save_requested = session.state.progress.step, False
+
+    def save_on_request() -> None:
+        nonlocal save_requested
+        if session.state.progress.step == last_step:
+            session.saving.save_async()
+        else:  # within a step: after its evaluation, so that the checkpoint has the metrics
+            save_requested = True
+
+    loop.handlers[Request.SAVE] = save_on_request
     if has_val and plan.validation_on_start and not session.state.progress.step:
         loop.start()
         evaluate()
     for result in session.steps():
-        items, now = session.state.progress.items, loop.world.seconds
-        if result.step <= last.step:  # the run was rolled back
-            eval_trigger.start(result.progress_before.items, now)
-            save_trigger.start(result.progress_before.items, now)
-        last.step, epochs = result.step, result.epoch + 1 if loop.ends_epoch else 0
-        evaluates = has_val and eval_trigger.is_due(result.step, items, now, epochs)
-        saves = save_trigger.is_due(result.step, items, now, epochs) or last.save_requested
-        saves, last.save_requested = saves or _ends_cycle(result, cycles), False
-        if (evaluates or saves) and _log_rolls_back(session):
-            continue
+        progress, before, now = session.state.progress, result.progress_before, loop.world.seconds
+        if result.step <= last_step:  # the run was rolled back
+            eval_trigger.start(before.items, now)
+            save_trigger.start(before.items, now)
+        last_step, epochs = result.step, result.epoch + 1 if loop.ends_epoch else 0
+        evaluates = has_val and eval_trigger.is_due(result.step, progress.items, now, epochs)
+        ends_cycle = result.outcome.took_step and before.steps_taken + 1 in cycles
+        saves = save_trigger.is_due(result.step, progress.items, now, epochs)
+        saves, save_requested = saves or save_requested or ends_cycle, False
+        if evaluates or saves:
+            loop.log_point()
+            if session.state.progress is not progress:  # it triggered a rollback
+                continue
         if evaluates:
             evaluate()
         if saves and not session.is_saved:
@@ -135,26 +136,6 @@ def _train(session: Session) -> bool:
         return False
     session.saving.flush()
     return True
-
-
-def _save_on_request(session: Session, last: _LastStep) -> None:
-    """Save; within a step only after its evaluation, so that the checkpoint has the metrics."""
-    if session.state.progress.step == last.step:
-        session.saving.save_async()
-    else:
-        last.save_requested = True
-
-
-def _log_rolls_back(session: Session) -> bool:
-    """Take a log point; return whether it triggered a rollback."""
-    progress = session.state.progress
-    session.loop.log_point()
-    return session.state.progress is not progress
-
-
-def _ends_cycle(result: StepResult, cycles: frozenset[int]) -> bool:
-    """Return whether a cycle of the schedule ended with this step; a skipped step ends none."""
-    return result.outcome.took_step and result.progress_before.steps_taken + 1 in cycles
 
 
 def _make_trigger(session: Session, duration: Duration | None) -> PeriodicTrigger:
@@ -218,12 +199,12 @@ def _finish(session: Session, received: list[str]) -> str:
 def _stop(session: Session, name: str) -> str:
     """Save, and write that the run can be resumed, since launchers swallow exit codes."""
     session.saving.flush()
-    path = session.saving.path
+    path, hint = session.saving.path, _resume_hint(session)
     session.end("stopped", reason=name, resumable=True)
     session.loop.world.barrier()
-    message = f"Stopped after step {session.state.progress.step}; saved as {path}."
+    message = f"Stopped after step {session.state.progress.step}; saved as {path}.{hint}"
     session.print_line(message)
-    return f"{name}: {message} Run the same command again to resume."
+    return f"{name}: {message}{'' if hint else ' Run the same command again to resume.'}"
 
 
 def _stop_at_once(session: Session, name: str) -> None:
@@ -235,7 +216,14 @@ def _stop_at_once(session: Session, name: str) -> None:
     newest = "no checkpoint was written yet"
     if existing:
         newest = f"the newest checkpoint is {existing[-1]}"
-    session.print_line(f"Stopped at once after step {step}; {newest}.")
+    session.print_line(f"Stopped at once after step {step}; {newest}.{_resume_hint(session)}")
+
+
+def _resume_hint(session: Session) -> str:
+    """Return how to resume a run of a script; the command line prints its own command."""
+    if not session.loop.world.is_first or session.run.config["recipe"]:
+        return ""
+    return f" Run the script again with run={str(session.run.path)!r} to resume."
 
 
 def _fail(session: Session, error: Exception, reason: str, **more: Any) -> None:
@@ -257,10 +245,9 @@ def _save_before(session: Session) -> str:
 
 @contextmanager
 def handle_signals(session: Session) -> Iterator[list[str]]:
-    """Stop after the step on the first signal, and at once on Ctrl-C after it.
+    """Stop after the step on the first signal, and at once on Ctrl-C after it; yield its name.
 
-    Yields the name of the signal when one has arrived. Other signals after it are ignored, since
-    launchers send several. A handler of the user stays. Only the main thread handles signals.
+    Other signals after it are ignored, since launchers send several. A handler of the user stays.
     """
     received: list[str] = []
     launcher = read_launched().launcher
@@ -275,7 +262,7 @@ def handle_signals(session: Session) -> Iterator[list[str]]:
         if received:
             return
         received.append(name)
-        session.loop.interrupt(name)
+        session.loop.request(name)
         if has_agent and name == "SIGTERM":
             name = f"{name} (torchrun sends it to all ranks if a process has died)"
         again = "Once more" if name == "Ctrl-C" else "Ctrl-C"

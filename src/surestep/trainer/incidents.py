@@ -30,11 +30,7 @@ from surestep.record.run_writer import RunWriter
 
 
 def read_batch(loader: BatchLoader, progress: Progress) -> Batch:
-    """Read the batch at a position of the training data.
-
-    Raises:
-        DataError: there is none.
-    """
+    """Read the batch at a position of the training data; raise a DataError if there is none."""
     for batch in loader.batches(progress.epoch, progress.position):
         return batch
     raise DataError(
@@ -54,10 +50,7 @@ def epoch_index(loader: BatchLoader, epoch: int) -> Tensor | range | None:
 
 
 def sample_indices(loader: BatchLoader, skip: SkippedStep) -> list[int] | None:
-    """Return the indices of the samples that caused a skip, or of all in its batch.
-
-    None for a stream, and for a batch passed to `train_step()`.
-    """
+    """Return the indices of the samples that caused a skip, or of all in its batch, if known."""
     index = epoch_index(loader, skip.epoch)
     if skip.positions is None or index is None:
         return None
@@ -78,16 +71,8 @@ class _Findings:
 class NonFiniteHandler:
     """Explains non-finite steps and saves incidents; see `explain` and `blame` of `Loop`.
 
-    One process runs the step again to find its cause. Several ranks leave that to a replay.
-
-    Args:
-        loop: its state is the one before the step.
-        recorder: writes the run folder.
-        save: saves that state if needed, and returns the checkpoint's folder.
-        print_line: shows a line.
-
-    Attributes:
-        keeps: whether incidents are written; a dry run has no folder for them.
+    One process runs the step again to find its cause. Several ranks leave that to a replay. `save`
+    saves the state before the step if needed. A dry run keeps no incidents.
     """
 
     def __init__(
@@ -107,15 +92,14 @@ class NonFiniteHandler:
         loop.explain, loop.blame = self, self.blame
 
     def blame(self, result: StepResult, batch: Batch) -> tuple[int, ...] | None:
-        """Report a skipped step; return the positions of the samples that caused it, if known.
-
-        Reading the batch again would disturb the epoch, so the batch is given.
-        """
+        """Report a skipped step; return the positions of the samples that caused it, if known."""
         state, found = self._loop.state, None
         now, state.progress = state.progress, result.progress_before
         if self._loop.world.size == 1:
+            is_manual = result.progress_before.step in self._loop.manual_batches
             try:
-                found = diagnose(self._loop.parts, batch, index=None)
+                index = None if is_manual else epoch_index(self._loop.loader, batch.epoch)
+                found = diagnose(self._loop.parts, batch, index=index)
             except Exception:  # of the user's code; the step is skipped all the same
                 found = None
         state.progress = now
@@ -130,7 +114,7 @@ class NonFiniteHandler:
     def __call__(
         self, error: NonFiniteError, result: StepResult, manual: Mapping[int, Batch]
     ) -> NonFiniteError:
-        """Save the state, find the cause, write the incident; return an error that reports them."""
+        """Save the state, find the cause, write the incident; return the error with all of it."""
         if self._loop.world.size == 1:
             self._print_line(f"Step {error.step} was not finite: running it again to find why.")
         checkpoint, where = None, ""
@@ -139,16 +123,17 @@ class NonFiniteHandler:
         except SurestepError as failed:
             where = f"No incident is saved: {failed}"
         found = self._inspect(result, manual.get(result.progress_before.step))
-        incident = None
         if checkpoint is not None:
             try:
-                incident = self._write(result, found, checkpoint)
-                where = f"Replay the step with: {self._replay_command(incident)}"
+                error.incident = str(self._write(result, found, checkpoint))
+                command = f"surestep.replay({error.incident!r}, task)"
+                if self._recorder.run.config["recipe"]:
+                    command = f"surestep replay {shlex.quote(error.incident)}"
+                where = f"Replay the step with: {command}"
             except SurestepError as failed:
                 where = f"No incident is saved: {failed}"
-        explained = _explain(error, result, found, where)
-        explained.incident = None if incident is None else str(incident)
-        return explained
+        _explain(error, result, found, where)
+        return error
 
     def _inspect(self, result: StepResult, manual: Batch | None) -> _Findings:
         """Run the step again and find its cause; on several ranks only collect its batch."""
@@ -162,12 +147,13 @@ class NonFiniteHandler:
             if manual is not None:
                 dump = gather_batch(loop.world, manual.micro_batches)
             return _Findings(text, None, dump, is_manual)
-        batch, diagnosis, dump = manual, None, BatchDump(())
+        diagnosis, dump = None, BatchDump(())
         try:
-            index = None if is_manual else epoch_index(loop.loader, progress.epoch)
-            batch = (
-                read_batch(loop.loader, progress) if manual is None else loop.loader.move(manual)
-            )
+            if manual is None:
+                index = epoch_index(loop.loader, progress.epoch)
+                batch = read_batch(loop.loader, progress)
+            else:
+                index, batch = None, loop.loader.move(manual)
             dump = BatchDump(batch.micro_batches)
             diagnosis = diagnose(loop.parts, batch, index=index)
             text = describe_diagnosis(diagnosis, self._recent)
@@ -182,14 +168,14 @@ class NonFiniteHandler:
         folder = folder_of(run.path, result.step)
         if self._loop.world.is_first:
             values = [] if norms is None else norms.per_parameter.tolist()
+            total = result.loss_sum
+            loss = None if total is None else float(total) / result.divisor
             record = {
                 "checkpoint": checkpoint.name,
                 "run_config": run.config,
                 "progress": result.progress_before._asdict(),
                 "is_manual": found.is_manual,
-                "loss": None
-                if result.loss_sum is None
-                else float(result.loss_sum) / result.divisor,
+                "loss": loss,
                 "grad_norm": None if norms is None else float(norms.total),
                 "norms": [] if norms is None else list(zip(norms.names, values, strict=True)),
                 "items": result.items,
@@ -204,16 +190,9 @@ class NonFiniteHandler:
         self._recorder.event("incident", step=result.step, path=f"incidents/{folder.name}")
         return folder
 
-    def _replay_command(self, incident: Path) -> str:
-        if self._recorder.run.config["recipe"]:
-            return f"surestep replay {shlex.quote(str(incident))}"
-        return f"surestep.replay({str(incident)!r}, task)"
 
-
-def _explain(
-    error: NonFiniteError, result: StepResult, found: _Findings, where: str
-) -> NonFiniteError:
-    """Return the error with its cause, its samples, what to do, and how to replay the step."""
+def _explain(error: NonFiniteError, result: StepResult, found: _Findings, where: str) -> None:
+    """Add to the error its cause, its samples, what to do, and how to replay the step."""
     diagnosis = found.diagnosis
     samples = () if diagnosis is None else diagnosis.samples.samples
     indices = [sample.index for sample in samples if sample.index is not None]
@@ -229,18 +208,12 @@ def _explain(
         advice = f"Use a lower optim.lr, or inspect the weights. {advice}"
     head = describe_nonfinite_step(result, error.loss, error.parameters)
     at = f"epoch {result.epoch + 1} at position {result.progress_before.position}"
-    explained = NonFiniteError(
-        f"{head} {found.text} The state is the one before it, in {at}. {advice}. {where}".strip(),
-        step=error.step,
-        loss=error.loss,
-        parameters=error.parameters,
-    )
+    text = f"{head} {found.text} The state is the one before it, in {at}. {advice}. {where}"
+    error.args = (text.strip(),)
     if diagnosis is not None and diagnosis.cause is not None:
-        explained.module = diagnosis.cause.module
-        explained.operation = diagnosis.cause.operation
-    explained.positions = tuple(sample.position for sample in samples)
-    explained.samples = tuple(indices)
-    return explained
+        error.module, error.operation = diagnosis.cause.module, diagnosis.cause.operation
+    error.positions = tuple(sample.position for sample in samples)
+    error.samples = tuple(indices)
 
 
 def out_of_memory(
@@ -248,11 +221,7 @@ def out_of_memory(
 ) -> OutOfMemoryError:
     """Write what is in memory; return an error with the sizes and what to set.
 
-    Args:
-        recorder: writes the run folder.
-        loop: its state is what is in memory.
-        error: torch's.
-        eval_batch_size: samples of an evaluation's batch; None if a step ran out.
+    `eval_batch_size` is that of an evaluation; it is None if a step ran out of memory.
     """
     plan, step = loop.plan, loop.state.progress.step
     if eval_batch_size is None:

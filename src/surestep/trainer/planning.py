@@ -19,7 +19,7 @@ from surestep.engine.data.batch_loader import BatchLoader, make_loader
 from surestep.engine.data.batched import NoData, with_ready_batches
 from surestep.engine.data.dataloader import check_no_sampler, loader_settings
 from surestep.engine.data.dataset import check_dtypes, count_samples, dataset_of
-from surestep.engine.data.open_source import is_in_memory, loading_seed_info
+from surestep.engine.data.make_source import describe_randomness, is_in_memory
 from surestep.engine.data.order import apply_order, excluded_samples, remaining_data
 from surestep.engine.data.stream import find_state_problem, is_stream
 from surestep.engine.data.target_stats import fit_class_weights
@@ -37,7 +37,7 @@ from surestep.engine.optim.param_roles import param_info
 from surestep.engine.parallel.wrap_policy import select_wrap_units
 from surestep.engine.plan.plan import Plan, TaskInfo
 from surestep.engine.plan.specs import ExcludedSamples
-from surestep.engine.plan.system import SystemInfo, read_facts
+from surestep.engine.plan.system import SystemInfo, read_system
 from surestep.engine.profile.activation_memory import ActivationMemory, measure_activations
 from surestep.engine.profile.memory_estimate import (
     MemoryEstimate,
@@ -48,27 +48,18 @@ from surestep.engine.rng import preserve_torch_rng, set_seed
 from surestep.engine.rules.optimizers import plan_optimizers
 from surestep.engine.rules.resolve import resolve, resolve_device, resolve_seed
 from surestep.engine.state.average import BATCH_NORM
-from surestep.engine.task.init_weights import InitReport
 from surestep.engine.task.task import Task
-from surestep.record.pretrained import load_init_weights
 from surestep.record.skipped_samples import read_samples
 
 
 @dataclass(frozen=True)
 class TaskOrigin:
-    """Where a Task came from, for the records.
+    """Where a Task came from, for the records."""
 
-    Attributes:
-        name: the start of a default run folder's name.
-        recipe: name, path and hash of the recipe's file; empty if there is none.
-        parameters: the arguments of the recipe's function.
-        set_options: where each option was set, by full name.
-    """
-
-    name: str = "run"
-    recipe: Mapping[str, Any] = field(default_factory=dict)
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    set_options: Mapping[str, str] = field(default_factory=dict)
+    name: str = "run"  # the start of a default run folder's name
+    recipe: Mapping[str, Any] = field(default_factory=dict)  # name, path and hash of its file
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # of the recipe's function
+    set_options: Mapping[str, str] = field(default_factory=dict)  # where each option was set
 
 
 @dataclass(frozen=True)
@@ -85,20 +76,14 @@ class PreparedTask:
 
 
 def plan_task(
-    task: Task, config: Config, *, origin: TaskOrigin | None = None, facts: SystemInfo | None = None
+    task: Task,
+    config: Config,
+    *,
+    origin: TaskOrigin | None = None,
+    system: SystemInfo | None = None,
 ) -> PreparedTask:
-    """Build the model after seeding, and resolve every option.
-
-    Args:
-        task: what to train.
-        config: the options.
-        origin: where the Task came from.
-        facts: of the machine; of this one by default.
-
-    Raises:
-        ConfigError, TaskError, DataError: an option is invalid, or the task does not fit together.
-    """
-    system = facts or read_facts()
+    """Build the model after seeding, and resolve every option, for this machine by default."""
+    system = system or read_system()
     task = with_ready_batches(task)
     excluded = _excluded(task, config)
     task = apply_order(task, excluded)
@@ -116,16 +101,12 @@ def plan_task(
     info = _task_info(task, config, model, loss, excluded)
     origins = origin.set_options if origin is not None else {}
     resolver = partial(plan_optimizers, task, model) if task.optimizers else resolve
-    decide = partial(resolver, facts=system, given=info, origins=origins)
+    decide = partial(resolver, system=system, task_info=info, origins=origins)
     return PreparedTask(task, config, system, decide(config), model, loss, decide)
 
 
 def _excluded(task: Task, config: Config) -> ExcludedSamples | None:
-    """Return the training samples that are excluded, read from their file if a file is set.
-
-    Raises:
-        ConfigError: they cannot be excluded, or the file cannot be read.
-    """
+    """Return the training samples that are excluded, read from their file if a file is set."""
     samples = config.exclude_samples
     if not samples or is_stream(task.train):  # the rules reject a stream
         return None
@@ -174,7 +155,7 @@ def _task_info(
         in_memory=is_in_memory(task.train, task),
         is_stream=stream,
         why_read_again=find_state_problem(dataset_of(task.train, "train")) if stream else "",
-        draws=loading_seed_info(task),
+        randomness=describe_randomness(task),
         loader=loader_settings(task.train),
         val_sets=tuple(task.val_sets()),
         val_batch_sizes=tuple(
@@ -233,7 +214,13 @@ def _metric_modes(task: Task) -> dict[str, Literal["min", "max"] | None]:
 
 def _why_not_separable(task: Task, model: nn.Module, loss: Loss) -> tuple[str, ...]:
     """Return the reasons why micro-batches give other numbers than the full batch."""
-    reasons = {_why_loss_is_not(part): not part.is_separable for _, part in named_losses(loss)} | {
+    reasons = {}
+    for _, part in named_losses(loss):
+        text = f"{part.label} compares samples of a micro-batch with each other"
+        if part.is_in_training_only:
+            text = "the model itself averages its losses over each micro-batch"
+        reasons[text] = not part.is_separable
+    reasons |= {
         "the Task says its loss does not split": not task.loss_is_separable,
         "batch statistics are the micro-batch's": _has(model, BATCH_NORM),
         "dropout draws for each micro-batch": any(
@@ -244,25 +231,8 @@ def _why_not_separable(task: Task, model: nn.Module, loss: Loss) -> tuple[str, .
     return tuple(reason for reason, applies in reasons.items() if applies)
 
 
-def _why_loss_is_not(loss: Loss) -> str:
-    if loss.is_in_training_only:
-        return "the model itself averages its losses over each micro-batch"
-    return f"{loss.label} compares samples of a micro-batch with each other"
-
-
 def _has(model: nn.Module, kind: type[nn.Module]) -> bool:
     return any(isinstance(module, kind) for module in model.modules())
-
-
-def apply_init_weights(planned: PreparedTask) -> InitReport | None:
-    """Load `Task(init=...)` into its model; None if it is not set.
-
-    A checkpoint without frozen weights needs them too.
-
-    Raises:
-        CheckpointError: they cannot be read, or do not fit the model.
-    """
-    return load_init_weights(planned.model, planned.task.init)
 
 
 def measure_task_activations(planned: PreparedTask) -> ActivationMemory | str:
@@ -306,11 +276,7 @@ def data_splits(task: Task) -> dict[str, Any]:
 
 
 def check_split(split: str, splits: Mapping[str, Any]) -> None:
-    """Check that the task has such a split of data.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Raise a ConfigError if the task has no such split of data."""
     if split not in splits:
         raise ConfigError(f"The task has no {split} data. {suggest_names(split, splits)}")
 

@@ -4,7 +4,7 @@ import itertools
 import os
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from surestep.base.errors import ConfigError, RunError, TaskError
+from surestep.base.errors import ConfigError, RunError, SurestepError, TaskError
 from surestep.base.paths import require_local_path
 from surestep.config.config import Config
 from surestep.engine.data.stream_loader import describe_resume
@@ -27,14 +27,11 @@ from surestep.engine.profile.profiler import Profile
 from surestep.engine.step.callback import Callback, check_hooks
 from surestep.engine.task.init_weights import InitReport
 from surestep.engine.task.task import Task
-from surestep.record.checkpoint.encoding import unmatched_states
+from surestep.record.checkpoint.load import unmatched_states
 from surestep.record.checkpoint.staging import check_can_be_saved
 from surestep.record.io import os_error_hint
-from surestep.record.progress_display import (
-    NullProgress,
-    TqdmProgress,
-    open_progress,
-)
+from surestep.record.pretrained import load_init_weights
+from surestep.record.progress_display import NullProgress, TqdmProgress, open_progress
 from surestep.record.run_writer import RunWriter
 from surestep.trainer.best_metric import reset_best
 from surestep.trainer.build import build
@@ -44,7 +41,6 @@ from surestep.trainer.evaluator import Evaluator
 from surestep.trainer.planning import (
     PreparedTask,
     TaskOrigin,
-    apply_init_weights,
     make_eval_loaders,
     plan_task,
     train_samples,
@@ -56,7 +52,7 @@ from surestep.trainer.rank_zero import (
     open_run_folder,
     run_on_rank_zero,
 )
-from surestep.trainer.resume import Resume, ResumeDecision, decide_resume, parse_resume_request
+from surestep.trainer.resume import Resume, ResumeDecision, check_resume_arguments, decide_resume
 from surestep.trainer.session import Session
 from surestep.trainer.spike_rollback import SpikeWatch
 
@@ -103,53 +99,57 @@ def prepare(
     """
     start_time, origin = time.monotonic(), origin or TaskOrigin()
     check_arguments(task, config, run, callbacks)
-    request = parse_resume_request(resume, allow, from_)
+    check_resume_arguments(resume, allow, from_)
     folder = None if run is None else require_local_path(run)
     settings, recorder, world = ExitStack(), None, ALONE
     try:
         planned = plan_task(task, config, origin=origin)
-        if folder is None and (restarts := planned.system.launched.restarts):
+        plan, launched = planned.plan, planned.system.launched
+        if folder is None and launched.restarts:
             raise ConfigError(
                 "No run folder is set, and the launcher restarts the processes up to "
-                f"{restarts} times: each restart would begin a new run. Set --run-folder runs/NAME "
-                "(run= in Python)."
+                f"{launched.restarts} times: each restart would begin a new run. Set --run-folder "
+                "runs/NAME (run= in Python)."
             )
-        settings.enter_context(torch_settings(planned.plan))  # sets the device, which NCCL uses
-        world = settings.enter_context(_join_ranks(planned))
+        settings.enter_context(torch_settings(plan))  # sets the device, which NCCL uses
+        timeouts = GroupTimeouts(plan.parallel_start_timeout_s, plan.parallel_timeout_s)
+        joined = join_process_group(launched, backend=plan.parallel_backend, timeouts=timeouts)
+        world = settings.enter_context(joined)
         check_same_setup(world, origin, planned)
-        open_folder = partial(_open_folder, folder, origin, world)
-        recorder = writer = open_run_folder(world, open_folder, plan=planned.plan)
+
+        def open_folder() -> RunWriter:
+            path = default_folder(origin.name) if folder is None else folder
+            return RunWriter(path, made=folder is None, world=world)
+
+        recorder = writer = open_run_folder(world, open_folder, plan=plan)
         decision = broadcast_resume_decision(
-            world, lambda: decide_resume(writer, origin, planned, request)
+            world, lambda: decide_resume(writer, origin, planned, resume, allow, from_)
         )
         with world.explain_errors():
             session, init = _open_session(planned, decision, writer, settings, world, callbacks)
         if not decision.finished:
             record = partial(_record_start, writer, decision, planned, session, init)
-            run_on_rank_zero(world, record, encode=lambda _: None, decode=lambda _: None)
-        if planned.plan.max_time is not None:
-            session.loop.deadline = start_time + planned.plan.max_time.amount * 60
+            run_on_rank_zero(world, record)
+        if plan.max_time is not None:
+            session.loop.deadline = start_time + plan.max_time.amount * 60
         _start_session(session, writer, decision)
         if init is not None:
             session.print_line(init.sentence())
         if "balanced" in planned.loss.label:
-            session.print_line(f"{planned.loss.label}: {planned.plan.reason('loss')}")
+            session.print_line(f"{planned.loss.label}: {plan.reason('loss')}")
         return session
     except BaseException as error:
         world.failed(error)
         if recorder is not None:
             recorder.discard()
         settings.close()
+        if isinstance(error, SurestepError):  # its message says what to change
+            raise error.with_traceback(None) from error.__cause__
         raise
 
 
 def check_arguments(task: Any, config: Any, run: Any, callbacks: Any) -> None:
-    """Check the types of the arguments, and that each hook of a callback exists.
-
-    Raises:
-        TaskError: `task` is not a Task.
-        ConfigError: another argument has the wrong type.
-    """
+    """Check the types of the arguments, and that each hook of a callback exists."""
     if not isinstance(task, Task):
         hint = "Pass surestep.Task(model=net, loss=..., train=(x, y))."
         if callable(task) and not isinstance(task, nn.Module | type):
@@ -182,23 +182,8 @@ def _shown(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _join_ranks(planned: PreparedTask) -> AbstractContextManager[Communicator]:
-    plan, launched = planned.plan, planned.system.launched
-    timeouts = GroupTimeouts(plan.parallel_start_timeout_s, plan.parallel_timeout_s)
-    return join_process_group(launched, backend=plan.parallel_backend, timeouts=timeouts)
-
-
-def _open_folder(folder: Path | None, origin: TaskOrigin, world: Communicator) -> RunWriter:
-    path = default_folder(origin.name) if folder is None else folder
-    return RunWriter(path, made=folder is None, world=world)
-
-
 def default_folder(name: str) -> Path:
-    """Make `runs/<name>-<time>`, with a number after it if that exists.
-
-    Raises:
-        RunError: the current folder cannot be written.
-    """
+    """Make `runs/<name>-<time>`, with a number after it if that exists."""
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for count in itertools.count(1):
         folder = Path("runs") / (stem if count == 1 else f"{stem}-{count}")
@@ -226,7 +211,7 @@ def _open_session(
     checkpoint, plan, task = decision.checkpoint, planned.plan, planned.task
     init = None
     if checkpoint is None or checkpoint.record.get("base"):  # it leaves out frozen weights
-        init = apply_init_weights(planned)
+        init = load_init_weights(planned.model, task.init)
     if checkpoint is None:
         check_same_weights(world, planned.model)
     is_fresh = checkpoint is None and init is None
@@ -248,6 +233,7 @@ def _open_session(
 
     if world.monitor is not None:
         world.monitor.attach(lambda: session.state.progress.step, record_stall)
+        session.loop.after_first.append(world.monitor.timeouts.use_steady_timeout)
     return session, init
 
 
@@ -268,7 +254,10 @@ def _record_start(
             f"takes all of them. Use batch_size={samples} or less."
         )
     recorder.warnings += filter(None, notes)
-    recorder.start(decision.identity, plan, planned.system, Path.cwd(), events=decision.events())
+    events = [] if decision.parent is None else [("branch", decision.identity["from"])]
+    if decision.changes:
+        events.append(("changes", {"changes": [change.as_json() for change in decision.changes]}))
+    recorder.start(decision.identity, plan, planned.system, Path.cwd(), events=events)
     if init is not None:
         recorder.event("init", **asdict(init))
 
@@ -277,20 +266,28 @@ def _start_session(session: Session, recorder: RunWriter, decision: ResumeDecisi
     """Open the progress display, report where the run is and what differs, and watch it."""
     checkpoint, parent, plan = decision.checkpoint, decision.parent, session.plan
     own = checkpoint.path if checkpoint is not None and parent is None else None
-    session.open(_open_display(session), own, finished=decision.finished)
+    step, display = session.state.progress.step, NullProgress()
+    if session.loop.world.is_first:
+        display = open_progress(plan, step)
+    if isinstance(display, TqdmProgress):
+        session.loop.add_callback(display)
+    session.open(display, own, finished=decision.finished)
     session.loop.notices.append(recorder.notice)
     for text in recorder.warnings:
-        recorder.event("notice", step=session.state.progress.step, text=text)
-        session.print_line(text)
+        session.notify(text)
     if (size := session.loop.world.size) > 1:
         session.print_line(describe_ranks(plan, size))
     if plan.profile is not None and not session.finished:
-        _add_profiler(session, plan.profile)
+        first, last = map(int, plan.profile.split(":"))
+        if step >= last:
+            session.print_line(f"profile={plan.profile!r} is over: the run is at step {step}.")
+        profile = Profile(first, last, session.run.path / "profile", session.loop)
+        session.loop.add_callback(profile)
+        session.loop.notices.append(profile.notice)
     if parent is None:
         _report_progress(session, recorder)
     else:
-        step = session.state.progress.step
-        session.print_line(f"{session.run.path} starts from step {step} of {parent.run.path}.")
+        session.print_line(f"{session.run.path} starts from step {step} of {parent}.")
     if not decision.finished:
         if decision.resets_best:
             session.save()  # with the new best; and the other run may delete its checkpoint
@@ -301,7 +298,7 @@ def _start_session(session: Session, recorder: RunWriter, decision: ResumeDecisi
         session.print_line("\n".join(["What differs from before:", *table(decision.changes)]))
     if plan.on_spike != "off" and not session.finished:
         session.loop.on_log.append(SpikeWatch(session, recorder))
-        if plan.on_spike == "rollback" and not session.state.progress.step:
+        if plan.on_spike == "rollback" and not step:
             session.saving.save_async()  # the first checkpoint to go back to
 
 
@@ -309,26 +306,6 @@ def describe_ranks(plan: Plan, size: int) -> str:
     """Return a line with the number of ranks, their backend and device, and the strategy."""
     strategy = strategy_class(plan.parallel_strategy).label(plan)
     return f"{size} ranks ({plan.parallel_backend}, {plan.device.type}), {strategy}."
-
-
-def _open_display(session: Session) -> NullProgress:
-    """Open the progress display, on rank 0 only."""
-    if not session.loop.world.is_first:
-        return NullProgress()
-    display = open_progress(session.plan, session.state.progress.step)
-    if isinstance(display, TqdmProgress):
-        session.loop.add_callback(display)
-    return display
-
-
-def _add_profiler(session: Session, steps: str) -> None:
-    first, last = map(int, steps.split(":"))
-    step = session.state.progress.step
-    if step >= last:
-        session.print_line(f"profile={steps!r} is over: the run is at step {step}.")
-    profile = Profile(first, last, session.run.path / "profile", session.loop)
-    session.loop.add_callback(profile)
-    session.loop.notices.append(profile.notice)
 
 
 def _report_progress(session: Session, recorder: RunWriter) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -12,13 +12,13 @@ from surestep.config.duration import Duration, count_periods
 from surestep.engine.batch import Batch
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.dataset import count_samples, dataset_of
-from surestep.engine.data.open_source import dataset_fingerprint
+from surestep.engine.data.make_source import dataset_fingerprint
 from surestep.engine.data.stream import StreamReader, fingerprint, is_stream
-from surestep.engine.diagnose.rerun import preserve_state
+from surestep.engine.diagnose.diagnose import preserve_state
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.distributed.rank_status import format_ranks
 from surestep.engine.distributed.replica_check import find_mismatched
-from surestep.engine.metrics.distributed import check_metrics
+from surestep.engine.metrics.base import check_metrics_of_ranks
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import State, trainable_parameters
 from surestep.engine.step.train_step import StepContext, forward_backward
@@ -47,18 +47,15 @@ _SPLIT_STREAM = (
 
 
 def check_same_setup(world: Communicator, origin: TaskOrigin, planned: PreparedTask) -> None:
-    """Check that all ranks have the same config, code, data and model, and a GPU each.
-
-    Raises:
-        ParallelError: they do not; it names what differs, and the ranks.
-        TaskError: a metric cannot be combined from several ranks.
-    """
+    """Raise a ParallelError unless all ranks have the same config, data, model, and a GPU each."""
     if world.size == 1:
         return
-    check_metrics(planned.task.metrics)
+    check_metrics_of_ranks(planned.task.metrics)
     own = json.dumps(_known(origin, planned))
     digest = hashlib.blake2b(own.encode(), digest_size=16).hexdigest()
-    gathered = [text.split(" ", 1) for text in world.all_gather_text(f"{digest} {_gpu(planned)}")]
+    device, ids = planned.plan.device, planned.system.cuda_ids
+    gpu = ids[device.index or 0] if device.type == "cuda" and ids else ""
+    gathered = [text.split(" ", 1) for text in world.all_gather_text(f"{digest} {gpu}")]
     _check_own_gpus([gpu for _, gpu in gathered])
     if len({digest for digest, _ in gathered}) > 1:
         ranks = [json.loads(text) for text in world.all_gather_text(own)]
@@ -102,16 +99,12 @@ def _shorten(text: str) -> str:
 
 
 def describe_differences(ranks: list[dict[str, str]]) -> str:
-    """Return what differs between the ranks, and what to do; nothing if they are the same.
-
-    Args:
-        ranks: of each rank, values by name. A rank may import more modules than another.
-    """
+    """Return what differs between the values of ranks, and what to do; empty if nothing does."""
     lines, names = [], []
     for name in dict.fromkeys(name for values in ranks for name in values):
         by_value: dict[str, list[int]] = {}
         for rank, values in enumerate(ranks):
-            if name in values or not name.startswith("code."):
+            if name in values or not name.startswith("code."):  # some ranks import more modules
                 by_value.setdefault(values.get(name, NOT_SET), []).append(rank)
         if len(by_value) > 1:
             shown = "; ".join(f"{v} on rank {format_ranks(on)}" for v, on in by_value.items())
@@ -129,14 +122,8 @@ def describe_differences(ranks: list[dict[str, str]]) -> str:
     return f"The ranks do not train the same:\n{listed}{more}\n{' '.join(hints)}"
 
 
-def _gpu(planned: PreparedTask) -> str:
-    """Return the unique id of this rank's GPU; empty on a CPU."""
-    device, ids = planned.plan.device, planned.system.cuda_ids
-    return ids[device.index or 0] if device.type == "cuda" and ids else ""
-
-
 def _check_own_gpus(gpus: list[str]) -> None:
-    """Check that no two ranks share a GPU, which NCCL does not support."""
+    """Check that no two ranks have a GPU with the same id, which NCCL does not support."""
     for gpu in set(gpus) - {""}:
         ranks = [rank for rank, other in enumerate(gpus) if other == gpu]
         if len(ranks) > 1:
@@ -149,11 +136,7 @@ def _check_own_gpus(gpus: list[str]) -> None:
 
 
 def check_same_weights(world: Communicator, model: nn.Module) -> None:
-    """Check that a model starts with the same values on all ranks.
-
-    Raises:
-        ParallelError: it does not; it names a parameter, and the ranks.
-    """
+    """Raise a ParallelError unless a model starts with the same values on all ranks."""
     if world.size > 1 and (mismatched := find_mismatched(world, model)):
         raise ParallelError(
             "The model starts with different weights on some ranks: "
@@ -169,36 +152,22 @@ def _describe_mismatched(ranks: Mapping[str, str]) -> str:
     return f"{name} has other values on rank {ranks[name]}{more}"
 
 
-class ReplicaDriftCheck:
-    """Compares the replicas of the parameters on all ranks at log points, every so often.
+def make_replica_check(
+    world: Communicator, state: State, plan: Plan, every: Duration
+) -> Callable[[], None]:
+    """Return a check, at log points, that all ranks have the same parameters, if one is due."""
+    per_epoch, done = plan.steps_per_epoch, -1
+    by_epoch = every.unit == "epochs" and per_epoch is None
+    period = every.amount if by_epoch else every.steps(per_epoch)
 
-    Args:
-        world: the ranks.
-        state: holds the replica of this rank.
-        plan: has the length of an epoch.
-        every: the interval.
-    """
-
-    def __init__(self, world: Communicator, state: State, plan: Plan, *, every: Duration) -> None:
-        self._world = world
-        self._state = state
-        per_epoch = plan.steps_per_epoch
-        self._by_epoch = every.unit == "epochs" and per_epoch is None
-        self._period = every.amount if self._by_epoch else every.steps(per_epoch)
-        self._done = -1
-
-    def __call__(self) -> None:
-        """Compare them if a period has ended since the last time.
-
-        Raises:
-            ParallelError: on all ranks, if they differ on one.
-        """
-        progress = self._state.progress
-        periods = count_periods(progress.epoch if self._by_epoch else progress.step, self._period)
-        if periods <= self._done:
+    def check() -> None:
+        nonlocal done
+        progress = state.progress
+        periods = count_periods(progress.epoch if by_epoch else progress.step, period)
+        if periods <= done:
             return
-        self._done = periods
-        if mismatched := find_mismatched(self._world, self._state.model):
+        done = periods
+        if mismatched := find_mismatched(world, state.model):
             raise ParallelError(
                 f"The copies of the model are no longer the same after step {progress.step}: "
                 f"{_describe_mismatched(mismatched)}. Something changes them on one rank alone: a "
@@ -206,15 +175,14 @@ class ReplicaDriftCheck:
                 "earlier checkpoint with a smaller parallel.replica_check_every to find the step."
             )
 
+    return check
+
 
 def warm_up_ddp(parts: StepContext, loader: BatchLoader, plan: Plan) -> None:
     """Run a forward and a backward on several ranks, and restore the state.
 
     After its first backward DDP changes its buckets, and with them the order in which it sums. A
     run that resumes would sum its first step in a different order than one that never stopped.
-
-    Raises:
-        TaskError: DDP would wait for a gradient that never comes.
     """
     batch = loader.move(next(loader.batches(0)))
     if loader.transform is not None:
@@ -228,11 +196,7 @@ def warm_up_ddp(parts: StepContext, loader: BatchLoader, plan: Plan) -> None:
 
 
 def check_no_unused_params(parts: StepContext, batch: Batch) -> None:
-    """Check that each parameter gets a gradient on each rank, as DDP expects.
-
-    Raises:
-        TaskError: one does not; it names the parameters and the ranks.
-    """
+    """Raise a TaskError unless each parameter gets a gradient on each rank, as DDP expects."""
     strategy = parts.strategy
     with preserve_state(parts), strategy.sync_grads(when=False):
         forward_backward(parts, batch, 1.0)

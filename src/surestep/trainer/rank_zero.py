@@ -17,7 +17,7 @@ from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
 from surestep.record.lock import lock_owner
 from surestep.record.run import Run, SelectedWeights, Which
 from surestep.record.run_writer import RunWriter
-from surestep.trainer.resume import ResumeDecision, RunParent
+from surestep.trainer.resume import ResumeDecision
 
 T = TypeVar("T")
 _NETWORK_DELAY_S = 10.0  # a network file system shows a new file after at most this long
@@ -28,19 +28,13 @@ def run_on_rank_zero(
     world: Communicator,
     act: Callable[[], T],
     *,
-    encode: Callable[[T], Any],
-    decode: Callable[[Any], T],
+    encode: Callable[[T], Any] = lambda value: value,
+    decode: Callable[[Any], T] = lambda value: value,
 ) -> T:
     """Run a function on rank 0, and return its result on all ranks.
 
-    Args:
-        world: the ranks.
-        act: runs on rank 0.
-        encode: turns its result into JSON for the other ranks.
-        decode: turns that into the result there.
-
-    Raises:
-        ParallelError: on the other ranks, if it raised an error on rank 0.
+    It is sent as JSON, made by `encode` and read by `decode`. If the function raises an error, the
+    other ranks raise a ParallelError.
     """
     if world.size == 1:
         return act()
@@ -82,10 +76,8 @@ def choose_checkpoint(world: Communicator, run: Run, which: Which) -> SelectedWe
 def load_checkpoint(world: Communicator, checkpoint: CheckpointReader, state: State) -> None:
     """Load a checkpoint on all ranks, in place, after each of them has read what it needs.
 
-    Raises:
-        CheckpointError: it does not fit or cannot be read here; no rank has changed its state.
-        ParallelError: another rank failed. If it failed after all had read, as a callback's
-            load_state_dict() may, the state of this rank is the loaded one.
+    If it cannot be read or does not fit on one rank, no rank has changed its state. If a rank fails
+    later, as a callback's load_state_dict() may, the state of the others is the loaded one.
     """
     if world.size == 1:
         prepare_load(checkpoint, state)()
@@ -113,13 +105,7 @@ def open_run_folder(
 ) -> RunWriter:
     """Open the run folder on rank 0, which locks it; the others only read from it.
 
-    Args:
-        world: the ranks.
-        open_folder: for rank 0.
-        plan: if ranks share the model, each writes its shards, and all must see the folder.
-
-    Raises:
-        RunError: this rank does not see the folder.
+    If the ranks share the model, each writes its shards, so all of them must see the folder.
     """
 
     def decode(values: dict[str, str]) -> RunWriter:
@@ -159,23 +145,16 @@ def broadcast_resume_decision(
         return {
             "checkpoint": None if checkpoint is None else str(checkpoint.path),
             "finished": decision.finished,
-            "parent": None if parent is None else [str(parent.run.path), parent.which],
+            "parent": None if parent is None else str(parent),
             "is_other_metric": decision.is_other_metric,
         }
 
     def decode(values: dict[str, Any]) -> ResumeDecision:
-        checkpoint = parent = None
-        if values["checkpoint"] is not None:
-            checkpoint = open_verified(values["checkpoint"])
-            if values["parent"] is not None:
-                folder, which = values["parent"]
-                parent = RunParent(Run(Path(folder)), which, checkpoint.saved)
-        return ResumeDecision(
-            {},
-            checkpoint,
-            finished=values["finished"],
-            parent=parent,
-            is_other_metric=values["is_other_metric"],
-        )
+        checkpoint, parent = values["checkpoint"], values["parent"]
+        opened = {
+            "checkpoint": None if checkpoint is None else open_verified(checkpoint),
+            "parent": None if parent is None else Path(parent),
+        }
+        return ResumeDecision(identity={}, **(values | opened))
 
     return run_on_rank_zero(world, decide, encode=encode, decode=decode)

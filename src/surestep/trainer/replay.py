@@ -1,9 +1,9 @@
 """Replay: run the step of an incident again, unchanged or with something changed."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,20 @@ from surestep.config.config import Config
 from surestep.engine.batch import Batch
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.diagnose.bisect import CannotSplitBatchError, select_samples
-from surestep.engine.diagnose.diagnose import Diagnosis, describe_diagnosis, diagnose
+from surestep.engine.diagnose.diagnose import describe_diagnosis, diagnose
 from surestep.engine.model.precision import torch_settings
 from surestep.engine.state.state import Progress
 from surestep.engine.step.train_step import StepResult, train_step
 from surestep.engine.task.task import Task
 from surestep.record.batch_dump import decode_batch
-from surestep.record.checkpoint.errors import CheckpointVanishedError
 from surestep.record.checkpoint.load import prepare_load
+from surestep.record.checkpoint.manifest import CheckpointVanishedError
 from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
 from surestep.record.incident import Incident, read_incident
+from surestep.record.pretrained import load_init_weights
 from surestep.trainer.build import build
 from surestep.trainer.incidents import epoch_index, read_batch
-from surestep.trainer.planning import apply_init_weights, plan_task
+from surestep.trainer.planning import plan_task
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def replay(
     with ExitStack() as settings:
         settings.enter_context(torch_settings(planned.plan))
         if checkpoint.record.get("base"):
-            apply_init_weights(planned)
+            load_init_weights(planned.model, planned.task.init)
         loop = build(planned, settings, (), fresh=False)
         settings.callback(loop.loader.close)
         prepare_load(checkpoint, loop.state)()
@@ -132,7 +133,12 @@ def replay(
                 f"{found.path} cannot be replayed: the model failed on its batch with {error!r}. "
                 "Either its files were changed, or the Task is not the one of that run."
             ) from error
-        now = _numbers_of(result, diagnosis)
+        loss = float(result.loss)
+        norm = None if result.norms is None else float(result.norms.total)
+        finite = math.isfinite(loss) and (norm is None or math.isfinite(norm))
+        text = "It is finite." if finite else describe_diagnosis(diagnosis)
+        found_now = {"loss": loss, "grad_norm": norm, "text": text, "diagnosis": asdict(diagnosis)}
+        now = _step_numbers(found_now, finite=finite)
     changes = [] if precision is None else [f"precision {precision}"]
     changes += [f"without {', '.join(map(str, without))}"] if without else []
     return _compare(found, tuple(changes), now, result)
@@ -176,18 +182,11 @@ def _batch(incident: Incident, loader: BatchLoader) -> Batch:
 def _rows_to_keep(
     batch: Batch, without: Sequence[int], index: Tensor | range | None
 ) -> list[list[int]]:
-    """Return the rows of each micro-batch that stay.
-
-    Raises:
-        ConfigError: a sample is not in the batch.
-    """
-    known = [
-        [
-            position if index is None else int(index[position])
-            for position in range(micro_batch.position, micro_batch.position + micro_batch.samples)
-        ]
-        for micro_batch in batch.micro_batches
-    ]
+    """Return the rows of each micro-batch that stay; raise a ConfigError for a foreign sample."""
+    known = []
+    for micro in batch.micro_batches:
+        positions = range(micro.position, micro.position + micro.samples)
+        known.append([at if index is None else int(index[at]) for at in positions])
     there = {sample for samples in known for sample in samples}
     if foreign := [sample for sample in without if sample not in there]:
         raise ConfigError(
@@ -198,31 +197,15 @@ def _rows_to_keep(
     ]
 
 
-def _numbers_of(result: StepResult, diagnosis: Diagnosis) -> StepNumbers:
-    loss = float(result.loss)
-    norm = None if result.norms is None else float(result.norms.total)
-    cause, samples = diagnosis.cause, diagnosis.samples.samples
-    finite = math.isfinite(loss) and (norm is None or math.isfinite(norm))
-    return StepNumbers(
-        loss,
-        norm,
-        finite,
-        cause.module if cause else None,
-        (cause.operation or cause.name) if cause else None,
-        tuple(s.position if s.index is None else s.index for s in samples),
-        "It is finite." if finite else describe_diagnosis(diagnosis),
-        diagnosis.outputs,
-    )
-
-
-def _recorded_numbers(record: Any) -> StepNumbers:
+def _step_numbers(record: Mapping[str, Any], *, finite: bool) -> StepNumbers:
+    """Return the numbers of a step from the record of an incident, or one like it."""
     diagnosis = record.get("diagnosis") or {}
     cause = diagnosis.get("cause") or {}
     samples = (diagnosis.get("samples") or {}).get("samples") or []
     return StepNumbers(
         float(record["loss"]),
         None if record["grad_norm"] is None else float(record["grad_norm"]),
-        False,
+        finite,
         cause.get("module"),
         cause.get("operation") or cause.get("name"),
         tuple(s["position"] if s["index"] is None else s["index"] for s in samples),
@@ -235,7 +218,7 @@ def _compare(
     incident: Incident, changes: tuple[str, ...], now: StepNumbers, result: StepResult
 ) -> ReplayResult:
     try:
-        recorded = _recorded_numbers(incident.record)
+        recorded = _step_numbers(incident.record, finite=False)
         then = {str(name): float(value) for name, value in incident.record["norms"]}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{incident.path} cannot be read: {error!r}.") from error

@@ -3,18 +3,17 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, get_args
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 from surestep.base.errors import CheckpointError, ConfigError, RunError
+from surestep.config.config import LENGTHS
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import Progress, StepCounts
-from surestep.record.checkpoint.errors import checkpoint_error
-from surestep.record.checkpoint.manifest import RECORD
+from surestep.record.checkpoint.manifest import RECORD, checkpoint_error
 from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
-from surestep.record.checkpoint.state_json import CheckpointInfo
 from surestep.record.checkpoint_ref import find_checkpoint, is_checkpoint, split_name
 from surestep.record.io import read_json
-from surestep.record.run import Run
 from surestep.record.run_writer import RunWriter
 from surestep.record.schemas import PLAN
 from surestep.trainer.config_diff import (
@@ -22,7 +21,6 @@ from surestep.trainer.config_diff import (
     apply_allow,
     check_allow,
     compare,
-    compare_length,
     table,
 )
 from surestep.trainer.planning import PreparedTask, TaskOrigin
@@ -31,42 +29,16 @@ from surestep.trainer.run_identity import run_identity
 Resume = Literal["auto", "never", "must"]
 
 
-class ResumeRequest(NamedTuple):
-    """The arguments of `prepare()` about a run in the folder."""
-
-    resume: Resume = "auto"
-    allow: tuple[str, ...] = ()
-    from_: str | None = None
-
-
-class RunParent(NamedTuple):
-    """The checkpoint of another run that a run starts from.
-
-    Attributes:
-        run: the other run.
-        which: the checkpoint as it was named: a step, "best" or "last".
-        saved: the checkpoint.
-    """
-
-    run: Run
-    which: str
-    saved: CheckpointInfo
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it for the records."""
-        return {"run": str(self.run.path.resolve()), "which": self.which, "step": self.saved.step}
-
-
 @dataclass(frozen=True)
 class ResumeDecision:
     """How a run starts or resumes.
 
     Attributes:
-        identity: of the run from now on, for its folder.
+        identity: of the run from now on, for its folder, which rank 0 writes.
         checkpoint: the checkpoint to load; None starts from scratch.
         finished: there are no steps left.
-        changes: what differs from before.
-        parent: the checkpoint of another run that it starts from now.
+        changes: what differs from before, on rank 0.
+        parent: the folder of another run whose checkpoint it starts from now.
         is_other_metric: the best so far is by a different metric or mode.
     """
 
@@ -74,7 +46,7 @@ class ResumeDecision:
     checkpoint: CheckpointReader | None = None
     finished: bool = False
     changes: list[ConfigChange] = field(default_factory=list)
-    parent: RunParent | None = None
+    parent: Path | None = None
     is_other_metric: bool = False
 
     @property
@@ -82,22 +54,9 @@ class ResumeDecision:
         """Whether the best so far no longer counts."""
         return self.parent is not None or self.is_other_metric
 
-    def events(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return the events to write before the first step."""
-        events: list[tuple[str, dict[str, Any]]] = []
-        if self.parent is not None:
-            events.append(("branch", self.parent.as_json()))
-        if self.changes:
-            events.append(("changes", {"changes": [change.as_json() for change in self.changes]}))
-        return events
 
-
-def parse_resume_request(resume: Resume, allow: Sequence[str], from_: str | None) -> ResumeRequest:
-    """Check the arguments.
-
-    Raises:
-        ConfigError: one has an unknown value.
-    """
+def check_resume_arguments(resume: Resume, allow: Sequence[str], from_: str | None) -> None:
+    """Raise a ConfigError if an argument has an unknown value."""
     if resume not in get_args(Resume):
         raise ConfigError(
             f"resume={resume!r} is not 'auto', 'must' or 'never'. 'auto', the default, resumes the "
@@ -112,20 +71,19 @@ def parse_resume_request(resume: Resume, allow: Sequence[str], from_: str | None
                 f"{str(from_)!r} does not name a checkpoint. Pass RUN@STEP, RUN@best or RUN@last, "
                 f"such as {path}@last."
             )
-    return ResumeRequest(resume, tuple(allow), from_)
 
 
 def decide_resume(
-    recorder: RunWriter, origin: TaskOrigin, planned: PreparedTask, request: ResumeRequest
+    recorder: RunWriter,
+    origin: TaskOrigin,
+    planned: PreparedTask,
+    resume: Resume,
+    allow: Sequence[str],
+    from_: str | None,
 ) -> ResumeDecision:
-    """Decide how the run in the folder resumes, or that a new one starts.
-
-    Raises:
-        RunError: the folder has a different run, or one that differs too much.
-        CheckpointError: there is no checkpoint to resume from, and there must be.
-    """
+    """Decide how the run in the folder resumes, or that a new one starts."""
     folder = recorder.folder
-    if recorder.published and request.resume == "never":
+    if recorder.published and resume == "never":
         raise RunError(
             f"{folder} has a run already, and resume is 'never'. Choose a different folder with "
             "--run (run= in Python)."
@@ -134,23 +92,19 @@ def decide_resume(
     checkpoint = None
     if recorder.published:
         checkpoint = recorder.newest_valid(_plausibility_check(recorder, planned.plan))
-    if request.resume == "must" and checkpoint is None:
+    if resume == "must" and checkpoint is None:
         raise CheckpointError(f"{folder} has no checkpoint to resume from, and resume is 'must'.")
     before = recorder.run.config if recorder.published else {}
-    if recorder.published and request.from_ is not None:
-        _check_parent(recorder, before.get("from"), request.from_)
+    if recorder.published and from_ is not None:
+        _check_parent(recorder, before.get("from"), from_)
     identity["from"] = before.get("from")
     if checkpoint is not None:
-        return _resume(recorder, checkpoint, before, identity, planned, request.allow)
-    return _start(recorder, identity, planned, request.from_)
+        return _resume(recorder, checkpoint, before, identity, planned, allow)
+    return _start(recorder, identity, planned, from_)
 
 
 def _plausibility_check(recorder: RunWriter, plan: Plan) -> Callable[[CheckpointReader], None]:
-    """Return a check that the progress of a checkpoint can be one of this run.
-
-    It raises a CorruptCheckpointError for a position beyond an epoch of this plan and of the last
-    one, and for counts of steps that contradict each other.
-    """
+    """Return a check that the counts and the position of a checkpoint can be those of this run."""
     lengths = [_samples(plan.steps_per_epoch, plan.batch_size)]
     with suppress(RunError):  # a run that was killed early has no plan
         before = read_json(recorder.folder / "plan.json", PLAN)
@@ -205,16 +159,15 @@ def _resume(
     before: dict[str, Any],
     identity: dict[str, Any],
     planned: PreparedTask,
-    allow: tuple[str, ...],
+    allow: Sequence[str],
 ) -> ResumeDecision:
     progress = Progress(**checkpoint.record["progress"])
-    length = compare_length(before, planned, progress)
-    changes = _changes(length, before, identity, allow)
+    changes = apply_allow(compare(before, identity, planned, progress), allow)
     bad = [change for change in changes if change.resume.effect in ("blocked", "incompatible")]
     if bad:
-        names = tuple(dict.fromkeys(change.name for change in bad))
         hint = ""
         if all(change.resume.effect == "blocked" for change in bad):
+            names = tuple(dict.fromkeys(change.name for change in bad))
             hint = f" To resume anyway: --allow {','.join(names)} (allow={names!r} in Python)."
         raise RunError(
             f"{recorder.folder} has a run with a different config:\n"
@@ -222,13 +175,13 @@ def _resume(
             + "\nChoose a different folder with --run (run= in Python), or use the config that the "
             f"run was started with.{hint}"
         )
-    status = recorder.run.status
-    is_longer = length is not None and progress.step < planned.plan.total_steps
+    status, changed = recorder.run.status, {change.name for change in changes}
+    is_longer = not changed.isdisjoint(LENGTHS) and progress.step < planned.plan.total_steps
     finished = (
         status.get("status") == "finished"
         and progress.step >= status.get("step", 0)
         and not is_longer
-        and not any(change.name.startswith("early_stop.") for change in changes)
+        and not any(name.startswith("early_stop.") for name in changed)
     )
     return ResumeDecision(
         identity, checkpoint, finished, changes, is_other_metric=_is_other_metric(changes)
@@ -249,10 +202,9 @@ def _start(
             f"{text} is not in a run, so its config is not known. Pass RUN@STEP, or load only its "
             "weights with Task(init=...)."
         )
-    parent = RunParent(found.run, str(found.which), found.saved)
     checkpoint = open_checkpoint(found.saved.path)
-    before, progress = found.run.config, Progress(**checkpoint.record["progress"])
-    changes = _changes(compare_length(before, planned, progress), before, identity, None)
+    progress = Progress(**checkpoint.record["progress"])
+    changes = apply_allow(compare(found.run.config, identity, planned, progress), allow=None)
     if any(change.resume.effect == "incompatible" for change in changes):
         raise RunError(f"{recorder.folder} cannot start from {text}:\n" + "\n".join(table(changes)))
     if progress.step >= planned.plan.total_steps:
@@ -260,7 +212,12 @@ def _start(
             f"{text} is at step {progress.step}, and the run would end at step "
             f"{planned.plan.total_steps}. Set more: --epochs or --max-steps."
         )
-    identity["from"] = parent.as_json()
+    parent = found.run.path
+    identity["from"] = {
+        "run": str(parent.resolve()),
+        "which": str(found.which),
+        "step": found.saved.step,
+    }
     return ResumeDecision(
         identity,
         checkpoint,
@@ -268,16 +225,6 @@ def _start(
         parent=parent,
         is_other_metric=_is_other_metric(changes),
     )
-
-
-def _changes(
-    length: ConfigChange | None,
-    before: dict[str, Any],
-    identity: dict[str, Any],
-    allow: tuple[str, ...] | None,
-) -> list[ConfigChange]:
-    changes = [] if length is None else [length]
-    return apply_allow([*changes, *compare(before, identity)], allow)
 
 
 def _is_other_metric(changes: list[ConfigChange]) -> bool:

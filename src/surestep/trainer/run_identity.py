@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from surestep.base.version import VERSION
 from surestep.engine.data.dataset import dataset_of
-from surestep.engine.data.open_source import dataset_fingerprint
+from surestep.engine.data.make_source import dataset_fingerprint
 from surestep.engine.data.stream import StreamReader, digest, fingerprint, is_stream
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.plan.system import device_name
@@ -71,11 +71,7 @@ def run_identity(origin: TaskOrigin, planned: PreparedTask) -> dict[str, Any]:
 def hash_user_modules(recipe: Any = None) -> dict[str, str]:
     """Return a hash of the file of each imported module of the user, by the module's name.
 
-    Modules of the standard library, of installed packages and of surestep are left out. The script
-    is `__main__`. A file with several names has the first.
-
-    Args:
-        recipe: the path of the recipe's file, which the identity has already.
+    The script is `__main__`. The recipe's file is left out: the identity has it already.
     """
     paths = sysconfig.get_paths()
     others = (paths["stdlib"], paths["platstdlib"], paths["scripts"], str(_SURESTEP))

@@ -86,13 +86,7 @@ class Session:
         self.incidents = NonFiniteHandler(loop, recorder, self.ensure_saved, self.print_line)
         loop.out_of_memory = partial(out_of_memory, recorder, loop)
 
-    def open(
-        self,
-        progress: NullProgress,
-        checkpoint: Path | None,
-        *,
-        finished: bool,
-    ) -> None:
+    def open(self, progress: NullProgress, checkpoint: Path | None, *, finished: bool) -> None:
         """Start the progress display; `prepare()` calls this once."""
         self._progress, self.finished = progress, finished
         if checkpoint is not None:
@@ -184,7 +178,11 @@ class Session:
         self._evaluator.check(split)
         step, average = self.state.progress.step, self._average()
         metrics = self._evaluate_weights(split, average)
-        is_raw = average is None or self._monitors_raw()
+        monitored = (self.plan.validation_metric or "").split("/")[0]
+        is_raw = average is None or (
+            self.plan.validation_weights == "both"
+            and monitored in map(raw_name, self.task.val_sets())
+        )
         measured: Literal["weights", "average"] = "weights" if is_raw else "average"
         self._recorder.event("evaluation", step=step, metrics=metrics, measured=measured)
         if split is None and not self.is_evaluated:
@@ -214,20 +212,15 @@ class Session:
     ) -> dict[str, Value]:
         """Evaluate the average, and also the weights if the Plan says so."""
         with nullcontext() if average is None else average.swapped_in():
-            metrics = self._evaluator.evaluate(split, self._notice_once)
+            metrics = raw = self._evaluator.evaluate(split, self._notice_once)
         if self.plan.validation_weights != "both":
             return metrics
-        raw = metrics
         if average is not None:
             raw = self._evaluator.evaluate(split, self._notice_once)
-        names = (name.split("/", 1) for name in raw)
-        keys = [f"{raw_name(own)}/{metric}" for own, metric in names]
-        return metrics | dict(zip(keys, raw.values(), strict=True))
-
-    def _monitors_raw(self) -> bool:
-        monitored = (self.plan.validation_metric or "").split("/")[0]
-        raw = map(raw_name, self.task.val_sets())
-        return self.plan.validation_weights == "both" and monitored in raw
+        for name, value in raw.items():
+            own, metric = name.split("/", 1)
+            metrics = metrics | {f"{raw_name(own)}/{metric}": value}
+        return metrics
 
     def evaluate_checkpoint(self, split: str, which: Which) -> dict[str, Value]:
         """Evaluate a split with the weights of a checkpoint; the model's weights are restored."""
@@ -390,16 +383,17 @@ class Session:
             self._recorder.skipped(skip, sample_indices(self.loop.loader, skip))
         for notice in self.loop.notices:
             if (text := notice()) is not None:
-                self._notice(text)
+                self.notify(text)
 
-    def _notice(self, text: str) -> None:
+    def notify(self, text: str) -> None:
+        """Print a line and write it to the events."""
         self._recorder.event("notice", step=self.state.progress.step, text=text)
         self.print_line(text)
 
     def _notice_once(self, text: str) -> None:
         if text not in self._noticed:
             self._noticed.add(text)
-            self._notice(text)
+            self.notify(text)
 
     def _check_open(self) -> None:
         if self.closed:
@@ -420,11 +414,7 @@ def _offset_positions(world: Communicator, batch: Batch) -> Batch:
 
 
 def check_train_step(plan: Plan, micro_batches: Sequence[Any]) -> None:
-    """Check that a step can be taken on custom batches.
-
-    Raises:
-        ConfigError: there are none, or the run needs those of the training data.
-    """
+    """Check that a step can be taken on custom batches: that the run needs no others."""
     if not micro_batches:
         raise ConfigError("train_step() got no micro-batches. Pass a list of at least one.")
     if plan.batch_transform is not None and plan.parallel_ranks > 1:

@@ -1,13 +1,14 @@
 """Loss spikes: reported, and if set the run goes back and skips a range of steps."""
 
 import sys
+from functools import partial
 from typing import Any
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.state.loss_spikes import LossSpike
 from surestep.engine.step.log_point import LogPoint, SkippedStep
 from surestep.record.checkpoint.discovery import list_checkpoints, step_of
-from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
+from surestep.record.checkpoint.reader import open_checkpoint
 from surestep.record.run_writer import RunWriter
 from surestep.trainer.incidents import sample_indices
 from surestep.trainer.rank_zero import open_verified, run_on_rank_zero
@@ -73,10 +74,11 @@ class SpikeWatch:
         if before.rollbacks >= limit:
             return f"max_rollbacks={limit} is used up: the run continues."
         session.saving.collect(wait=True)  # the newest checkpoint may still be written
-        checkpoint, problems = self._newest_before(spike)
+        find = partial(self._find_before, spike)
+        checkpoint, problems = run_on_rank_zero(session.loop.world, find)
         if checkpoint is None:
             return " ".join([*problems, "No checkpoint is from before it: the run continues."])
-        session.rollback(checkpoint)
+        session.rollback(open_verified(checkpoint))
         now = session.state.spikes
         now.skipped_steps, now.rollbacks = before.skipped_steps, before.rollbacks
         first, last = now.skip_after(spike)
@@ -87,26 +89,13 @@ class SpikeWatch:
         text = f"Going back to step {step}; steps {first} to {last} are skipped"
         return " ".join([*problems, f"{text} (rollback {count} of {limit})."])
 
-    def _newest_before(self, spike: LossSpike) -> tuple[CheckpointReader | None, list[str]]:
-        """Return the newest good checkpoint before a spike, and why newer ones are not good.
-
-        Rank 0 finds and verifies it; all ranks open it.
-        """
-        world = self.session.loop.world
-
-        def search() -> tuple[CheckpointReader | None, list[str]]:
-            problems: list[str] = []
-            for path in reversed(list_checkpoints(self.recorder.checkpoints)):
-                if step_of(path) < spike.step - 1:
-                    try:
-                        return open_checkpoint(path), problems
-                    except CheckpointError as error:
-                        problems.append(str(error))
-            return None, problems
-
-        return run_on_rank_zero(
-            world,
-            search,
-            encode=lambda found: (None if found[0] is None else str(found[0].path), found[1]),
-            decode=lambda values: (values[0] and open_verified(values[0]), values[1]),
-        )
+    def _find_before(self, spike: LossSpike) -> tuple[str | None, list[str]]:
+        """Verify and return the newest good checkpoint before a spike, and why newer are not."""
+        problems: list[str] = []
+        for path in reversed(list_checkpoints(self.recorder.checkpoints)):
+            if step_of(path) < spike.step - 1:
+                try:
+                    return str(open_checkpoint(path).path), problems
+                except CheckpointError as error:
+                    problems.append(str(error))
+        return None, problems

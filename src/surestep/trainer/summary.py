@@ -62,10 +62,7 @@ def summarize_run(
 def end_of_loop(loop: Loop, error: BaseException | None, *, is_manual: bool) -> tuple[str, str]:
     """Return status and reason of a run whose session closes without `end()`.
 
-    Args:
-        loop: of the session.
-        error: what left the session's block; None if it was left normally.
-        is_manual: `train_step()` was used, so only the caller knows the last step.
+    If `train_step()` was used, the run is manual: only the caller knows its last step.
     """
     step, total = loop.state.progress.step, loop.plan.total_steps
     if isinstance(error, NonFiniteError):
@@ -82,11 +79,7 @@ def end_of_loop(loop: Loop, error: BaseException | None, *, is_manual: bool) -> 
 
 
 def write_summary(recorder: RunWriter, status: str, summary: Mapping[str, Any]) -> None:
-    """Write how a run ended.
-
-    Raises:
-        StatusWriteError: status.json cannot be written.
-    """
+    """Write how a run ended; raise a StatusWriteError if status.json cannot be written."""
     recorder.event("end", status=status, **summary)
     try:
         recorder.status(status, **summary)

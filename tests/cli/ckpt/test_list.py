@@ -110,7 +110,7 @@ def test_run_without_checkpoints_is_reported(surestep, run):
     shutil.rmtree(run.checkpoints)
     answer = surestep("ckpt", "list", "r")
     assert (answer.code, answer.out) == (0, "")
-    assert answer.err.startswith("r had checkpoints, and has none now. Put one back, or start")
+    assert answer.err.startswith("r had checkpoints, and has none now. Put a copy of one back")
     assert rows(surestep) == []
     (run.path / "events.jsonl").unlink()  # no record that it has ever saved
     assert surestep("ckpt", "list", "r").err == "r has no checkpoint yet.\n"

@@ -26,7 +26,7 @@ from torch.nn import functional
 from surestep.base.errors import TaskError
 from surestep.engine.batch import map_tensors
 from surestep.engine.checks.first_batch import check_first_batch
-from surestep.engine.checks.vary import VariedModel
+from surestep.engine.checks.varied_model import VariedModel
 from surestep.engine.losses.adapt import as_loss
 from tests import tiny
 from tests.engine.losses.table import CASES as OWN
@@ -170,7 +170,7 @@ def as_mean(loss):
 
 def check(model, data, loss, autocast=PLAINLY, **options):
     options = {"model": model, "loss": loss, "train": data, **options}
-    training = tiny.train_feed(options, batch_size=64, data={"shuffle": False})
+    training = tiny.train_loader(options, batch_size=64, data={"shuffle": False})
     check_first_batch(model, training, tiny.task(**options), autocast=autocast)
 
 
@@ -478,7 +478,10 @@ def test_reduction_of_one_of_several_losses_can_be_set_to_sum(tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"reduction": "none"}, r"reduction='none' is not known\. Use 'mean' or 'sum'"),
+        (
+            {"reduction": "none", "loss": lambda outputs, targets: outputs.mean()},
+            r"reduction='none' is not known\. Use 'mean' or 'sum'",
+        ),
         ({"reduction": "sum"}, r"reduction='sum' is set, but CrossEntropyLoss brings its own"),
         ({"reduction": {"a": "sum"}}, r"reduction names several losses, and the Task has one"),
     ],

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -78,7 +80,9 @@ REFUSED = {
     "NaN inputs": (
         {"train": (spoiled(torch.nan), Y)},
         DataError,
-        r"inputs of the first batch hold 2 values that are NaN or infinite \(shape \(8, 4\)\)",
+        r"inputs of the first batch hold 2 values that are NaN or infinite \(shape \(8, 4\)\): "
+        r"training samples \[3, 4\]\. Correct them, exclude them with exclude_samples=\[3, 4\], or "
+        r"skip such a step with on_nonfinite='skip'",
     ),
     "infinite inputs": ({"train": (spoiled(torch.inf), Y)}, DataError, "NaN or infinite"),
     "NaN targets": (
@@ -262,6 +266,36 @@ def test_first_loss_far_above_guessing_causes_a_warning(tmp_path):
         UserWarning, match=r"first loss is .*guessing evenly among 3 classes .* 1\.1"
     ):
         tiny.prepare(tmp_path / "run", {"model": nn.Linear(4, 3), "train": (x, y)}).close()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"train": (spoiled(torch.nan), Y)},
+        {"train": list(zip(spoiled(torch.inf), Y, strict=True)), "loss": cross_entropy},
+        regression(torch.randn(20, 1).index_fill(0, torch.tensor([3]), torch.nan)),
+    ],
+    ids=["inputs", "custom loss", "targets"],
+)
+def test_first_batch_that_is_not_finite_is_left_to_the_step_that_skips_it(tmp_path, parts):
+    run = tiny.fit(tmp_path / "run", parts, on_nonfinite="skip", max_steps=3, **ORDERED)
+    assert run.status["status"] == "finished"
+
+
+def test_other_samples_of_a_first_batch_that_is_not_finite_are_checked(tmp_path):
+    parts = {"train": (spoiled(torch.nan), Y + 2)}
+    with pytest.raises(DataError, match="run from 2 to 4"):
+        tiny.prepare(tmp_path / "run", parts, on_nonfinite="skip", **ORDERED).close()
+
+
+def test_samples_that_the_error_names_can_be_excluded(tmp_path):
+    parts = {"train": (spoiled(torch.nan), Y)}
+    with pytest.raises(DataError, match="exclude_samples=") as caught:
+        tiny.prepare(tmp_path / "refused", parts).close()
+    listed = re.findall(r"samples=\[(.*?)\]", str(caught.value))[0]
+    assert set(map(int, listed.split(", "))) <= {3, 4}
+    run = tiny.fit(tmp_path / "run", parts, exclude_samples=[3, 4], max_steps=2)
+    assert run.status["status"] == "finished"
 
 
 def test_first_loss_of_a_resumed_run_is_not_compared_with_guessing(tmp_path):

@@ -6,7 +6,7 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import TaskError
-from surestep.engine.checks.vary import VariedModel
+from surestep.engine.checks.varied_model import VariedModel
 from tests import tiny
 from tests.engine.losses.test_model_loss import Own, own_task
 

@@ -1,4 +1,5 @@
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -35,9 +36,10 @@ def batch_of(*parts, kwargs=None):
     return Batch(tuple(micros), items, position, 0, 0, position, False)
 
 
-def transform(function, loss=None, **options):
-    said = {"counted": True, "seed": 3, "device": CPU} | options
-    return BatchTransform(function, as_loss(loss or nn.CrossEntropyLoss(), "samples"), **said)
+def transform(function, loss=None, *, counted=True, rank=0, ranks=1):
+    task = SimpleNamespace(batch_transform=function, counts_targets=lambda: counted)
+    plan = SimpleNamespace(seed=3, device=CPU, parallel_rank=rank, parallel_ranks=ranks)
+    return BatchTransform(task, as_loss(loss or nn.CrossEntropyLoss(), "samples"), plan)
 
 
 X, Y = tiny.data(7)
@@ -156,7 +158,7 @@ NAMES = [((X[:4], "a"), Y[:4]), ((X[4:], "b"), Y[4:])]
     ("parts", "message"),
     [
         (WIDE, r"shapes \(4, 4\), \(3, 9\) cannot be concatenated, .*pad to one length"),
-        (SHARED, r"4 samples holds a tensor of shape \(2,\)"),
+        (SHARED, r"4 samples with tensors of shapes \(2,\), \(2,\) cannot"),
         (NAMES, "hold different str objects"),
     ],
 )

@@ -44,7 +44,7 @@ def inputs_of(batches):
 
 def batches(parts, epoch=0, start=0, **said):
     return list(
-        tiny.train_feed({"loss": lambda o, t: o.mean(), **parts}, **said).batches(epoch, start)
+        tiny.train_loader({"loss": lambda o, t: o.mean(), **parts}, **said).batches(epoch, start)
     )
 
 
@@ -84,7 +84,7 @@ def test_start_of_an_epoch_does_not_depend_on_its_size(monkeypatch):
     cuts, cut = iter(range(LISTED + 1)), BatchLayout.micro_batches
     monkeypatch.setattr(BatchLayout, "micro_batches", lambda *batch: [next(cuts), cut(*batch)][1])
     many = {"train": Many(), "loss": lambda o, t: o.mean()}
-    found = tiny.train_feed(many, batch_size=8, data={"shuffle": False})
+    found = tiny.train_loader(many, batch_size=8, data={"shuffle": False})
     assert next(found.batches(0, 8 * 10**10)).position == 8 * 10**10
 
 
@@ -126,8 +126,8 @@ def test_collate_fn_gets_samples_of_a_dict_as_dicts():
 
 
 def test_tensors_without_collate_fn_are_sliced_in_memory():
-    assert isinstance(tiny.train_feed({}).source, InMemory)
-    assert isinstance(tiny.train_feed({"train": Rows()}).source, MapStyleSource)
+    assert isinstance(tiny.train_loader({}).source, InMemory)
+    assert isinstance(tiny.train_loader({"train": Rows()}).source, MapStyleSource)
 
 
 def test_collate_fn_of_a_dataloader_is_used():
@@ -138,16 +138,16 @@ def test_collate_fn_of_a_dataloader_is_used():
 
 def test_batch_size_of_a_dataloader_is_used_and_a_different_one_rejected():
     loader = DataLoader(Rows(), batch_size=5)
-    assert tiny.train_feed({"train": loader}, batch_size=None).layout.batch_size == 5
+    assert tiny.train_loader({"train": loader}, batch_size=None).layout.batch_size == 5
     with pytest.raises(
         ConfigError, match=r"batch_size=8, but .* is a DataLoader with batch_size=5"
     ):
-        tiny.train_feed({"train": loader}, batch_size=8)
+        tiny.train_loader({"train": loader}, batch_size=8)
 
 
 def test_workers_ignore_sigint_and_continue_loading():
     train = DataLoader(Pids(), 2, num_workers=1, prefetch_factor=1)
-    loading = tiny.train_feed({"train": train}, batch_size=None).batches(0)
+    loading = tiny.train_loader({"train": train}, batch_size=None).batches(0)
     worker = int(next(loading).micro_batches[0].targets[0])
     os.kill(worker, signal.SIGINT)
     rest = [int(batch.micro_batches[0].targets[0]) for batch in loading]
@@ -209,32 +209,32 @@ def test_named_tuple_sample_is_handled_as_a_tuple():
     )
 
 
-def val_feed(val, **said):
+def val_loader(val, **said):
     planned = tiny.plan({"val": val}, **said)
     parts = {"task": planned.task, "loss": planned.loss, "plan": planned.plan}
     return make_loader(planned.task.val, "val", **parts)
 
 
 def test_validation_is_in_order_and_ignores_drop_last():
-    found = list(val_feed(Rows(), data={"drop_last": True}).batches(0))
+    found = list(val_loader(Rows(), data={"drop_last": True}).batches(0))
     assert torch.equal(inputs_of(found), X)
 
 
 def test_validation_dataloader_with_a_custom_sampler_is_rejected():
     loader = DataLoader(Rows(), 4, sampler=torch.utils.data.SubsetRandomSampler([1, 2, 3]))
     with pytest.raises(DataError, match="custom sampler"):
-        val_feed(loader)
+        val_loader(loader)
 
 
 def test_validation_dataloader_can_have_its_own_workers():
     loader = DataLoader(Rows(), 4, num_workers=1, multiprocessing_context="spawn")
-    assert isinstance(val_feed(loader).source, MapStyleSource)
+    assert isinstance(val_loader(loader).source, MapStyleSource)
 
 
 def test_validation_batch_size_that_differs_from_the_loader_is_rejected():
     loader = DataLoader(Rows(), 4)
     with pytest.raises(ConfigError, match=r"validation\.batch_size=5"):
-        val_feed(loader, validation={"batch_size": 5})
+        val_loader(loader, validation={"batch_size": 5})
 
 
 def hide_by_torch(targets, rows):
@@ -261,7 +261,7 @@ def test_targets_changed_in_place_are_counted_again(hide, shuffle, chosen):
     x, y = tiny.data(24)
     data = TensorDataset(x, y)
     data = data if chosen is None else Subset(data, chosen)
-    training = tiny.train_feed({"train": data}, batch_size=8, data={"shuffle": shuffle})
+    training = tiny.train_loader({"train": data}, batch_size=8, data={"shuffle": shuffle})
     assert [batch.items for batch in training.batches(0)] == [8] * (len(data) // 8) + (
         [len(data) % 8] if len(data) % 8 else []
     )
@@ -278,7 +278,7 @@ def test_targets_changed_in_place_are_counted_again(hide, shuffle, chosen):
 
 def test_arrays_changed_in_place_are_counted_again():
     x, y = (each.numpy() for each in tiny.data(24))
-    training = tiny.train_feed({"train": (x, y)}, batch_size=24)
+    training = tiny.train_loader({"train": (x, y)}, batch_size=24)
     y[:10] = -100
     assert [batch.items for batch in training.batches(0)] == [14]
 
@@ -300,7 +300,7 @@ def test_items_are_counted_each_time_if_ignore_index_is_a_class():
     x, y = tiny.data(24)
     y = y % 2 + 1
     loss = torch.nn.CrossEntropyLoss(ignore_index=0)
-    training = tiny.train_feed({"train": (x, y), "loss": loss}, batch_size=24)
+    training = tiny.train_loader({"train": (x, y), "loss": loss}, batch_size=24)
     y.numpy()[:5] = 0
     assert [batch.items for batch in training.batches(0)] == [19]
 
@@ -308,6 +308,6 @@ def test_items_are_counted_each_time_if_ignore_index_is_a_class():
 def test_class_probabilities_changed_in_place_are_counted_by_shape():
     x, y = tiny.data(24)
     shares = torch.nn.functional.one_hot(y, 3).float()
-    training = tiny.train_feed({"train": (x, shares)}, batch_size=8)
+    training = tiny.train_loader({"train": (x, shares)}, batch_size=8)
     shares.fill_(1 / 3)
     assert [batch.items for batch in training.batches(0)] == [8, 8, 8]

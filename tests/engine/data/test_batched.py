@@ -36,9 +36,9 @@ def test_seed_shuffles_samples_of_equal_length():
 @pytest.mark.parametrize(
     ("lengths", "says"),
     [
-        ([3, 90, 4], "Sample 1 has 90 tokens, which is too long for max_tokens=50"),
-        ([3, 0, 4], "Sample 1 has 0 tokens, which is less than 1"),
-        ([2.7, 3.2], "lengths holds fractions"),
+        ([3, 90, 4], "Sample 1 has 90 tokens, which is not in 1 to max_tokens=50"),
+        ([3, 0, 4], "Sample 1 has 0 tokens, which is not in 1 to"),
+        ([2.7, 3.2], "one whole number of tokens for each sample"),
         ([], r"lengths has shape \(0,\)"),
         ([[1, 2]], r"lengths has shape \(1, 2\)"),
     ],
@@ -52,9 +52,9 @@ def test_invalid_lengths_for_a_token_budget_are_rejected(lengths, says):
     ("batches", "says"),
     [
         ([], "holds no batch"),
-        ([[0], []], "Batch 1 of batches is empty"),
-        ([[0, 7]], "Batch 0 of batches holds indices from 0 to 7, and the dataset has 7"),
-        ([[-1]], "indices from -1 to -1"),
+        ([[0], []], r"Batch 1 of batches holds the indices \[\]\. Pass at least one"),
+        ([[0, 7]], r"Batch 0 of batches holds the indices \[0, 7\]\. .* from 0 to 6"),
+        ([[-1]], r"indices \[-1\]"),
     ],
 )
 def test_batches_with_invalid_indices_are_rejected(batches, says):

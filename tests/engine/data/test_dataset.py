@@ -3,11 +3,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from surestep.base.errors import DataError
-from surestep.engine.data.dataloader import (
-    check_no_sampler,
-    loader_settings,
-    unsupported_loader_options,
-)
+from surestep.engine.data.dataloader import check_no_sampler, loader_settings
 from surestep.engine.data.dataset import count_samples, dataset_of, in_memory, is_mixture
 from tests import tiny
 from tests.engine.data.streams import Unsized
@@ -24,7 +20,9 @@ class Squares(Dataset):
 
 
 def test_stream_in_a_mixture_is_rejected():
-    with pytest.raises(DataError, match=r"train\['b'\] is a stream, which has no positions"):
+    with pytest.raises(
+        DataError, match=r"train\['b'\] is a stream, and datasets are mixed by the positions"
+    ):
         dataset_of({"a": Squares(), "b": Unsized()}, "train")
 
 
@@ -52,7 +50,7 @@ def test_data_that_is_not_tensors_is_not_sliced(data):
 
 @pytest.mark.parametrize("data", [None, 3])
 def test_object_that_is_not_a_dataset_is_rejected(data):
-    with pytest.raises(DataError, match=r"The val data is a \w+, which has no positions\. Give a"):
+    with pytest.raises(DataError, match=r"The val data is a \w+, and not samples\. Give a"):
         dataset_of(data, "val")
 
 
@@ -101,12 +99,12 @@ def test_several_datasets_are_concatenated():
 
 
 def test_dataloader_in_a_mixture_is_rejected():
-    with pytest.raises(DataError, match=r"train\['a'\] is a DataLoader, .* Give its dataset"):
+    with pytest.raises(DataError, match=r"train\['a'\] is a DataLoader, .* Give a dataset"):
         dataset_of({"a": DataLoader(Squares())}, "train")
 
 
 def test_dataloader_options_without_a_plan_option_are_preserved():
     loader = DataLoader(Squares(), num_workers=1, timeout=7, worker_init_fn=print)
-    assert unsupported_loader_options(loader)["timeout"] == 7
-    assert unsupported_loader_options(loader)["worker_init_fn"] is print
-    assert unsupported_loader_options(Squares()) == {}
+    source = tiny.train_loader({"train": loader}, batch_size=None).source
+    assert source._loader.timeout == 7
+    assert source._loader.worker_init_fn.args == (print,)

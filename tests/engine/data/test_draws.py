@@ -34,7 +34,7 @@ def collate(samples):
 @pytest.mark.parametrize(
     ("parts", "value", "reason"),
     [
-        ({"train": (X, Y)}, "none", "nothing is drawn"),
+        ({"train": (X, Y)}, "none", "draws no random numbers"),
         ({"train": Sized()}, "by position in the stream", "its position in the stream"),
         ({"train": Rows()}, "by position", "the same for any number of workers and any split"),
         ({"train": DataLoader(Rows(), 8)}, "by position", "any split"),

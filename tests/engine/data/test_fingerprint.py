@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import surestep
-from surestep.engine.data.open_source import LOADED, dataset_fingerprint, probe_indices
+from surestep.engine.data.make_source import LOADED, dataset_fingerprint, probe_indices
 from surestep.trainer.planning import plan_task
 from tests import tiny
 

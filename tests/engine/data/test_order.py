@@ -36,7 +36,7 @@ class Rows(Dataset):
 
 def seen(train, order=None, *, epoch=0, **said):
     """Return the inputs of an epoch in training order."""
-    read = tiny.train_feed({"train": train, "sampler": order}, **said).batches(epoch)
+    read = tiny.train_loader({"train": train, "sampler": order}, **said).batches(epoch)
     return torch.cat([micro.args[0] for batch in read for micro in batch.micro_batches])
 
 
@@ -68,7 +68,7 @@ def test_order_is_the_same_for_any_number_of_workers(workers):
 def test_length_of_an_epoch_is_the_length_of_the_sampler():
     planned = tiny.plan({"sampler": samplers.weighted([1.0] * 20, 100)})
     assert (planned.plan.steps_per_epoch, planned.plan.total_steps) == (13, 26)
-    batches = list(tiny.train_feed({"sampler": samplers.weighted([1.0] * 20, 100)}).batches(0))
+    batches = list(tiny.train_loader({"sampler": samplers.weighted([1.0] * 20, 100)}).batches(0))
     assert [batch.samples for batch in batches] == [8] * 12 + [4]
     assert [batch.ends_epoch for batch in batches] == [False] * 12 + [True]
 
@@ -99,7 +99,7 @@ def decision(parts, **said):
 @pytest.mark.parametrize(
     ("parts", "said", "expected"),
     [
-        ({}, {}, ("shuffled", "each sample once: data.shuffle", True)),
+        ({}, {}, ("shuffled", "each sample once in an epoch: data.shuffle is on", True)),
         (
             *({}, {"data": {"shuffle": False}}),
             ("sequential", "each sample once, as stored: data.shuffle is off", False),
@@ -161,7 +161,7 @@ def test_plan_reports_the_order_with_its_reason(parts, said, expected):
         (
             {"sampler": lambda seed, epoch: range(20)},
             TaskError,
-            r"order is a function.*samplers\.custom",
+            r"sampler is a function.*samplers\.custom",
         ),
         ({"sampler": samplers.mixture({"a": 1.0})}, DataError, "train is one dataset"),
     ],
@@ -202,7 +202,7 @@ def test_padding_reported_in_the_plan_is_that_of_the_batches():
     cut = {"batch_size": 8, "micro_batch_size": 4}
     words = [
         micro.args[0]
-        for batch in tiny.train_feed(parts, **cut).batches(0)
+        for batch in tiny.train_loader(parts, **cut).batches(0)
         for micro in batch.micro_batches
     ]
     share = sum(int((w == 0).sum()) for w in words) / sum(w.numel() for w in words)

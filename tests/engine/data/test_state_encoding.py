@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from surestep.engine.data.stream_state import decode_state, encode_state
+from surestep.record.checkpoint import encoding
 from surestep.record.io import dumps, parse_json
 
 VALUES = [
@@ -18,9 +19,23 @@ VALUES = [
 ]
 
 
+def saved_and_loaded(value):
+    """Return a state as a checkpoint returns it."""
+    tensors = {}
+    record = dumps(encoding.encode("state", encode_state(value), tensors))
+    return decode_state(encoding.decode_value(parse_json(record.encode()), tensors))
+
+
 @pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_state_round_trips_through_json(value):
-    assert decode_state(parse_json(dumps(encode_state(value)).encode())) == value
+def test_state_round_trips_through_a_checkpoint(value):
+    assert saved_and_loaded(value) == value
+
+
+def test_arrays_in_a_tuple_round_trip_through_a_checkpoint():
+    draws = np.random.RandomState(3)
+    again = np.random.RandomState(4)
+    again.set_state(saved_and_loaded(draws.get_state(legacy=True)))
+    assert again.random() == draws.random()
 
 
 def test_tensors_and_arrays_are_decoded_as_copies():

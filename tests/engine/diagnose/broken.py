@@ -64,10 +64,10 @@ def learned(does: Any) -> nn.Sequential:
 
 def place_of(session: Session, index: int) -> tuple[Batch, Progress]:
     """Return the first batch that contains a sample, and the progress at its start."""
-    feed = session.loop.loader
-    order = feed.epoch_order(0)
+    loader = session.loop.loader
+    order = loader.epoch_order(0)
     wanted = index if order is None else order.tolist().index(index)
-    for batch in feed.batches(0):
+    for batch in loader.batches(0):
         if wanted < batch.end:
             return batch, Progress(epoch=0, position=batch.position)
     raise AssertionError

@@ -51,7 +51,7 @@ def test_number_of_restarts_is_read_from_torchrun():
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
 def test_missing_torchrun_variable_is_named_in_the_error(name):
-    with pytest.raises(ConfigError, match=rf"not {name}\. Start with torchrun"):
+    with pytest.raises(ConfigError, match=rf"no {name}\. Start with torchrun"):
         read_launched({key: value for key, value in TORCHRUN.items() if key != name})
 
 
@@ -102,7 +102,7 @@ def test_rank_and_sizes_are_read_from_mpirun(mpi, job):
 
 @pytest.mark.parametrize("mpi", [OPEN_MPI, INTEL_MPI])
 def test_mpirun_without_a_master_address_is_rejected(mpi):
-    with pytest.raises(ConfigError, match=r"lacks MASTER_ADDR, MASTER_PORT.*mpirun -n 4 -x MASTER"):
+    with pytest.raises(ConfigError, match=r"no MASTER_ADDR, MASTER_PORT.*mpirun -n 4 -x MASTER"):
         read_launched(mpi)
 
 

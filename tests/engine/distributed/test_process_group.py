@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from torch.distributed import HashStore
@@ -62,9 +63,8 @@ def test_single_process_does_not_open_a_process_group():
         assert world.size == 1
 
 
-def barrier(store, rank, is_ending=lambda: False, start_s=0.2, pulse=lambda _: object()):
-    timeouts = GroupTimeouts(start_s, 0.2)
-    return StoreBarrier(store, rank, 2, timeouts, is_ending=is_ending, pulse=pulse)
+def barrier(store, world, start_s=0.2, pulse=lambda _: object()):
+    return StoreBarrier(store, world, GroupTimeouts(start_s, 0.2), pulse=pulse)
 
 
 class Clock:
@@ -90,14 +90,14 @@ def test_rank_0_waits_for_the_others_at_each_barrier():
     store, arrived = HashStore(), []
 
     def first():
-        waits = barrier(store, 0, start_s=5.0)
+        waits = barrier(store, Communicator(0, 2), start_s=5.0)
         for _ in range(3):
             waits.wait()
             arrived.append(time.monotonic())
 
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(first)
-        late = barrier(store, 1, start_s=5.0)
+        late = barrier(store, Communicator(1, 2), start_s=5.0)
         for count in range(3):
             time.sleep(0.05)
             assert len(arrived) == count
@@ -109,7 +109,7 @@ def test_rank_0_waits_for_the_others_at_each_barrier():
 
 def test_failing_run_waits_only_briefly_for_a_missing_rank(clock):
     world = Communicator(0, 2)
-    alone = barrier(HashStore(), 0, is_ending=lambda: world.is_failing)
+    alone = barrier(HashStore(), world)
     world.failed(ValueError("here"))
     with pytest.raises(ParallelError, match=r"timed out waiting for ranks \[1\]"):
         alone.wait()
@@ -120,25 +120,25 @@ def test_failing_run_waits_only_briefly_for_a_missing_rank(clock):
 
 def test_barrier_waits_for_a_missing_rank_until_the_timeout(clock):
     with pytest.raises(ParallelError, match=r"Rank 0 timed out waiting for ranks \[1\]"):
-        barrier(HashStore(), 0, start_s=3.0).wait()
+        barrier(HashStore(), Communicator(0, 2), start_s=3.0).wait()
     assert 3.0 <= clock.now < 3.1
 
 
 def test_barrier_times_out_early_if_a_rank_is_dead(monkeypatch, clock):
     monkeypatch.setattr(process_group, "_PULSE_S", 0.01)
     with pytest.raises(ParallelError, match=r"timed out waiting for ranks \[1\]"):
-        barrier(HashStore(), 0, start_s=3.0, pulse=lambda _: "the same").wait()
+        barrier(HashStore(), Communicator(0, 2), start_s=3.0, pulse=lambda _: "the same").wait()
     assert 1.5 <= clock.now < 1.6
 
 
 def test_late_rank_gives_up_too_and_all_pass_the_next_barrier():
-    store, ending = HashStore(), [True]
-    first, late = barrier(store, 0, is_ending=lambda: ending[0]), barrier(store, 1)
+    store, failing = HashStore(), SimpleNamespace(rank=0, size=2, is_failing=True)
+    first, late = barrier(store, failing), barrier(store, Communicator(1, 2))
     with pytest.raises(ParallelError, match="timed out waiting"):
         first.wait()
     with pytest.raises(ParallelError, match="Another rank stopped waiting"):
         late.wait()
-    ending[0], first._end = False, None
+    failing.is_failing, first._end = False, None
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(first.wait)
         late.wait()

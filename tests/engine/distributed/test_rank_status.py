@@ -113,25 +113,19 @@ def test_rank_table_starts_with_the_blocking_rank():
 
 
 @pytest.mark.parametrize(
-    ("step", "is_silent", "text"),
+    ("is_silent", "text"),
     [
-        (None, True, "no longer answers; it was starting."),
-        (5, True, "no longer answers; it was last at /home/me/data.py:12 in"),
-        (5, False, "did not arrive; it is at /home/me/data.py:12 in"),
+        (True, "no longer answers; it was last at /home/me/data.py:12 in"),
+        (False, "did not arrive; it is at /home/me/data.py:12 in"),
     ],
 )
-def test_lost_rank_is_described_with_its_last_line(step, is_silent, text):
-    found = describe_lost_rank(statuses(BUSY, steps=[step])[0], is_silent=is_silent)
+def test_lost_rank_is_described_with_its_last_line(is_silent, text):
+    found = describe_lost_rank(statuses(BUSY)[0], is_silent=is_silent)
     assert found.startswith(f"Rank 0 (n) {text}")
 
 
 def test_consecutive_ranks_are_formatted_as_a_range():
     assert format_ranks([7, 0, 2, 3, 4]) == "0, 2-4, 7"
-
-
-def test_rank_status_round_trips_through_json():
-    (found,) = statuses(BUSY).values()
-    assert RankStatus.from_json(found.to_json()) == found
 
 
 def test_stacks_start_with_the_innermost_frame():

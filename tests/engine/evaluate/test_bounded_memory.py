@@ -11,11 +11,11 @@ import resource, sys
 from pathlib import Path
 import torch
 import surestep
-from surestep.engine.metrics import spool
+from surestep.engine.metrics import row_buffer
 from surestep.record.prediction_files import open_predictions
 
 out, limit = Path(sys.argv[1]), int(sys.argv[2])
-spool.LIMIT = limit * 2**20
+row_buffer.LIMIT = limit * 2**20
 
 
 class Wide(torch.nn.Module):

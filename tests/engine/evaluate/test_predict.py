@@ -20,12 +20,12 @@ def predicted(parts=None, part="test", passes=None, watch=None, **said):
     planned = tiny.plan(parts, **said)
     task = planned.task
     data = {"test": task.test, "train": task.train, **task.val_sets()}[part]
-    feed = make_predict_loader(data, part, task=task, plan=planned.plan)
+    loader = make_predict_loader(data, part, task=task, plan=planned.plan)
     parts = {"autocast": autocast(planned.plan), "grad_off": torch.inference_mode}
     try:
-        return predict(planned.model, feed, planned.loss, passes=passes, watch=watch, **parts)
+        return predict(planned.model, loader, planned.loss, passes=passes, watch=watch, **parts)
     finally:
-        feed.close()
+        loader.close()
 
 
 def expected(x=X, net=None):
@@ -141,7 +141,7 @@ def test_output_with_one_number_per_batch_is_dropped_with_a_notice():
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda y: y.sum(0), r"output has shape \(2,\) for a batch of 8 samples.*pad all samples"),
+        (lambda y: y.sum(0), r"output has shape \(2,\) for 8 rows.*pad all samples"),
         (
             lambda y: y[:, : len(y) // 4],
             r"rows of shape \(2,\) in one batch and \(1,\) in another",
@@ -237,7 +237,7 @@ def test_targets_without_a_row_per_sample_are_dropped_with_a_notice():
     inputs = lambda batch: (batch[0], batch[1].repeat(2))  # noqa: E731
     found = predicted({"test": (X, Y), "inputs": inputs})
     assert "target" not in found.arrays
-    assert found.notices == ("target is left out: shape (16,) for a batch of 8 samples.",)
+    assert found.notices == ("target is left out: shape (16,) for 8 rows.",)
 
 
 def test_progress_is_reported_after_each_batch():

@@ -23,7 +23,7 @@ MANY = ONE_HOT | F.one_hot((Y + 1) % C, C)
 CE, BCE = "multiclass", "binary"
 LONG = (torch.ones(N, 2).long(), torch.full((N,), 2), torch.full((N,), 2))
 REFUSED = {
-    "softmax": (CE, LOGITS.softmax(1), Y, r"outputs are probabilities: .*Leave the softmax out"),
+    "softmax": (CE, LOGITS.softmax(1), Y, r"outputs are probabilities, .*Leave the softmax out"),
     "softmax of pixels": (CE, P.softmax(1), R, "outputs are probabilities"),
     "one-hot": (CE, LOGITS, ONE_HOT, r"they are one-hot, and class indices .*targets\.argmax\(1\)"),
     "one-hot bool": (CE, LOGITS, ONE_HOT.bool(), r"targets\.argmax\(1\)"),
@@ -32,13 +32,13 @@ REFUSED = {
         CE,
         LOGITS,
         MANY.double(),
-        r"several or none can hold.*losses\.multilabel\(\)",
+        r"several or none for a sample.*losses\.multilabel\(\)",
     ),
     "regression targets": (
         CE,
         LOGITS,
         5 * LOGITS,
-        r"do not add up to 1 .*surestep\.losses\.mse\(\) or huber",
+        r"add up to 1 .*surestep\.losses\.mse\(\) or huber",
     ),
     "regression targets (N,)": (
         CE,
@@ -93,7 +93,7 @@ REFUSED = {
         "multilabel",
         LOGITS,
         Y,
-        r"use surestep\.losses\.multiclass\(\); else",
+        r"class indices use surestep\.losses\.multiclass\(\)",
     ),
     "multilabel (N,)": (
         "multilabel",
@@ -112,7 +112,7 @@ REFUSED = {
         "quantile",
         LOGITS[:, :2],
         LOGITS[:, 0],
-        r"one for each of the 3 quantiles.*mae",
+        r"number for each of the 3 quantiles.*mae",
     ),
     "margin of one score": (
         "margin",
@@ -120,7 +120,12 @@ REFUSED = {
         Y,
         "compares a, b, and the model returns a tensor",
     ),
-    "margin columns": ("margin", (LOGITS[:, :1], LOGITS[:, :1]), YES, r"one by one.*squeeze\(-1\)"),
+    "margin columns": (
+        "margin",
+        (LOGITS[:, :1], LOGITS[:, :1]),
+        YES,
+        r"each \(N,\).*squeeze\(-1\)",
+    ),
     "margin of 0 and 1": ("margin", LOGITS[:, :2], YES, r"takes -1 and 1.*2 \* targets - 1"),
     "triplet of two": (
         "triplet",
@@ -132,7 +137,7 @@ REFUSED = {
         "triplet",
         (LOGITS, LOGITS, LOGITS[:3]),
         None,
-        "takes three of one shape",
+        "three embeddings have one shape",
     ),
     "contrastive of one": (
         "contrastive",
@@ -144,7 +149,7 @@ REFUSED = {
         "contrastive_pairs",
         (LOGITS, LOGITS[:, :2]),
         None,
-        "two of one shape",
+        "two embeddings have one shape",
     ),
     "no teacher": (
         "distillation",
@@ -156,7 +161,7 @@ REFUSED = {
         "distillation",
         LOGITS,
         (Y, LOGITS[:, :2]),
-        "one shape from both",
+        "logits of one shape",
     ),
     "teacher's softmax": ("distillation", LOGITS, (Y, LOGITS.softmax(1)), "Leave its softmax out"),
     "student's softmax": (
@@ -172,7 +177,7 @@ REFUSED = {
         r"class indices: use labels\.long\(\)",
     ),
     "dice of one channel": ("dice", P[:, :1], R, r"one region use targets\.unsqueeze\(1\)"),
-    "dice without channels": ("dice", P[:, 0], M[:, 0], r"Use unsqueeze\(1\) on both"),
+    "dice without channels": ("dice", P[:, 0], M[:, 0], r"use unsqueeze\(1\) on both"),
     "dice without pixels": (
         "dice",
         LOGITS,
@@ -180,13 +185,13 @@ REFUSED = {
         r"Without pixels use surestep\.losses\.multiclass\(\)",
     ),
     "dice of grey masks": ("dice", P, M * 255, "run from 0 to 255, and dice takes 0 to 1"),
-    "dice of shapes": ("dice", P, M[:, :2].double(), "Masks have the outputs' shape, indices"),
+    "dice of shapes": ("dice", P, M[:, :2].double(), "For indices use the shape"),
     "dice out of range": ("dice", P, R + 1, "run from 1 to 3"),
     "dice_bce of indices": ("dice_bce", P, R, r"For class indices use surestep\.losses\.dice_ce"),
     "dice_ce of one-hot": ("dice_ce", P, F.one_hot(R, C).movedim(-1, 1), r"targets\.argmax\(1\)"),
     "dice_ce of masks": (
         *("dice_ce", P, P.softmax(1)),
-        r"dice_ce takes class indices \(samples, height, width\). Use targets\.argmax\(1\)",
+        r"targets: indices \(N, \.\.\.\) int64. Use targets\.argmax\(1\)",
     ),
     "focal of classes": ("focal", LOGITS, LOGITS[:, :2], "each with each"),
     "focal alpha": (losses.focal(alpha=0.3), LOGITS, Y, "a number for each of 3 classes"),
@@ -195,13 +200,13 @@ REFUSED = {
         losses.next_token(class_dim=1),
         W,
         TOKENS,
-        r"takes logits \(samples, words, tokens\).*Use class_dim=-1\.",
+        r"or \(N, V, T\) with class_dim=1.*Use class_dim=-1\.",
     ),
     "classes second": (
         losses.multiclass(class_dim=-1),
         W.transpose(1, 2),
         TOKENS,
-        r"takes outputs \(samples, \.\.\., classes\).*Leave class_dim out",
+        r"\(N, \.\.\., C\) with class_dim=-1.*Leave class_dim=-1 out",
     ),
     "no token dimension": (
         "next_token",
@@ -221,7 +226,12 @@ REFUSED = {
     "ctc of one tensor": ("ctc", W, TOKENS, r"targets \(labels, input_lengths, label_lengths\)"),
     "ctc frames first": ("ctc", normal(9, N, V), SPOKEN, r"Use outputs\.transpose\(0, 1\)"),
     "ctc blank": ("ctc", normal(N, 9, V), (SPOKEN[0] * 0, FRAMES, LENGTHS), "which is the blank"),
-    "ctc class": ("ctc", normal(N, 9, 3), SPOKEN, "labels are 0 to 2, without the blank"),
+    "ctc class": (
+        "ctc",
+        normal(N, 9, 3),
+        SPOKEN,
+        "labels are 0 to 2 without 0, which is the blank",
+    ),
     "ctc frames": ("ctc", normal(N, 5, V), SPOKEN, "9 frames by its length, and .* returns 5"),
     "ctc short": (
         *("ctc", normal(N, 9, V), (SPOKEN[0], LENGTHS // 2, LENGTHS)),
@@ -277,7 +287,7 @@ REFUSED = {
     "ctc softmax": ("ctc", normal(N, 9, V).softmax(2), SPOKEN, "ctc takes logits"),
     "ctc flat labels": (
         *("ctc", normal(N, 9, V), (SPOKEN[0].flatten(), FRAMES, LENGTHS)),
-        r"labels have shape \(28,\), and ctc takes \(samples, positions\)",
+        r"of shape \(28,\), and ctc takes integers \(samples, positions\)",
     ),
     "ctc float labels": (
         *("ctc", normal(N, 9, V), (SPOKEN[0].double(), FRAMES, LENGTHS)),

@@ -168,7 +168,7 @@ def test_plan_reports_each_loss_with_its_weight_and_divisor():
     assert "read from the 20 training samples" in reason
     assert reason.endswith("kind: divided by targets that are not ignored")
     counts = torch.bincount(PLACES[PLACES != 255], minlength=3)
-    weights = planned.loss.components[0].loss.module.weight
+    weights = planned.loss.components[0].loss.module.weights
     torch.testing.assert_close(weights, (counts.sum() / (3 * counts)).to(weights))
 
 
@@ -262,7 +262,7 @@ def test_balanced_weights_come_from_all_samples_in_an_overfit_check():
     assert isinstance(learned, dict)
     counts = torch.bincount(PLACES[PLACES != 255], minlength=3)
     torch.testing.assert_close(
-        learned["mask"].weight.double(), counts.sum() / (3 * counts.double())
+        learned["mask"].weights.double(), counts.sum() / (3 * counts.double())
     )
     assert loss["mask"].needs_targets
     assert learned["kind"] is BOTH["kind"]

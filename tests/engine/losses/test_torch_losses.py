@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from surestep.engine.losses.adapt import as_loss
+from surestep.engine.losses.base import FirstBatch
 from surestep.engine.losses.torch_losses import FUNCTIONS, KNOWN
 from tests.engine.losses.table import FRAMES, LENGTHS, SPOKEN, WEIGHT, N, indices, normal, rows
 
@@ -88,3 +89,15 @@ def test_torch_loss_with_sum_reduction_is_not_divided():
     assert not loss.divides
     summed = nn.CTCLoss(reduction="sum")(FRAMES_OUT.transpose(0, 1), SPOKEN[0], FRAMES, LENGTHS)
     torch.testing.assert_close(total, summed, rtol=1e-12, atol=0)
+
+
+def test_complex_outputs_of_l1_loss_are_accepted():
+    check = as_loss(nn.L1Loss(), "samples").check
+    assert check is not None
+    check(FirstBatch(torch.complex(LOGITS, LOGITS), LOGITS))
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, lambda weight: nn.Parameter(weight, False)])
+def test_class_weights_of_torch_are_counted_as_they_are(kind):
+    loss = as_loss(nn.CrossEntropyLoss(weight=kind(torch.tensor([-1.0, 2.0]))), "samples")
+    assert loss.items(None, torch.tensor([0, 1, 1])) == 3.0

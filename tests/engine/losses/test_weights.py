@@ -59,9 +59,9 @@ def planned(train, loss=BALANCED, outputs=3, **said):
     ids=["tensors", "ignored", "dict", "dataset", "subset"],
 )
 def test_balanced_weights_equal_those_of_sklearn(train, targets):
-    weight = planned(train).loss.module.weight
+    weight = planned(train).loss.module.weights
     torch.testing.assert_close(weight, sklearns(targets), rtol=1e-15, atol=0)
-    assert BALANCED.weight is None  # weights from one Task's data stay in that Task
+    assert BALANCED.weights is None  # weights from one Task's data stay in that Task
 
 
 def test_reading_the_targets_preserves_the_random_state():
@@ -82,7 +82,7 @@ def test_reading_the_targets_preserves_the_random_state():
     ids=["binary", "multilabel"],
 )
 def test_balanced_pos_weight_is_zeros_divided_by_ones(loss, targets, expected):
-    found = planned((X, targets), loss, outputs=targets.shape[1]).loss.module.pos_weight
+    found = planned((X, targets), loss, outputs=targets.shape[1]).loss.module.weights
     ones = targets.sum(0).double()
     wanted = (55 - ones) / ones
     torch.testing.assert_close(found.reshape(-1), wanted, rtol=1e-15, atol=0)
@@ -91,7 +91,7 @@ def test_balanced_pos_weight_is_zeros_divided_by_ones(loss, targets, expected):
 def test_ignored_labels_do_not_count_for_balanced_pos_weight():
     loss = surestep.losses.binary(pos_weight="balanced", ignore_index=-1)
     targets = torch.tensor([[1.0], [0.0], [-1.0], [0.0]])
-    assert planned((X[:4], targets), loss, outputs=1).loss.module.pos_weight == 2
+    assert planned((X[:4], targets), loss, outputs=1).loss.module.weights == 2
 
 
 def test_plan_reports_the_samples_read_for_the_weights_and_the_divisor():
@@ -147,7 +147,7 @@ def test_resumed_run_has_the_same_balanced_weights(tmp_path):
 def test_class_weights_move_to_the_device_and_items_stay_on_the_host():
     loss = as_loss(surestep.losses.multiclass(weight=[1.0, 2.0, 3.0]), "samples")
     loss.to(torch.device("meta"))
-    assert loss.module.weight.device.type == "meta"
+    assert loss.module.weights.device.type == "meta"
     assert loss.items(None, torch.tensor([0, 2])) == 4
     assert list(loss.module.parameters()) == []
     assert loss.module.state_dict() == {}

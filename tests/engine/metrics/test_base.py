@@ -199,9 +199,9 @@ class NoReset(Halfway):
     [
         (Counting, r"metrics\['m'\]=Counting is a class. Write Counting\(\)"),
         (torchmetrics.MeanMetric, "Write MeanMetric()"),
-        (Halfway(), r"metrics\['m'\] is a Halfway, which has compute and lacks update and reset"),
-        (NoReset(), "lacks reset"),
-        (3, r"metrics\['m'\] is a int, not a function"),
+        (Halfway(), r"metrics\['m'\] is a Halfway, which is not a function"),
+        (NoReset(), "NoReset, which is not .* an object with update, compute and reset"),
+        (3, r"metrics\['m'\] is a int, which is not a function"),
     ],
 )
 def test_object_that_is_not_a_metric_is_rejected_with_what_it_lacks(metric, words):

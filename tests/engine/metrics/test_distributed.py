@@ -4,12 +4,12 @@ import torchmetrics
 
 from surestep.base.errors import TaskError
 from surestep.engine.distributed.communicator import ALONE
-from surestep.engine.metrics.distributed import check_metrics, sync_metrics
+from surestep.engine.metrics.base import check_metrics_of_ranks, sync_metrics
 from tests.multi_rank.training_kinds import Averaged, Own, Spread
 
 
 def test_metrics_with_reducible_states_are_accepted_on_several_ranks():
-    check_metrics(
+    check_metrics_of_ranks(
         {
             "f1": torchmetrics.F1Score("multiclass", num_classes=3),
             "pearson": torchmetrics.PearsonCorrCoef(),
@@ -25,7 +25,7 @@ def test_metrics_with_reducible_states_are_accepted_on_several_ranks():
 )
 def test_metric_that_cannot_be_reduced_over_ranks_is_rejected_by_name(metric, words):
     with pytest.raises(TaskError, match=words):
-        check_metrics({"own": metric})
+        check_metrics_of_ranks({"own": metric})
 
 
 def test_metric_of_a_single_process_is_computed_without_synchronization():

@@ -11,7 +11,7 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import TaskError
-from surestep.engine.metrics import spool
+from surestep.engine.metrics import row_buffer
 from tests import tiny
 
 X, Y = tiny.data(103, seed=5)
@@ -42,7 +42,7 @@ def evaluated(folder, metrics, size=8, **parts):
 @pytest.mark.parametrize("size", [1, 7, 32, 200])
 def test_whole_set_metric_is_computed_over_all_predictions(tmp_path, monkeypatch, size, limit):
     if limit is not None:
-        monkeypatch.setattr(spool, "LIMIT", limit)
+        monkeypatch.setattr(row_buffer, "LIMIT", limit)
     whole = {name: surestep.whole_set(function) for name, function in FUNCTIONS.items()}
     # In fp64, since a matrix product in fp32 is rounded differently at another batch size.
     x, model = X.double(), tiny.model().double()
@@ -136,7 +136,7 @@ def test_higher_is_better_sets_the_mode_of_a_whole_set_metric(tmp_path):
         ),
         (
             lambda: surestep.whole_set(f1, preprocess=lambda o, t: (o, t[1:])),
-            r"a tensor with shape \(7,\) where there are 8 rows",
+            r"a tensor with shape \(7,\) for 8 rows",
         ),
         (lambda: surestep.whole_set(lambda outputs: 0.0), "fails on all 8 rows.*TypeError"),
     ],

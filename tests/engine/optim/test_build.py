@@ -75,7 +75,7 @@ def test_head_tied_to_an_embedding_has_no_weight_decay():
 
 def built(planned):
     groups = make_param_groups(planned.model, planned.plan)
-    return build_optimizer(planned.plan, planned.task, planned.model, groups)
+    return build_optimizer(planned.plan, planned.task.optimizer, planned.model, groups)
 
 
 def groups_of(model, **said):
@@ -176,7 +176,7 @@ def test_optimizer_that_cannot_be_built_or_stepped_is_rejected_with_a_fix(make, 
 def named(**optim):
     planned = tiny.plan(optim=optim)
     groups = make_param_groups(planned.model, planned.plan)
-    return build_optimizer(planned.plan, planned.task, planned.model, groups)
+    return build_optimizer(planned.plan, planned.task.optimizer, planned.model, groups)
 
 
 def test_lbfgs_has_one_group_in_the_order_of_the_model():
@@ -212,7 +212,7 @@ def test_lr_multiples_beside_muon_apply_to_adamw_lr():
         },
     )
     groups = make_param_groups(planned.model, planned.plan)
-    optimizer = build_optimizer(planned.plan, planned.task, planned.model, groups)
+    optimizer = build_optimizer(planned.plan, planned.task.optimizer, planned.model, groups)
     names = {id(each): name for name, each in planned.model.named_parameters()}
     rates = {
         names[id(each)]: group["lr"] for group in optimizer.param_groups for each in group["params"]
@@ -270,7 +270,7 @@ def test_weight_decay_of_a_sparse_embedding_is_rejected(name, sentence):
     planned = tiny.plan(parts, optim={"name": name, "groups": ("0.* decay=0.1",)})
     groups = make_param_groups(planned.model, planned.plan)
     with pytest.raises(ConfigError, match=rf"says a decay of 0\.1 for .*{sentence}"):
-        build_optimizer(planned.plan, planned.task, planned.model, groups)
+        build_optimizer(planned.plan, planned.task.optimizer, planned.model, groups)
 
 
 class WithoutLR(torch.optim.Optimizer):

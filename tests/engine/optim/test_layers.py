@@ -84,7 +84,6 @@ MODELS = {
     ),
     "gpt": (Gpt, GPT),
     "tied": (lambda: Gpt(tied=True), ["(itself) token", "blocks.0", "blocks.1", "norm"]),
-    "compiled": (lambda: torch.compile(Gpt(), backend="eager"), GPT),
     "cnn class": (Cnn, CNN),
     "wrapper": (Wrapper, [" ".join(f"net.{part}" for part in each.split()) for each in CNN]),
     "vgg": (Vgg, ["features.0 features.1", "features.2", "classifier.0", "classifier.2"]),

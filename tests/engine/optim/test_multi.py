@@ -83,7 +83,7 @@ def test_plan_gives_reasons_for_each_optimizer():
     plan = planned.plan
     assert plan.reason("optimizers.shared.optim.lr") == "set in Python"
     assert plan.reason("optimizers.critic.optim.name") == "the Task brings its optimizer"
-    assert plan.guard == "reading"
+    assert plan.guard == "host"
     assert "(critic)" in plan.reason("guard")
     assert not [each for each in plan.decisions if each.option.startswith("optim.")]
     own = [each for each in plan.decisions if each.option.startswith("optimizers.")]
@@ -119,7 +119,7 @@ def test_parameter_not_in_exactly_one_optimizer_is_rejected(optimizers, sentence
         ({"val": (torch.zeros(4, 4),)}, "no loss to measure"),
         ({"optimizers": {"a/b": surestep.Optim()}}, "cannot be called 'a/b'"),
         ({"optimizers": {"a": 3}}, r"optimizers\['a'\] is a int"),
-        ({"items": "tokens"}, "items='tokens' takes targets"),
+        ({"items": "tokens"}, "items='tokens' is not known. Use 'samples'"),
     ],
 )
 def test_invalid_combination_for_a_manual_step_is_rejected(parts, sentence):

@@ -7,7 +7,6 @@ import torch
 import surestep
 from surestep.config.optim import BUILT_IN, OF_ALL, Optim
 from surestep.engine.optim.registry import BUILT_IN as OPTIMIZERS
-from surestep.engine.optim.registry import optimizers_with
 from tests.needs import needs
 
 # Arguments of a class that are not its own options, and how they are set here.
@@ -80,10 +79,6 @@ def test_optimizer_page_matches_the_registry():
         + " |"
         for name, each in OPTIMIZERS.items()
     ]
-
-
-def test_optimizers_with_an_option_are_listed():
-    assert optimizers_with("momentum") == ["muon", "rmsprop", "sgd"]
 
 
 FUSED = [name for name, each in OPTIMIZERS.items() if "fused" in each.signature]

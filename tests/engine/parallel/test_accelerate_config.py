@@ -22,9 +22,9 @@ SAID = {
 }
 
 
-def planned(config: AccelerateConfig, facts=tiny.TWO_GPUS, **options: object) -> Plan:
+def planned(config: AccelerateConfig, system=tiny.TWO_GPUS, **options: object) -> Plan:
     launched = LaunchInfo(size=2, local_size=2, launcher="accelerate launch")
-    known = replace(facts, launched=launched, accelerate=config, extras=("accelerate",))
+    known = replace(system, launched=launched, accelerate=config, extras=("accelerate",))
     return resolve(Config.from_options({"epochs": 1, **options}), known, tiny.GIVEN)
 
 

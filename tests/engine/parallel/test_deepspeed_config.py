@@ -15,7 +15,7 @@ from tests.tiny import TWO_GPUS
 
 SAID = {**ZERO, "batch_size": 16, "micro_batch_size": 4, "max_grad_norm": 0.5, "optim.lr": 0.01}
 ON_GPUS = {
-    "facts": lambda: replace(TWO_GPUS, launched=MANY["facts"]().launched, extras=("deepspeed",))
+    "system": lambda: replace(TWO_GPUS, launched=MANY["system"]().launched, extras=("deepspeed",))
 }
 # As in the guides of transformers, without the optimizer and scheduler types.
 HF = {
@@ -38,9 +38,9 @@ HF = {
 }
 
 
-def made(own: Any = None, facts: dict[str, Any] = MANY, **more: Any) -> dict[str, Any]:
+def made(own: Any = None, system: dict[str, Any] = MANY, **more: Any) -> dict[str, Any]:
     keys = {} if own is None else {"parallel.deepspeed": own}
-    return dict(plan_of({**SAID, **keys, **more}, **facts).parallel_deepspeed)
+    return dict(plan_of({**SAID, **keys, **more}, **system).parallel_deepspeed)
 
 
 def test_configuration_follows_from_the_plan():
@@ -59,7 +59,7 @@ def test_uneven_batch_size_is_not_passed():
 
 def test_fp16_has_the_loss_scale_of_the_plan():
     options = {"precision": "fp16", "scaler.init_scale": 1024.0, "scaler.growth_interval": 7}
-    found = made(facts=ON_GPUS, **options)
+    found = made(system=ON_GPUS, **options)
     assert found["fp16"]["initial_scale_power"] == 10
     assert found["fp16"]["loss_scale_window"] == 7
 

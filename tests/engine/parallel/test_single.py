@@ -19,7 +19,7 @@ def single(model=None, optimizer=None, **options):
     planned = tiny.plan({"model": model or tiny.model(), "optimizer": optimizer}, **options)
     groups = make_param_groups(planned.model, planned.plan)
     made = build_optimizer(
-        planned.plan, planned.task, planned.model, groups, SingleProcessStrategy.make_optimizer
+        planned.plan, optimizer, planned.model, groups, SingleProcessStrategy.make_optimizer
     )
     state = State(planned.model, {WHOLE: made}, grad_scaler(planned.plan))
     return SingleProcessStrategy(planned.plan, state), state

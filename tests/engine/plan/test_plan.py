@@ -49,9 +49,9 @@ def test_plan_fields_are_its_decisions():
     assert plan.optim_options == {"betas": (0.5, 0.6), "eps": 1e-8, "amsgrad": False}
 
 
-@pytest.mark.parametrize(("facts", "on_gpu"), [(FACTS, False), (GPU, True)])
-def test_on_gpu_follows_the_planned_device(facts, on_gpu):
-    found = known(device=decide(facts=facts).device)
+@pytest.mark.parametrize(("system", "on_gpu"), [(FACTS, False), (GPU, True)])
+def test_on_gpu_follows_the_planned_device(system, on_gpu):
+    found = known(device=decide(system=system).device)
     assert (found.on_gpu, found.device) == (on_gpu, "cuda" if on_gpu else "cpu")
 
 

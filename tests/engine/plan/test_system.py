@@ -4,21 +4,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from surestep.engine.plan.system import read_facts
+from surestep.engine.plan.system import read_system
 
 
-def test_system_facts_are_read():
-    facts = read_facts()
-    assert facts.torch_version == torch.__version__
-    assert facts.cpus >= 1
-    assert facts.threads == torch.get_num_threads()
-    assert len(facts.cuda_devices) == len(facts.cuda_memory)
+def test_system_is_read():
+    system = read_system()
+    assert system.torch_version == torch.__version__
+    assert system.cpus >= 1
+    assert system.threads == torch.get_num_threads()
+    assert len(system.cuda_devices) == len(system.cuda_memory)
 
 
 def test_no_bf16_without_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    facts = read_facts()
-    assert (facts.cuda_devices, facts.bf16_native, facts.tf32) == ((), False, False)
+    system = read_system()
+    assert (system.cuda_devices, system.bf16_native, system.tf32) == ((), False, False)
 
 
 def gpus(monkeypatch, *generations):
@@ -29,7 +29,7 @@ def gpus(monkeypatch, *generations):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(cards))
     monkeypatch.setattr(torch.cuda, "get_device_properties", cards.__getitem__)
-    return read_facts()
+    return read_system()
 
 
 def test_bf16_is_native_only_if_all_gpus_support_it(monkeypatch):
@@ -72,12 +72,12 @@ def test_single_visible_gpu_is_own_only_if_the_launcher_set_it(
 
 def test_display_follows_stderr(monkeypatch):
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: True))
-    assert read_facts().display == "terminal"
+    assert read_system().display == "terminal"
     monkeypatch.setattr(sys, "stderr", None)
-    assert read_facts().display == "none"
+    assert read_system().display == "none"
 
 
 def test_notebook_is_detected_by_its_kernel(monkeypatch):
     shell = SimpleNamespace(config={"IPKernelApp": {}})
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    assert read_facts().display == "notebook"
+    assert read_system().display == "notebook"

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
+from surestep.engine.batch import tensor_bytes
 from surestep.engine.model.layers import blocks_of
 from surestep.engine.profile.memory_estimate import (
     MemoryEstimate,
     RankMemory,
     estimate_rank_memory,
     sharded_bytes,
-    tensor_bytes,
 )
 from tests.needs import needs
 

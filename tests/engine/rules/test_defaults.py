@@ -15,7 +15,7 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
 
 
 @pytest.mark.parametrize(
-    ("option", "options", "facts", "given", "value", "reason"),
+    ("option", "options", "system", "given", "value", "reason"),
     [
         ("device", {}, GPU, GIVEN, torch.device("cuda"), "this machine has H200"),
         ("device", {}, FACTS, GIVEN, torch.device("cpu"), "no CUDA device here"),
@@ -91,13 +91,13 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
             *("checkpoint.weights", {"checkpoint.weights": "all"}, FACTS),
             *(replace(GIVEN, adapters=True), "all", "set in Python"),
         ),
-        ("activation_checkpointing", {}, FACTS, GIVEN, "off", "nothing is computed twice"),
+        ("activation_checkpointing", {}, FACTS, GIVEN, "off", "activations stay in memory"),
         ("steps_per_epoch", {}, FACTS, GIVEN, 2, "100 samples in batches of 64"),
         ("steps_per_epoch", {"data.drop_last": True}, FACTS, GIVEN, 1, "100 samples in"),
         ("total_steps", {"epochs": 2.5}, FACTS, GIVEN, 5, "2.5 epochs of 2 steps"),
         ("total_steps", {"epochs": None, "max_steps": 9}, FACTS, GIVEN, 9, "set "),
         ("optim.name", {}, FACTS, replace(GIVEN, own_optimizer=True), "own", "the Task brings"),
-        ("optim.implementation", {}, FACTS, GIVEN, "fused", "torch has it for cpu"),
+        ("optim.implementation", {}, FACTS, GIVEN, "fused", "one kernel updates everything on cpu"),
         (
             "optim.implementation",
             {},
@@ -134,43 +134,43 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
             "foreach",
             "torch has no fused",
         ),
-        ("guard", {"optim.name": "radam"}, FACTS, GIVEN, "reading", "this optimizer cannot"),
-        ("guard", {"optim.name": "lbfgs"}, FACTS, GIVEN, "searching", "the host reads each"),
+        ("guard", {"optim.name": "radam"}, FACTS, GIVEN, "host", "this optimizer cannot"),
+        ("guard", {"optim.name": "lbfgs"}, FACTS, GIVEN, "line_search", "the host reads each"),
         (
             *("guard", {"optim.name": "sgd", "optim.momentum": 0.9, "optim.dampening": 0.1}),
-            *(FACTS, GIVEN, "reading", "with dampening"),
+            *(FACTS, GIVEN, "host", "with dampening"),
         ),
         ("max_grad_norm", {"optim.name": "lbfgs"}, FACTS, GIVEN, None, "L-BFGS learns from"),
         ("optim.weight_decay", {"optim.name": "sgd"}, FACTS, GIVEN, 0.0, "torch's default"),
         ("max_grad_norm", {}, FACTS, GIVEN, 1.0, "limits the effect of one bad batch"),
         ("max_grad_norm", {"max_grad_norm": "off"}, FACTS, GIVEN, None, "off, set in Python"),
         ("max_grad_norm", {"clip_value": 1.0}, FACTS, GIVEN, None, "clip_value clips instead"),
-        ("guard", {}, FACTS, GIVEN, "sticky", "kept on the device"),
-        ("guard", {"precision": "bf16"}, FACTS, GIVEN, "sticky", "kept on the device"),
-        ("guard", {"precision": "fp16"}, FACTS, GIVEN, "scaled", "fp16 may overflow"),
+        ("guard", {}, FACTS, GIVEN, "device", "the device skips a bad step"),
+        ("guard", {"precision": "bf16"}, FACTS, GIVEN, "device", "the device skips a bad step"),
+        ("guard", {"precision": "fp16"}, FACTS, GIVEN, "grad_scaler", "fp16 may overflow"),
         (
             *("guard", {"parallel.strategy": "fsdp", "parallel.offload": "all"}, GPUS, GIVEN),
-            *("reading", "parallel.offload keeps gradients and optimizer on the host"),
+            *("host", "parallel.offload keeps gradients and optimizer on the host"),
         ),
-        ("guard", {"on_nonfinite": "skip"}, FACTS, GIVEN, "reading", "the host has to count"),
+        ("guard", {"on_nonfinite": "skip"}, FACTS, GIVEN, "host", "the host counts"),
         (
             "guard",
             {},
             FACTS,
             replace(GIVEN, own_optimizer=True),
-            "reading",
+            "host",
             "this optimizer cannot",
         ),
-        ("guard", {}, FACTS, replace(GIVEN, floating=False), "reading", "this optimizer cannot"),
+        ("guard", {}, FACTS, replace(GIVEN, floating=False), "host", "this optimizer cannot"),
         (
             "max_nonfinite_steps",
             {"on_nonfinite": "skip"},
             FACTS,
             GIVEN,
             100,
-            "more is not bad luck",
+            "after 100 skipped steps",
         ),
-        ("validation.metric", {}, FACTS, VALIDATED, "val/loss", "what is trained on"),
+        ("validation.metric", {}, FACTS, VALIDATED, "val/loss", "the loss that is trained on"),
         ("validation.metric", {}, FACTS, GIVEN, None, "no validation data"),
         (
             *("validation.metric", {"validation.metric": "accuracy"}, FACTS, VALIDATED),
@@ -188,8 +188,8 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
         ("logging.progress", {}, FACTS, GIVEN, "plain", "no terminal here"),
     ],
 )
-def test_unset_option_is_decided_by_its_rule(option, options, facts, given, value, reason):
-    found = decide(options, facts, given)
+def test_unset_option_is_decided_by_its_rule(option, options, system, given, value, reason):
+    found = decide(options, system, given)
     decision = next(each for each in found.decisions if each.option == option)
     assert decision.value == value
     assert found.reason(option).startswith(reason)

@@ -25,13 +25,13 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("facts", [FACTS, GPU, OLD_GPU], ids=["cpu", "gpu", "old gpu"])
+@pytest.mark.parametrize("system", [FACTS, GPU, OLD_GPU], ids=["cpu", "gpu", "old gpu"])
 @pytest.mark.parametrize(
     "given",
     [GIVEN, LOADED, VALIDATED, replace(GIVEN, own_optimizer=True), replace(GIVEN, is_stream=True)],
 )
-def test_every_decision_has_a_reason(facts, given):
-    found = decide({}, facts, given)
+def test_every_decision_has_a_reason(system, given):
+    found = decide({}, system, given)
     decided = [each.option for each in found.decisions]
     assert decided == [option for option in plan_options() if option in decided]
     every_option = {option for known in OPTIMIZERS.values() for option in known.options}

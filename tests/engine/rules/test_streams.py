@@ -13,7 +13,7 @@ SWA = {**STEPS, "average.kind": "swa"}
 
 
 @pytest.mark.parametrize(
-    ("option", "options", "facts", "given", "value", "reason"),
+    ("option", "options", "system", "given", "value", "reason"),
     [
         ("data.shuffle", STEPS, FACTS, UNSIZED, False, "a stream has its own order"),
         ("data.shuffle", {}, FACTS, SIZED, False, "a stream has its own order"),
@@ -43,9 +43,9 @@ SWA = {**STEPS, "average.kind": "swa"}
     ],
 )
 def test_unset_option_of_a_stream_is_decided_by_its_rule(
-    option, options, facts, given, value, reason
+    option, options, system, given, value, reason
 ):
-    found = decide(options, facts, given)
+    found = decide(options, system, given)
     assert next(each.value for each in found.decisions if each.option == option) == value
     assert found.reason(option).startswith(reason)
 
@@ -56,7 +56,11 @@ def test_unset_option_of_a_stream_is_decided_by_its_rule(
         ({"epochs": 3.0}, UNSIZED, r"epochs=3 needs a length .* Set max_steps=1000"),
         ({"epochs": None}, UNSIZED, r"The length of the run is not set"),
         ({"data.shuffle": True}, SIZED, r"with positions.* Use data\.shuffle_buffer=1000"),
-        ({"data.shuffle_buffer": 5}, GIVEN, r"shuffle_buffer=5 is for .* Use data\.shuffle=True"),
+        (
+            {"data.shuffle_buffer": 5},
+            GIVEN,
+            r"shuffle_buffer=5 requires a stream .* Use data\.shuffle=True",
+        ),
         ({**STEPS, "schedule.warmup": "1 epoch"}, UNSIZED, r"'1 epoch' has no length in steps"),
         ({**STEPS, "schedule.interval": "2 epochs"}, UNSIZED, r"'2 epochs' has no length in steps"),
         ({**STEPS, "validation.every": "0.5 epochs"}, UNSIZED, r"validation\.every='0.5 .* whole"),

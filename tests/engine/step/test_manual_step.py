@@ -45,10 +45,6 @@ def misspells_the_optimizer(manual_step):
     train_pass(manual_step, "aa")
 
 
-def asks_for_the_model(manual_step):
-    manual_step.models["model"](torch.zeros(1))
-
-
 def leaves_the_loop_early(manual_step):
     for micro in manual_step.micro_batches("a"):
         manual_step.backward(manual_step.models["a"](micro.args[0]).mean(), micro)
@@ -112,10 +108,6 @@ def clips_twice(manual_step):
         (does_nothing, r"updated nothing.*Known: a, b"),
         (steps_without_gradients, r"no gradients of 'a' to step by"),
         (misspells_the_optimizer, r"no optimizer called 'aa'.*'a'"),
-        (
-            asks_for_the_model,
-            r"no 'model'\. .*: 'a', 'b'\. The model itself is manual_step\.model\.",
-        ),
         (leaves_the_loop_early, r"gradients of 1 of the 3 micro-batches"),
         (forgets_a_backward, r"gradients of 2 of the 3 micro-batches"),
         (calls_backward_outside_the_loop, r"Call it within that loop"),

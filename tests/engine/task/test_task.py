@@ -13,7 +13,10 @@ X, Y = tiny.data()
         ({"loss": 3}, r"loss is a int, not a callable\. Give nn\.CrossEntropyLoss\(\)"),
         ({"loss": "hubber"}, r"loss='hubber' is not a loss\. Did you mean 'huber'"),
         ({"model": "resnet"}, r"model is a str\. Give an nn\.Module or a function"),
-        ({"metrics": {"a": 3}}, r"metrics\['a'\] is a int, not a function of \(outputs, targets\)"),
+        (
+            {"metrics": {"a": 3}},
+            r"metrics\['a'\] is a int, which is not a function of \(outputs, targets\)",
+        ),
         ({"metrics": {"loss": max}}, r"A metric cannot be called 'loss'\. Choose another name"),
         ({"metrics": {"val/a": max}}, r"A metric cannot be called 'val/a'"),
         ({"val": {"train": (X, Y)}}, r"called 'train'"),

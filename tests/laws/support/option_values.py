@@ -11,7 +11,7 @@ import surestep
 from surestep.config.duration import Duration
 from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.engine.plan.specs import ExcludedSamples
-from surestep.engine.plan.system import read_facts
+from surestep.engine.plan.system import read_system
 from tests.laws.support.tasks import mlp, rows
 
 SAMPLES = 50
@@ -83,8 +83,10 @@ def of_curve(
     return of_schedule(name, value, "curve_options.", planned, otherwise, **along)
 
 
-MANY = {"facts": lambda: replace(read_facts(), launched=LaunchInfo(rank=1, size=2, local_size=2))}
-EIGHT = {"facts": lambda: replace(read_facts(), launched=LaunchInfo(rank=1, size=8, local_size=4))}
+MANY = {"system": lambda: replace(read_system(), launched=LaunchInfo(rank=1, size=2, local_size=2))}
+EIGHT = {
+    "system": lambda: replace(read_system(), launched=LaunchInfo(rank=1, size=8, local_size=4))
+}
 FSDP = {"parallel.strategy": "fsdp"}
 ONLY_VALUE = (
     "device",

@@ -28,15 +28,15 @@ class Scaled(nn.Linear):
         self.scale = nn.Parameter(torch.tensor(1.5))
 
 
-HERE = {"facts": MANY["facts"]}
-BARE = {"facts": lambda: replace(MANY["facts"](), extras=())}
+HERE = {"system": MANY["system"]}
+BARE = {"system": lambda: replace(MANY["system"](), extras=())}
 ZERO = {"parallel.strategy": "deepspeed"}
 WHOLE = {**ZERO, "parallel.zero_stage": 0}
 CUT = {**ZERO, "parallel.zero_stage": 3}
 OWN_STEP: dict[str, Any] = {"loss": None, "step": lambda manual_step: None}
 LEARNERS = {name: surestep.OptimizerSpec(optim=surestep.Optim(name="sgd")) for name in ("0", "1")}
 SEVERAL = OWN_STEP | {"optimizers": LEARNERS}
-COMPILED = {"facts": lambda: replace(MANY["facts"](), compiler=True)}
+COMPILED = {"system": lambda: replace(MANY["system"](), compiler=True)}
 
 DEEPSPEED: list[Case] = [
     (ZERO, {}, "torchrun --nproc-per-node 2"),

@@ -10,11 +10,21 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchmetrics.classification import MulticlassConfusionMatrix
 
 import surestep
-from surestep.config.option import PROCESSES, VAL_DATA, is_met
+from surestep.config.option import (
+    BLOCKS,
+    CONVOLUTIONS,
+    INDICES,
+    MODEL_FUNCTION,
+    OUR_STEP,
+    PROCESSES,
+    STREAM,
+    VAL_DATA,
+    is_met,
+)
 from surestep.engine.allocator import Allocator
 from surestep.engine.distributed.launcher_env import AccelerateConfig, LaunchInfo
 from surestep.engine.optim.registry import BUILT_IN as OPTIMIZERS
-from surestep.engine.plan.system import SystemInfo, read_facts
+from surestep.engine.plan.system import SystemInfo, read_system
 from surestep.engine.rules.requirements import requirements_of
 from surestep.engine.schedule.registry import BUILT_IN as SCHEDULES
 from tests.laws.support.detector import Detector, Images, Recall, collate
@@ -58,11 +68,11 @@ class Table(nn.Module):
 
 def without(**lacking: Any) -> Callable[[], SystemInfo]:
     """Describe this machine with some features replaced."""
-    return lambda: replace(read_facts(), **lacking)
+    return lambda: replace(read_system(), **lacking)
 
 
 VAL = {"val": rows(20)}
-MPS = {"facts": without(mps=True)}
+MPS = {"system": without(mps=True)}
 OWN = {"optimizer": lambda groups: torch.optim.RMSprop(groups, lr=1e-3)}
 OWN_STEP = {"model": nn.BatchNorm1d(10), "loss": None, "step": lambda manual_step: None}
 LOADER = {"train": loader()}
@@ -117,7 +127,7 @@ DATA: list[Case] = [
     ({"data.shuffle": True}, {"sampler": surestep.samplers.sequential()}, "Leave data.shuffle out"),
     ({**STEPS, "data.shuffle": True}, ENDLESS, "data.shuffle_buffer=1000"),
     ({"data.shuffle_buffer": 9}, {}, "Use data.shuffle=True"),
-    ({**STEPS, "exclude_samples": [3]}, ENDLESS, "Exclude them in the stream itself"),
+    ({**STEPS, "exclude_samples": [3]}, ENDLESS, "Exclude the samples in the stream itself"),
     (
         {"on_spike": "rollback", "checkpoint.keep_last": 1},
         {},
@@ -146,7 +156,7 @@ DATA: list[Case] = [
 OPTIM: list[Case] = [
     ({"optim.lr": 0.1}, OWN, "leave Task(optimizer=...) out"),
     ({"optim.name": "sgd"}, OWN, "leave Task(optimizer=...) out"),
-    ({"optim.name": "adamw8bit"}, {"facts": without(extras=())}, "pip install 'surestep[bnb]'"),
+    ({"optim.name": "adamw8bit"}, {"system": without(extras=())}, "pip install 'surestep[bnb]'"),
     ({"optim.name": "adafactor"}, COMPLEX, "Use optim.name='adamw'"),
     ({"optim.name": "adamw"}, SPARSE, "optim.name='sparse_adam'; or build the table with"),
     ({"optim.name": "sparse_adam"}, {}, "optim.name='adamw'"),
@@ -174,7 +184,7 @@ SCHEDULE: list[Case] = [
     ({"schedule.name": "exponential"}, {}, "set schedule.gamma=0.95"),
     ({"schedule.warmup": "50 steps"}, {}, "a shorter warm-up or a longer run"),
     ({"schedule.warmup": "2 epochs"}, {}, "a shorter warm-up or a longer run"),
-    ({"schedule.warmup_start": 0.5}, {}, "set schedule.warmup='5%'"),
+    ({"schedule.warmup_start": 0.5}, {}, "Set schedule.warmup='5%'"),
     ({"schedule.min_lr_ratio": 0.1}, {}, "schedule.name='cosine'"),
     ({"schedule.min_lr_mode": "cut"}, {}, "schedule.name='cosine'"),
     ({**COSINE, "schedule.min_lr": 1e-4}, OWN, "Set schedule.min_lr_ratio"),
@@ -186,7 +196,7 @@ SCHEDULE: list[Case] = [
     ({**RESTARTS, "schedule.T_0": "9 steps", "schedule.save_cycles": True}, {}, "shorter cycles"),
     ({"schedule.name": "multi_step", "schedule.milestones": ("75%", "50%")}, {}, "('50%', '75%')"),
     ({**CYCLIC, "schedule.gamma": 0.5}, {}, "set schedule.mode='exp_range'"),
-    ({**CYCLIC, "schedule.base_momentum": 0.5}, {}, "set schedule.cycle_momentum=True"),
+    ({**CYCLIC, "schedule.base_momentum": 0.5}, {}, "Set schedule.cycle_momentum=True"),
     (
         {**ONE_CYCLE, "schedule.base_momentum": 0.9, "schedule.max_momentum": 0.5},
         *({}, "Use a lower base_momentum"),
@@ -203,7 +213,7 @@ SCHEDULE: list[Case] = [
     ),
     (
         {"schedule.name": "warmup_stable_decay", "schedule.warmup": "60%", "schedule.decay": "60%"},
-        *({}, "Use shorter ones or a longer run"),
+        *({}, "Use a shorter warm-up or a longer run"),
     ),
 ]
 STEP: list[Case] = [
@@ -212,30 +222,39 @@ STEP: list[Case] = [
     ({**LBFGS, "clip_value": 1.0}, {}, "use another optim.name"),
 ]
 SPEED: list[Case] = [
-    ({"compile": "default"}, {"facts": without(compiler=False)}, "Install g++"),
-    ({"compile_blocks": True, "compile": "default"}, FLAT, "Leave it out"),
-    ({"channels_last": True}, {}, "Leave it out"),
-    ({"precision": "fp32", "matmul_precision": "high"}, {"facts": lambda: GPU}, "precision='tf32'"),
-    ({"cudnn_benchmark": True, "deterministic": True}, {"facts": lambda: GPU}, "Set one of them"),
+    ({"compile": "default"}, {"system": without(compiler=False)}, "Install g++"),
+    ({"compile_blocks": True, "compile": "default"}, FLAT, "Remove compile_blocks"),
+    ({"channels_last": True}, {}, "Remove channels_last"),
+    (
+        {"precision": "fp32", "matmul_precision": "high"},
+        {"system": lambda: GPU},
+        "precision='tf32'",
+    ),
+    ({"cudnn_benchmark": True, "deterministic": True}, {"system": lambda: GPU}, "Set one of them"),
     ({"sdpa_backend": "cudnn"}, {}, "flash, math"),
     (
         {"cpu_allocator": "retain"},
-        {"facts": without(allocator=Allocator("libjemalloc.so.2"))},
+        {"system": without(allocator=Allocator("libjemalloc.so.2"))},
         "Leave it out",
     ),
     (
         {"cpu_allocator": "retain"},
-        {"facts": without(allocator=Allocator(settings=("MALLOC_TRIM_THRESHOLD_",)))},
-        "Unset the variable",
+        {"system": without(allocator=Allocator(settings=("MALLOC_TRIM_THRESHOLD_",)))},
+        "Leave it out",
     ),
     (
         {"cpu_allocator": "huge_pages"},
-        {"facts": without(allocator=Allocator())},
+        {"system": without(allocator=Allocator())},
         "cpu_allocator='retain'",
     ),
 ]
 EVALUATION: list[Case] = [
     ({"validation.metric": "accuracy"}, VAL, "Measured: val/loss"),
+    (
+        {"validation.metric": "val_accuracy"},
+        {**VAL, "metrics": {"accuracy": odd}},
+        "Did you mean 'accuracy'?",
+    ),
     (
         {"validation.metric": "confused"},
         {**VAL, "metrics": {"confused": MulticlassConfusionMatrix(3)}},
@@ -271,30 +290,34 @@ EVALUATION: list[Case] = [
     ({"average.buffers": "recompute", **SWA}, {}, "Leave it out"),
     ({"average.buffers": "recompute", **SWA}, OWN_STEP, "Use 'average', or Task(loss=...)"),
 ]
-LAUNCHED = {"facts": MANY["facts"]}
+LAUNCHED = {"system": MANY["system"]}
+# The strategy is checked before the options, so its package has to be there.
+WITH_DEEPSPEED = {"system": lambda: replace(MANY["system"](), extras=("deepspeed",))}
 
 
 def by_accelerate(**config: Any) -> dict[str, Any]:
     """Describe two processes that `accelerate launch` started with a config."""
     launched = LaunchInfo(size=2, local_size=2, launcher="accelerate launch")
     accelerate_config = AccelerateConfig(**config)
-    return {"facts": lambda: replace(read_facts(), launched=launched, accelerate=accelerate_config)}
+    return {
+        "system": lambda: replace(read_system(), launched=launched, accelerate=accelerate_config)
+    }
 
 
 def on_gpu(parts: dict[str, Any]) -> dict[str, Any]:
     """Describe the same launch on a machine with a GPU."""
-    return {"facts": lambda: replace(parts["facts"](), cuda_devices=("H200",), cuda_memory=(1,))}
+    return {"system": lambda: replace(parts["system"](), cuda_devices=("H200",), cuda_memory=(1,))}
 
 
 def cards(count: int, *, of: int) -> dict[str, Any]:
     """Describe a machine with `count` GPUs for `of` processes."""
     seen = {"cuda_devices": ("H200",) * count, "cuda_memory": (1,) * count}
     launched = LaunchInfo(rank=1, size=of, local_rank=1, local_size=of, launcher="torchrun")
-    return {"facts": lambda: replace(GPU, launched=launched, **seen)}
+    return {"system": lambda: replace(GPU, launched=launched, **seen)}
 
 
 DYNAMO = {"dynamo": "inductor", "dynamo_mode": "reduce-overhead"}
-BARE = {"facts": lambda: replace(read_facts(), extras=())}
+BARE = {"system": lambda: replace(read_system(), extras=())}
 ACCELERATE: list[Case] = [
     ({"parallel.strategy": "accelerate"}, BARE, "surestep[accelerate]"),
     ({"parallel.strategy": "accelerate"}, by_accelerate(engine="FSDP"), "Choose multi-GPU"),
@@ -315,14 +338,18 @@ PARALLEL: list[Case] = [
         {},
         "start_timeout_s=10 is shorter than parallel.timeout_s=60",
     ),
-    ({"parallel.find_unused_parameters": True}, LAUNCHED | OWN_STEP, "brings its own step"),
-    ({"parallel.static_graph": True}, LAUNCHED | OWN_STEP, "brings its own step"),
+    ({"parallel.find_unused_parameters": True}, LAUNCHED | OWN_STEP, "manual_step.step sums"),
+    ({"parallel.static_graph": True}, LAUNCHED | OWN_STEP, "manual_step.step sums"),
     (
         {"parallel.static_graph": True, "parallel.find_unused_parameters": True},
         LAUNCHED,
         "Set one of them",
     ),
-    ({"device": "mps"}, {"facts": lambda: replace(MANY["facts"](), mps=True)}, "Start one process"),
+    (
+        {"device": "mps"},
+        {"system": lambda: replace(MANY["system"](), mps=True)},
+        "Start one process",
+    ),
     ({"device": "cuda:0"}, cards(2, of=2), "choose the GPUs with CUDA_VISIBLE_DEVICES=0,1"),
     ({"device": "cuda"}, cards(1, of=2), "1 GPU(s): on device='cuda' each needs its own"),
     ({"device": "cuda"}, cards(2, of=4), "Use --nproc 2 (torchrun --nproc-per-node 2), or device="),
@@ -347,7 +374,7 @@ PARALLEL: list[Case] = [
     ({**FSDP, "parallel.offload": "optimizer"}, LAUNCHED, "Use parallel.offload='all'"),
     (
         {**FSDP, "parallel.offload": "all", "precision": "fp16"},
-        {"facts": lambda: replace(TWO_GPUS, launched=MANY["facts"]().launched)},
+        {"system": lambda: replace(TWO_GPUS, launched=MANY["system"]().launched)},
         "Use precision='bf16'",
     ),
 ]
@@ -355,7 +382,16 @@ PARALLEL: list[Case] = [
 NOT_CHOSEN: dict[str, Callable[[str], list[tuple[Options, dict[str, Any]]]]] = {
     VAL_DATA: lambda _: [({}, {})],
     PROCESSES: lambda _: [({}, {})],
+    STREAM: lambda _: [({}, {})],
+    INDICES: lambda _: [(STEPS, ENDLESS)],
+    CONVOLUTIONS: lambda _: [({}, {})],
+    BLOCKS: lambda _: [({"compile": "default"}, FLAT)],
+    MODEL_FUNCTION: lambda _: [(FSDP, LAUNCHED)],
+    OUR_STEP: lambda _: [({}, LAUNCHED | OWN_STEP)],
     "device": lambda _: [({"device": "cpu"}, LAUNCHED)],
+    "validation.every": lambda _: [({"validation.every": "off"}, VAL)],
+    "schedule.warmup": lambda _: [({"schedule.name": "linear"}, {})],
+    "schedule.cycle_momentum": lambda _: [({"schedule.name": "cyclic"}, {})],
     "precision": lambda _: [({}, {}), ({"precision": "bf16"}, {})],
     "compile": lambda _: [({}, {})],
     "on_nonfinite": lambda _: [({}, {})],
@@ -367,7 +403,7 @@ NOT_CHOSEN: dict[str, Callable[[str], list[tuple[Options, dict[str, Any]]]]] = {
     "average.kind": lambda _: [({}, {}), (SWA, {}), ({"average.kind": "ema"}, {})],
     "average.lr": lambda _: [(SWA, {})],
     "parallel.strategy": lambda _: [
-        *(({"parallel.strategy": name}, LAUNCHED) for name in ("ddp", "fsdp", "deepspeed")),
+        *(({"parallel.strategy": name}, WITH_DEEPSPEED) for name in ("ddp", "fsdp", "deepspeed")),
     ],
     "parallel.shard": lambda _: [(FSDP, LAUNCHED)],
     "parallel.backend": lambda _: [({}, LAUNCHED)],

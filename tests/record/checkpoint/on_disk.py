@@ -13,7 +13,7 @@ from surestep.record.checkpoint.writer import write_checkpoint
 
 def save_checkpoint(folder: Path, state: State, *, cycle: int | None = None) -> Path:
     """Write the state as `folder/step-XXXXXXXX`; return its path."""
-    return write_checkpoint(folder, SnapshotStager().take(state, cycle=cycle)).path
+    return write_checkpoint(folder, SnapshotStager().take(state, cycle=cycle))
 
 
 def load_checkpoint(path: Path, state: State) -> None:

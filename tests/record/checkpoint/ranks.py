@@ -76,7 +76,7 @@ def whole(state: State) -> dict[str, Tensor]:
 def saved(folder: Path, state: State, world: Communicator, *, background: bool = True) -> Any:
     folder.mkdir(exist_ok=True)
     dist.barrier(group=world.group)
-    saver = AsyncSaver(folder, lambda _: None, background=background, world=world)
+    saver = AsyncSaver(folder, lambda: None, background=background, world=world)
     saver.save(state)
     saver.wait()
     (outcome,) = saver.outcomes()

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from surestep.base.errors import CheckpointError
-from surestep.record.checkpoint.encoding import unmatched_states
-from surestep.record.checkpoint.state_json import read_record
+from surestep.record.checkpoint.load import unmatched_states
+from surestep.record.checkpoint.reader import read_record
 from tests import tiny
 from tests.record.checkpoint.on_disk import load_checkpoint, save_checkpoint
 

@@ -11,7 +11,7 @@ import surestep
 from surestep.cli.main import main
 from surestep.record.checkpoint import reader as opened
 from surestep.record.checkpoint.discovery import list_checkpoints
-from surestep.record.checkpoint.errors import CheckpointVanishedError
+from surestep.record.checkpoint.manifest import CheckpointVanishedError
 from surestep.record.checkpoint.reader import open_checkpoint
 from surestep.record.checkpoint.retention import RetentionPolicy, delete, prune
 from tests import tiny

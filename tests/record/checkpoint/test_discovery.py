@@ -11,8 +11,7 @@ from surestep.record.checkpoint.discovery import (
     quarantine,
     scan_checkpoints,
 )
-from surestep.record.checkpoint.errors import CheckpointVanishedError
-from surestep.record.checkpoint.manifest import FORMAT
+from surestep.record.checkpoint.manifest import FORMAT, CheckpointVanishedError
 from tests import tiny
 from tests.record.checkpoint.on_disk import save_checkpoint
 from tests.record.checkpoint.test_manifest import rewritten

@@ -14,7 +14,7 @@ import torch
 from surestep.base.errors import CheckpointError
 from surestep.record.checkpoint.discovery import find_newest_valid, scan_checkpoints
 from surestep.record.checkpoint.manifest import MANIFEST, RECORD
-from surestep.record.checkpoint.state_json import read_record
+from surestep.record.checkpoint.reader import read_record
 from surestep.record.safetensors_writer import write_tensors
 from tests import tiny
 from tests.record.checkpoint.forge import (

@@ -4,7 +4,7 @@ from surestep.record.checkpoint.discovery import (
     list_checkpoints,
     size_on_disk,
 )
-from surestep.record.checkpoint.state_json import CheckpointInfo, read_info
+from surestep.record.checkpoint.reader import CheckpointInfo, read_info
 from tests import tiny
 from tests.record.checkpoint.on_disk import save_checkpoint
 

@@ -7,13 +7,13 @@ import pytest
 import surestep
 from surestep.base.errors import RunError
 from surestep.record.checkpoint.discovery import list_checkpoints, scan_checkpoints
+from surestep.record.checkpoint.reader import read_info
 from surestep.record.checkpoint.retention import (
     RetentionPolicy,
     best_first,
     explain_retention,
     prune,
 )
-from surestep.record.checkpoint.state_json import read_info
 from surestep.record.io import remove_stale, temp_name, write_json
 from tests import tiny
 from tests.record.checkpoint.on_disk import save_checkpoint

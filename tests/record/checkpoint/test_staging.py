@@ -59,7 +59,7 @@ def test_later_invalid_record_is_rejected(tmp_path):
 def test_later_checkpoint_equals_one_saved_alone(tmp_path, second):
     state = later(tiny.state_of())
     alone = save_checkpoint(tmp_path / "alone", state)
-    path = write_checkpoint(tmp_path, second).path
+    path = write_checkpoint(tmp_path, second)
     for file in FILES:
         assert (path / file).read_bytes() == (alone / file).read_bytes()
     load_checkpoint(path, tiny.state_of(steps=0))
@@ -80,7 +80,7 @@ def test_tensors_of_a_new_layout_are_opened_for_a_check(tmp_path, monkeypatch):
         lambda: None,
     ):
         change()
-        path = write_checkpoint(tmp_path, staging.take(later(state))).path
+        path = write_checkpoint(tmp_path, staging.take(later(state)))
         counts.append(len(opened))
         assert open_checkpoint(path).manifest.step == state.progress.step
     assert counts == [1, 1, 2, 3, 4, 4]
@@ -102,7 +102,7 @@ def test_changed_record_is_read_again(tmp_path, monkeypatch):
         lambda: state.spikes.skipped_steps.append((1, 2)),
     ):
         change()
-        path = write_checkpoint(tmp_path, staging.take(later(state))).path
+        path = write_checkpoint(tmp_path, staging.take(later(state)))
         counts.append(len(read))
         record = open_checkpoint(path).record
         assert record["metadata"] == state.metadata
@@ -118,7 +118,7 @@ def test_snapshot_has_the_numbers_at_its_time(tmp_path):
     later(state).counts.clipped += 5
     state.spikes.losses.append(1.0)
     state.best.latest["loss"] = 2.0
-    found = open_checkpoint(write_checkpoint(tmp_path, snapshot).path).record
+    found = open_checkpoint(write_checkpoint(tmp_path, snapshot)).record
     assert found["progress"]["step"] == step
     assert (found["counts"]["clipped"], found["best"]["latest"]) == (0, {})
     assert found["spikes"]["losses"] == []

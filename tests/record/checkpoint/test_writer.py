@@ -11,7 +11,7 @@ from torch import nn
 from surestep.base.errors import CheckpointError
 from surestep.engine.state.state import Progress, State
 from surestep.record.checkpoint.discovery import list_checkpoints
-from surestep.record.checkpoint.state_json import read_record
+from surestep.record.checkpoint.reader import read_record
 from surestep.record.checkpoint.writer import CheckpointFiles
 from tests import tiny
 from tests.record.checkpoint.on_disk import load_checkpoint, save_checkpoint

@@ -25,11 +25,11 @@ from surestep.engine.checks.samples import (
     select_samples,
     take_samples,
 )
-from surestep.engine.checks.vary import VariedModel, find_last_weights
+from surestep.engine.checks.varied_model import VariedModel, find_last_weights
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.device import sum_dtype
 from surestep.engine.distributed.hang_monitor import is_network_error
-from surestep.engine.losses.adapt import IGNORED, Loss, loss_targets
+from surestep.engine.losses.adapt import IGNORED, Loss
 from surestep.engine.losses.base import HALF
 from surestep.engine.losses.multi import LossHead, get_named
 from surestep.engine.rng import ModelRNG
@@ -48,10 +48,9 @@ class UnmeasurableError(Exception):
 
 @contextmanager
 def measuring() -> Iterator[None]:
-    """Run code of the user, which may raise anything for parts of a batch or varied numbers.
+    """Raise UnmeasurableError if code of the user fails, or memory runs out, for parts of a batch.
 
-    Raises:
-        UnmeasurableError: it failed, or memory ran out; errors of the network are raised as such.
+    Errors of the network are raised as such.
     """
     try:
         yield
@@ -62,19 +61,19 @@ def measuring() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class FirstBatch:
+class MeasuredBatch:
     """What a loss is checked on.
 
     Attributes:
         model: on its device, in eval mode.
-        feed: splits batches and counts items.
+        loader: splits batches and counts items.
         raw: the batch as it was read.
         head: the loss, with its outputs and its micro-batch on the device.
         counts_batch: a function of the batch counts the items.
     """
 
     model: nn.Module
-    feed: BatchLoader
+    loader: BatchLoader
     raw: Any
     head: LossHead
     counts_batch: bool
@@ -82,7 +81,7 @@ class FirstBatch:
     @property
     def is_alone(self) -> bool:
         """Whether the model can be called as often as needed: no other rank has to call it too."""
-        return self.feed.layout.ranks == 1
+        return self.loader.layout.ranks == 1
 
     def part(self, rows: range) -> tuple[tuple[Any, ...], dict[str, Any], Any, float]:
         """Return (args, kwargs, targets, items) of some samples, on the device.
@@ -93,10 +92,10 @@ class FirstBatch:
         micro, loss, name = self.head.micro_batch, self.head.loss, self.head.name
         if has_samples(self.raw, micro.samples):
             raw = select_samples(self.raw, rows, micro.samples)
-            args, kwargs, targets = self.feed.split(raw)
+            args, kwargs, targets = self.loader.split(raw)
             targets = get_named(targets, name, "targets") if name else targets
             items = loss.items(raw, targets)
-            args, kwargs, targets = move((args, dict(kwargs), targets), self.feed.device)
+            args, kwargs, targets = move((args, dict(kwargs), targets), self.loader.device)
             return args, kwargs, targets, items
         given = (micro.args, dict(micro.kwargs), micro.targets)
         if self.counts_batch or not has_samples(given, micro.samples):
@@ -139,28 +138,28 @@ class Term(NamedTuple):
 class Terms:
     """Computes the loss of some samples, in double precision if the loss takes it."""
 
-    def __init__(self, batch: FirstBatch) -> None:
+    def __init__(self, batch: MeasuredBatch) -> None:
         self.batch = batch
         self.loss = batch.head.loss
-        self._widest = None if self.loss.kind == "model" else sum_dtype(batch.feed.device)
+        self._widest = None if self.loss.kind == "model" else sum_dtype(batch.loader.device)
         self._teacher_outputs = None
         if self.loss.teacher is not None:
-            self._teacher_outputs = loss_targets(self.loss, batch.head.micro_batch)[1]
+            self._teacher_outputs = self.loss.targets_of(batch.head.micro_batch)[1]
 
     def compute(self, outputs: Any, rows: range, *, least_tolerance: float = 0.0) -> Term:
-        """Return the loss of some samples.
+        """Return the loss of some samples, whose outputs have a relative error.
 
-        Args:
-            outputs: of these samples alone; the loss may write into them.
-            rows: the samples.
-            least_tolerance: the relative error of the outputs.
+        The outputs are of these samples alone; the loss may write into them.
 
         Raises:
             UnmeasurableError: the loss fails.
         """
         with measuring():
             targets, items = self.batch.part(rows)[2:]
-            tokens = _count_tokens(targets)
+            tokens = None
+            is_class = isinstance(targets, Tensor) and not targets.is_floating_point()
+            if is_class and not targets.is_complex():
+                tokens = int((targets != IGNORED).sum())
             if not items:
                 return Term(0.0, 0.0, 0.0, len(rows), tokens, 0.0)
             if self._teacher_outputs is not None:
@@ -168,17 +167,19 @@ class Terms:
                 targets = targets, select_samples(self._teacher_outputs, rows, samples)
             value = self._value(outputs, targets)
             number = float(value)
-        half = self._widest is None and any(
-            tensor.dtype in HALF for tensor in flatten_tensors(outputs)
-        )
+        half = self._widest is None and has_half(outputs)
         rounding = TOLERANCE_OF_HALF if half else _TOLERANCES.get(value.dtype, TOLERANCE_OF_HALF)
         total = number if self.loss.is_sum else number * items
         return Term(number, items, total, len(rows), tokens, max(rounding, least_tolerance))
 
     def _value(self, outputs: Any, targets: Any) -> Tensor:
-        if self._widest is not None:
+        if (widest := self._widest) is not None:
+
+            def widen(tensor: Tensor) -> Tensor:
+                return tensor.to(widest) if tensor.is_floating_point() else tensor
+
             try:
-                return self._sum_parts(*map_tensors((outputs, targets), self._widen))
+                return self._sum_parts(*map_tensors((outputs, targets), widen))
             except Exception:  # tried again below
                 pass
         value = self._sum_parts(outputs, targets)
@@ -189,14 +190,10 @@ class Terms:
         value = self.loss.value(outputs, targets)
         return value if isinstance(value, Tensor) else self.loss.to_sum(value, 1.0)[0]
 
-    def _widen(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._widest) if tensor.is_floating_point() else tensor
 
-
-def _count_tokens(targets: Any) -> int | None:
-    if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.is_complex():
-        return None
-    return int((targets != IGNORED).sum())
+def has_half(outputs: Any) -> bool:
+    """Return whether some of the nested outputs are in half precision."""
+    return any(tensor.dtype in HALF for tensor in flatten_tensors(outputs))
 
 
 class Gap(NamedTuple):
@@ -229,14 +226,11 @@ class Gap(NamedTuple):
 Trial = Callable[[int], Gap]  # takes the number of times that it was run before
 
 
-def check_additivity(batch: FirstBatch, *, calls_model: bool) -> None:
+def check_additivity(batch: MeasuredBatch, *, calls_model: bool) -> None:
     """Compare the loss of the first batch with the loss of its parts.
 
-    Outputs are split by sample if they can be; else the model is called on the parts.
-
-    Args:
-        batch: of two samples or more; a single one shows nothing.
-        calls_model: the model may be called again, and each rank then calls it as often.
+    Outputs are split by sample if they can be; else the model is called on the parts, if
+    `calls_model` allows that: each rank then calls it as often. A single sample shows nothing.
 
     Raises:
         TaskError: the loss does not add up over its items.
@@ -265,8 +259,11 @@ def check_additivity(batch: FirstBatch, *, calls_model: bool) -> None:
 
 
 def _first_wide(terms: Terms, trials: Iterable[Trial]) -> Gap | None:
-    """Return the first gap that rounding cannot explain; what cannot be computed shows nothing."""
-    randomness = ModelRNG(terms.batch.feed.seed, terms.batch.feed.device)
+    """Return the first gap that rounding cannot explain; what cannot be computed shows nothing.
+
+    A loss or a model that draws random numbers has to differ on average.
+    """
+    randomness = ModelRNG(terms.batch.loader.seed, terms.batch.loader.device)
 
     def run(trial: Trial, seed: int) -> Gap:
         randomness.seed_micro_batch(-1, seed)
@@ -275,18 +272,17 @@ def _first_wide(terms: Terms, trials: Iterable[Trial]) -> Gap | None:
     for trial in trials:
         try:
             gap = run(trial, 0)
-            if gap.is_wide and (run(trial, 1) == gap or _differs_on_average(trial, run)):
+            if not gap.is_wide:
+                continue
+            if run(trial, 1) == gap:
+                return gap
+            sizes = [run(trial, seed).size for seed in range(_REPEATS)]
+            error = statistics.stdev(sizes) / math.sqrt(_REPEATS)
+            if abs(statistics.mean(sizes)) > max(8 * error, 1e-2):
                 return gap
         except UnmeasurableError:
             continue
     return None
-
-
-def _differs_on_average(trial: Trial, run: Callable[[Trial, int], Gap]) -> bool:
-    """Distinguish a difference from the spread of a loss or a model that draws random numbers."""
-    sizes = [run(trial, seed).size for seed in range(_REPEATS)]
-    error = statistics.stdev(sizes) / math.sqrt(_REPEATS)
-    return abs(statistics.mean(sizes)) > max(8 * error, 1e-2)
 
 
 def _output_trials(terms: Terms) -> Iterator[Trial]:
@@ -296,12 +292,13 @@ def _output_trials(terms: Terms) -> Iterator[Trial]:
     for split in draw_splits(terms.batch.head.micro_batch.samples, numbers):
 
         def compare(_: int, split: Split = split) -> Gap:
-            taken, rows = split.take(outputs), split.rows
-            parts = [
-                terms.compute(take_samples(taken, part), rows[part.start : part.stop])
-                for part in split.parts()
+            taken = split.take(outputs)
+            rows, *parts = split.all_rows()
+            terms_of_parts = [
+                terms.compute(take_samples(taken, part), own)
+                for part, own in zip(split.parts(), parts, strict=True)
             ]
-            return Gap(terms.compute(taken, rows), tuple(parts), split.seed is not None)
+            return Gap(terms.compute(taken, rows), tuple(terms_of_parts), split.seed is not None)
 
         yield compare
 
@@ -309,17 +306,14 @@ def _output_trials(terms: Terms) -> Iterator[Trial]:
 def _call_trials(terms: Terms, first: Split, outputs: Sequence[Any]) -> Iterator[Trial]:
     """Yield comparisons by calls of the model, then with other last weights.
 
-    Args:
-        terms: computes the loss.
-        first: the split that is not varied.
-        outputs: of the batch, and of the parts of the first split.
+    `outputs` are those of the batch, and of the parts of the first split, which is not varied.
     """
     batch = terms.batch
 
     def compare_first(times: int) -> Gap:
         found = outputs
         if times and batch.is_alone:  # ranks would wait for each other
-            found = [batch.call(rows) for rows in (first.rows, *first.parts())]
+            found = [batch.call(rows) for rows in first.all_rows()]
         return _compare_calls(terms, found, first)
 
     yield compare_first
@@ -341,58 +335,53 @@ def _call_trials(terms: Terms, first: Split, outputs: Sequence[Any]) -> Iterator
             def compare(_: int, split: Split = split, seed: int = split.seed) -> Gap:
                 with measuring():
                     varied.vary(seed)
-                return _compare_calls(
-                    terms, [batch.call(rows, varied) for rows in _all_rows(split)], split
-                )
+                found = [batch.call(rows, varied) for rows in split.all_rows()]
+                return _compare_calls(terms, found, split)
 
             yield compare
 
 
-def _all_rows(split: Split) -> list[range]:
-    """Return the samples of a split, and of each of its parts."""
-    return [split.rows, *(split.rows[part.start : part.stop] for part in split.parts())]
-
-
 def _compare_calls(terms: Terms, outputs: Sequence[Any], split: Split) -> Gap:
-    half = any(tensor.dtype in HALF for tensor in flatten_tensors(outputs[0]))
-    least = TOLERANCE_OF_HALF if half else _TOLERANCE_OF_CALLS
+    least = TOLERANCE_OF_HALF if has_half(outputs[0]) else _TOLERANCE_OF_CALLS
     if terms.loss.kind == "in training":
         least = max(least, _TOLERANCE_OF_DRAWS)
     whole, *parts = (
         terms.compute(map_tensors(output, Tensor.clone), rows, least_tolerance=least)
-        for output, rows in zip(outputs, _all_rows(split), strict=True)
+        for output, rows in zip(outputs, split.all_rows(), strict=True)
     )
     return Gap(whole, tuple(parts), split.seed is not None)
 
 
 def _explain(loss: Loss, gap: Gap, name: str) -> str:
     """Return the error for a loss that does not add up, with what to type instead."""
+
+    def setting(option: str, value: str) -> str:
+        return f"Task({option}={{{name!r}: {value}}})" if name else f"Task({option}={value})"
+
     whole = gap.whole
     divisor = whole.items if loss.divides else 1.0
     together = sum(part.total for part in gap.parts) / divisor
-    number = "" if len(gap.parts) != 2 else "two "
-    how = " (outputs varied at random)" if gap.varied else ""
     declared = "a mean over its items" if loss.divides else "a sum"
     called = "loss that the model computes" if loss.kind in ("model", "in training") else "loss"
     gives = (
-        f"The {called} is not {declared}: "
-        f"{whole.samples} samples give {whole.total / divisor:.6g}, and their {number}parts put "
-        f"together {together:.6g}{how}. "
+        f"The {called} is not {declared}: {whole.samples} samples give "
+        f"{whole.total / divisor:.6g}, and their {len(gap.parts)} parts put together "
+        f"{together:.6g}{' (outputs varied at random)' if gap.varied else ''}. "
     )
     if _adds_up(gap, lambda term: 1.0):
         return gives + (
             "It is a sum over samples. Divide it by the number of samples, or keep the sum: "
-            f"{_setting('reduction', repr('sum'), name)}."
+            f"{setting('reduction', repr('sum'))}."
         )
     if _adds_up(gap, lambda term: term.samples):
         option = "items" if loss.divides else "reduction"
         return f"{gives}It is a mean over samples, the default: leave {option} out."
     if whole.tokens is not None and _adds_up(gap, lambda term: term.tokens or 0):
-        setting = _setting("items", repr("tokens"), name)
-        return f"{gives}It is a mean over the targets that are not -100: {setting}."
-    count = _setting("items", "a function of the batch that counts them", name)
+        items = setting("items", repr("tokens"))
+        return f"{gives}It is a mean over the targets that are not -100: {items}."
+    items = setting("items", "a function of the batch that counts them")
     return gives + (
-        f"Declare what it is a mean over, {count}, or Task(loss_is_separable=False) where it "
+        f"Declare what it is a mean over, {items}, or Task(loss_is_separable=False) where it "
         "compares samples."
     )
 
@@ -402,7 +391,3 @@ def _adds_up(gap: Gap, weight: Callable[[Term], float]) -> bool:
     terms = (gap.whole, *gap.parts)
     totals = [term.value * weight(term) for term in terms if weight(term)]  # 0 items may give NaN
     return abs(2 * totals[0] - sum(totals)) <= gap.tolerance * sum(map(abs, totals))
-
-
-def _setting(option: str, value: str, name: str) -> str:
-    return f"Task({option}={{{name!r}: {value}}})" if name else f"Task({option}={value})"

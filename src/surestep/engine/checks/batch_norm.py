@@ -15,12 +15,7 @@ from surestep.engine.state.average import BATCH_NORM
 
 @contextmanager
 def watch_norms(model: nn.Module, samples: int) -> Iterator[set[nn.Module]]:
-    """Collect the BatchNorm layers that see one value per sample and channel in a forward.
-
-    Args:
-        model: whose forward runs inside the block.
-        samples: of the batch that it runs on.
-    """
+    """Collect the BatchNorm layers that see one value per sample and channel in a forward."""
     found: set[nn.Module] = set()
 
     def see(module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -42,14 +37,8 @@ def check_training(
 ) -> None:
     """Check that no forward in training gives a BatchNorm layer one value per channel.
 
-    Args:
-        model: that is trained.
-        narrow: layers in training mode that see one value per sample and channel.
-        layout: of the training data.
-        total_steps: of the run, which may end before its first small batch.
-
-    Raises:
-        DataError: one does; which batch, and the ways out.
+    The layers that are `narrow` train and see one value per sample and channel. A run of
+    `total_steps` may end before its first small batch.
     """
     single = find_single(layout, total_steps)
     if single is not None and (names := _names(model, narrow, layout.ranks)):
@@ -59,11 +48,7 @@ def check_training(
 def check_validation(
     model: nn.Module, narrow: set[nn.Module], part: str, layout: BatchLayout
 ) -> None:
-    """Check the same of a validation set, for layers without running statistics.
-
-    Raises:
-        DataError: its last batch has one sample.
-    """
+    """Check the same of a validation set, for layers without running statistics."""
     bare = {layer for layer in narrow if getattr(layer, "running_mean", None) is None}
     single = find_single(layout, None)
     if single is not None and (names := _names(model, bare, layout.ranks)):

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,12 +18,11 @@ from surestep.base.errors import (
 )
 from surestep.base.warn import warn
 from surestep.engine.batch import MicroBatch, batch_size_of, flatten_tensors, map_tensors
-from surestep.engine.checks.additivity import FirstBatch, check_additivity
+from surestep.engine.checks.additivity import MeasuredBatch, check_additivity
 from surestep.engine.checks.batch_norm import watch_norms
 from surestep.engine.checks.loss import (
     OutputActivationTracker,
     check_first_loss,
-    check_loss_inputs,
     compute_checked_loss,
 )
 from surestep.engine.checks.metric_parts import check_mean
@@ -31,10 +31,12 @@ from surestep.engine.data.apply_transform import BatchTransform
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.batch_transforms import MixTransform
 from surestep.engine.data.sources import InMemory
+from surestep.engine.data.stream_loader import StreamLoader
 from surestep.engine.device import ran_out
 from surestep.engine.distributed.hang_monitor import is_network_error
 from surestep.engine.evaluate.evaluate import eval_mode, metric_weight, positions_of
-from surestep.engine.losses.adapt import IGNORED, loss_targets
+from surestep.engine.losses.adapt import IGNORED
+from surestep.engine.losses.base import FirstBatch
 from surestep.engine.losses.model_loss import without_targets
 from surestep.engine.losses.multi import (
     LossHead,
@@ -42,6 +44,7 @@ from surestep.engine.losses.multi import (
     get_named,
     named_losses,
     split_heads,
+    with_items,
 )
 from surestep.engine.metrics.base import OpenMetric, init_metrics, input_metric_outputs, pop_logged
 from surestep.engine.metrics.whole_set import WholeSetMetric
@@ -60,12 +63,13 @@ _DECLARED = ("other", "model", "in training")  # losses whose denominator is onl
 
 def check_first_batch(
     model: nn.Module,
-    feed: BatchLoader,
+    loader: BatchLoader,
     task: Task,
-    *,
     autocast: AbstractContextManager[Any],
+    *,
     fresh: bool = True,
     judged_by: str | None = None,
+    skips: bool = False,
 ) -> set[nn.Module]:
     """Try the first batch of the first epoch in eval mode.
 
@@ -73,34 +77,30 @@ def check_first_batch(
 
     Args:
         model: on its device.
-        feed: the training data.
+        loader: the training data.
         task: for its declarations and metrics.
         autocast: what the forward runs under.
         fresh: the weights are new, so the first loss can be compared with what it should be.
         judged_by: the metric that decides which weights are the best, as "set/metric".
-
-    Raises:
-        DataError: inputs that are not finite, targets out of range, no items.
-        TaskError: outputs, targets and loss do not fit each other.
+        skips: the run skips steps that are not finite, so the first batch may be one.
     """
-    _check_ignored(feed, task)
-    raw, micro = feed.first()
-    _check_finite(micro)
-    if feed.loss.kind == "none":
+    _check_ignored(loader, task)
+    raw, micro = _replace_nonfinite(loader, *loader.first(), skips=skips)
+    if loader.loss.kind == "none":
         return set()
-    checks = _Checks(model, feed, task, raw, judged_by)
-    if feed.loss.is_in_training_only:
-        with autocast, torch.no_grad(), preserve_torch_rng(feed.device):
+    checks = _Checks(model, loader, task, raw, judged_by)
+    if loader.loss.is_in_training_only:
+        with autocast, torch.no_grad(), preserve_torch_rng(loader.device):
             checks.run_in_training(micro)
         return set()
     with (
-        preserve_buffers(model, feed.loss.module),
+        preserve_buffers(model, loader.loss.module),
         eval_mode(model),
         torch.no_grad(),
-        preserve_torch_rng(feed.device),
+        preserve_torch_rng(loader.device),
     ):
-        ModelRNG(feed.seed, feed.device).seed_micro_batch(-1, 0)
-        _warn_of_batch_count(feed, micro)
+        ModelRNG(loader.seed, loader.device).seed_micro_batch(-1, 0)
+        _warn_of_batch_count(loader, micro)
         with autocast:
             narrow, tried = checks.run(micro)
         pop_logged()
@@ -108,29 +108,23 @@ def check_first_batch(
         if head.loss.classes is not None and head.loss.divides:
             classes = head.loss.classes(head.outputs)
             check_first_loss(float(value) / head.micro_batch.items, classes, head.name)
-    return set() if feed.is_ready else narrow  # the sizes of the others are not known
+    return set() if loader.is_ready else narrow  # the sizes of the others are not known
 
 
+@dataclass(frozen=True)
 class _Checks:
-    """Checks that call the model, in a context that restores what they change.
+    """Checks that call the model, in a context that restores what they change."""
 
-    Args:
-        model: on its device.
-        feed: the training data.
-        task: for its declarations and metrics.
-        raw: the first batch as it was read.
-        judged_by: the metric that decides which weights are the best.
-    """
+    model: nn.Module
+    loader: BatchLoader
+    task: Task
+    raw: Any
+    judged_by: str | None
 
-    def __init__(
-        self, model: nn.Module, feed: BatchLoader, task: Task, raw: Any, judged_by: str | None
-    ) -> None:
-        self.model = model
-        self.feed = feed
-        self.task = task
-        self.raw = raw
-        self.judged_by = judged_by
-        self.is_alone = feed.layout.ranks == 1
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other rank has to call the model as often."""
+        return self.loader.layout.ranks == 1
 
     def run(self, micro: MicroBatch) -> tuple[set[nn.Module], list[tuple[LossHead, Tensor]]]:
         """Return narrow BatchNorm layers, and each loss with its value."""
@@ -139,9 +133,9 @@ class _Checks:
         for raw, head, value in self._with_enough_samples(tried):
             with error_prefix(head.name):
                 self._check_additivity(raw, head, value)
-        self._check_metrics(self.feed.loss.predictions(outputs), micro)
-        if self.feed.transform is not None:
-            self._check_transformed(self.feed.transform, micro)
+        self._check_metrics(self.loader.loss.predictions(outputs), micro)
+        if self.loader.transform is not None:
+            self._check_transformed(self.loader.transform, micro)
         return narrow, tried
 
     def run_in_training(self, micro: MicroBatch) -> None:
@@ -150,8 +144,8 @@ class _Checks:
         Such models draw samples in their forward, so only a difference of the averages over several
         draws counts against the declared denominator.
         """
-        model, loss = self.model, self.feed.loss
-        ModelRNG(self.feed.seed, self.feed.device).seed_micro_batch(-1, 0)
+        model, loss = self.model, self.loader.loss
+        ModelRNG(self.loader.seed, self.loader.device).seed_micro_batch(-1, 0)
         with preserve_buffers(model), preserve_modes(model.modules()):
             TrainModes(model, tuple(self.task.keep_eval))
             value = compute_checked_loss(loss, self.forward(micro), micro.targets, micro)
@@ -167,12 +161,7 @@ class _Checks:
         pop_logged()
 
     def forward(self, micro: MicroBatch) -> Any:
-        """Return the outputs of the model.
-
-        Raises:
-            TaskError: it fails.
-            OutOfMemoryError: memory ran out.
-        """
+        """Return the outputs of the model."""
         try:
             return self.model(*micro.args, **micro.kwargs)
         except (*FAILURES, MemoryError) as error:
@@ -185,22 +174,25 @@ class _Checks:
                     f"{str(error).partition(chr(10))[0]} Use a smaller micro_batch_size than "
                     f"{micro.samples}, which changes no update."
                 ) from error
-            why = explain_forward(error, self.model, micro, alone=self.is_alone)
+            why = explain_forward(error, self.model, micro)
             raise TaskError(
                 f"The model fails on the first batch, whose inputs have shapes {shapes}: {why}"
             ) from error
 
     def forward_and_loss(self, micro: MicroBatch) -> tuple[Any, list[tuple[LossHead, Tensor]]]:
         """Return the outputs of a micro-batch, and each loss with its value, checked."""
-        tracker, loss = OutputActivationTracker(), self.feed.loss
+        tracker, loss = OutputActivationTracker(), self.loader.loss
         is_needed = any(entry.check is not None for _, entry in named_losses(loss))
         with tracker if is_needed else nullcontext():
             outputs = self.forward(micro)
         tried = []
+        inputs = tuple(flatten_tensors((micro.args, dict(micro.kwargs))))
         for head in split_heads(loss, outputs, micro):
-            targets = loss_targets(head.loss, head.micro_batch)
+            targets = head.loss.targets_of(head.micro_batch)
             with error_prefix(head.name):
-                check_loss_inputs(head.loss, head.outputs, targets, micro, tracker)
+                if head.loss.check is not None:
+                    squashed = tracker.activation_of(head.outputs)
+                    head.loss.check(FirstBatch(head.outputs, targets, inputs, squashed))
                 value = compute_checked_loss(head.loss, head.outputs, targets, head.micro_batch)
                 tried.append((head, value))
         return outputs, tried
@@ -211,7 +203,7 @@ class _Checks:
         try:
             yield
         except (TaskError, DataError) as error:
-            if isinstance(self.feed.source, InMemory) or not self._takes_first_element():
+            if isinstance(self.loader.source, InMemory) or not self._takes_first_element():
                 raise
             raise type(error)(
                 f"{error} Or, if each element of the data is a batch already, pass "
@@ -221,8 +213,8 @@ class _Checks:
     def _takes_first_element(self) -> bool:
         try:
             first = map_tensors(self.raw, lambda tensor: tensor[0])
-            micro = self.feed.micro_batch(first, 0, batch_size_of(first))
-            self.forward_and_loss(self.feed.move_micro(micro))
+            micro = self.loader.micro_batch(first, 0, batch_size_of(first))
+            self.forward_and_loss(self.loader.move_micro(micro))
         except (SurestepError, RuntimeError, TypeError, ValueError, IndexError):
             return False
         return True
@@ -238,7 +230,7 @@ class _Checks:
         heads = [head for head, _ in tried if head.loss.kind in _DECLARED]
         is_small = any(head.micro_batch.samples < _SAMPLES for head in heads)
         needs_more = is_small and self.task.loss_is_separable
-        more = self.feed.first_samples(_SAMPLES) if needs_more else None
+        more = self.loader.first_samples(_SAMPLES) if needs_more else None
         if more is not None and all(more[1].samples > head.micro_batch.samples for head in heads):
             try:
                 return [(more[0], *entry) for entry in self.forward_and_loss(more[1])[1]]
@@ -248,24 +240,24 @@ class _Checks:
 
     def _check_additivity(self, raw: Any, head: LossHead, value: Tensor) -> None:
         """Check that the loss adds up over its parts, if its denominator is only declared."""
-        loss, feed = head.loss, self.feed
+        loss, loader = head.loss, self.loader
         if not self.task.loss_is_separable or loss.kind not in _DECLARED:
             return
         counts_batch = not self.task.counts_targets()
         if loss.kind == "model" and not counts_batch:
             check_shift(
-                self.model, feed, raw, head.micro_batch, float(value) / head.micro_batch.items
+                self.model, loader, raw, head.micro_batch, float(value) / head.micro_batch.items
             )
-        size = min(feed.layout.micro_batch_size, feed.layout.batch_size // feed.layout.ranks)
-        batch = FirstBatch(self.model, feed, raw, head, counts_batch)
+        size = min(loader.layout.micro_batch_size, loader.layout.batch_size // loader.layout.ranks)
+        batch = MeasuredBatch(self.model, loader, raw, head, counts_batch)
         check_additivity(batch, calls_model=self.is_alone or size >= _SAMPLES_OF_RANKS)
 
     def _check_transformed(self, transform: BatchTransform, micro: MicroBatch) -> None:
         """Try the batch as the step will get it."""
         if isinstance(transform.function, MixTransform):
-            transform.function.check(self.feed.loss, micro.targets)
+            transform.function.check(self.loader.loss, micro.targets)
         try:
-            batch = self.feed.batch([micro] * transform.ranks, (0, 0, 0))
+            batch = self.loader.batch([micro] * transform.ranks, (0, 0, 0))
             (changed,) = transform(batch, -1).micro_batches
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise TaskError(f"batch_transform fails on the first batch: {error}") from error
@@ -276,15 +268,15 @@ class _Checks:
         found: dict[str, Value] = {}
         for name, metric in self.task.metrics.items():
             try:
-                (opened,) = init_metrics({name: metric}, self.feed.device)
+                (opened,) = init_metrics({name: metric}, self.loader.device)
                 seen = input_metric_outputs(opened, self.model, micro)
-                count = metric_weight(self.feed.loss, micro)
+                count = metric_weight(self.loader.loss, micro)
                 given = outputs if seen is None else seen
                 opened.update(given, micro.targets, count, positions_of(micro))
                 found |= _compute_metric(opened)
                 is_whole_set = isinstance(opened, WholeSetMetric)
-                if not is_whole_set and not self.feed.loss.is_in_training_only:
-                    check_mean(name, metric, outputs, micro, self.feed.loss)
+                if not is_whole_set and not self.loader.loss.is_in_training_only:
+                    check_mean(name, metric, outputs, micro, self.loader.loss)
             except TaskError:
                 raise
             except Exception as error:
@@ -334,10 +326,10 @@ def _check_monitor(task: Task, found: dict[str, Value], judged_by: str) -> None:
         )
 
 
-def _warn_of_batch_count(feed: BatchLoader, micro: MicroBatch) -> None:
+def _warn_of_batch_count(loader: BatchLoader, micro: MicroBatch) -> None:
     """Warn if `batch_size` seems to count samples of ready-made batches."""
-    size = feed.layout.batch_size
-    if feed.is_ready and 1 < size == micro.rows:
+    size = loader.layout.batch_size
+    if loader.is_ready and 1 < size == micro.rows:
         warn(
             f"batch_size={size} takes {size} batches of the data for each step, since the data "
             f"comes in batches (Task(batched=True)), and the first one has {size} samples. Leave "
@@ -345,15 +337,15 @@ def _warn_of_batch_count(feed: BatchLoader, micro: MicroBatch) -> None:
         )
 
 
-def _check_ignored(feed: BatchLoader, task: Task) -> None:
+def _check_ignored(loader: BatchLoader, task: Task) -> None:
     """Reject ignored targets that a mean over samples would count."""
-    if not isinstance(feed.source, InMemory) or task.inputs is not None:
+    if not isinstance(loader.source, InMemory) or task.inputs is not None:
         return
-    for name, loss in named_losses(feed.loss):
+    for name, loss in named_losses(loader.loss):
         items = task.items.get(name, "samples") if isinstance(task.items, Mapping) else task.items
         if loss.kind != "other" or items != "samples":
             continue
-        targets = feed.split(feed.source.tensors)[2]
+        targets = loader.split(loader.source.tensors)[2]
         targets = get_named(targets, name, "targets") if name else targets
         if isinstance(targets, Tensor) and not targets.is_floating_point():
             ignored = int((targets == IGNORED).sum())
@@ -366,12 +358,56 @@ def _check_ignored(feed: BatchLoader, task: Task) -> None:
                 )
 
 
-def _check_finite(micro: MicroBatch) -> None:
-    for what, value in (("inputs", (micro.args, dict(micro.kwargs))), ("targets", micro.targets)):
-        for tensor in flatten_tensors(value):
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                bad = int((~torch.isfinite(tensor)).sum())
-                raise DataError(
-                    f"The {what} of the first batch hold {bad} values that are NaN or infinite "
-                    f"(shape {tuple(tensor.shape)}). Clean the data; training would fail on them."
-                )
+def _replace_nonfinite(
+    loader: BatchLoader, raw: Any, micro: MicroBatch, *, skips: bool
+) -> tuple[Any, MicroBatch]:
+    """Return the batch to check, with a copy of a finite sample in place of each that is not.
+
+    The number of samples stays, since all ranks call the model equally often.
+
+    Raises:
+        DataError: a value is not finite, and the run does not skip such a step.
+    """
+    is_bad, problem = torch.zeros(micro.samples, dtype=torch.bool), ""
+    inputs = (micro.args, dict(micro.kwargs))
+    for what, value in (("inputs", inputs), ("targets", micro.targets)):
+        for tensor in filter(Tensor.is_floating_point, flatten_tensors(value)):
+            bad = ~torch.isfinite(tensor)
+            if not bool(bad.any()):
+                continue
+            problem = problem or (
+                f"The {what} of the first batch hold {int(bad.sum())} values that are NaN or "
+                f"infinite (shape {tuple(tensor.shape)})"
+            )
+            if tensor.dim() and len(tensor) == micro.samples:
+                is_bad |= bad.reshape(len(bad), -1).any(1).cpu()
+    if problem and not skips:
+        raise DataError(problem + _nonfinite_hint(loader, micro, is_bad.nonzero().flatten()))
+    if not problem or bool(is_bad.all()):
+        return raw, micro
+    rows = torch.arange(micro.samples).where(~is_bad, (~is_bad).nonzero()[0])
+
+    def replace(tensor: Tensor) -> Tensor:
+        per_sample = tensor.dim() > 0 and len(tensor) == micro.samples
+        return tensor[rows.to(tensor.device)] if per_sample else tensor
+
+    given = (raw, micro.args, dict(micro.kwargs), micro.targets)
+    finite_raw, args, kwargs, targets = map_tensors(given, replace)
+    finite = micro._replace(args=args, kwargs=kwargs, targets=targets)
+    finite = with_items(finite, loader.loss, finite_raw)
+    return (finite_raw, finite) if finite.items else (raw, micro)
+
+
+def _nonfinite_hint(loader: BatchLoader, micro: MicroBatch, rows: Tensor) -> str:
+    """Return the indices of the samples, if they have some, and what to do."""
+    skip = "skip such a step with on_nonfinite='skip'"
+    if not len(rows) or loader.is_ready or isinstance(loader.source, StreamLoader):
+        return f". Correct the data, or {skip}."
+    order = loader.epoch_order(0)
+    positions = micro.position + rows
+    samples = sorted((positions if order is None else order[positions]).tolist())
+    listed = f"[{', '.join(map(str, samples[:10]))}{', ...' * (len(samples) > 10)}]"
+    return (
+        f": training samples {listed}. Correct them, exclude them with exclude_samples={listed}, "
+        f"or {skip}."
+    )

@@ -11,9 +11,9 @@ from torch import Tensor
 from surestep.base.errors import TaskError
 from surestep.base.warn import warn
 from surestep.engine.batch import MicroBatch, batch_size_of, flatten_tensors
-from surestep.engine.dispatch import DispatchMode
 from surestep.engine.losses.adapt import Loss
-from surestep.engine.losses.base import FirstBatch, Squash
+from surestep.engine.losses.base import Squash
+from surestep.engine.model.compile import DispatchMode
 
 _SQUASHES: dict[str, Squash] = {"sigmoid": "sigmoid", "_softmax": "softmax"}
 _PASS_ON = ("clamp", "_to_copy", "clone", "contiguous")
@@ -63,19 +63,6 @@ class _BroadcastDetector(DispatchMode):
         if self.samples > 1 and {(self.samples, 1), (self.samples,)} <= {*shapes}:
             self.found = True
         return func(*args, **(kwargs or {}))
-
-
-def check_loss_inputs(
-    loss: Loss, outputs: Any, targets: Any, micro: MicroBatch, tracker: OutputActivationTracker
-) -> None:
-    """Have the loss check the shapes, types and ranges of outputs and targets.
-
-    Raises:
-        TaskError, DataError: they are not what the loss takes.
-    """
-    if loss.check is not None:
-        inputs = tuple(flatten_tensors((micro.args, dict(micro.kwargs))))
-        loss.check(FirstBatch(outputs, targets, inputs, tracker.activation_of(outputs)))
 
 
 def compute_checked_loss(loss: Loss, outputs: Any, targets: Any, micro: MicroBatch) -> Tensor:

@@ -6,14 +6,14 @@ they depend on the batch size.
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from surestep.base.errors import TaskError
 from surestep.engine.batch import MicroBatch, flatten_tensors, map_tensors
-from surestep.engine.checks.additivity import TOLERANCE_OF_HALF
+from surestep.engine.checks.additivity import TOLERANCE_OF_HALF, has_half
 from surestep.engine.checks.samples import (
     Split,
     draw_splits,
@@ -23,9 +23,13 @@ from surestep.engine.checks.samples import (
 )
 from surestep.engine.evaluate.evaluate import metric_weight
 from surestep.engine.losses.adapt import Loss
-from surestep.engine.losses.base import HALF
-from surestep.engine.metrics.base import InputMetric, MeanMetric, ObjectMetric, init_metrics
-from surestep.engine.metrics.distributed import has_torchmetrics
+from surestep.engine.metrics.base import (
+    InputMetric,
+    MeanMetric,
+    ObjectMetric,
+    has_torchmetrics,
+    init_metrics,
+)
 from surestep.engine.value import number
 
 _TOLERANCE = 1e-4
@@ -37,17 +41,10 @@ class _MetricError(Exception):
 
 
 def check_mean(name: str, metric: Any, outputs: Any, micro_batch: MicroBatch, loss: Loss) -> None:
-    """Compare a metric of the first batch with that of its parts.
+    """Check that a metric of the first batch does not depend on how it is split into batches.
 
-    Args:
-        name: of the metric.
-        metric: as it was given; torchmetrics, and those of inputs, are exact as they are.
-        outputs: what the metric gets.
-        micro_batch: on the device.
-        loss: counts what the mean is over.
-
-    Raises:
-        TaskError: the metric depends on how samples are put into batches.
+    Metrics of torchmetrics, and those of inputs, are exact as they are. The loss counts what the
+    mean is over.
     """
     exact = has_torchmetrics(metric) if hasattr(metric, "compute") else None
     if exact or isinstance(metric, InputMetric):
@@ -56,25 +53,26 @@ def check_mean(name: str, metric: Any, outputs: Any, micro_batch: MicroBatch, lo
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a metric that is not defined for few samples
-        _compare(_Measurement(name, metric, micro_batch, loss), outputs)
+        _compare(name, metric, outputs, micro_batch, loss)
 
 
-def _compare(measurement: "_Measurement", outputs: Any) -> None:
-    name, metric = measurement.name, measurement.metric
-    tensors = flatten_tensors(outputs)
-    half = any(tensor.dtype in HALF for tensor in tensors)
-    tolerance = TOLERANCE_OF_HALF if half else _TOLERANCE
-    for split in draw_splits(measurement.micro.samples, sum(tensor.numel() for tensor in tensors)):
+def _compare(name: str, metric: Any, outputs: Any, micro: MicroBatch, loss: Loss) -> None:
+    def measure(split: Split, parts: Sequence[Any]) -> Measured:
+        return _measure({name: metric}, split, parts, micro, loss)
+
+    numbers = sum(tensor.numel() for tensor in flatten_tensors(outputs))
+    tolerance = TOLERANCE_OF_HALF if has_half(outputs) else _TOLERANCE
+    for split in draw_splits(micro.samples, numbers):
         taken = _with_both_signs(outputs, split.take(outputs))
         unsplit = Split(split.rows, [], split.seed)
         try:
-            whole = measurement.run(unsplit, [taken])
-            if repr(whole) != repr(measurement.run(unsplit, [taken])):  # of which NaN equals NaN
+            whole = measure(unsplit, [taken])
+            if repr(whole) != repr(measure(unsplit, [taken])):  # of which NaN equals NaN
                 return  # it draws random numbers
         except _MetricError:
             continue  # it need not be defined for varied outputs
         try:
-            parts = measurement.run(split, [take_samples(taken, part) for part in split.parts()])
+            parts = measure(split, [take_samples(taken, part) for part in split.parts()])
         except _MetricError as error:
             if min(map(len, split.parts())) == 1:
                 continue  # a function may be written for two samples and more
@@ -101,41 +99,32 @@ def _with_both_signs(outputs: Any, varied: Any) -> Any:
     return map_tensors(varied, center)
 
 
-class _Measurement:
-    """Measures samples of the first batch, in one part or in several."""
+def _measure(
+    named: Mapping[str, Any], split: Split, parts: Sequence[Any], micro: MicroBatch, loss: Loss
+) -> Measured:
+    """Return the values over the parts of a split, whose outputs are given.
 
-    def __init__(self, name: str, metric: Any, micro: MicroBatch, loss: Loss) -> None:
-        self.name = name
-        self.metric = metric
-        self.micro = micro
-        self.loss = loss
-
-    def run(self, split: Split, parts: Sequence[Any]) -> Measured:
-        """Return the values over the parts of a split, whose outputs are given.
-
-        Raises:
-            _MetricError: the metric fails on one of them.
-        """
-        device = next(iter(flatten_tensors(parts))).device
-        (opened,) = init_metrics({self.name: self.metric}, device)
-        assert isinstance(opened, (MeanMetric, ObjectMetric))
-        size = 0.0
-        try:
-            for part, outputs in zip(split.parts(), parts, strict=True):
-                rows = split.rows[part.start : part.stop]
-                targets = select_samples(self.micro.targets, rows, self.micro.samples)
-                micro = self.micro._replace(targets=targets, samples=len(rows))
-                before = float(opened.total) if isinstance(opened, MeanMetric) else 0.0
-                opened.update(outputs, targets, metric_weight(self.loss, micro), rows)
-                if isinstance(opened, MeanMetric):
-                    size += abs(float(opened.total) - before)
-            if isinstance(opened, ObjectMetric):
-                values = {key: number(value) for key, value in opened.compute().items()}
-                return {key: (value, abs(value) + 1e-6) for key, value in values.items()}
-        except Exception as error:  # whatever the user's function or object raises
-            raise _MetricError(f"{type(error).__name__}: {error}") from error
-        count = float(opened.count)
-        return {"": (float(opened.total) / count, size / count)} if count else {}
+    Raises:
+        _MetricError: the metric fails on one of them.
+    """
+    (opened,) = init_metrics(named, flatten_tensors(parts)[0].device)
+    assert isinstance(opened, (MeanMetric, ObjectMetric))
+    size = 0.0
+    try:
+        for rows, outputs in zip(split.all_rows()[1:], parts, strict=True):
+            targets = select_samples(micro.targets, rows, micro.samples)
+            own = micro._replace(targets=targets, samples=len(rows))
+            before = float(opened.total) if isinstance(opened, MeanMetric) else 0.0
+            opened.update(outputs, targets, metric_weight(loss, own), rows)
+            if isinstance(opened, MeanMetric):
+                size += abs(float(opened.total) - before)
+        if isinstance(opened, ObjectMetric):
+            values = {key: number(value) for key, value in opened.compute().items()}
+            return {key: (value, abs(value) + 1e-6) for key, value in values.items()}
+    except Exception as error:  # whatever the user's function or object raises
+        raise _MetricError(f"{type(error).__name__}: {error}") from error
+    count = float(opened.count)
+    return {"": (float(opened.total) / count, size / count)} if count else {}
 
 
 def _not_a_mean(name: str, metric: Any, what: str) -> TaskError:

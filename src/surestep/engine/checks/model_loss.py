@@ -11,34 +11,25 @@ from torch import Tensor, nn
 from surestep.base.errors import TaskError
 from surestep.engine.batch import MicroBatch
 from surestep.engine.checks.additivity import UnmeasurableError, measuring
-from surestep.engine.checks.vary import VariedModel, find_last_weights
+from surestep.engine.checks.varied_model import VariedModel, find_last_weights
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.losses.adapt import IGNORED
 from surestep.engine.losses.model_loss import extract_loss
 
 
 def check_shift(
-    model: nn.Module, feed: BatchLoader, raw: Any, micro_batch: MicroBatch, mean: float
+    model: nn.Module, loader: BatchLoader, raw: Any, micro_batch: MicroBatch, mean: float
 ) -> None:
     """Check that the first label of each row is an item if the loss depends on it, and only then.
 
-    If nothing is ignored, both ways to count agree on the parts of a batch.
-
-    Args:
-        model: in eval mode; it is called again.
-        feed: counts items.
-        raw: the batch, as it was read.
-        micro_batch: the micro-batch of it, on the device.
-        mean: its loss.
-
-    Raises:
-        TaskError: the items are counted differently.
+    If nothing is ignored, both ways to count agree on the parts of a batch. The model, in eval
+    mode, is called again; `mean` is the loss of the micro-batch.
     """
     labels = micro_batch.kwargs.get("labels")
     if not isinstance(labels, Tensor) or labels.dim() < 2 or labels.is_floating_point():
         return
-    depends = _depends_on_first(model, feed, micro_batch, mean)
-    counts = feed.loss.items(raw, _flip(labels, 0)) != feed.loss.items(raw, labels)
+    depends = _depends_on_first(model, loader, micro_batch, mean)
+    counts = loader.loss.items(raw, _flip(labels, 0)) != loader.loss.items(raw, labels)
     if depends is not None and depends != counts:
         uses, items = ("uses", "tokens") if depends else ("does not use", "next tokens")
         raise TaskError(
@@ -48,7 +39,7 @@ def check_shift(
 
 
 def _depends_on_first(
-    model: nn.Module, feed: BatchLoader, micro: MicroBatch, mean: float
+    model: nn.Module, loader: BatchLoader, micro: MicroBatch, mean: float
 ) -> bool | None:
     """Return whether the loss depends on the first labels; None if that cannot be measured.
 
@@ -57,7 +48,7 @@ def _depends_on_first(
     labels = micro.kwargs["labels"]
     first = _flip(labels, 0)
     depends = _differs(model, micro, first, mean)
-    if feed.layout.ranks == 1:
+    if loader.layout.ranks == 1:
         if depends:
             return True
         with suppress(UnmeasurableError), measuring():

@@ -1,4 +1,4 @@
-"""Some samples of a batch or of a model's outputs, and how a batch is split into parts."""
+"""Some samples of a batch or of a model's outputs, how a batch is split, and other outputs."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from surestep.engine.batch import flatten_tensors, map_tensors
-from surestep.engine.checks.vary import vary_outputs
 
 TRIALS = 8  # with varied outputs, half of them down to single samples
 _SINGLES = 8  # the most samples that are split into single ones
@@ -30,8 +29,12 @@ class Split(NamedTuple):
     bounds: list[int]
     seed: int | None
 
+    def all_rows(self) -> list[range]:
+        """Return the samples, and those of each part."""
+        return [self.rows, *(self.rows[part.start : part.stop] for part in self.parts())]
+
     def parts(self) -> list[range]:
-        """Return the samples of each part, counted from the first of them all."""
+        """Return the samples of each part, counted from the first of all."""
         return [range(*entry) for entry in itertools.pairwise((0, *self.bounds, len(self.rows)))]
 
     def take(self, outputs: Any) -> Any:
@@ -43,14 +46,10 @@ class Split(NamedTuple):
 
 
 def draw_splits(samples: int, numbers: int, most: int | None = None) -> Iterator[Split]:
-    """Yield the splits of a batch: the first is not varied, the others are.
+    """Yield the splits of a batch for which a model returns `numbers`: all but the first vary it.
 
     Parts are uneven, because a mean of means is right for even ones, and go down to single samples.
-
-    Args:
-        samples: in the batch.
-        numbers: that the model returns for it.
-        most: samples of a varied split; None is all that a trial can vary.
+    A varied split has at most `most` samples.
     """
     yield Split(range(samples), [max(1, samples // 3)], None)
     size = max(1, numbers // samples)
@@ -94,14 +93,7 @@ def has_samples(batch: Any, samples: int) -> bool:
 
 
 def select_samples(value: Any, rows: range, samples: int) -> Any:
-    """Return copies of some samples of a batch; what has no entry per sample is kept.
-
-    Args:
-        value: a collated batch: tensors whose first dimension is the samples, or lists with an
-            element for each sample.
-        rows: consecutive samples.
-        samples: samples in the batch.
-    """
+    """Return copies of some samples of a collated batch; what has no entry per sample is kept."""
     if _is_list_of_samples(value, samples):
         return type(value)(value[rows.start : rows.stop])
     if type(value) is dict:
@@ -134,3 +126,50 @@ def has_opaque(value: Any) -> bool:
     if is_dataclass(value) and not isinstance(value, type):
         return any(map(has_opaque, vars(value).values()))
     return True
+
+
+def vary_outputs(outputs: Any, generator: torch.Generator) -> Any:
+    """Return outputs with every floating point number varied, some samples more than others.
+
+    A new model returns nearly the same for every sample, and then a mean over tokens equals a mean
+    over samples. Probabilities stay probabilities, and what has one sign keeps it: a loss may be
+    defined only there.
+    """
+
+    def vary(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point() or not tensor.numel():
+            return tensor
+        noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
+        sizes = [len(tensor)] + [1] * (tensor.dim() - 1)
+        amplitude = torch.rand(sizes, generator=generator)
+        dtype = torch.float64 if tensor.dtype is torch.float64 else torch.float32
+        values = tensor.detach().to(dtype)
+        return _vary(values, noise.to(values), amplitude.to(values)).to(tensor.dtype)
+
+    return map_tensors(outputs, vary)
+
+
+def _vary(values: Tensor, noise: Tensor, amplitude: Tensor) -> Tensor:
+    """Vary within the range of the values, with normal noise and an amplitude for each sample."""
+    low, high = float(values.min()), float(values.max())
+    if low == high == 0:
+        return noise.abs().clamp(max=4) / 4 * amplitude
+    if low >= 0 and high <= 1:
+        dim = _dim_of_sum(values)
+        other = noise.sigmoid() if dim is None else (2 * noise).softmax(dim)
+        return values + amplitude * (other - values)
+    if high <= 0 and (dim := _dim_of_sum(values.exp())) is not None:
+        return (values + 3 * amplitude * noise).log_softmax(dim)
+    if high <= 0 or low >= 0:
+        return values * (amplitude * noise).exp()
+    scale = max(float(values.square().mean().sqrt()), 1.0)
+    return values + 2 * scale * amplitude * noise
+
+
+def _dim_of_sum(values: Tensor) -> int | None:
+    """Return the dimension along which values sum to 1, the last of several."""
+    for dim in reversed(range(values.dim())):
+        sums = values.sum(dim)
+        if values.shape[dim] > 1 and bool(((sums - 1).abs() < 1e-2).all()):
+            return dim
+    return None

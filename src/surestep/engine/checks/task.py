@@ -8,11 +8,7 @@ from surestep.base.errors import TaskError
 
 
 def check_model(model: nn.Module) -> None:
-    """Check that all parameters are on one device.
-
-    Raises:
-        TaskError: they are on several.
-    """
+    """Check that all parameters are on one device."""
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
     if len(devices) > 1:
         raise TaskError(
@@ -22,11 +18,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def check_teacher(teacher: nn.Module | None, model: nn.Module) -> None:
-    """Check that a teacher is a separate model.
-
-    Raises:
-        TaskError: it shares parameters with the model, which training would update.
-    """
+    """Check that a teacher shares no parameters with the model, which training would update."""
     held = {id(parameter) for parameter in model.parameters()}
     shared = [] if teacher is None else [n for n, p in teacher.named_parameters() if id(p) in held]
     if shared:
@@ -37,11 +29,7 @@ def check_teacher(teacher: nn.Module | None, model: nn.Module) -> None:
 
 
 def check_loss(loss: object) -> None:
-    """Check that the loss has nothing to train.
-
-    Raises:
-        TaskError: it has parameters, which no optimizer would update and no checkpoint would save.
-    """
+    """Check that the loss has no parameters: no optimizer updates and no checkpoint saves them."""
     for entry in loss.values() if isinstance(loss, Mapping) else ():
         check_loss(entry)
     if isinstance(loss, nn.Module):

@@ -30,51 +30,31 @@ _FIX = "Leave micro_batch_size out, so that the batch is not split"
 
 
 class BatchTransform:
-    """Changes global batches by a function of (inputs, targets).
+    """Changes global batches by the Task's `batch_transform`.
 
-    Args:
-        function: of (inputs, targets), and of `generator` if it has such a parameter; the inputs
-            are one argument, a tuple or a dict.
-        loss: counts the items of changed targets.
-        counted: `loss` can count them: `Task(items=)` is not a function of the batch.
-        seed: of the run.
-        device: of the batches.
-        rank: each rank gets the micro-batches of all ranks, and returns its own.
-        ranks: number of ranks that share a batch.
+    That is a function of (inputs, targets), and of `generator` if it has such a parameter; the
+    inputs are one argument, a tuple or a dict. Each rank gets the micro-batches of all ranks, and
+    returns its own.
     """
 
-    def __init__(
-        self,
-        function: BatchFunction,
-        loss: Loss,
-        *,
-        counted: bool,
-        seed: int,
-        device: torch.device,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
-        self.function = function
+    def __init__(self, task: Task, loss: Loss, plan: Plan) -> None:
+        assert task.batch_transform is not None
+        self.function = task.batch_transform
         self.loss = loss
-        self.counted = counted
-        self.seed = seed
-        self.device = device
-        self.rank = rank
-        self.ranks = ranks
-        self._generators = ModelRNG(seed, device).generators
-        self._wants_generator = "generator" in inspect.signature(function).parameters
+        self.counts_targets = task.counts_targets()
+        self.seed = plan.seed
+        self.device = plan.device
+        self.rank, self.ranks = plan.parallel_rank, plan.parallel_ranks
+        self._generators = ModelRNG(self.seed, self.device).generators
+        self._wants_generator = "generator" in inspect.signature(self.function).parameters
 
     @torch.no_grad()
     def __call__(self, batch: Batch, step: int) -> Batch:
-        """Return the batch of `step` (from 0), changed.
-
-        Raises:
-            TaskError: micro-batches that cannot be concatenated, or a different number of samples.
-        """
+        """Return the batch of `step` (from 0), changed."""
         if not batch.items:
             return batch
         full = tuple(micro for micro in batch.micro_batches if micro.samples)
-        inputs = _concatenate([_inputs(micro) for micro in full], full)
+        inputs = _concatenate([micro.inputs for micro in full], full)
         targets = _concatenate([micro.targets for micro in full], full)
         before = _versions(targets)
         new_inputs, new_targets = self._call(
@@ -84,7 +64,7 @@ class BatchTransform:
         if new_targets is not targets:
             self._check(new_targets, full, "targets")
         changed_targets = new_targets is not targets or _versions(targets) != before
-        recount = self.counted and changed_targets
+        recount = self.counts_targets and changed_targets
         changed, row = [], 0
         own = len(batch.micro_batches) // self.ranks
         for index, micro in enumerate(batch.micro_batches):
@@ -93,7 +73,11 @@ class BatchTransform:
             row += micro.samples
             if index // own != self.rank:
                 continue
-            micro = _replace_content(micro, _rows(new_inputs, rows), _rows(new_targets, rows))
+            inputs, targets = _rows(new_inputs, rows), _rows(new_targets, rows)
+            is_named = isinstance(inputs, Mapping)
+            args = () if is_named else inputs if isinstance(inputs, tuple) else (inputs,)
+            kwargs = inputs if is_named else {}
+            micro = micro._replace(args=args, kwargs=kwargs, targets=targets)
             if recount and micro.samples:
                 micro = with_items(micro, self.loss, None)
             changed.append(micro)
@@ -129,22 +113,9 @@ class BatchTransform:
             )
 
 
-def _replace_content(micro: MicroBatch, inputs: Any, targets: Any) -> MicroBatch:
-    if isinstance(inputs, Mapping):
-        return micro._replace(args=(), kwargs=inputs, targets=targets)
-    args = inputs if isinstance(inputs, tuple) else (inputs,)
-    return micro._replace(args=args, kwargs={}, targets=targets)
-
-
 def _versions(value: Any) -> list[int]:
     """Return counters that change if tensors are written to; reads no device."""
     return [tensor._version for tensor in flatten_tensors(value)]
-
-
-def _inputs(micro: MicroBatch) -> Any:
-    if micro.kwargs:
-        return dict(micro.kwargs)
-    return micro.args[0] if len(micro.args) == 1 else micro.args
 
 
 def _concatenate(parts: list[Any], micro_batches: tuple[MicroBatch, ...]) -> Any:
@@ -153,17 +124,14 @@ def _concatenate(parts: list[Any], micro_batches: tuple[MicroBatch, ...]) -> Any
     if len(parts) == 1:
         return first
     if isinstance(first, Tensor):
-        for part, micro in zip(parts, micro_batches, strict=True):
-            if part.dim() == 0 or len(part) != micro.samples:
-                raise TaskError(
-                    f"A micro-batch of {micro.samples} samples holds a tensor of shape "
-                    f"{tuple(part.shape)}, and batch_transform gets global batches. {_FIX}."
-                )
-        if len({part.shape[1:] for part in parts}) > 1:
+        pairs = zip(parts, micro_batches, strict=True)
+        have_rows = all(part.dim() and len(part) == micro.samples for part, micro in pairs)
+        if not have_rows or len({part.shape[1:] for part in parts}) > 1:
             shapes = ", ".join(str(tuple(part.shape)) for part in parts[:4])
             raise TaskError(
-                f"Micro-batches of shapes {shapes} cannot be concatenated, and batch_transform "
-                f"gets global batches. {_FIX}; or pad to one length in collate_fn."
+                f"Micro-batches of {micro_batches[0].samples} samples with tensors of shapes "
+                f"{shapes} cannot be concatenated, and batch_transform gets global batches. "
+                f"{_FIX}; or pad to one length in collate_fn."
             )
         return torch.cat(parts)
     if isinstance(first, Mapping):
@@ -184,25 +152,8 @@ def _rows(value: Any, rows: slice | None) -> Any:
     return value if rows is None else map_tensors(value, lambda tensor: tensor[rows].clone())
 
 
-def make_batch_transform(task: Task, loss: Loss, plan: Plan) -> BatchTransform | None:
-    """Return the transform of the Task's global batches, or None."""
-    if task.batch_transform is None:
-        return None
-    return BatchTransform(
-        task.batch_transform,
-        loss,
-        counted=task.counts_targets(),
-        seed=plan.seed,
-        device=plan.device,
-        rank=plan.parallel_rank,
-        ranks=plan.parallel_ranks,
-    )
-
-
 def name_of(function: BatchFunction | None) -> str | None:
     """Return the name of a transform in the Plan."""
-    if function is None:
-        return None
-    if isinstance(function, MixTransform):
-        return str(function)
+    if function is None or isinstance(function, MixTransform):
+        return None if function is None else str(function)
     return str(getattr(function, "__name__", type(function).__name__))

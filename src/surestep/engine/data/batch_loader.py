@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice, tee
+from itertools import chain, islice, repeat, tee
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -24,48 +24,35 @@ from surestep.engine.batch import (
     only_element,
     sum_part_items,
 )
-from surestep.engine.data.apply_transform import BatchTransform, make_batch_transform
+from surestep.engine.data.apply_transform import BatchTransform
 from surestep.engine.data.batched import NoData
 from surestep.engine.data.dataloader import check_no_sampler, loader_settings
 from surestep.engine.data.dataset import count_samples
 from surestep.engine.data.failures import check_targets
-from surestep.engine.data.open_source import make_source
-from surestep.engine.data.order import filter_order
+from surestep.engine.data.make_source import make_source
+from surestep.engine.data.order import FilteredOrder
+from surestep.engine.data.samplers.basic import BasicOrder
 from surestep.engine.data.sources import InMemory, MapStyleSource, Source
-from surestep.engine.data.stream_loader import StreamLoader
+from surestep.engine.data.stream_loader import RawBatch, StreamLoader
 from surestep.engine.losses.adapt import IGNORED, Loss, items_only_loss
 from surestep.engine.losses.model_loss import inputs_with_targets
 from surestep.engine.losses.multi import with_items
-from surestep.engine.plan.batching import (
-    BatchLayout,
-    SampleOrder,
-    epoch_permutation,
-    positions_or_dummy,
-)
+from surestep.engine.plan.batching import BatchLayout, SampleOrder, positions_or_dummy
 from surestep.engine.plan.plan import Plan
 from surestep.engine.task.task import Task
 
 _NOTHING: Mapping[str, Any] = {}
 FIRST_BATCHES = 16  # that are read at most, to find one with items
-Raw = tuple[Any, int, int]  # a micro-batch as read, its first position, its samples
 
 
 class BatchLoader:
     """Yields batches from a position (epoch, position) on.
 
-    Args:
-        source: of the samples.
-        layout: how an epoch is split.
-        part: the name of the data: "train", "val", ...
-        task: splits a batch into inputs and targets.
-        loss: counts items on the host, before a batch is moved, so no device is read.
-        plan: device, seed, pinned memory.
-        shuffle: the plain order is a new one each epoch.
-        order: which sample is at each position of an epoch; None is the plain order.
-        transform: what the step applies to a batch first; it is not applied here.
-        open_with: opens the same samples with a different layout.
+    Its loss counts items on the host, before a batch is moved, so no device is read.
 
     Attributes:
+        subset: the name of the data: "train", "val", ...
+        transform: what the step applies to a batch first; it is not applied here.
         is_ready: each element of the data is a batch already.
         leave: called before each measured batch; returns whether to stop.
         retry: called when a data worker died; returns whether to continue with new workers.
@@ -73,38 +60,35 @@ class BatchLoader:
 
     def __init__(
         self,
-        source: Source | StreamLoader,
+        make_source: Callable[[BatchLayout], Source | StreamLoader],
         layout: BatchLayout,
         *,
         part: str,
         task: Task,
         loss: Loss,
         plan: Plan,
-        shuffle: bool,
-        order: SampleOrder | None = None,
-        transform: BatchTransform | None = None,
-        open_with: Callable[[BatchLayout], Source | StreamLoader] | None = None,
+        order: SampleOrder,
+        transform: BatchTransform | None,
     ) -> None:
-        self.source = source
+        self.source = make_source(layout)
         self.subset = part
-        self._open_with = open_with
+        self._open_source = make_source
         self.layout = layout
         self.split = channels_last(task.split_batch) if plan.channels_last else task.split_batch
         is_plain = task.inputs is None and task.loss is not None and task.loss != "model"
         self._is_plain = is_plain and not plan.channels_last
         self.is_ready = task.collate_fn is only_element
         self.loss = loss
-        self.shuffle = shuffle
         self.order = order
         self.transform = transform
         self.seed = plan.seed
         self.device = plan.device
-        self.pin = plan.data_pin_memory and isinstance(source, InMemory)
+        self.pin = plan.data_pin_memory and isinstance(self.source, InMemory)
         self.leave: Callable[[], bool] | None = None
         self.retry: Callable[[WorkerError], bool] | None = None
         self.shared = layout.ranks > 1
         self._ignored = _ignored_class(loss)
-        self._on_device = _same_items(source, task, loss)
+        self._on_device = _same_items(self.source, task, loss)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of `epoch` from the one at position `start` on."""
@@ -127,41 +111,34 @@ class BatchLoader:
                     raise
 
     def _read(self, epoch: int, start: int) -> Iterator[Batch]:
-        if isinstance(self.source, StreamLoader):
-            yield from self._read_stream(self.source, epoch, start)
-            return
-        spans, ahead = tee(chain.from_iterable(self.layout.iter_chunks(start)))
+        for (first, end, is_last, ranges), raws in self._raws(
+            self.source, self.layout, epoch, start
+        ):
+            micro_batches = []
+            for where in ranges:
+                micro = self.micro_batch(next(raws), where.start, len(where))
+                micro_batches.append(micro if where else as_empty(micro))
+            batch = self.batch(micro_batches, (epoch, first, end), ends_epoch=is_last)
+            yield batch._replace(samples=end - first) if self.shared else batch
+
+    def _raws(
+        self, source: Source | StreamLoader, layout: BatchLayout, epoch: int, start: int
+    ) -> Iterator[RawBatch]:
+        """Return the span of each batch, with an iterator that reads its micro-batches."""
+        if isinstance(source, StreamLoader):
+            return source.batches(epoch, start)
+        spans, ahead = tee(chain.from_iterable(layout.iter_chunks(start)))
         wanted: Iterable[range] = chain.from_iterable(map(itemgetter(3), ahead))
         if self.shared:
             wanted = map(positions_or_dummy, wanted)
-        raws = self.source.read(epoch, self.epoch_order(epoch), wanted)
-        loaded = self.source if isinstance(self.source, MapStyleSource) else None
-        for first, end, ends_epoch, ranges in spans:
-            found = raws if loaded is None else loaded.take(raws, len(ranges))
-            micro_batches = []
-            for where in ranges:
-                micro = self.micro_batch(next(found), where.start, len(where))
-                micro_batches.append(micro if where else as_empty(micro))
-            batch = self.batch(micro_batches, (epoch, first, end), ends_epoch=ends_epoch)
-            yield batch._replace(samples=end - first) if self.shared else batch
-
-    def _read_stream(self, stream: StreamLoader, epoch: int, start: int) -> Iterator[Batch]:
-        for raws, (first, end), ends_epoch in stream.batches(epoch, start):
-            micro_batches = []
-            for raw, position, samples in raws:
-                micro = self.micro_batch(raw, position, samples)
-                micro_batches.append(micro if samples else as_empty(micro))
-            batch = self.batch(micro_batches, (epoch, first, end), ends_epoch=ends_epoch)
-            yield batch._replace(samples=end - first) if self.shared else batch
+        raws = source.read(epoch, self.epoch_order(epoch), wanted)
+        if isinstance(source, MapStyleSource):
+            return ((span, source.take(raws, len(span[3]))) for span in spans)
+        return zip(spans, repeat(raws), strict=False)
 
     def epoch_order(self, epoch: int) -> Tensor | None:
         """Return the index of the sample at each position of an epoch; None is the stored order."""
-        if self.order is not None:
-            return self.order.indices(self.seed, epoch, self.layout.batch_size)
-        if not self.shuffle:
-            return None
-        assert self.layout.samples is not None
-        return epoch_permutation(self.layout.samples, self.seed, epoch)
+        return self.order.indices(self.seed, epoch, self.layout.batch_size)
 
     def batch(
         self,
@@ -193,7 +170,7 @@ class BatchLoader:
         if is_classes and targets.dtype is torch.int64 and targets.device.type == "cpu":
             # In numpy, which takes half the time of torch here.
             items: float = int(np.count_nonzero(targets.numpy() != self._ignored))
-        elif self._on_device is not None and samples and self._on_device.is_unchanged():
+        elif self._on_device is not None and self._on_device.is_unchanged():
             items = samples * self._on_device.items
         else:
             items = self.loss.items(raw, targets)
@@ -204,21 +181,29 @@ class BatchLoader:
         """Return a micro-batch that has items, as read and as moved: the first one, if it has some.
 
         This rank's share of the first batch is read first; then the first batches of all ranks.
-
-        Raises:
-            DataError: none of the first batches has items.
         """
-        own_share = self._first_raws(self.source, self.layout, 1)
-        for raw, position, samples in chain(own_share, self._first_of_all_ranks()):
-            check_targets(self.split(raw)[2], self.loss.kind)
-            micro = self.micro_batch(raw, position, samples)
-            if samples and micro.items:
-                rows = micro.rows
-                return raw, self.move_micro(micro._replace(samples=rows, is_ready=False))
+        own_share = islice(self._raws(self.source, self.layout._replace(limit=1), 0, 0), 1)
+        for (*_, ranges), raws in chain(own_share, self._first_of_all_ranks()):
+            for where in ranges:
+                raw = next(raws)
+                check_targets(self.split(raw)[2], self.loss.kind)
+                micro = self.micro_batch(raw, where.start, len(where))
+                if where and micro.items:
+                    micro = micro._replace(samples=micro.rows, is_ready=False)
+                    return raw, self.move_micro(micro)
         raise DataError(
             f"The first batches have no items (up to {FIRST_BATCHES} were read): every target is "
             "ignored, or its class weights are 0. Check ignore_index and the targets."
         )
+
+    def _first_of_all_ranks(self) -> Iterator[RawBatch]:
+        limit = min(FIRST_BATCHES, self.layout.limit or FIRST_BATCHES)
+        layout = self.layout._replace(full=True)
+        source = self._open_source(layout)
+        try:
+            yield from islice(self._raws(source, layout._replace(limit=limit), 0, 0), limit)
+        finally:
+            source.close()
 
     def first_samples(self, count: int) -> tuple[Any, MicroBatch] | None:
         """Return the first samples of the first epoch in one batch, as read and as moved.
@@ -227,51 +212,26 @@ class BatchLoader:
         """
         if isinstance(self.source, StreamLoader) or self.is_ready or self.shared:
             return None
-        stop = min(count, len(self.source) if self.layout.samples is None else self.layout.samples)
+        assert self.layout.samples is not None
+        stop = min(count, self.layout.samples)
         raw = next(self.source.read(0, self.epoch_order(0), [range(stop)]))
         micro = self.micro_batch(raw, 0, stop)
         return (raw, self.move_micro(micro)) if micro.items else None
-
-    def _first_of_all_ranks(self) -> Iterator[Raw]:
-        layout = self.layout._replace(full=True)
-        source = self.source if self._open_with is None else self._open_with(layout)
-        try:
-            yield from self._first_raws(source, layout, FIRST_BATCHES)
-        finally:
-            if source is not self.source:
-                source.close()
-
-    def _first_raws(
-        self, source: Source | StreamLoader, layout: BatchLayout, count: int
-    ) -> Iterator[Raw]:
-        """Yield the micro-batches of the first batches."""
-        if isinstance(source, StreamLoader):
-            for raws, *_ in islice(source.batches(0, 0), count):
-                yield from raws
-            return
-        spans = islice(layout.batches(0), count)
-        ranges = [range(*a) for first, end, _ in spans for a in layout.micro_batches(first, end)]
-        read = source.read(0, self.epoch_order(0), map(positions_or_dummy, ranges))
-        for raw, positions in zip(read, ranges, strict=True):
-            yield raw, positions.start, len(positions)
 
     def close(self) -> None:
         """End the workers."""
         self.source.close()
 
-    def make_micro_batch(self, raw: Any, position: int) -> MicroBatch:
-        """Count the samples and items of a batch that the user made."""
-        args, kwargs, targets = self.split(raw)
-        in_lists = self.loss.is_in_training_only
-        samples = self.loss.count(targets) if in_lists else batch_size_of(raw)
-        micro = MicroBatch(args, kwargs, targets, 0, samples, position)
-        return with_items(micro, self.loss, raw)
-
     def make_batch(self, raws: Iterable[Any], span: tuple[int, int, int]) -> Batch:
         """Return one batch whose micro-batches are batches that the user made."""
-        found: list[MicroBatch] = []
+        found, position = list[MicroBatch](), 0
         for raw in raws:
-            found.append(self.make_micro_batch(raw, sum(micro.samples for micro in found)))
+            args, kwargs, targets = self.split(raw)
+            in_lists = self.loss.is_in_training_only
+            samples = self.loss.count(targets) if in_lists else batch_size_of(raw)
+            micro = MicroBatch(args, kwargs, targets, 0, samples, position)
+            found.append(with_items(micro, self.loss, raw))
+            position += samples
         return self.batch(found, span)
 
     def move(self, batch: Batch) -> Batch:
@@ -284,7 +244,9 @@ class BatchLoader:
             return micro
         content = (micro.args, dict(micro.kwargs), micro.targets)
         if self.pin:
-            content = map_tensors(content, _pinned)
+            content = map_tensors(
+                content, lambda x: x.pin_memory() if x.device.type == "cpu" else x
+            )
         args, kwargs, targets = move(content, self.device)
         return micro._replace(args=args, kwargs=kwargs, targets=targets)
 
@@ -317,29 +279,30 @@ class BatchLoader:
 def make_loader(
     data: Any, part: str, *, task: Task, loss: Loss, plan: Plan, training: bool = False
 ) -> BatchLoader:
-    """Return the loader of a split, to train on, or to measure: then all of it in stored order.
-
-    Raises:
-        DataError: of an unknown kind, or empty, or a DataLoader to measure with a custom sampler.
-    """
+    """Return the loader of a split, to train on, or to measure: then all of it in stored order."""
     if isinstance(data, NoData):
         task, loss = replace(task, inputs=lambda _: ((), None)), items_only_loss(lambda _: 1.0)
     if training and loss.is_in_training_only:
         task = replace(task, inputs=partial(inputs_with_targets, task.split_batch))
     if part != "train":
         check_no_sampler(data, part)
-    own = loader_settings(data)
     size = plan.batch_size if training else plan.validation_batch_size
-    if own is not None and not training:
+    if not training and (own := loader_settings(data)) is not None:
         size = own["batch_size"] or size
-    shuffle = training and plan.data_shuffle
-    order = filter_order(task.sampler, plan.exclude_samples, shuffle=shuffle) if training else None
-    transform = make_batch_transform(task, loss, plan) if training else None
+    samples = count_samples(data, part)
+    order = task.sampler if training else None
+    if order is None:
+        order = BasicOrder(training and plan.data_shuffle, samples or 0)
+        skips = plan.exclude_samples if training else None
+        if skips is not None:  # an order of the Task excludes samples already
+            order = FilteredOrder(order, skips, skips.left)
+    has_transform = training and task.batch_transform is not None
+    transform = BatchTransform(task, loss, plan) if has_transform else None
     limit = plan.limit_train_batches if training else None
     if not training and part in task.val_sets():  # train and test data are measured on all of it
         limit = plan.limit_val_batches
     layout = BatchLayout(
-        samples=count_samples(data, part) if order is None else len(order),
+        samples=None if samples is None else len(order),
         batch_size=size if training else size * plan.parallel_ranks,
         micro_batch_size=plan.micro_batch_size if training else size,
         drop_last=training and plan.data_drop_last,
@@ -348,25 +311,21 @@ def make_loader(
         full=transform is not None,
         limit=limit,
     )
-    open_with = partial(make_source, data, part, task=task, plan=plan, training=training)
     return BatchLoader(
-        open_with(layout),
+        partial(make_source, data, part, task=task, plan=plan, training=training),
         layout,
         part=part,
         task=task,
         loss=loss,
         plan=plan,
-        shuffle=shuffle,
         order=order,
         transform=transform,
-        open_with=open_with,
     )
 
 
 def _ignored_class(loss: Loss) -> int | None:
     """Return the ignored class of a loss whose items are all other targets, else None."""
-    weights = (getattr(loss.module, name, None) for name in ("weight", "host_weight"))
-    if loss.kind != "classes" or any(weight is not None for weight in weights):
+    if loss.kind != "classes" or getattr(loss.module, "weight", None) is not None:
         return None
     return int(getattr(loss.module, "ignore_index", IGNORED))
 
@@ -392,7 +351,3 @@ def _same_items(source: Source | StreamLoader, task: Task, loss: Loss) -> _SameI
     if loss.items(source.tensors, targets) != targets.numel():
         return None
     return _SameItems(targets.numel() / len(targets), targets, targets._version)
-
-
-def _pinned(tensor: Tensor) -> Tensor:
-    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor

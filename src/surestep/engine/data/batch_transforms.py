@@ -48,11 +48,7 @@ class MixTransform:
         return f"{self.name}({self.alpha:g}{more})"
 
     def check(self, loss: Loss, targets: Any) -> None:
-        """Check that the loss takes mixed targets, and that the first ones can be mixed.
-
-        Raises:
-            TaskError: the loss takes class indices only, or a target is not a class.
-        """
+        """Check that the loss takes mixed targets, and that the first ones can be mixed."""
         if isinstance(targets, Tensor) and not targets.is_floating_point():
             low, high = int(targets.min()), int(targets.max())
             if low < 0 or (self.classes is not None and high >= self.classes):
@@ -61,15 +57,11 @@ class MixTransform:
                     f"{low} to {high}, with classes={self.classes}. Ignored targets cannot be "
                     "mixed; leave such samples out, or set the number of classes."
                 )
-        if isinstance(loss.module, nn.NLLLoss):
+        if isinstance(loss.module, nn.NLLLoss) or loss.kind == "model":
+            of = "the loss that the model computes itself" if loss.kind == "model" else "NLLLoss"
             raise TaskError(
-                f"{self.name} mixes targets into probabilities, which NLLLoss does not take. Use "
+                f"{self.name} mixes targets into probabilities, which {of} does not take. Use "
                 "nn.CrossEntropyLoss(), and let the model return its values before log_softmax."
-            )
-        if loss.kind == "model":
-            raise TaskError(
-                f"{self.name} mixes targets, and the loss that a model computes itself takes its "
-                "labels as they are. Give a loss of (outputs, targets), or leave it out."
             )
 
     def partners(self, inputs: Any, targets: Any) -> Tensor:
@@ -126,10 +118,9 @@ class Cutmix(MixTransform):
     def __call__(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
         """Return the pasted images, and targets mixed by the area that is left."""
         share = random.betavariate(self.alpha, self.alpha)
-        sizes = {tuple(tensor.shape[-2:]) for tensor in flatten_tensors(inputs) if tensor.dim() > 3}
-        flat = [tuple(tensor.shape) for tensor in flatten_tensors(inputs) if tensor.dim() < 4]
-        if len(sizes) != 1 or flat:
-            shapes = [tuple(tensor.shape) for tensor in flatten_tensors(inputs)]
+        shapes = [tuple(tensor.shape) for tensor in flatten_tensors(inputs)]
+        sizes = {shape[-2:] for shape in shapes}
+        if len(sizes) != 1 or any(len(shape) < 4 for shape in shapes):
             raise TaskError(
                 f"cutmix takes images of (samples, channels, height, width), and the inputs have "
                 f"shapes {shapes}. Use mixup, or a custom batch_transform."

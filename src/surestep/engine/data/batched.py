@@ -43,12 +43,10 @@ class BatchedDataset(Dataset[Any]):
         if not self.batches:
             raise DataError("batches holds no batch. Pass a list of lists of indices.")
         for number, batch in enumerate(self.batches):
-            if not batch:
-                raise DataError(f"Batch {number} of batches is empty. Leave it out.")
-            if min(batch) < 0 or max(batch) >= len(dataset):
+            if not batch or min(batch) < 0 or max(batch) >= len(dataset):
                 raise DataError(
-                    f"Batch {number} of batches holds indices from {min(batch)} to {max(batch)}, "
-                    f"and the dataset has {len(dataset)} samples."
+                    f"Batch {number} of batches holds the indices {batch}. Pass at least one, from "
+                    f"0 to {len(dataset) - 1}."
                 )
 
     def __len__(self) -> int:
@@ -78,16 +76,16 @@ def batch_by_tokens(
             `max_tokens`.
     """
     found = torch.as_tensor(lengths).cpu()
-    if found.is_floating_point() and not bool((found == found.round()).all()):
-        raise DataError("lengths holds fractions. Pass whole numbers of tokens.")
+    if found.dim() != 1 or not len(found) or bool((found != found.long()).any()):
+        raise DataError(
+            f"lengths has shape {tuple(found.shape)} and {found.dtype}. Pass one whole number of "
+            "tokens for each sample."
+        )
     found = found.long()
-    if found.dim() != 1 or not len(found):
-        raise DataError(f"lengths has shape {tuple(found.shape)}. Pass one length for each sample.")
-    for index, reason in ((found.argmin(), "less than 1"), (found.argmax(), "too long")):
-        length = int(found[index])
-        if length < 1 or length > max_tokens:
+    for index in (found.argmin(), found.argmax()):
+        if not 1 <= found[index] <= max_tokens:
             raise DataError(
-                f"Sample {int(index)} has {length} tokens, which is {reason} for "
+                f"Sample {int(index)} has {int(found[index])} tokens, which is not in 1 to "
                 f"max_tokens={max_tokens}. Leave it out, truncate it, or set a larger max_tokens."
             )
     shuffled = torch.randperm(len(found), generator=order_generator(seed, 0))
@@ -109,11 +107,7 @@ class NoData(IterableDataset[Any]):
 
 
 def with_ready_batches(task: Task) -> Task:
-    """Return the task with ready batches as elements, and no data as endless empty batches.
-
-    Raises:
-        DataError: a DataLoader that makes batches and should not, or the reverse.
-    """
+    """Return the task with ready batches as elements, and no data as endless empty batches."""
     if task.train is None:
         task = replace(task, train=NoData())
     parts = {"train": task.train, **task.val_sets(), "test": task.test}

@@ -59,12 +59,7 @@ class BPTTDataset(Dataset[Any]):
 
 
 def check_stateful_rnn(task: Task, model: nn.Module, plan: Plan) -> None:
-    """Check that a model with recurrent state gets windows in time order, one of each lane.
-
-    Raises:
-        ConfigError: batches hold several windows of a lane, or are shuffled.
-        TaskError: data has more lanes than the model.
-    """
+    """Check that a model with recurrent state gets windows in time order, one of each lane."""
     rnn = next((module for module in model.modules() if isinstance(module, StatefulRNN)), None)
     if rnn is None:
         return

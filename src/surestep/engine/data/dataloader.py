@@ -14,15 +14,6 @@ from surestep.engine.data.stream import is_stream
 from surestep.engine.plan.batching import SampleOrder, order_generator
 from surestep.engine.rng import preserve_rng, seed_loading
 
-_INSTEAD = {
-    "weight": "weighted(weights)",
-    "balance": "balanced(labels)",
-    "class": "balanced(labels)",
-    "length": "by_length(lengths)",
-    "bucket": "by_length(lengths)",
-    "size": "by_length(lengths)",
-}
-
 
 def loader_settings(data: Any) -> dict[str, Any] | None:
     """Return the settings of a DataLoader by the names of the Plan; None for other data.
@@ -44,14 +35,6 @@ def loader_settings(data: Any) -> dict[str, Any] | None:
     }
 
 
-def unsupported_loader_options(data: Any) -> dict[str, Any]:
-    """Return the options of a DataLoader that are not options of the Plan."""
-    if not isinstance(data, DataLoader):
-        return {}
-    names = ("timeout", "worker_init_fn", "multiprocessing_context")
-    return {name: getattr(data, name) for name in names}
-
-
 def loader_batching(loader: "DataLoader[Any]") -> dict[str, Any]:
     """Return the batch size of a DataLoader (None without batches), and whether it drops the last.
 
@@ -70,34 +53,20 @@ def loader_batching(loader: "DataLoader[Any]") -> dict[str, Any]:
 
 
 def check_batched(data: Any, part: str, *, batched: bool) -> None:
-    """Check that a DataLoader makes batches, unless its elements are batches already.
-
-    Raises:
-        DataError: it makes none and its elements are samples, or the reverse.
-    """
-    if not isinstance(data, DataLoader):
-        return
-    makes_none = data.batch_size is None and data.batch_sampler is None
-    if makes_none and not batched:
+    """Check that a DataLoader makes batches, unless its elements are batches already."""
+    if isinstance(data, DataLoader) and (data.batch_sampler is not None) == batched:
+        what = "has batch_size=None, so it makes no batches"
+        if batched:
+            what = "makes batches, and Task(batched=True) is for elements that are batches already"
         raise DataError(
-            f"The DataLoader of the {part} data has batch_size=None, so it makes no batches. If "
-            "its dataset yields batches, pass Task(batched=True); if it yields samples, pass the "
-            "dataset and set batch_size."
-        )
-    if batched and not makes_none:
-        raise DataError(
-            f"The DataLoader of the {part} data makes batches, and Task(batched=True) is for a "
-            "dataset whose elements are batches already. Leave batched out, or pass "
-            "DataLoader(dataset, batch_size=None)."
+            f"The DataLoader of the {part} data {what}. If its dataset yields batches, pass "
+            "Task(batched=True) and DataLoader(dataset, batch_size=None); if it yields samples, "
+            "leave batched out and set batch_size."
         )
 
 
 def check_no_sampler(data: Any, part: str) -> None:
-    """Check that data to measure on has no custom sampler: all of it is read in stored order.
-
-    Raises:
-        DataError: a DataLoader with a sampler.
-    """
+    """Check that data to measure on has no custom sampler: all of it is read in stored order."""
     if isinstance(data, DataLoader) and not is_stream(data) and not has_default_sampler(data):
         raise DataError(
             f"The DataLoader of the {part} data has a custom sampler, and all of this data is "
@@ -123,19 +92,14 @@ def has_default_sampler(loader: "DataLoader[Any]") -> bool:
 
 
 def sampler_order(loader: "DataLoader[Any]") -> SampleOrder | None:
-    """Return the order of a DataLoader's custom sampler; None for a default one.
-
-    Raises:
-        DataError: the sampler has no length, or is one rank's shard of several.
-    """
+    """Return the order of a DataLoader's custom sampler; None for a default one."""
     if has_default_sampler(loader):
         return None
     sampler = sampler_of(loader)
     kind = type(sampler).__name__
-    matches = [order for word, order in _INSTEAD.items() if word in kind.lower()]
     instead = (
-        "Give the dataset and Task(sampler=surestep.samplers."
-        f"{matches[0] if matches else 'custom(function)'}) instead: an order is a function of "
+        "Give the dataset and a function of surestep.samplers instead, Task(sampler=...): "
+        "weighted(weights), balanced(labels), by_length(lengths), or custom(function) of "
         "(seed, epoch)."
     )
     if not hasattr(sampler, "__len__"):
@@ -154,8 +118,9 @@ def sampler_order(loader: "DataLoader[Any]") -> SampleOrder | None:
     def read(seed: int, epoch: int) -> Iterable[int]:
         generators = _set_position(sampler, seed, epoch)
         try:
-            indices = _in_batches(sampler, kind) if makes_batches else sampler
-            return list(islice(indices, None if length is None else length + 1))
+            if makes_batches:
+                return list(_in_batches(sampler, kind))
+            return list(islice(sampler, len(sampler) + 1))
         finally:
             for holder, own in generators:
                 holder.generator = own

@@ -1,6 +1,6 @@
 """What you may pass as data, and how many samples it has."""
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,12 +8,14 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from surestep.base.errors import DataError
-from surestep.engine.data.sources import InMemory, TensorRows
+from surestep.engine.data.sources import InMemory
 from surestep.engine.data.stream import check_restarts, is_stream, length_of, peek
 
 
 def in_memory(data: Any) -> InMemory | None:
     """Return data that is in memory as tensors, else None."""
+    if isinstance(data, InMemory):
+        return data
     if type(data) is TensorDataset:
         return InMemory(data.tensors)
     if type(data) is Subset:
@@ -41,126 +43,74 @@ def unwrap_loader(data: Any) -> Any:
 
 
 def dataset_of(data: Any, part: str) -> Any:
-    """Return the dataset in `data`, checked; several datasets become one.
-
-    Raises:
-        DataError: it is empty or of an unknown kind.
-    """
+    """Return a stream as it is, else a dataset of samples; several datasets become one."""
     dataset = unwrap_loader(data)
     if is_stream(data):
         check_restarts(dataset, part)
         return dataset
     if is_mixture(dataset):
-        dataset = ConcatDataset([_rows_of(one, name) for name, one in dataset.items()])
-    if not hasattr(dataset, "__getitem__"):
-        raise DataError(
-            f"The {part} data is a {type(dataset).__name__}, which has no positions. Give a "
-            "dataset with __len__ and __getitem__, a tuple of tensors, a stream with __iter__, or "
-            "a DataLoader over one."
-        )
-    memory = in_memory(dataset)
+        for name, one in dataset.items():
+            if isinstance(one, DataLoader) or is_stream(one):
+                kind = "a DataLoader" if isinstance(one, DataLoader) else "a stream"
+                raise DataError(
+                    f"train[{name!r}] is {kind}, and datasets are mixed by the positions of their "
+                    "samples. Give a dataset with __len__ and __getitem__."
+                )
+        return ConcatDataset([dataset_of(one, f"train[{name!r}]") for name, one in dataset.items()])
+    kind, memory = type(dataset).__name__, in_memory(dataset)
     if memory is not None:
-        _check_lengths(memory.tensors, part)
-    if len(memory if memory is not None else cast(Any, dataset)) == 0:
-        raise DataError(f"The {part} data is empty: there is nothing to learn from or to measure.")
+        dataset = memory
+        lengths = {len(tensor): None for tensor in memory.by_name.values()}
+        if len(lengths) > 1:
+            raise DataError(
+                f"The tensors of the {part} data have different lengths: "
+                f"{' and '.join(map(str, lengths))}. Inputs and targets need one row for each "
+                "sample."
+            )
+    if not hasattr(dataset, "__getitem__") or isinstance(dataset, str):
+        shown = f"the text {dataset!r}" if isinstance(dataset, str) else f"a {kind}"
+        raise DataError(
+            f"The {part} data is {shown}, and not samples. Give a dataset with __len__ and "
+            "__getitem__, a tuple of tensors, a stream with __iter__, or a DataLoader over one."
+        )
+    if len(dataset) == 0:
+        raise DataError(
+            f"The {part} data is empty: the {kind} has 0 samples. Check the path that it was read "
+            "from and the filters that were applied."
+        )
     return dataset
 
 
-def _rows_of(data: Any, name: str) -> Any:
-    """Return one dataset of several as samples."""
-    if isinstance(data, DataLoader):
-        raise DataError(
-            f"train[{name!r}] is a DataLoader, and datasets are mixed sample by sample. Give its "
-            "dataset."
-        )
-    if is_stream(data):
-        raise DataError(
-            f"train[{name!r}] is a stream, which has no positions to mix by. Give a dataset with "
-            "__len__ and __getitem__, or one stream that mixes."
-        )
-    return as_samples(dataset_of(data, f"train[{name!r}]"))
-
-
-def as_samples(dataset: Any) -> Any:
-    """Return a dataset of samples; of tensors in memory, their rows."""
-    memory = in_memory(dataset) if isinstance(dataset, (tuple, dict)) else None
-    return dataset if memory is None else TensorRows(memory)
-
-
-def _check_lengths(tensors: Any, part: str) -> None:
-    by_name = tensors if isinstance(tensors, dict) else dict(enumerate(tensors))
-    lengths = {name: len(tensor) for name, tensor in by_name.items()}
-    if len(set(lengths.values())) > 1:
-        counts = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
-        if list(lengths) == [0, 1]:
-            counts = f"the inputs have {lengths[0]} and the targets {lengths[1]}"
-        raise DataError(
-            f"The tensors of the {part} data have different lengths: {counts}. Inputs and targets "
-            "need one row for each sample."
-        )
-
-
 def count_samples(data: Any, part: str) -> int | None:
-    """Count the samples of the data; None for a stream without a length.
-
-    Raises:
-        DataError: it is empty or of an unknown kind.
-    """
+    """Count the samples of the data; None for a stream without a length."""
     dataset = dataset_of(data, part)
-    if is_stream(dataset):
-        return length_of(dataset)
-    memory = in_memory(dataset)
-    return len(dataset if memory is None else memory)
+    return length_of(dataset) if is_stream(dataset) else len(dataset)
 
 
 def first_samples(data: Any, samples: int, part: str) -> Any:
-    """Return at most the first samples of the data, as the same kind of data.
-
-    Raises:
-        DataError: it is empty or of an unknown kind.
-    """
+    """Return at most the first samples of the data, as data that is read in the same way."""
     dataset = dataset_of(data, part)
     if is_stream(dataset):
         dataset = peek(dataset, samples)
-        if not isinstance(data, DataLoader):
-            return dataset
-    memory = in_memory(dataset)
-    count = min(samples, len(dataset if memory is None else memory))
-    if isinstance(data, DataLoader):
-        few = Subset(dataset, range(count))
-        if data.batch_sampler is None:
-            return DataLoader(few, batch_size=None)
-        size = min(data.batch_size or samples, count)
-        return DataLoader(few, batch_size=size, collate_fn=data.collate_fn)
-    if memory is None:
-        return Subset(dataset, range(count))
-    return next(memory.read(0, None, [range(count)]))
+    count = min(samples, len(dataset))
+    few = Subset(dataset, range(count))
+    if not isinstance(data, DataLoader):
+        return few
+    if data.batch_sampler is None:
+        return DataLoader(few, batch_size=None)
+    size = min(data.batch_size or samples, count)
+    return DataLoader(few, batch_size=size, collate_fn=data.collate_fn)
 
 
 def check_dtypes(train: Any, data: Any, part: str) -> None:
-    """Check that tensors in memory to evaluate on have the dtypes of those to train on.
-
-    Raises:
-        DataError: one differs, so the model would fail at the first evaluation.
-    """
-    memories = [in_memory(unwrap_loader(one)) for one in (train, data)]
-    if memories[0] is None or memories[1] is None:
+    """Check that tensors in memory to evaluate on have the dtypes of those to train on."""
+    own, other = in_memory(unwrap_loader(train)), in_memory(unwrap_loader(data))
+    if own is None or other is None or own.by_name.keys() != other.by_name.keys():
         return
-    own, other = (
-        memory.tensors if isinstance(memory.tensors, dict) else dict(enumerate(memory.tensors))
-        for memory in memories
-        if memory is not None
-    )
-    if own.keys() != other.keys():
-        return
-    roles = {0: "inputs are", 1: "targets are"} if len(own) == 2 else {}
-    for name in own:
-        wanted, got = own[name].dtype, other[name].dtype
-        if wanted != got:
-            numpy = " (numpy's default)" if got == torch.float64 else ""
-            short = str(wanted).removeprefix("torch.")
-            what = roles.get(name, f"tensor {name!r} is")
+    for name, tensor in other.by_name.items():
+        got, wanted = tensor.dtype, own.by_name[name].dtype
+        if got != wanted:
             raise DataError(
-                f"The {part} {what} {got}{numpy}, and in the training data {wanted}. Convert with "
-                f".to({wanted}) (in numpy .astype({short!r}))."
+                f"Tensor {name!r} of the {part} data is {got}, and in the training data {wanted}. "
+                f"Convert with .to({wanted}) (in numpy .astype({str(wanted)[6:]!r}))."
             )

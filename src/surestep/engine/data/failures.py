@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils.data import default_collate
@@ -14,7 +14,6 @@ from surestep.engine.batch import MicroBatch, flatten_tensors
 from surestep.engine.device import ran_out
 
 _OUT_OF_BOUNDS = re.compile(r"Target (-?\d+) is out of bounds")
-_Kind = TypeVar("_Kind")
 _LISTED = 8  # samples of an error
 
 
@@ -57,9 +56,17 @@ def name_samples(
         return error
     epoch, first, wanted = span
     where = f"(epoch {epoch + 1}, positions {first} to {first + len(wanted) - 1})"
-    odd = _odd_sample(wanted, samples, part) if collate is default_collate else None
-    if odd is not None:
-        return DataError(f"{odd[0]} {where}: {_shown(error)}. {odd[1]}")
+    if isinstance(samples, list) and samples and collate is default_collate:
+        forms = [_form(sample) for sample in samples]
+        usual = Counter(forms).most_common(1)[0][0]
+        for index, form in zip(wanted, forms, strict=False):
+            if form != usual:
+                return DataError(
+                    f"Sample {index} of the {part} data is {form}, and most of its batch are "
+                    f"{usual} {where}: {_shown(error)}. Return the same parts for every sample, or "
+                    "pad them to one length in Task(collate_fn=...); or, if each element of the "
+                    "data is a batch already, pass Task(batched=True)."
+                )
     names = ", ".join(map(str, wanted[:_LISTED])) + (", ..." if len(wanted) > _LISTED else "")
     did = "put together" if samples else "loaded"
     return DataError(
@@ -87,59 +94,15 @@ def _shown(error: Exception) -> str:
     return f"{text} ({where})" if where else text
 
 
-def _odd_sample(wanted: Sequence[int], samples: Sequence[Any], part: str) -> tuple[str, str] | None:
-    """Describe the first sample that differs from most of its batch, and the fix."""
-    whose = f"of the {part} data"
-    kinds = [_kind(sample) for sample in samples]
-    if of_kind := _first_odd(wanted, kinds):
-        index, kind, usual_kind = of_kind
-        return (
-            f"Sample {index} {whose} is {kind}, and the others of its batch are {usual_kind}",
-            "Return the same parts for every sample.",
-        )
-    sorted_samples = map(_sort_keys, samples)
-    shapes = [
-        tuple(tuple(tensor.shape) for tensor in flatten_tensors(sample))
-        for sample in sorted_samples
-    ]
-    if of_shape := _first_odd(wanted, shapes):
-        index, odd, usual = of_shape
-        return (
-            f"Sample {index} {whose} has shapes {_listed(odd)}, and the others of its batch have "
-            f"{_listed(usual)}",
-            "Pad them to one length in Task(collate_fn=...); or, if each element of the data is a "
-            "batch already, pass Task(batched=True).",
-        )
-    return None
-
-
-def _first_odd(wanted: Sequence[int], kinds: Sequence[_Kind]) -> tuple[int, _Kind, _Kind] | None:
-    """Return the first sample of an uncommon kind, its kind, and the most common one."""
-    if len(set(kinds)) < 2:
-        return None
-    usual = Counter(kinds).most_common(1)[0][0]
-    odd = ((index, kind) for index, kind in zip(wanted, kinds, strict=False) if kind != usual)
-    first = next(odd, None)  # None if the odd one is beyond the samples that were wanted
-    return None if first is None else (*first, usual)
-
-
-def _kind(sample: Any) -> str:
-    """Describe a sample: its type, and its number of parts or their names."""
-    name = type(sample).__name__
+def _form(sample: Any) -> str:
+    """Describe what torch's `default_collate` needs to be equal: the parts, names and shapes."""
     if isinstance(sample, Mapping):
-        return f"a {name} of {', '.join(map(repr, _sort_keys(sample)))}"
-    return f"a {name} of {len(sample)}" if isinstance(sample, (tuple, list)) else f"a {name}"
-
-
-def _sort_keys(sample: Any) -> Any:
-    """Sort the keys of dicts, whose order torch's `default_collate` ignores."""
-    if isinstance(sample, Mapping):
-        return {key: _sort_keys(sample[key]) for key in sorted(sample, key=repr)}
-    return [_sort_keys(part) for part in sample] if isinstance(sample, (tuple, list)) else sample
-
-
-def _listed(shapes: Iterable[tuple[int, ...]]) -> str:
-    return ", ".join(map(str, shapes))
+        parts = (f"{key!r}: {_form(sample[key])}" for key in sorted(sample, key=repr))
+        return f"a dict of ({', '.join(parts)})"
+    if isinstance(sample, (tuple, list)):
+        return f"a {type(sample).__name__} of ({', '.join(map(_form, sample))})"
+    shape = getattr(sample, "shape", None)
+    return f"a {type(sample).__name__}" + ("" if shape is None else f" of shape {tuple(shape)}")
 
 
 def explain_target(
@@ -147,27 +110,18 @@ def explain_target(
 ) -> DataError | None:
     """Return torch's error for a class out of range with the name of the sample; None for others.
 
-    Args:
-        error: of cross-entropy on a CPU.
-        micro_batches: one of them has the target.
-        order: index of the sample at each position; None is the stored order.
-        where: the step and epoch, or the split that is measured.
+    `order` is the index of the sample at each position; None is the stored order.
     """
     match = _OUT_OF_BOUNDS.search(str(error))
     if match is None:
         return None
     target = int(match[1])
-    name = next(filter(None, (_find_target(one, target, order) for one in micro_batches)), None)
-    if name is None:
-        return DataError(f"The target {target} is out of range, at {where}.")
-    what_to_do = (
-        "Correct the target, or mark what to ignore by the loss's ignore_index (-100)."
-        if target < 0
-        else "Correct the target, or give the model more outputs."
-    )
+    names = (_find_target(micro, target, order) for micro in micro_batches)
+    name = next(filter(None, names), "the batch")
     return DataError(
         f"The target {target} of {name} is out of range, at {where}: the model has no output for "
-        f"that class. {what_to_do}"
+        "that class. Correct it, mark what to ignore by the loss's ignore_index (-100), or give "
+        "the model more outputs."
     )
 
 
@@ -188,20 +142,11 @@ def _find_target(micro: MicroBatch, target: int, order: Tensor | None) -> str | 
 
 
 def check_targets(targets: Any, kind: str) -> None:
-    """Check that the targets of the first batch hold a tensor, for a loss of classes.
-
-    Raises:
-        DataError: they hold none, such as the paths of `(image, label, path)` samples.
-    """
-    if (
-        kind != "classes"
-        or flatten_tensors(targets)
-        or targets is None
-        or isinstance(targets, Mapping)
-    ):
-        return
-    shown = repr(targets if not isinstance(targets, (tuple, list)) else targets[0])
-    raise DataError(
-        f"The last part of a batch is taken as the targets, and it holds no tensor: {shown:.60}. "
-        "Set the parts: Task(inputs=lambda batch: (batch[0], batch[1]))."
-    )
+    """Check that the targets of the first batch hold a tensor, for a loss of classes."""
+    is_other = targets is None or isinstance(targets, Mapping) or flatten_tensors(targets)
+    if kind == "classes" and not is_other:
+        shown = repr(targets[0] if isinstance(targets, (tuple, list)) else targets)
+        raise DataError(
+            "The last part of a batch is taken as the targets, and it holds no tensor: "
+            f"{shown:.60}. Set the parts: Task(inputs=lambda batch: (batch[0], batch[1]))."
+        )

@@ -11,14 +11,9 @@ from torch.utils.data import DataLoader, RandomSampler, Subset
 from surestep.base.errors import ConfigError, DataError
 from surestep.engine.data.bptt import BPTTDataset
 from surestep.engine.data.dataloader import sampler_of, sampler_order
-from surestep.engine.data.dataset import (
-    as_samples,
-    count_samples,
-    dataset_of,
-    in_memory,
-    is_mixture,
-)
+from surestep.engine.data.dataset import count_samples, dataset_of, is_mixture
 from surestep.engine.data.samplers.basic import BasicOrder
+from surestep.engine.data.sources import InMemory
 from surestep.engine.data.stream import is_stream
 from surestep.engine.plan.batching import BatchLayout, DatasetView, SampleOrder
 from surestep.engine.plan.specs import ExcludedSamples
@@ -27,24 +22,18 @@ from surestep.engine.task.task import Task
 
 
 def dataset_view(task: Task) -> DatasetView:
-    """Return what an order may read of the training data.
-
-    Raises:
-        DataError: it is not map-style, or empty.
-    """
+    """Return what an order may read of the training data."""
     dataset = dataset_of(task.train, "train")
-    memory = in_memory(dataset)
-    count = len(dataset if memory is None else memory)
+    count = len(dataset)
 
     def load_all() -> Iterator[Any]:
-        samples = as_samples(dataset)
         with preserve_rng():
             seed_loading(0)
-            yield from (samples[index] for index in range(count))
+            yield from (dataset[index] for index in range(count))
 
     def targets() -> Tensor | None:
-        if memory is not None:
-            batch = next(memory.read(0, None, [range(count)]))
+        if isinstance(dataset, InMemory):
+            batch = next(dataset.read(0, None, [range(count)]))
             return cast("Tensor | None", task.split_batch(batch)[2])
         found = getattr(dataset, "targets", None)  # as torchvision's datasets have
         return None if found is None else torch.as_tensor(found)
@@ -59,9 +48,6 @@ def apply_order(task: Task, skips: ExcludedSamples | None = None) -> Task:
     """Return the task with the order of its training data, without the excluded samples.
 
     A plain order is made later, when data.shuffle is known.
-
-    Raises:
-        DataError: the order does not fit the data, or two are given, or none for several datasets.
     """
     order, train = task.sampler, task.train
     if is_stream(train):
@@ -102,11 +88,7 @@ def apply_order(task: Task, skips: ExcludedSamples | None = None) -> Task:
 
 
 def excluded_samples(task: Task, indices: Iterable[int], source: str) -> ExcludedSamples:
-    """Return which samples of the task's training data are excluded.
-
-    Raises:
-        ConfigError: a sample does not exist, or none is left, or the data is in lanes.
-    """
+    """Return which samples of the task's training data are excluded."""
     count = count_samples(task.train, "train")
     assert count is not None, "a stream has no indices"
     samples = tuple(sorted(set(indices)))
@@ -144,14 +126,9 @@ class FilteredOrder:
         return self.order.name
 
     def bind(self, samples: DatasetView) -> "FilteredOrder":
-        """Return the order over this data.
-
-        Raises:
-            ConfigError: its epochs do not have the same samples, each once, so their lengths
-                without the excluded samples would differ.
-        """
+        """Return the order over this data."""
         found = replace(self, order=self.order.bind(samples))
-        first, second = (found._full_epoch(epoch).sort().values for epoch in (0, 1))
+        first, second = (found._full_epoch(0, epoch, 1).sort().values for epoch in (0, 1))
         if len(first.unique()) < len(first) or not torch.equal(first, second):
             raise ConfigError(
                 f"exclude_samples is set, and the order {self.name!r} draws its samples again each "
@@ -159,22 +136,19 @@ class FilteredOrder:
                 "in surestep.samplers.weighted(weights), or a torch.utils.data.Subset of the data "
                 "as train."
             )
-        return replace(found, length=len(found._remaining(0, 0, 1)))
+        return replace(found, length=int(self.skips.kept()[first].sum()))
 
-    def _full_epoch(self, epoch: int) -> Tensor:
-        order = self.order.indices(0, epoch, 1)
+    def _full_epoch(self, seed: int, epoch: int, batch_size: int) -> Tensor:
+        order = self.order.indices(seed, epoch, batch_size)
         return torch.arange(self.skips.count) if order is None else order
 
     def __len__(self) -> int:
         return self.length
 
     def indices(self, seed: int, epoch: int, batch_size: int) -> Tensor:
-        """Return the indices that are left of an epoch.
-
-        Raises:
-            DataError: they are not as many as in the first epoch.
-        """
-        rest = self._remaining(seed, epoch, batch_size)
+        """Return the indices that are left of an epoch."""
+        full = self._full_epoch(seed, epoch, batch_size)
+        rest = full[self.skips.kept()[full]]
         if len(rest) != self.length:
             raise DataError(
                 f"The order {self.name!r} without exclude_samples has {len(rest)} samples in epoch "
@@ -183,26 +157,9 @@ class FilteredOrder:
             )
         return rest
 
-    def _remaining(self, seed: int, epoch: int, batch_size: int) -> Tensor:
-        kept = self.skips.kept()
-        order = self.order.indices(seed, epoch, batch_size)
-        return kept.nonzero().flatten() if order is None else order[kept[order]]
-
     def explain(self, layout: BatchLayout, seed: int) -> str:
         """Describe the full order, and how many samples are excluded."""
         return f"{self.order.explain(layout, seed)}; without {self.skips}"
-
-
-def filter_order(
-    order: SampleOrder | None, skips: ExcludedSamples | None, *, shuffle: bool
-) -> SampleOrder | None:
-    """Return the order of the remaining samples; None is the plain one of all samples.
-
-    An order of the Task excludes samples already, by `apply_order`.
-    """
-    if skips is None or order is not None:
-        return order
-    return FilteredOrder(BasicOrder(shuffle, skips.count), skips, skips.left)
 
 
 def remaining_data(task: Task, skips: ExcludedSamples | None) -> Task:

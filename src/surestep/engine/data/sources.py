@@ -4,8 +4,8 @@ What the loading of a sample draws is seeded from (seed, epoch, position). So a 
 position without loading what comes before it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -16,10 +16,10 @@ from torch.utils.data import Dataset, Subset, default_collate, get_worker_info
 from surestep.base.errors import DataError
 from surestep.engine.data.failures import Failed, checked, name_sample, name_samples
 from surestep.engine.data.workers import Loader, begin_worker
-from surestep.engine.generators import DatasetRNGs
+from surestep.engine.own_generators import OwnGenerators
 from surestep.engine.rng import (
     clear_numpy_gauss_cache,
-    derive_load_seed,
+    derive_seed,
     preserve_rng,
     reset_numpy_bit_generator,
     seed_loading,
@@ -28,8 +28,6 @@ from surestep.engine.rng import (
 
 class Source(Protocol):
     """Yields micro-batches in order."""
-
-    def __len__(self) -> int: ...
 
     def read(self, epoch: int, order: Tensor | None, ranges: Iterable[range]) -> Iterator[Any]:
         """Yield the batch at each range of positions; `order` None is the stored order."""
@@ -40,20 +38,26 @@ class Source(Protocol):
         ...
 
 
-class InMemory:
+class InMemory(Dataset[Any]):
     """Tensors that are sliced a batch at a time; `index` selects samples, as a Subset does."""
 
     def __init__(self, tensors: Any, index: Tensor | None = None) -> None:
         self.tensors = tensors
         self.index = index
-        first = next(iter(tensors.values() if isinstance(tensors, dict) else tensors))
-        self.samples = len(first if index is None else index)
+        self.by_name = tensors if isinstance(tensors, dict) else dict(enumerate(tensors))
+        self.samples = len(next(iter(self.by_name.values())) if index is None else index)
 
     def __len__(self) -> int:
         return self.samples
 
-    def __getitems__(self, rows: list[int]) -> Any:
-        """Return the batch of these rows of the tensors, for workers."""
+    def __getitem__(self, row: int) -> Any:
+        """Return a sample, for a custom collate function."""
+        row = row if self.index is None else int(self.index[row])
+        sample = {name: tensor[row] for name, tensor in self.by_name.items()}
+        return sample if isinstance(self.tensors, dict) else tuple(sample.values())
+
+    def batch(self, rows: Sequence[int]) -> Any:
+        """Return the batch of these samples."""
         return next(self.read(0, torch.as_tensor(rows), [range(len(rows))]))
 
     def read(self, epoch: int, order: Tensor | None, ranges: Iterable[range]) -> Iterator[Any]:
@@ -62,38 +66,24 @@ class InMemory:
         A model may write into its inputs. A view that starts within a larger tensor would also
         change the last bits, because kernels depend on alignment.
         """
-        names = list(self.tensors) if isinstance(self.tensors, dict) else None
-        tensors = list(self.tensors.values()) if names else self.tensors
+        is_named = isinstance(self.tensors, dict)
         if self.index is not None:
             order = self.index if order is None else self.index[order]
-        orders = [None if order is None else order.to(tensor.device) for tensor in tensors]
+        columns = [
+            (name, tensor, None if order is None else order.to(tensor.device))
+            for name, tensor in self.by_name.items()
+        ]
         for where in ranges:
-            start, stop, parts = where.start, where.stop, []
-            for tensor, rows in zip(tensors, orders, strict=True):
+            part, batch = slice(where.start, where.stop), {}
+            for name, tensor, rows in columns:
                 if rows is None:
-                    parts.append(tensor[start:stop].clone())
+                    batch[name] = tensor[part].clone()
                 else:
-                    parts.append(tensor.index_select(0, rows[start:stop]))
-            yield tuple(parts) if names is None else dict(zip(names, parts, strict=True))
+                    batch[name] = tensor.index_select(0, rows[part])
+            yield batch if is_named else tuple(batch.values())
 
     def close(self) -> None:
         """Do nothing: there are no workers."""
-
-
-class TensorRows(Dataset[Any]):
-    """Tensors in memory as samples, for a custom collate function."""
-
-    def __init__(self, memory: InMemory) -> None:
-        self.memory = memory
-
-    def __len__(self) -> int:
-        return len(self.memory)
-
-    def __getitem__(self, row: int) -> Any:
-        tensors = self.memory.tensors
-        if isinstance(tensors, dict):
-            return {name: tensor[row] for name, tensor in tensors.items()}
-        return tuple(tensor[row] for tensor in tensors)
 
 
 class MicroBatchRequest(NamedTuple):
@@ -114,16 +104,17 @@ class SeededDataset(Dataset[Any]):
         self.part = part
         self.collate = collate
         self.seed = seed
+        self.is_sliced = isinstance(dataset, InMemory) and collate is default_collate
         self.preserves = True  # False while the caller preserves this process's generators
-        self._own: DatasetRNGs | None = None  # searched for in the process that loads
+        self._own: OwnGenerators | None = None  # searched for in the process that loads
 
     def __getitem__(self, batch: MicroBatchRequest) -> Any:
         return self.__getitems__(batch)
 
     def __getitems__(self, batch: MicroBatchRequest) -> Any:
         """Load and collate one micro-batch."""
-        if isinstance(self.dataset, InMemory):  # a slice draws nothing
-            return self.dataset.__getitems__(batch.samples)
+        if self.is_sliced:  # which draws nothing
+            return self.dataset.batch(batch.samples)
         if get_worker_info() is not None:
             try:
                 return self._load(batch)
@@ -135,12 +126,12 @@ class SeededDataset(Dataset[Any]):
             return self._load(batch)
 
     def _load(self, batch: MicroBatchRequest) -> Any:
-        own = self._own
-        if own is None:
-            own = self._own = DatasetRNGs(dataset=self.dataset, collate_fn=self.collate)
+        if self._own is None:
+            parts = ("dataset", self.dataset), ("collate_fn", self.collate)
+            self._own = OwnGenerators(*parts)
         loaded = self._load_once(batch)
         # A generator that this load created was not seeded for it.
-        return self._load_once(batch) if own.has_new() else loaded
+        return self._load_once(batch) if self._own.has_new() else loaded
 
     def _load_once(self, batch: MicroBatchRequest) -> Any:
         epoch, first, wanted = batch
@@ -168,7 +159,7 @@ class SeededDataset(Dataset[Any]):
             raise name_samples(error, self.part, batch, samples, self.collate) from error
 
     def _seed(self, epoch: int, position: int) -> None:
-        seed = derive_load_seed(self.seed, epoch, position)
+        seed = derive_seed("load", self.seed, epoch, position)
         seed_loading(seed)
         info = get_worker_info()
         if info is not None:
@@ -201,21 +192,15 @@ class _RequestSampler:
             yield MicroBatchRequest(self.epoch, where.start, list(rows))
 
 
-@dataclass(frozen=True)
-class WorkerInit:
-    """Prepare a worker, then call the user's `worker_init_fn`."""
-
-    own: Callable[[int], None] | None
-
-    def __call__(self, worker: int) -> None:
-        """Run in each worker before it loads anything."""
-        begin_worker()
-        reset_numpy_bit_generator()
-        info = get_worker_info()
-        # So that a function which changes `get_worker_info().dataset` gets the user's dataset.
-        object.__setattr__(info, "dataset", cast(Any, info).dataset.dataset)
-        if self.own is not None:
-            self.own(worker)
+def init_worker(own: Callable[[int], None] | None, worker: int) -> None:
+    """Prepare a worker before it loads anything, then call the user's `worker_init_fn`."""
+    begin_worker()
+    reset_numpy_bit_generator()
+    info = get_worker_info()
+    # So that a function which changes `get_worker_info().dataset` gets the user's dataset.
+    object.__setattr__(info, "dataset", cast(Any, info).dataset.dataset)
+    if own is not None:
+        own(worker)
 
 
 def identity_collate(batch: Any) -> Any:
@@ -226,7 +211,7 @@ def identity_collate(batch: Any) -> Any:
 def make_torch_loader(dataset: Dataset[Any], options: Mapping[str, Any], **more: Any) -> Loader:
     """Return a loader of ready batches; `options` are those of a DataLoader."""
     options = dict(options)
-    start = WorkerInit(options.pop("worker_init_fn", None))
+    start = partial(init_worker, options.pop("worker_init_fn", None))
     return Loader(
         dataset,
         collate_fn=identity_collate,
@@ -251,7 +236,6 @@ class MapStyleSource:
         self.dataset = dataset
         self._requests = _RequestSampler()
         self._seeded = SeededDataset(dataset, collate or default_collate, seed, part)
-        self._draws = not isinstance(dataset, InMemory)
         self._has_workers = bool(options.get("num_workers"))
         self._by_torch = self._has_workers or bool(options.get("pin_memory"))
         self._loader = make_torch_loader(self._seeded, options, batch_sampler=self._requests)
@@ -265,12 +249,14 @@ class MapStyleSource:
         self._requests.ranges = ranges
         if not self._by_torch:  # a DataLoader's own work takes 14 us a micro-batch
             return map(self._seeded.__getitems__, self._requests)
-        found = iter(self._loader)
-        return _check_loaded(found) if self._draws and self._has_workers else found
+        found: Iterator[Any] = iter(self._loader)
+        if not self._has_workers or self._seeded.is_sliced:
+            return found
+        return map(self._check_loaded, found)
 
     def take(self, found: Iterator[Any], count: int) -> Iterator[Any]:
         """Take the micro-batches of one batch: to preserve the generators takes 16 us."""
-        if count == 1 or self._has_workers or not self._draws:
+        if count == 1 or self._has_workers or self._seeded.is_sliced:
             return islice(found, count)
         with preserve_rng():
             self._seeded.preserves = False
@@ -279,13 +265,12 @@ class MapStyleSource:
             finally:
                 self._seeded.preserves = True
 
+    @staticmethod
+    def _check_loaded(batch: Any) -> Any:
+        """Return what a worker loaded, and leave this process as loading here would."""
+        clear_numpy_gauss_cache()
+        return checked(batch)
+
     def close(self) -> None:
         """End the workers."""
         self._loader.close()
-
-
-def _check_loaded(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield what workers loaded, and leave this process as loading here would."""
-    for batch in batches:
-        clear_numpy_gauss_cache()
-        yield checked(batch)

@@ -20,11 +20,10 @@ from surestep.engine.data.failures import name_stream
 from surestep.engine.data.stream_state import (
     StreamStateTracker,
     WorkerProgress,
-    copy_sharing_arrays,
+    copy_stream,
     encode_state,
-    has_state,
 )
-from surestep.engine.rng import derive_load_seed, derive_seed, preserve_rng, seed_loading
+from surestep.engine.rng import derive_seed, preserve_rng, seed_loading
 
 PROBED = 16  # samples: two reads, or two workers, that agree on so many agree
 
@@ -39,11 +38,7 @@ def is_stream(data: Any) -> bool:
 
 
 def check_restarts(stream: Any, part: str) -> None:
-    """Check that a stream can be read more than once.
-
-    Raises:
-        DataError: it has one iterator; a second reader would take its samples from the first.
-    """
+    """Check that a stream can be read more than once."""
     if not hasattr(stream, "__iter__"):
         return
     if hasattr(stream, "__next__") or iter(stream) is iter(stream):
@@ -68,16 +63,11 @@ class StreamReader:
 
     The position is the sample's number in the stream; with several workers, the numbers of their
     shards are interleaved.
-
-    Attributes:
-        stream: what is read.
-        seed: of the run.
-        buffer: samples in the shuffle buffer; None keeps the order.
     """
 
     stream: Any
-    seed: int
-    buffer: int | None = None
+    seed: int  # of the run
+    buffer: int | None = None  # samples in the shuffle buffer; None keeps the order
 
     def samples(
         self, epoch: int, worker: int = 0, workers: int = 1, own: StreamStateTracker | None = None
@@ -93,7 +83,7 @@ class StreamReader:
 
     def seed_position(self, epoch: int, position: int) -> None:
         """Seed what the sample at a position may draw."""
-        seed_loading(derive_load_seed(self.seed, epoch, position))
+        seed_loading(derive_seed("load", self.seed, epoch, position))
 
     def _in_order(
         self, epoch: int, worker: int, workers: int, own: StreamStateTracker
@@ -136,17 +126,16 @@ def peek(stream: Any, samples: int) -> list[Any]:
 
 def empty_stream_error(part: str) -> DataError:
     """Return the error for a stream that gave no sample."""
-    return DataError(f"The {part} stream is empty: it gave no sample.")
+    return DataError(
+        f"The {part} stream is empty: it gave no sample. Check the path that it reads and the "
+        "filters that are applied."
+    )
 
 
 def check_repeats(reader: StreamReader, part: str) -> None:
-    """Read the first samples twice and compare: otherwise a run could not resume exactly.
-
-    Raises:
-        DataError: they differ, or there are none.
-    """
+    """Read the first samples twice and compare: otherwise a run could not resume exactly."""
     with preserve_rng():
-        first, again = _digests(reader), _digests(reader)
+        first, again = _digests(reader.samples(0)), _digests(reader.samples(0))
     if not first:
         raise empty_stream_error(part)
     if first != again:
@@ -159,11 +148,7 @@ def check_repeats(reader: StreamReader, part: str) -> None:
 
 
 def check_shards(shards: list[list[str]], part: str) -> None:
-    """Compare the digests of what each worker reads first: each must have its own shard.
-
-    Raises:
-        DataError: two read the same samples, or one has nothing to read.
-    """
+    """Compare the digests of what each worker reads first: each must have its own shard."""
     workers, used = len(shards), sum(map(bool, shards))
     if len({tuple(shard) for shard in shards if shard}) < used:
         raise DataError(
@@ -183,7 +168,7 @@ def check_shards(shards: list[list[str]], part: str) -> None:
 def fingerprint(reader: StreamReader) -> str:
     """Return a digest of the first samples, by which processes compare their streams."""
     with preserve_rng():
-        return digest(_digests(reader))
+        return digest(_digests(reader.samples(0)))
 
 
 class StreamProbe(IterableDataset[Any]):
@@ -194,11 +179,11 @@ class StreamProbe(IterableDataset[Any]):
         self.dataset = reader.stream
 
     def __iter__(self) -> Iterator[list[str]]:
-        yield _digests(self.reader)
+        yield _digests(self.reader.samples(0))
 
 
-def _digests(reader: StreamReader) -> list[str]:
-    return [digest(sample) for sample in islice(reader.samples(0), PROBED)]
+def _digests(samples: Iterator[Any], count: int = PROBED) -> list[str]:
+    return [digest(sample) for sample in islice(samples, count)]
 
 
 def digest(sample: Any) -> str:
@@ -234,45 +219,28 @@ def find_state_problem(stream: Any) -> str:
 
     What follows some samples is compared with what follows after loading the state there.
     """
+    half, reader, own = PROBED // 2, StreamReader(stream, seed=0), StreamStateTracker()
+    tried = "reading its first samples"
     with preserve_rng():
         try:
-            return _owner_problem(stream) or _state_problem(stream)
-        except Exception as error:  # of the user's code; the next reader reports it
-            return f"reading its first samples failed: {error!r}"
-
-
-def _owner_problem(stream: Any) -> str:
-    own = StreamStateTracker()
-    seed_loading(0)
-    own.start(stream, 0)
-    if own.owner is None:
-        return "it has no state_dict() and load_state_dict()"
-    try:
-        if has_state(stream):
-            copy_sharing_arrays(stream)
-    except Exception as error:  # of the user's classes, which may raise anything
-        return f"its state would be loaded into a copy, and it cannot be copied: {error!r}"
-    return ""
-
-
-def _state_problem(stream: Any) -> str:
-    half = PROBED // 2
-    reader, own = StreamReader(stream, seed=0), StreamStateTracker()
-    samples = reader.samples(0, own=own)
-    before = list(islice(samples, half))
-    name = type(own.owner).__name__
-    try:
-        state = encode_state(own.owner.state_dict())
-    except TypeError as error:
-        return f"the state of {name} has a {error}, which has no form in JSON or safetensors"
-    except Exception as error:
-        return f"state_dict() of {name} failed: {error!r}"
-    after = [digest(sample) for sample in islice(samples, half)]
-    again = StreamStateTracker(WorkerProgress(len(before), len(before), state))
-    try:
-        found = [digest(sample) for sample in islice(reader.samples(0, own=again), half)]
-    except Exception as error:
-        return f"load_state_dict() of {name} failed: {error!r}"
+            seed_loading(0)
+            own.start(stream, 0)
+            if own.owner is None:
+                return "it has no state_dict() and load_state_dict()"
+            tried = "copying it, since a state is loaded into a copy,"
+            copy_stream(stream)
+            tried = "reading its first samples"
+            samples = reader.samples(0, own=own)
+            before = len(list(islice(samples, half)))
+            name = type(own.owner).__name__
+            tried = f"state_dict() of {name}"
+            state = encode_state(own.owner.state_dict())
+            after = _digests(samples, half)
+            tried = f"load_state_dict() of {name}"
+            again = StreamStateTracker(WorkerProgress(before, before, state))
+            found = _digests(reader.samples(0, own=again), half)
+        except Exception as error:  # of the user's code
+            return f"{tried} failed: {error!r}"
     if found == after:
         return ""
-    return f"after loading its state of {len(before)} samples, {name} continues with others"
+    return f"after loading its state of {before} samples, {name} continues with others"

@@ -6,7 +6,7 @@ the remainders of the shards together, so that only the last batch of an epoch m
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -32,16 +32,9 @@ from surestep.engine.rng import clear_numpy_gauss_cache, preserve_rng
 from surestep.engine.state.state import Progress, State, Stateful
 
 Collate = Callable[[list[Any]], Any]
-Span = tuple[int, int]  # the first position and the end
+Span = tuple[int, int, bool, list[range]]  # first, end, is the last; positions by micro-batch
+RawBatch = tuple[Span, Iterator[Any]]  # its micro-batches, as read
 _CHECKPOINTS = 64  # a rollback resumes from the nearest of the last so many
-
-
-class RawMicroBatch(NamedTuple):
-    """A collated micro-batch, with its first position and its number of samples."""
-
-    raw: Any
-    position: int
-    samples: int
 
 
 class _WorkerBatch(NamedTuple):
@@ -96,13 +89,14 @@ class _StreamWorker(IterableDataset[Any]):
         own = StreamStateTracker(part)
         samples, read = self.reader.samples(epoch, worker, workers, own), part.read
         while True:
-            with _preserve_in_main():
+            # In a worker nothing else draws.
+            with preserve_rng() if info is None else nullcontext():
                 batch = list(islice(samples, size))
                 if len(batch) < size:
                     break
-                # The batch's number at the latest; it is smaller if other workers have ended.
-                number = read // size * workers + worker
-                consumed = (number + 1) * size <= start or read < part.given
+                # The batch's end at the latest; it is earlier if other workers have ended.
+                end = (read // size * workers + worker + 1) * size
+                consumed = end <= start or read < part.given
                 first = read * workers + worker
                 raws = [] if consumed else self.collate_batch(batch, epoch, first, workers)
                 read += size
@@ -132,19 +126,11 @@ class _StreamWorker(IterableDataset[Any]):
 class StreamLoader:
     """Reads the batches of a stream, with or without workers.
 
-    Args:
-        reader: reads the samples.
-        layout: the split of an epoch; its samples are None if the stream has no length.
-        part: the name of the data in messages.
-        collate: makes a batch of samples; None is torch's `default_collate`.
-        options: of the DataLoader.
-        saves_state: keep the stream's own state, so that a run can resume by it.
+    With `saves_state` it keeps the stream's own state, so that a run can resume by it. `options`
+    are those of the DataLoader.
 
     Attributes:
         checkpoints: the positions that a run can resume from, the newest last.
-
-    Raises:
-        DataError: several workers would read the same samples, or one none.
     """
 
     def __init__(
@@ -171,25 +157,27 @@ class StreamLoader:
         )
         self._loader = make_torch_loader(self._pass, options, batch_size=None)
 
-    def batches(self, epoch: int, start: int) -> Iterator[tuple[list[RawMicroBatch], Span, bool]]:
-        """Yield (micro-batches, span, is the last) of each batch from position `start` on.
+    def batches(self, epoch: int, start: int) -> Iterator[RawBatch]:
+        """Yield the span of each batch from position `start` on, with its micro-batches.
 
         Each of several ranks reads all of the stream, and collates its share of each batch.
-
-        Raises:
-            DataError: it is empty, differs from its length, or ends before `start`.
         """
-        waiting: tuple[list[RawMicroBatch], Span] | None = None
+        waiting: tuple[list[Any], int, int] | None = None
         for batch in self._batches(epoch, start):
             if waiting is not None:
-                yield *waiting, False
+                yield self._as_raw(*waiting, is_last=False)
             waiting = batch
-            if batch[1][1] == self.layout.most:  # the end of the last batch that is used
+            if batch[2] == self.layout.most:  # the end of the last batch that is used
                 break
         if waiting is not None:
-            yield *waiting, True
+            yield self._as_raw(*waiting, is_last=True)
 
-    def _batches(self, epoch: int, start: int) -> Iterator[tuple[list[RawMicroBatch], Span]]:
+    def _as_raw(self, raws: list[Any], first: int, end: int, *, is_last: bool) -> RawBatch:
+        ranges = [range(*span) for span in self.layout.micro_batches(first, end)]
+        return (first, end, is_last, ranges), iter(raws)
+
+    def _batches(self, epoch: int, start: int) -> Iterator[tuple[list[Any], int, int]]:
+        """Yield the micro-batches of each batch, its first position and its end."""
         size, remainders = self.layout.batch_size, list[_Remainder]()
         begun = self._begin(epoch, start)
         position, parts = begun.position, list(begun.parts)
@@ -201,7 +189,7 @@ class StreamLoader:
             if not isinstance(item, _WorkerBatch):
                 continue
             end = position + size
-            self._check_longer(end)
+            self._check_length(end, has_ended=False)
             if self._pass.saves_state:
                 part = parts[item.worker]._replace(given=item.read)
                 if item.state is not None:
@@ -210,19 +198,18 @@ class StreamLoader:
                 checkpoint = StreamCheckpoint(epoch, end, size, item.worker, tuple(parts))
                 self.checkpoints.append(checkpoint)
             if position >= start:
-                yield self._micro_batches(item.raws, position, size)
+                yield item.raws, position, end
             position = end
         remainders.sort(key=attrgetter("worker"))
         rest = [sample for remainder in remainders for sample in remainder.samples]
         end = position + len(rest)
-        self._check_longer(end)
         self._check_end(end, start)
         for first in range(position, end, size):
             batch = rest[first - position : first - position + size]
             if first >= start and not (self.layout.drop_last and len(batch) < size):
                 with preserve_rng():
                     raws = self._pass.collate_batch(batch, epoch, first)
-                yield self._micro_batches(raws, first, len(batch))
+                yield raws, first, first + len(batch)
 
     def checkpoint_at(self, epoch: int, position: int) -> StreamCheckpoint | None:
         """Return the last checkpoint up to a position that saves reading something again."""
@@ -248,28 +235,19 @@ class StreamLoader:
         self.close()  # workers that are alive do not see it
         return found
 
-    def _micro_batches(
-        self, raws: list[Any], first: int, samples: int
-    ) -> tuple[list[RawMicroBatch], Span]:
-        span = (first, first + samples)
-        spans = self.layout.micro_batches(*span)
-        return [RawMicroBatch(raw, a, b - a) for raw, (a, b) in zip(raws, spans, strict=True)], span
-
-    def _check_longer(self, read: int) -> None:
-        if self.layout.samples is not None and read > self.layout.samples:
+    def _check_length(self, read: int, *, has_ended: bool) -> None:
+        length = self.layout.samples
+        if length is not None and (read > length or (has_ended and read < length)):
+            how = "gives at least" if read > length else "ended after"
             raise DataError(
-                f"The {self.part} stream has a __len__ of {self.layout.samples} samples, and gives "
-                f"more: {read} so far. {_LENGTH}"
+                f"The {self.part} stream has a __len__ of {length} samples, and {how} {read}."
+                " Correct its __len__; or remove it and set max_steps instead of epochs."
             )
 
     def _check_end(self, end: int, start: int) -> None:
         if end == 0:
             raise empty_stream_error(self.part)
-        if self.layout.samples is not None and end < self.layout.samples:
-            raise DataError(
-                f"The {self.part} stream has a __len__ of {self.layout.samples} samples, and ended "
-                f"after {end}. {_LENGTH}"
-            )
+        self._check_length(end, has_ended=True)
         if end < start:
             raise DataError(
                 f"The {self.part} stream ended after {end} samples, and this run has read {start} "
@@ -284,14 +262,6 @@ class StreamLoader:
     def close(self) -> None:
         """End the workers."""
         self._loader.close()
-
-
-_LENGTH = "Correct its __len__; or remove it and set max_steps instead of epochs."
-
-
-def _preserve_in_main() -> AbstractContextManager[object]:
-    """Preserve this process's generators; in a worker nothing else draws."""
-    return preserve_rng() if get_worker_info() is None else nullcontext()
 
 
 class _StreamCheckpointState:

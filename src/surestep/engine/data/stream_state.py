@@ -8,7 +8,8 @@ import copy
 import inspect
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,39 +22,25 @@ CHEAP_S = 1e-3  # a state that takes no longer is saved with every batch
 SHARE = 100  # a slower one takes at most 1 / SHARE of the time
 SHARED_BYTES = 2**20  # arrays from this size on are data and not state: copies share them
 _SEARCHED = 2000  # objects
-# How a saved state holds what JSON does not have: {"$tuple": [1, 2]}.
-TUPLE, PAIRS, ARRAY = "$tuple", "$pairs", "$array"
+# How a saved state holds what a checkpoint's JSON does not have: {"$pairs": [[1, "a"]]}.
+PAIRS, ARRAY = "$pairs", "$array"
 
 
 class WorkerProgress(NamedTuple):
-    """The progress of a worker in its shard of a stream.
+    """The progress of a worker in its shard of a stream."""
 
-    Attributes:
-        given: samples in the full batches that were consumed.
-        read: samples that were read when the state was saved.
-        state: the encoded state; None is the beginning.
-    """
-
-    given: int = 0
-    read: int = 0
-    state: Any = None
+    given: int = 0  # samples in the full batches that were consumed
+    read: int = 0  # samples that were read when the state was saved
+    state: Any = None  # encoded; None is the beginning
 
 
 class StreamCheckpoint(NamedTuple):
-    """A position in a pass over a stream, with the states to resume from.
-
-    Attributes:
-        epoch: of the pass.
-        position: samples consumed; the end of a full batch.
-        size: of a batch.
-        last: the worker whose batch was the last.
-        parts: the progress of each worker.
-    """
+    """A position in a pass over a stream, with the states to resume from."""
 
     epoch: int
-    position: int
-    size: int
-    last: int
+    position: int  # samples consumed; the end of a full batch
+    size: int  # of a batch
+    last: int  # the worker whose batch was the last
     parts: tuple[WorkerProgress, ...]
 
     @property
@@ -78,19 +65,6 @@ def parse_stream_checkpoint(saved: Any) -> StreamCheckpoint | None:
     return found if are_counts and found.last < len(parts) else None
 
 
-def iterate_epoch(stream: Any, epoch: int) -> Iterable[Any]:
-    """Return what to iterate in an epoch: the stream after `set_epoch`, or what it returns."""
-    if not hasattr(stream, "__iter__"):
-        wants_epoch = bool(inspect.signature(stream).parameters)
-        made: Iterable[Any] = stream(epoch) if wants_epoch else stream()
-        return made
-    set_epoch: Callable[[int], object] | None = getattr(stream, "set_epoch", None)
-    if callable(set_epoch):
-        set_epoch(epoch)
-    found: Iterable[Any] = stream
-    return found
-
-
 def has_state(owner: Any) -> bool:
     """Return whether an object can save and load its state."""
     methods = (getattr(owner, name, None) for name in ("state_dict", "load_state_dict"))
@@ -109,12 +83,17 @@ class StreamStateTracker:
 
     def start(self, stream: Any, epoch: int) -> Iterator[Any]:
         """Return the remaining samples of an epoch."""
-        found = iterate_epoch(copy_stream(stream), epoch)
-        if has_state(found):
-            self._own(found)
-            return iter(found)
-        samples = iter(found)
-        if has_state(samples):
+        self.owner = None
+        with suppress(Exception):  # of the user's classes; `find_state_problem` reports it
+            stream = copy_stream(stream)
+        if not hasattr(stream, "__iter__"):  # a function that returns what to iterate
+            stream = stream(epoch) if inspect.signature(stream).parameters else stream()
+        elif callable(getattr(stream, "set_epoch", None)):
+            stream.set_epoch(epoch)
+        if has_state(stream):
+            self._own(stream)
+        samples: Iterator[Any] = iter(stream)
+        if self.owner is None and has_state(samples):
             self._own(samples)
         return samples
 
@@ -143,20 +122,12 @@ class StreamStateTracker:
 
 
 def copy_stream(stream: Any) -> Any:
-    """Return a copy of a stream that has a state; one that cannot be copied, as it is.
+    """Return a copy of a stream that has a state; it shares the large arrays.
 
     So each pass begins with the stream as it was given, and no other reader changes it.
     """
     if not has_state(stream):
         return stream
-    try:
-        return copy_sharing_arrays(stream)
-    except Exception:  # of the user's classes; `find_state_problem` reports it
-        return stream
-
-
-def copy_sharing_arrays(stream: Any) -> Any:
-    """Return a deep copy that shares the large arrays."""
     return copy.deepcopy(stream, {id(array): array for array in _large_arrays(stream)})
 
 
@@ -180,11 +151,7 @@ def _large_arrays(root: Any) -> Iterable[Any]:
 
 
 def encode_state(value: Any) -> Any:
-    """Copy a state as JSON values and tensors.
-
-    Raises:
-        TypeError: with the name of a type that has no such form.
-    """
+    """Copy a state, in a form that a checkpoint can hold."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Tensor):
@@ -197,27 +164,19 @@ def encode_state(value: Any) -> Any:
         if all(type(name) is str and not name.startswith("$") for name in value):
             return {name: encode_state(member) for name, member in value.items()}
         return {PAIRS: [[encode_state(name), encode_state(value[name])] for name in value]}
-    if type(value) is tuple:  # random.setstate needs one
-        return {TUPLE: [encode_state(member) for member in value]}
-    if isinstance(value, list):
-        return [encode_state(member) for member in value]
-    raise TypeError(type(value).__name__)
+    if type(value) is tuple or isinstance(value, list):
+        return (tuple if type(value) is tuple else list)(map(encode_state, value))
+    raise TypeError(f"a {type(value).__name__} has no form in JSON or safetensors")
 
 
 def decode_state(value: Any) -> Any:
-    """Return a copy of what was encoded.
-
-    Raises:
-        TypeError, ValueError: it has a different form.
-    """
+    """Return a copy of what was encoded."""
     if isinstance(value, Tensor):
         return value.clone()
-    if isinstance(value, list):
-        return [decode_state(member) for member in value]
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(decode_state, value))
     if not isinstance(value, dict):
         return value
-    if value.keys() == {TUPLE}:
-        return tuple(decode_state(member) for member in value[TUPLE])
     if value.keys() == {ARRAY}:
         return torch.as_tensor(value[ARRAY]).numpy().copy()
     if value.keys() == {PAIRS}:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from surestep.base.errors import DataError
-from surestep.engine.data.dataset import count_samples, dataset_of, in_memory
-from surestep.engine.data.sources import MapStyleSource, Source
+from surestep.engine.data.dataset import count_samples, dataset_of
+from surestep.engine.data.sources import InMemory, MapStyleSource
 from surestep.engine.data.stream import is_stream
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.base import LossModule
@@ -18,37 +18,27 @@ from surestep.engine.task.task import Task
 BATCH = 256
 
 
-def fit_class_weights(loss: Loss, task: Task, seed: int) -> str:
-    """Fit a loss to the training targets if it needs that; return what it divides by.
-
-    Raises:
-        DataError: the targets cannot be read, or do not fit the loss.
-    """
-    if not loss.components:
-        return _fit_one(loss, task, seed, "")
-    return ". ".join(f"{p.name}: {_fit_one(p.loss, task, seed, p.name)}" for p in loss.components)
-
-
-def _fit_one(loss: Loss, task: Task, seed: int, name: str) -> str:
-    reason = (
-        f"divided by {loss.divides_by}"
-        if loss.divides
-        else "a sum over the batch, set by you; evaluations report it per sample"
-    )
+def fit_class_weights(loss: Loss, task: Task, seed: int, name: str = "") -> str:
+    """Fit a loss to the training targets if it needs that; return what it divides by."""
+    if loss.components:
+        reasons = (
+            f"{part.name}: {fit_class_weights(part.loss, task, seed, part.name)}"
+            for part in loss.components
+        )
+        return ". ".join(reasons)
+    reason = "a sum over the batch, set by you; evaluations report it per sample"
+    if loss.divides:
+        reason = f"divided by {loss.divides_by}"
     module = loss.module
     if not isinstance(module, LossModule) or not module.needs_targets:
         return reason
-    _fit(module, task, seed, name)
+    fitted = _fit(module, task, seed, name)
     samples = count_samples(task.train, "train")
-    return f"{module.describe_fit()}, read from the {samples} training samples; {reason}"
+    return f"{fitted}, read from the {samples} training samples; {reason}"
 
 
 def with_fitted_loss(task: Task, seed: int) -> Task:
-    """Return the Task with a loss fitted to all of its targets, to use it on a part of its data.
-
-    Raises:
-        DataError: as `fit_class_weights`.
-    """
+    """Return the Task with a loss fitted to all of its targets, to use it on a part of its data."""
 
     def fitted(loss: Any, name: str) -> Any:
         if not isinstance(loss, LossModule) or not loss.needs_targets:
@@ -62,29 +52,26 @@ def with_fitted_loss(task: Task, seed: int) -> Task:
     return replace(task, loss={name: fitted(loss, name) for name, loss in task.loss.items()})
 
 
-def _fit(loss: LossModule, task: Task, seed: int, name: str) -> None:
+def _fit(loss: LossModule, task: Task, seed: int, name: str) -> str:
     targets = read_targets(task, seed, repr(loss))
     with error_prefix(name):
-        loss.fit((get_named(batch, name, "targets") for batch in targets) if name else targets)
+        return loss.fit(
+            (get_named(batch, name, "targets") for batch in targets) if name else targets
+        )
 
 
 def read_targets(task: Task, seed: int, purpose: str) -> Iterator[Any]:
-    """Yield the targets of the training data, each sample once, batch by batch.
-
-    Raises:
-        DataError: a stream, which is not read twice.
-    """
+    """Yield the targets of the training data, each sample once, batch by batch."""
     data = task.train
     if is_stream(data):
         raise DataError(
             f"{purpose} reads the training data once before the run, and a stream is not read "
             "twice. Set a number for each class in place of 'balanced'."
         )
-    dataset = dataset_of(data, "train")
-    source: Source | None = in_memory(dataset)
-    if source is None:
+    source = dataset_of(data, "train")
+    if not isinstance(source, InMemory):
         collate = task.collate_fn or getattr(data, "collate_fn", None)
-        source = MapStyleSource(dataset, seed=seed, collate=collate, options={"num_workers": 0})
+        source = MapStyleSource(source, seed=seed, collate=collate, options={"num_workers": 0})
     samples = len(source)
     ranges = [range(start, min(start + BATCH, samples)) for start in range(0, samples, BATCH)]
     with preserve_rng():

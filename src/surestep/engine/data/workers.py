@@ -123,11 +123,8 @@ class Loader(DataLoader[Any]):
             _kill(workers)
             raise WorkerError(_describe(dead, len(workers), self._pass.stuck)) from None
 
-    def close(self) -> None:
-        """End the workers; those that have not ended after 5 seconds are killed."""
-        self._end(_END_S)
-
-    def _end(self, timeout_s: float) -> None:
+    def close(self, timeout_s: float = _END_S) -> None:
+        """End the workers; those that have not ended after the time are killed."""
         if self._pass is None or self._process != os.getpid():
             return
         ended, self._pass, self._iterator = self._pass, None, None
@@ -147,7 +144,7 @@ class Loader(DataLoader[Any]):
 
         If the collector found it in a cycle, the queues that ask workers to end are closed already.
         """
-        self._end(POLL_S)
+        self.close(POLL_S)
 
 
 def _has_failed(worker: BaseProcess) -> bool:
@@ -166,33 +163,22 @@ def _close_all() -> None:
 
 def _describe(worker: BaseProcess, workers: int, stuck: set[int]) -> str:
     """Return how a worker ended, the likely cause, and what to do."""
-    code, pid = worker.exitcode or 0, worker.pid
-    if pid in stuck:
-        return (
-            f"A data worker did not begin within {_BEGIN_S:g} s (pid {pid}): Python's fork can "
-            "block if threads run. Start the run again; data.num_workers=0 forks nothing."
-        )
-    if code > 0:
-        return (
-            f"A data worker ended by itself (pid {pid}, exit code {code}). data.num_workers=0 "
-            "loads in the main process, which shows the error."
-        )
-    name = signal.Signals(-code).name
-    if name == "SIGKILL":
-        return (
-            f"A data worker was killed, by the kernel for memory? (pid {pid}, {name}). Use fewer "
-            f"than data.num_workers={workers}, or a smaller data.prefetch_factor; dmesg names what "
-            "the kernel killed."
-        )
-    if name == "SIGBUS":
-        return (
-            f"A data worker crashed (pid {pid}, {name}): shared memory may be full. Use fewer than "
-            f"data.num_workers={workers}, or enlarge /dev/shm (docker run --shm-size)."
-        )
-    return (
-        f"A data worker was ended by a signal (pid {pid}, {name}). data.num_workers=0 loads in the "
-        "main process, which shows where it crashes."
-    )
+    code = worker.exitcode or 0
+    how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+    fewer = f"Use fewer than data.num_workers={workers}, or"
+    what_to_do = "data.num_workers=0 loads in the main process, which shows the error."
+    if worker.pid in stuck:
+        what = f"did not begin within {_BEGIN_S:g} s: Python's fork can block if threads run"
+        what_to_do = "Start the run again; data.num_workers=0 forks nothing."
+    elif how == "SIGKILL":
+        what = "was killed, by the kernel for memory?"
+        what_to_do = f"{fewer} a smaller data.prefetch_factor; dmesg names what the kernel killed."
+    elif how == "SIGBUS":
+        what = "crashed: shared memory may be full"
+        what_to_do = f"{fewer} enlarge /dev/shm (docker run --shm-size)."
+    else:
+        what = "ended by itself" if code > 0 else "was ended by a signal"
+    return f"A data worker {what} (pid {worker.pid}, {how}). {what_to_do}"
 
 
 def _check_open_files(workers: int) -> None:

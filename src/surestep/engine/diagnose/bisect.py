@@ -22,7 +22,6 @@ from surestep.engine.losses.multi import named_losses, with_items
 MAX_TRIES = 160  # steps that the search may take; each costs at most as much as the failed one
 _FIRST = 8  # samples that are tried first: if each of them fails, none in particular is the cause
 _COMPANIONS = 4  # finite samples beside which one is tried, if none can be tried alone
-_COUPLED = "the model or the loss compares samples, so none was tried alone"
 Sample = tuple[int, int]  # (micro-batch, row)
 
 
@@ -66,7 +65,12 @@ class BisectResult:
 
 
 def find_samples(
-    batch: Batch, loss: Loss, is_bad: Callable[[Batch], bool], *, independent: bool
+    batch: Batch,
+    loss: Loss,
+    is_bad: Callable[[Batch], bool],
+    *,
+    independent: bool,
+    index: Tensor | range | None,
 ) -> BisectResult:
     """Find the samples that make a step non-finite.
 
@@ -75,12 +79,20 @@ def find_samples(
         loss: of the step.
         is_bad: takes a step on a batch; returns whether it was not finite.
         independent: the model treats each sample alone.
+        index: of the sample at each position of the epoch; None if there is none.
     """
     alone = independent and all(entry.is_separable for _, entry in named_losses(loss))
+    search = _Search(batch, loss, is_bad)
     try:
-        return _Search(batch, loss, is_bad).run(alone=alone)
+        found, how, known = search.run(alone=alone)
     except CannotSplitBatchError as error:
-        return BisectResult(how=f"the batch cannot be split into samples: {error}", known=False)
+        found, how, known = [], f"the batch cannot be split into samples: {error}", False
+    positions = sorted(batch.micro_batches[micro].position + row for micro, row in found)
+    samples = tuple(
+        SampleRef(at, None if index is None or at >= len(index) else int(index[at]))
+        for at in positions
+    )
+    return BisectResult(samples, how, known, batch.samples)
 
 
 class _Search:
@@ -96,16 +108,17 @@ class _Search:
         self.is_bad = is_bad
         self.tries = 0
 
-    def run(self, *, alone: bool) -> BisectResult:
+    def run(self, *, alone: bool) -> tuple[list[Sample], str, bool]:
+        """Return the samples, how they were found, and whether the search was complete."""
         micros = self.batch.micro_batches
         groups = [[(at, row) for row in range(micro.samples)] for at, micro in enumerate(micros)]
         samples = [sample for group in groups for sample in group]
         if len(samples) == 1:
-            return self._result(samples, "it is the only one of the step")
+            return samples, "it is the only one of the step", True
         if alone:
             first = samples[:: max(1, len(samples) // _FIRST)][:_FIRST]
             if all(self._fails([sample]) for sample in first):
-                return BisectResult(how=f"each of {len(first)} that were tried is not finite alone")
+                return [], f"each of {len(first)} that were tried is not finite alone", True
         found: list[Sample] = []
         has_untried = False
         for group in groups:
@@ -113,30 +126,30 @@ class _Search:
             if companions is None:
                 has_untried = True
             else:
-                found += self._halve(
-                    [entry for entry in group if entry not in companions], companions
-                )
-        return self._explain(found, alone=alone, has_untried=has_untried)
+                rest = [sample for sample in group if sample not in companions]
+                found += self._halve(rest, companions)
+        known = not has_untried and self.tries < MAX_TRIES
+        return found, self._explain(len(found), alone=alone, has_untried=has_untried), known
 
-    def _explain(self, found: list[Sample], *, alone: bool, has_untried: bool) -> BisectResult:
+    def _explain(self, count: int, *, alone: bool, has_untried: bool) -> str:
         if self.tries >= MAX_TRIES:
-            return self._result(found, f"the search ended after {self.tries} tries", known=False)
-        if found:
-            several = len(found) > 1
-            how = "each alone is not finite" if several else "alone it is not finite"
-            if not alone:
-                who = "each beside finite samples is" if several else "beside finite samples it is"
-                how = f"{who} not finite, and without it they are ({_COUPLED})"
-            return self._result(found, how, known=not has_untried)
+            return f"the search ended after {self.tries} tries"
+        if count and alone:
+            return "each alone is not finite" if count > 1 else "alone it is not finite"
+        if count:
+            who = "each beside finite samples is" if count > 1 else "beside finite samples it is"
+            return (
+                f"{who} not finite, and without it they are (the model or the loss compares "
+                "samples, so none was tried alone)"
+            )
         if has_untried:
-            return BisectResult(
-                how="no part of a micro-batch is finite, and the model or the loss compares its "
-                "samples, so none can be tried alone",
-                known=False,
+            return (
+                "no part of a micro-batch is finite, and the model or the loss compares its "
+                "samples, so none can be tried alone"
             )
         if alone:
-            return BisectResult(how="each alone is finite, and several of them together are not")
-        return BisectResult(how="every half of the step is finite, and only all together are not")
+            return "each alone is finite, and several of them together are not"
+        return "every half of the step is finite, and only all together are not"
 
     def _halve(self, samples: list[Sample], companions: list[Sample]) -> list[Sample]:
         """Return the samples that fail beside their companions."""
@@ -177,11 +190,6 @@ class _Search:
             return False
         self.tries += 1
         return self.is_bad(part)
-
-    def _result(self, found: list[Sample], how: str, *, known: bool = True) -> BisectResult:
-        micros = self.batch.micro_batches
-        positions = sorted(micros[micro].position + row for micro, row in found)
-        return BisectResult(tuple(SampleRef(position, None) for position in positions), how, known)
 
 
 def _halves(group: list[Sample]) -> list[list[Sample]]:

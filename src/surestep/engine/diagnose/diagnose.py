@@ -1,30 +1,34 @@
 """Find the operation, the module and the samples that make a step non-finite, in one process."""
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from surestep.engine.batch import Batch, flatten_tensors
-from surestep.engine.diagnose.bisect import (
-    BisectResult,
-    CannotSplitBatchError,
-    SampleRef,
-    find_samples,
-)
+from surestep.engine.diagnose.bisect import BisectResult, CannotSplitBatchError, find_samples
 from surestep.engine.diagnose.module_tracker import ModuleTracker, OutputFingerprint
-from surestep.engine.diagnose.nonfinite_tracker import NonFiniteCause, NonFiniteTracker
-from surestep.engine.diagnose.rerun import RerunResult, preserve_state, rerun_step
+from surestep.engine.diagnose.nonfinite_tracker import (
+    NonFiniteCause,
+    NonFiniteTracker,
+    has_nonfinite,
+)
 from surestep.engine.distributed.shards import to_local
+from surestep.engine.metrics.base import pop_logged
+from surestep.engine.model.compile import disable_compile
+from surestep.engine.model.preserve import preserve_buffers, preserve_modes
+from surestep.engine.rng import preserve_torch_rng, seed_loading
 from surestep.engine.state.average import BATCH_NORM
 from surestep.engine.step.log_point import LogPoint
-from surestep.engine.step.train_step import StepContext
+from surestep.engine.step.multi_optimizer import OptimizerSnapshot
+from surestep.engine.step.train_step import StepContext, forward_backward
 
 _HISTORY = 5  # steps before the one that failed
 _LARGEST = 3  # weights that are reported
+_LISTED = 8  # samples that are named
 
 
 @dataclass(frozen=True)
@@ -104,57 +108,47 @@ def diagnose(parts: StepContext, batch: Batch, *, index: Tensor | range | None) 
         parts.freeze(parts.state.progress.steps_taken)
     outputs = OutputFingerprint()
     loss, bad, cause = _follow(parts, batch, divisor, outputs)
-    samples = BisectResult(how="the step taken again is finite", known=False)
+    samples = BisectResult(how="the step taken again is finite", known=False, of=batch.samples)
     if bad:
-        samples = _search(parts, batch, divisor)
-    refs = [
-        SampleRef(sample.position, _index_at(index, sample.position)) for sample in samples.samples
-    ]
-    samples = replace(samples, samples=tuple(refs), of=batch.samples)
-    return Diagnosis(loss, tuple(bad), cause, samples, _largest_weights(parts), outputs.value)
+        samples = _search(parts, batch, divisor, index)
+    return Diagnosis(loss, bad, cause, samples, _largest_weights(parts), outputs.value)
 
 
 def _follow(
     parts: StepContext, batch: Batch, divisor: float, outputs: OutputFingerprint
-) -> tuple[float, list[str], NonFiniteCause | None]:
+) -> tuple[float, tuple[str, ...], NonFiniteCause | None]:
     """Return the loss, what is not finite, and the first cause.
 
     Each micro-batch runs alone, and if each is finite all of them together; a custom step takes the
     whole batch.
     """
-    total, bad = 0.0, dict[str, None]()
-    causes: list[NonFiniteCause] = []
-
-    def run(part: Batch) -> None:
-        nonlocal total, bad
-        result, cause = _watch(parts, part, divisor, outputs)
-        bad |= dict.fromkeys(result.bad)
-        total += float(result.loss_sum) / divisor
-        causes.extend([] if cause is None else [cause])
-
     is_split = parts.custom_update is None and len(batch.micro_batches) > 1
     with preserve_state(parts):
-        for micro in batch.micro_batches if is_split else ():
-            if micro.items:
-                run(batch._replace(micro_batches=(micro,)))
-        if not bad:
-            total = 0.0
-            run(batch)
-    return total, [name or "loss" for name in bad], causes[0] if causes else None
+        results = [
+            _watch(parts, batch._replace(micro_batches=(micro,)), divisor, outputs)
+            for micro in batch.micro_batches
+            if is_split and micro.items
+        ]
+        if not any(bad for _, bad, _ in results):
+            results = [_watch(parts, batch, divisor, outputs)]
+    bad = dict.fromkeys(name or "loss" for _, names, _ in results for name in names)
+    cause = next((cause for _, _, cause in results if cause is not None), None)
+    return sum(loss for loss, _, _ in results), tuple(bad), cause
 
 
 def _watch(
     parts: StepContext, batch: Batch, divisor: float, outputs: OutputFingerprint
-) -> tuple[RerunResult, NonFiniteCause | None]:
-    """Take a step on a batch; return its result and the earliest cause."""
+) -> tuple[float, list[str], NonFiniteCause | None]:
+    """Take a step; return its share of the loss, what is not finite, and the first cause."""
     model = parts.state.model
     modules = ModuleTracker({module: name for name, module in model.named_modules()}, outputs)
     tracker = NonFiniteTracker(modules, _tensors_before(parts, batch))
     with modules.track(), tracker:
-        result = rerun_step(parts, batch, divisor)
-    causes = [tracker.cause_of(tensor) for tensor in result.bad.values()]
+        loss_sum, bad = _rerun_step(parts, batch, divisor)
+    causes = [tracker.cause_of(tensor) for tensor in bad.values()]
     known = [cause for cause in causes if cause is not None]
-    return result, min(known, key=lambda name: name.order, default=None)
+    first = min(known, key=lambda cause: cause.order, default=None)
+    return float(loss_sum) / divisor, list(bad), first
 
 
 def _tensors_before(parts: StepContext, batch: Batch) -> dict[tuple[str, str], Tensor]:
@@ -175,11 +169,82 @@ def _tensors_before(parts: StepContext, batch: Batch) -> dict[tuple[str, str], T
     return found
 
 
-def _search(parts: StepContext, batch: Batch, divisor: float) -> BisectResult:
+@contextmanager
+def preserve_state(parts: StepContext) -> Iterator[None]:
+    """Restore what a forward, a backward or a custom step changes.
+
+    Weights and optimizers are copied only for steps that update by themselves: those of a Task, and
+    L-BFGS.
+    """
+    model, state = parts.state.model, parts.state
+    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
+    hooks, generators = parts.on_backward, parts.generators
+    is_seeded = generators.seeded
+    updates = parts.custom_update is not None
+    optimizers = (
+        [OptimizerSnapshot(optimizer) for optimizer in state.optimizers.values()] if updates else []
+    )
+    scale: dict[str, Any] = state.scaler.state_dict()
+    with ExitStack() as stack:
+        stack.enter_context(preserve_torch_rng(parts.randomness.device))
+        seed_loading(0)
+        stack.enter_context(preserve_modes(model.modules()))
+        stack.enter_context(preserve_buffers(model, parts.loss.module))
+        stack.enter_context(disable_compile(model))
+        for snapshot in optimizers:
+            snapshot.save()
+        for module, training in parts.train_modes.wanted:
+            module.training = training
+        parts.on_backward, generators.seeded = [], True  # the step may be the first of a process
+        try:
+            yield
+        finally:
+            parts.on_backward, generators.seeded = hooks, is_seeded
+            pop_logged()
+            for snapshot in optimizers:
+                snapshot.restore()
+            if updates:
+                state.scaler.load_state_dict(scale)
+                parts.strategy.reset_guard()
+            for parameter, grad in grads:
+                parameter.grad = grad
+
+
+def _rerun_step(
+    parts: StepContext, batch: Batch, divisor: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Take a step on a batch that is on the device and transformed, up to its gradients.
+
+    Return the loss summed over its items, (), and what is not finite by name; "" is the loss. A
+    step that updates by itself is taken as a whole; see `preserve_state`.
+    """
+    if parts.custom_update is None:
+        loss_sum = forward_backward(parts, batch, divisor).loss_sum
+        names = {id(parameter): name for name, parameter in parts.state.model.named_parameters()}
+        parameters = parts.strategy.parameters
+        seen = {
+            names[id(parameter)]: parameter.grad
+            for parameter in parameters
+            if parameter.grad is not None
+        }
+        seen = {"": loss_sum, **seen}
+    else:
+        rate = parts.lr_factor(parts.state.progress.steps_taken)
+        update = parts.custom_update(parts, batch, divisor, rate)
+        assert update.loss_sum is not None
+        loss_sum, seen = update.loss_sum, {"": update.loss_sum}
+        if update.norms is not None:
+            seen["gradients"] = update.norms.total
+    return loss_sum, {name: tensor for name, tensor in seen.items() if has_nonfinite(tensor)}
+
+
+def _search(
+    parts: StepContext, batch: Batch, divisor: float, index: Tensor | range | None
+) -> BisectResult:
     def is_bad(part: Batch) -> bool:
         try:
             with preserve_state(parts):
-                return bool(rerun_step(parts, part, divisor).bad)
+                return bool(_rerun_step(parts, part, divisor)[1])
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             first = str(error).partition("\n")[0]
             raise CannotSplitBatchError(f"a step on a part of it fails ({first})") from error
@@ -189,25 +254,17 @@ def _search(parts: StepContext, batch: Batch, divisor: float) -> BisectResult:
         isinstance(module, BATCH_NORM) and (module in training or not module.track_running_stats)
         for module in parts.state.model.modules()
     )
-    return find_samples(batch, parts.loss, is_bad, independent=not has_batch_statistics)
+    independent = not has_batch_statistics
+    return find_samples(batch, parts.loss, is_bad, independent=independent, index=index)
 
 
 def _largest_weights(parts: StepContext) -> dict[str, float]:
     """Return the largest absolute values of parameters."""
-    local = {
-        name: to_local(parameter.detach())
-        for name, parameter in parts.state.model.named_parameters()
-    }
-    largest = {name: value.abs().max() for name, value in local.items() if value.numel()}
-    if not largest:
-        return {}
-    values = torch.stack([value.float().cpu() for value in largest.values()]).tolist()
-    ranked = sorted(zip(largest, values, strict=True), key=lambda value: -value[1])
+    named = parts.state.model.named_parameters()
+    local = {name: to_local(parameter.detach()) for name, parameter in named}
+    largest = {name: float(value.abs().max()) for name, value in local.items() if value.numel()}
+    ranked = sorted(largest.items(), key=lambda item: -item[1])
     return dict(ranked[:_LARGEST])
-
-
-def _index_at(index: Tensor | range | None, position: int) -> int | None:
-    return None if index is None or position >= len(index) else int(index[position])
 
 
 def describe_diagnosis(diagnosis: Diagnosis, history: StepHistory | None = None) -> str:
@@ -231,8 +288,16 @@ def describe_samples(diagnosis: Diagnosis) -> str:
     largest = ", ".join(f"{name} {value:.3g}" for name, value in diagnosis.weights.items())
     more = "" if found.known else ", and there may be more"
     if found.is_specific:
-        one = len(found.samples) == 1
-        return f"{'Sample' if one else 'Samples'} {_names(found)} did it: {found.how}{more}."
+        names = [
+            f"at position {sample.position}"
+            if sample.index is None
+            else f"{sample.index} (position {sample.position})"
+            for sample in found.samples[:_LISTED]
+        ]
+        rest = len(found.samples) - _LISTED
+        listed = ", ".join(names) + (f" and {rest} more" if rest > 0 else "")
+        noun = "Sample" if len(found.samples) == 1 else "Samples"
+        return f"{noun} {listed} did it: {found.how}{more}."
     if found.samples:
         share = f"{len(found.samples)} of its {found.of} samples"
         return (
@@ -242,14 +307,3 @@ def describe_samples(diagnosis: Diagnosis) -> str:
     if not found.known:
         return f"Which samples did it is not known: {found.how}."
     return f"No sample in particular did it: {found.how}. The largest weights: {largest}."
-
-
-def _names(found: BisectResult, limit: int = 8) -> str:
-    names = [
-        f"at position {sample.position}"
-        if sample.index is None
-        else f"{sample.index} (position {sample.position})"
-        for sample in found.samples[:limit]
-    ]
-    more = len(found.samples) - limit
-    return ", ".join(names) + (f" and {more} more" if more > 0 else "")

@@ -43,22 +43,23 @@ class OutputFingerprint:
         self._finite = 0
 
     def add(self, module: str | None, output: object) -> None:
-        """Add the output of a module; tensor subclasses are left out."""
+        """Add the output of a module; tensor subclasses are left out.
+
+        The bits are summed as integers: the sum is the same in every memory format.
+        """
         for tensor in flatten_tensors(output):
             floats = tensor.is_floating_point() or tensor.is_complex()
-            if floats and type(tensor) is Tensor and tensor.layout == torch.strided:
-                self._add(module, tensor.detach())
-
-    def _add(self, module: str | None, tensor: Tensor) -> None:
-        """Sum the bits as integers: the sum is the same in every memory format."""
-        numbers = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-        finite = torch.isfinite(numbers)
-        values = torch.where(finite, numbers, torch.zeros_like(numbers))
-        bits = int(values.view(_INTEGER[values.element_size()]).sum(dtype=torch.int64))
-        count = int(finite.sum())
-        self._finite += count
-        entry = (module, str(tensor.dtype), tuple(tensor.shape), count, bits)
-        self._hash.update(repr(entry).encode())
+            if not floats or type(tensor) is not Tensor or tensor.layout != torch.strided:
+                continue
+            values = tensor.detach()
+            numbers = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+            finite = torch.isfinite(numbers)
+            numbers = torch.where(finite, numbers, torch.zeros_like(numbers))
+            bits = int(numbers.view(_INTEGER[numbers.element_size()]).sum(dtype=torch.int64))
+            count = int(finite.sum())
+            self._finite += count
+            entry = (module, str(tensor.dtype), tuple(tensor.shape), count, bits)
+            self._hash.update(repr(entry).encode())
 
     @property
     def value(self) -> str | None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from surestep.engine.batch import flatten_tensors
 from surestep.engine.diagnose.module_tracker import ModuleTracker
-from surestep.engine.dispatch import DispatchMode
+from surestep.engine.model.compile import DispatchMode
 
 Phase = Literal["forward", "backward", "batch", "weights", "given"]
 
@@ -75,29 +75,26 @@ class NonFiniteCause:
             return f"The batch itself is not finite: {self.name} is {self.output}."
         if self.phase == "weights":
             return f"{self.name} was not finite before the step: it is {self.output}."
-        place = self._place()
+        place = "in no module of the model, as in the loss"
+        if self.module is not None:
+            place = f"in {self.module!r}" if self.module else "in the model itself"
+        if self.line:
+            place = f"{place} ({self.line})"
         if self.phase == "given":
             return f"A tensor from before the step is not finite: {self.output}, {place}."
-        given = " and ".join(map(str, self.inputs[:3])) or "nothing"
+        maker = f"{self.operation}"
+        if self.phase == "backward":
+            maker = f"{maker} in the backward of {self.called or 'an operation'}"
+        elif self.called is not None and not maker.endswith(f".{self.called}"):
+            maker = f"{maker} of {self.called}"
+        inputs = " and ".join(map(str, self.inputs[:3])) or "nothing"
         limit = ""
         if self.output is not None and self.output.dtype == "float16" and self.output.inf:
             limit = f"; float16 ends at {torch.finfo(torch.float16).max:,.0f}"
         return (
-            f"The first value that is not finite was made by {self._maker()}, {place}: from "
-            f"{given} it made {self.output}{limit}."
+            f"The first value that is not finite was made by {maker}, {place}: from {inputs} it "
+            f"made {self.output}{limit}."
         )
-
-    def _place(self) -> str:
-        where = "in no module of the model, as in the loss"
-        if self.module is not None:
-            where = f"in {self.module!r}" if self.module else "in the model itself"
-        return f"{where} ({self.line})" if self.line else where
-
-    def _maker(self) -> str:
-        if self.phase == "backward":
-            return f"{self.operation} in the backward of {self.called or 'an operation'}"
-        same = self.called is None or str(self.operation).endswith(f".{self.called}")
-        return f"{self.operation}" if same else f"{self.operation} of {self.called}"
 
 
 class NonFiniteTracker(DispatchMode):
@@ -145,35 +142,24 @@ class NonFiniteTracker(DispatchMode):
                 continue
             cause = _inherited(marks, new_nan=_has_nan([output]) and not had_nan)
             if cause is None:
-                literal = any(_is_infinite(arg) for arg in (*args, *kwargs.values()))
+                numbers = (arg for arg in (*args, *kwargs.values()) if isinstance(arg, float))
+                literal = not all(map(math.isfinite, numbers))
                 candidates = [] if marks or literal or inputs is not None else read
-                given = next(filter(has_nonfinite, candidates), None)
-                shown = tuple(map(_summarize, read)) if inputs is None else inputs
-                cause = self._new(func, shown, output, given, intended=literal and not marks)
+                existing = next(filter(has_nonfinite, candidates), None)
+                at = self.modules.current()
+                cause = NonFiniteCause(
+                    "given" if existing is not None else "backward" if at.backward else "forward",
+                    module=at.module,
+                    operation=schema.name.replace("::", "."),
+                    called=at.called,
+                    line=at.line,
+                    inputs=tuple(map(_summarize, read)) if inputs is None else inputs,
+                    output=_summarize(output if existing is None else existing),
+                    order=self.operations,
+                    intended=literal and not marks,
+                )
             self._marks[_storage(output)] = cause
         return result
-
-    def _new(
-        self,
-        func: Any,
-        inputs: tuple[TensorSummary, ...],
-        output: Tensor,
-        given: Tensor | None,
-        *,
-        intended: bool,
-    ) -> NonFiniteCause:
-        at = self.modules.current()
-        return NonFiniteCause(
-            "given" if given is not None else "backward" if at.backward else "forward",
-            module=at.module,
-            operation=func._schema.name.replace("::", "."),
-            called=at.called,
-            line=at.line,
-            inputs=inputs,
-            output=_summarize(output if given is None else given),
-            order=self.operations,
-            intended=intended,
-        )
 
 
 def _inherited(marks: list[NonFiniteCause], *, new_nan: bool) -> NonFiniteCause | None:
@@ -210,10 +196,6 @@ def _outputs(schema: Any, args: Any, kwargs: Any, result: Any) -> Iterable[Tenso
                 if all(tensor is not output for output in outputs)
             ]
     return outputs
-
-
-def _is_infinite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _summarize(tensor: Tensor) -> TensorSummary:

@@ -1,7 +1,9 @@
 """The processes of a run: which one this is, and how all of them agree on values of the host.
 
-The values are exchanged over a separate process group on gloo, so no device is read, and
-nothing is sent as a pickle. A single process is a world of one, which answers at once.
+The values are exchanged over a separate process group on gloo, so no device is read. This class
+sends numbers and text, and ranks that write a checkpoint exchange nothing else. Only `gather_batch`
+in `record/batch_dump.py`, which collects the batch of an incident, sends pickles over the group. A
+single process is a world of one, which answers at once.
 """
 
 import json
@@ -51,7 +53,6 @@ class Communicator:
         self.agreed: set[str] = set()
         self._is_background = False
         self._is_leaving = threading.Event()
-        self._is_settled = False
         self._began = time.monotonic()
         self._seconds = 0.0
 
@@ -108,17 +109,16 @@ class Communicator:
 
     def _read_clock(self) -> float:
         """Return the seconds since the start on rank 0, 0 on the others."""
-        if not self._is_settled and self.monitor is not None:
-            self._is_settled = self.monitor.settle()
         return time.monotonic() - self._began if self.is_first else 0.0
 
     def all_reduce_sum(self, values: Sequence[float]) -> list[float]:
         """Return the sum over ranks of each value."""
-        return self._all_reduce(values, dist.ReduceOp.SUM)
-
-    def all_reduce_max(self, values: Sequence[float]) -> list[float]:
-        """Return the maximum over ranks of each value."""
-        return self._all_reduce(values, dist.ReduceOp.MAX)
+        if self.size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64)
+        with self.explain_errors():
+            dist.all_reduce(tensor, group=self.group)
+        return list(tensor.tolist())
 
     def all_gather_text(self, text: str) -> list[str]:
         """Return the text of every rank, in the order of ranks."""
@@ -177,14 +177,6 @@ class Communicator:
     def long_timeout(self) -> AbstractContextManager[None]:
         """Return the context in which one rank may let the others wait long."""
         return nullcontext() if self.monitor is None else self.monitor.timeouts.long_timeout()
-
-    def _all_reduce(self, values: Sequence[float], how: Any) -> list[float]:
-        if self.size == 1:
-            return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64)
-        with self.explain_errors():
-            dist.all_reduce(tensor, op=how, group=self.group)
-        return list(tensor.tolist())
 
 
 ALONE = Communicator()

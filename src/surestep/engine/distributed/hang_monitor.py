@@ -8,11 +8,13 @@ reached never returns.
 
 import json
 import os
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from datetime import timedelta
 from traceback import FrameSummary
 from typing import Any
@@ -22,6 +24,7 @@ from torch.distributed.distributed_c10d import Store, _set_pg_timeout
 
 from surestep.base.errors import ParallelError
 from surestep.base.text import print_escaped
+from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.engine.distributed.rank_status import (
     RankStatus,
     blocking_ranks,
@@ -32,7 +35,6 @@ from surestep.engine.distributed.rank_status import (
     hang_summary,
     is_waiting,
     lagging_ranks,
-    rank_name,
     rank_table,
     thread_stack,
     user_line,
@@ -111,44 +113,29 @@ class GroupTimeouts:
 class HangMonitor:
     """Publishes the status of one rank, and reports the rank that it waits for.
 
-    Args:
-        rank: this rank.
-        size: number of ranks.
-        store: of this start only, as the launcher keeps it.
-        timeouts: of the process groups.
-        address: of the store, for messages.
-        hosts_store: this process keeps the store.
-        local_size: processes on one machine.
-        n_collectives: returns how many exchanges this rank has begun.
-
     Attributes:
         failure: the rank that failed first, and its error; None if none did.
     """
 
     def __init__(
         self,
-        rank: int,
-        size: int,
+        launched: LaunchInfo,
         store: Store,
         timeouts: GroupTimeouts,
-        *,
-        address: str,
-        hosts_store: bool,
-        local_size: int,
         n_collectives: Callable[[], int],
     ) -> None:
         self.failure: tuple[int, str] | None = None
         self.timeouts = timeouts
-        self._rank, self._size, self._node = rank, size, rank // local_size
+        self._rank, self._size = launched.rank, launched.size
+        self._node, self._host = launched.rank // launched.local_size, socket.gethostname()
         # torch's stubs lack `clone`: the same store over a separate connection.
         clone: Callable[[], Store] = store.clone  # type: ignore[attr-defined]
         self._store, self._publishing_store = clone(), clone()
-        self._address = address
-        self._hosts_store = hosts_store
+        self._address = f"{launched.address}:{launched.port}"
+        self._hosts_store = launched.rank == 0 and not launched.shares_store
         self._n_collectives = n_collectives
         self._steps: Callable[[], int | None] = lambda: None
         self._note: Callable[[str, list[RankStatus]], None] = lambda text, statuses: None
-        self._first_step: int | None = None  # steps that were done before this process took one
         self._thread = threading.get_ident()
         self._publish_s = min(PUBLISH_S, timeouts.later_s / 20)
         self._stopped = threading.Event()
@@ -163,10 +150,7 @@ class HangMonitor:
         self._failed_at = 0.0
 
     def start(self) -> None:
-        """Start the threads that publish this rank's status and check the others'.
-
-        Call it after every rank has published its first status.
-        """
+        """Start the threads, after every rank has published its first status."""
         self._read_others()
         for work in (self._publish_loop, self._check_loop):
             threading.Thread(target=work, daemon=True, name="surestep-monitor").start()
@@ -185,15 +169,7 @@ class HangMonitor:
         self, steps: Callable[[], int], note: Callable[[str, list[RankStatus]], None]
     ) -> None:
         """Set what returns the number of steps done, and what records a report."""
-        self._first_step = steps()
         self._steps, self._note = steps, note
-
-    def settle(self) -> bool:
-        """Use the short timeout if this process has taken a step; return whether it has."""
-        has_stepped = self._steps() != self._first_step
-        if has_stepped:
-            self.timeouts.use_steady_timeout()
-        return has_stepped
 
     def failed(self, error: BaseException) -> None:
         """Publish why this rank ends, unless another rank ended first."""
@@ -224,7 +200,8 @@ class HangMonitor:
     def publish(self) -> None:
         """Publish the status of this rank."""
         self._count += 1
-        self._publishing_store.set(status_key(self._rank), self.status().to_json())
+        text = json.dumps(asdict(self.status()))
+        self._publishing_store.set(status_key(self._rank), text)
 
     def status(self) -> RankStatus:
         """Return the status of this rank."""
@@ -232,7 +209,7 @@ class HangMonitor:
         return RankStatus(
             rank=self._rank,
             node=self._node,
-            name=rank_name(self._rank, self._node),
+            name=f"rank {self._rank} (node {self._node} {self._host!r}, process {os.getpid()})",
             step=None if steps is None else steps + 1,
             n_collectives=self._n_collectives(),
             line=current_line(stack),
@@ -262,7 +239,7 @@ class HangMonitor:
         """Read the statuses of all ranks, and note which ranks have published a new one."""
         keys = [status_key(rank) for rank in range(self._size)]
         for text in self._publishing_store.multi_get(keys):
-            status = RankStatus.from_json(text.decode())
+            status = RankStatus(**json.loads(text))
             before = self._statuses.get(status.rank)
             if before is None or before.count != status.count:
                 self._seen_at[status.rank] = time.monotonic()
@@ -294,7 +271,7 @@ class HangMonitor:
         if now - self._heard_at > late_s:
             self._report(f"{self._describe_lost_store()} {end}", [self.status()])
             return True
-        silent, statuses = self._silent(now - late_s), self._current_statuses()
+        silent, statuses = self._survey(now - late_s)
         waits = lagging_ranks(statuses) or any(status.is_waiting for status in statuses.values())
         if not silent and not waits:
             return False  # all are busy
@@ -304,12 +281,11 @@ class HangMonitor:
             self._report("\n".join(lines), [statuses[rank] for rank in sorted(statuses)])
         return True
 
-    def _current_statuses(self) -> dict[int, RankStatus]:
-        return {**self._statuses, self._rank: self.status()}
-
-    def _silent(self, since: float) -> list[int]:
-        """Return the other ranks that sent no status since then."""
-        return [rank for rank, seen in self._seen_at.items() if rank != self._rank and seen < since]
+    def _survey(self, since: float) -> tuple[list[int], dict[int, RankStatus]]:
+        """Return the other ranks that sent no status since then, and the newest status of all."""
+        own = self._rank
+        silent = [rank for rank, seen in self._seen_at.items() if rank != own and seen < since]
+        return silent, {**self._statuses, own: self.status()}
 
     def _describe_lost_store(self) -> str:
         """Return which store cannot be reached, and which ranks may be cut off."""
@@ -327,7 +303,7 @@ class HangMonitor:
         late = time.monotonic() - 3 * self._publish_s
         if self._heard_at < late:
             return self._describe_lost_store()
-        silent, statuses = self._silent(late), self._current_statuses()
+        silent, statuses = self._survey(late)
         ranks = blocking_ranks(statuses, silent)
         if not ranks:
             return "All ranks waited for each other."

@@ -18,6 +18,7 @@ NPROC = "--nproc"
 BY_NPROC = f"surestep {NPROC}"
 NPROC_VARIABLE = "SURESTEP_NPROC"  # in the environment of the processes that it starts
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_KEYS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # What only this launcher sets; accelerate starts through torchrun, so it comes first.
 _MARKS = {
     NPROC_VARIABLE: BY_NPROC,
@@ -25,10 +26,8 @@ _MARKS = {
     "TORCHELASTIC_RUN_ID": "torchrun",
     "CROSS_SIZE": "deepspeed",
 }
-# Rank, size, and both on this machine, as Open MPI and as MPICH and Intel MPI name them.
-_MPI_KEYS = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-_MPI = (
-    tuple(f"OMPI_COMM_WORLD_{key}" for key in _MPI_KEYS),
+_MPI = (  # `_KEYS` as Open MPI, and as MPICH and Intel MPI name them
+    tuple(f"OMPI_COMM_WORLD_{key}" for key in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
 _SLURM_PORTS = 15000  # the first; Slurm sets none
@@ -72,11 +71,6 @@ class LaunchInfo:
     is_simulated: bool = False
 
     @property
-    def node(self) -> int:
-        """The number of this process's machine, if each has as many processes."""
-        return self.rank // self.local_size
-
-    @property
     def nodes(self) -> int:
         """The number of machines, if each has as many processes."""
         return max(1, self.size // self.local_size)
@@ -95,29 +89,35 @@ def read_launched(environment: Mapping[str, str] | None = None) -> LaunchInfo:
     if "RANK" in env or "WORLD_SIZE" in env:
         return _read_torchrun(env)
     for names in _MPI:  # before Slurm's, which mpirun in a Slurm job passes to all processes
-        is_srun = "SLURM_PROCID" in env and env.get(names[0]) == env["SLURM_PROCID"]  # --mpi=pmi2
-        if int(env.get(names[1], "1")) > 1 and not is_srun:
-            return _read_mpi(env, *names)
+        rank, size, *_ = names
+        is_srun = "SLURM_PROCID" in env and env.get(rank) == env["SLURM_PROCID"]  # --mpi=pmi2
+        if int(env.get(size, "1")) > 1 and not is_srun:
+            keys = zip(_KEYS, names, strict=True)
+            own = {key: env[name] for key, name in keys if env.get(name)}
+            return _read_torchrun({**env, **own}, "mpirun")
     if "SLURM_PROCID" in env and int(env.get("SLURM_NTASKS", "1")) > 1:
-        return _read_slurm(env)
+        return _read_torchrun({**env, **_translate_slurm(env)}, "srun")
     return ALONE
 
 
-def _read_torchrun(env: Mapping[str, str]) -> LaunchInfo:
+def _read_torchrun(env: Mapping[str, str], launcher: str = "") -> LaunchInfo:
     missing = [name for name in _NEEDED if not env.get(name)]
     if missing:
         raise ConfigError(
-            f"The environment has RANK or WORLD_SIZE, but not {', '.join(missing)}. Start with "
-            "torchrun, which sets all of them, or unset those."
+            f"This is one of several processes, but its environment has no {', '.join(missing)}. "
+            "Start with torchrun or srun, which set all of them; or set the address of rank 0: "
+            "mpirun -n 4 -x MASTER_ADDR=HOST -x MASTER_PORT=29500 python -m surestep train RECIPE; "
+            "or start one process, and unset RANK and WORLD_SIZE."
         )
-    size = int(env["WORLD_SIZE"])
+    rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
     local = int(env.get("LOCAL_WORLD_SIZE") or env.get("LOCAL_SIZE") or size)
+    marked = (name for mark, name in _MARKS.items() if mark in env)
     return LaunchInfo(
-        rank=int(env["RANK"]),
+        rank=rank,
         size=size,
-        local_rank=int(env.get("LOCAL_RANK", int(env["RANK"]) % local)),
+        local_rank=int(env.get("LOCAL_RANK") or rank % local),
         local_size=local,
-        launcher=next((name for mark, name in _MARKS.items() if mark in env), "a launcher"),
+        launcher=launcher or next(marked, "a launcher"),
         address=env["MASTER_ADDR"],
         port=int(env["MASTER_PORT"]),
         shares_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
@@ -126,43 +126,18 @@ def _read_torchrun(env: Mapping[str, str]) -> LaunchInfo:
     )
 
 
-def _read_mpi(
-    env: Mapping[str, str], rank: str, size: str, local_rank: str, local_size: str
-) -> LaunchInfo:
-    """Read mpirun's variables, given their names; the address of rank 0 is not among them."""
-    missing = [name for name in (rank, "MASTER_ADDR", "MASTER_PORT") if not env.get(name)]
-    if missing:
-        raise ConfigError(
-            f"mpirun started {env[size]} processes, and the environment lacks "
-            f"{', '.join(missing)}: without them, each would train a separate run. Set the "
-            f"address of rank 0: mpirun -n {env[size]} -x MASTER_ADDR=HOST -x MASTER_PORT=29500 "
-            "python -m surestep train RECIPE, or start with torchrun or srun."
-        )
-    local = int(env.get(local_size) or env[size])
-    return LaunchInfo(
-        rank=int(env[rank]),
-        size=int(env[size]),
-        local_rank=int(env.get(local_rank) or int(env[rank]) % local),
-        local_size=local,
-        launcher="mpirun",
-        address=env["MASTER_ADDR"],
-        port=int(env["MASTER_PORT"]),
-    )
-
-
-def _read_slurm(env: Mapping[str, str]) -> LaunchInfo:
-    """Read srun's variables; rank 0 is on the first machine of the job."""
-    size, local = int(env["SLURM_NTASKS"]), int(env.get("SLURM_NTASKS_PER_NODE", "0"))
-    job = int(env.get("SLURM_JOB_ID", "0"))
-    return LaunchInfo(
-        rank=int(env["SLURM_PROCID"]),
-        size=size,
-        local_rank=int(env.get("SLURM_LOCALID", "0")),
-        local_size=local or max(1, size // int(env.get("SLURM_NNODES", "1"))),
-        launcher="srun",
-        address=env.get("MASTER_ADDR") or first_host(env.get("SLURM_NODELIST", "localhost")),
-        port=int(env.get("MASTER_PORT") or _SLURM_PORTS + job % 10_000),
-    )
+def _translate_slurm(env: Mapping[str, str]) -> dict[str, str]:
+    """Return torchrun's variables for srun's; rank 0 is on the first machine of the job."""
+    size, nodes = env["SLURM_NTASKS"], env.get("SLURM_NNODES", "1")
+    port = _SLURM_PORTS + int(env.get("SLURM_JOB_ID", "0")) % 10_000
+    return {
+        "RANK": env["SLURM_PROCID"],
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": env.get("SLURM_LOCALID", "0"),
+        "LOCAL_WORLD_SIZE": env.get("SLURM_NTASKS_PER_NODE") or str(int(size) // int(nodes) or 1),
+        "MASTER_ADDR": env.get("MASTER_ADDR") or first_host(env.get("SLURM_NODELIST", "localhost")),
+        "MASTER_PORT": env.get("MASTER_PORT") or str(port),
+    }
 
 
 def first_host(nodes: str) -> str:

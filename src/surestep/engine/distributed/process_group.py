@@ -73,24 +73,17 @@ def _monitored(
     number = next(_GROUPS)
     # torch's stubs lack `clone`: the same store over a separate connection.
     own: Store = store.clone()  # type: ignore[attr-defined]
-    barrier = PrefixStore(f"surestep/background/{number}", own)
     statuses = PrefixStore(f"surestep/monitor/{number}", own)
     world.store_barrier = StoreBarrier(
-        barrier,
-        world.rank,
-        world.size,
+        PrefixStore(f"surestep/background/{number}", own),
+        world,
         timeouts,
-        is_ending=lambda: world.is_failing,
         pulse=lambda rank: statuses.get(status_key(rank)),
     ).wait
     world.monitor = monitor = HangMonitor(
-        world.rank,
-        world.size,
+        launched,
         PrefixStore(f"surestep/monitor/{number}", store),
         timeouts,
-        address=f"{launched.address}:{launched.port}",
-        hosts_store=launched.rank == 0 and not launched.shares_store,
-        local_size=launched.local_size,
         n_collectives=lambda: world.n_collectives,
     )
     monitor.publish()
@@ -115,29 +108,23 @@ class StoreBarrier:
 
     Args:
         store: of these threads only, over a separate connection.
-        rank: this rank.
-        size: number of ranks.
-        timeouts: after the long one a rank gives up; after half of the current one if the run
-            ends, or a missing rank shows no sign of life.
-        is_ending: whether this rank leaves by an error, or another one failed.
+        world: the ranks.
+        timeouts: after the long one a rank gives up; after half of the current one if a rank has
+            failed, or a missing rank shows no sign of life.
         pulse: returns what changes as long as a rank lives.
     """
 
     def __init__(
         self,
         store: Store,
-        rank: int,
-        size: int,
+        world: Communicator,
         timeouts: GroupTimeouts,
         *,
-        is_ending: Callable[[], bool],
         pulse: Callable[[int], object],
     ) -> None:
         self._store = store
-        self._rank = rank
-        self._ranks = range(size)
+        self._world = world
         self._timeouts = timeouts
-        self._is_ending = is_ending
         self._pulse = pulse
         self._count = 0
         self._end: float | None = None  # of all waits, if the run ends
@@ -149,13 +136,14 @@ class StoreBarrier:
             ParallelError: some did not arrive in time.
         """
         self._count += 1
+        own, ranks = self._world.rank, range(self._world.size)
         next_pulse = time.monotonic()
         latest = next_pulse + self._timeouts.start_s
         alive_at: dict[int, tuple[object, float]] = {}  # by rank: the last pulse, and since when
-        self._store.set(self._key(self._rank), "")
-        while missing := [rank for rank in self._ranks if not self._store.check([self._key(rank)])]:
+        self._store.set(self._key(own), "")
+        while missing := [rank for rank in ranks if not self._store.check([self._key(rank)])]:
             now = time.monotonic()
-            if self._end is None and self._is_ending():
+            if self._end is None and self._world.is_failing:
                 self._end = now + self._timeouts.seconds / 2
             if now >= next_pulse:
                 next_pulse = now + _PULSE_S
@@ -168,7 +156,7 @@ class StoreBarrier:
             is_late = now > (latest if self._end is None else self._end)
             if (is_late or is_dead) and self._decide(_GAVE_UP) == _GAVE_UP:
                 raise ParallelError(
-                    f"Rank {self._rank} timed out waiting for ranks {missing} while a checkpoint "
+                    f"Rank {own} timed out waiting for ranks {missing} while a checkpoint "
                     "was written."
                 )
             if self._store.check([self._key("decision")]):
@@ -176,8 +164,8 @@ class StoreBarrier:
             time.sleep(_POLL_S)
         if self._decide(_MET) == _GAVE_UP:
             raise ParallelError("Another rank stopped waiting while a checkpoint was written.")
-        self._store.delete_key(self._key(self._rank, -1))  # every rank has passed that point
-        if self._rank == 0:
+        self._store.delete_key(self._key(own, -1))  # every rank has passed that point
+        if own == 0:
             self._store.delete_key(self._key("decision", -1))
 
     def _key(self, what: object, back: int = 0) -> str:

@@ -1,13 +1,11 @@
 """What each rank is doing, its step and its Python line, and which ranks the others wait for."""
 
-import json
 import os
-import socket
 import sys
 import sysconfig
 import traceback
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import dropwhile, takewhile
 from pathlib import Path
 from traceback import FrameSummary, StackSummary
@@ -49,28 +47,9 @@ class RankStatus:
     count: int
 
     @property
-    def progress(self) -> tuple[int, int]:
-        """How far it has come; all ranks make the same exchanges in the same order."""
-        return self.n_collectives, self.step or 0
-
-    @property
     def where(self) -> str:
         """Its step, for a message."""
         return "before the first step" if self.step is None else f"in step {self.step}"
-
-    def to_json(self) -> str:
-        """Return it as JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "RankStatus":
-        """Read it from JSON."""
-        return cls(**json.loads(text))
-
-
-def rank_name(rank: int, node: int) -> str:
-    """Return a rank of this machine with its machine and process."""
-    return f"rank {rank} (node {node} {socket.gethostname()!r}, process {os.getpid()})"
 
 
 def thread_stack(thread: int) -> list[FrameSummary]:
@@ -87,7 +66,10 @@ def error_stack(error: BaseException) -> list[FrameSummary]:
 
 def user_line(error: BaseException) -> str:
     """Return the innermost line of the user's code that led to an error; "" if there is none."""
-    return next((format_frame(frame) for frame in error_stack(error) if _is_users(frame)), "")
+    for frame in error_stack(error):
+        if not (frame.filename.startswith(_PACKAGE) or _is_installed(frame)):
+            return format_frame(frame)
+    return ""
 
 
 def current_line(stack: Sequence[FrameSummary]) -> str:
@@ -113,10 +95,6 @@ def format_frame(frame: FrameSummary) -> str:
     """Return a frame as "FILE:LINE in FUNCTION: CODE"."""
     where = f"{_short(frame.filename)}:{frame.lineno} in {frame.name}"
     return f"{where}: {frame.line}" if frame.line else where
-
-
-def _is_users(frame: FrameSummary) -> bool:
-    return not (frame.filename.startswith(_PACKAGE) or _is_installed(frame))
 
 
 def _is_installed(frame: FrameSummary) -> bool:
@@ -150,8 +128,8 @@ def blocking_ranks(statuses: Mapping[int, RankStatus], silent: Collection[int]) 
 
 
 def lagging_ranks(statuses: Mapping[int, RankStatus]) -> list[int]:
-    """Return the ranks that have not come as far as others."""
-    progress = {rank: status.progress for rank, status in statuses.items()}
+    """Return the ranks behind others; all ranks make the same exchanges in the same order."""
+    progress = {rank: (status.n_collectives, status.step or 0) for rank, status in statuses.items()}
     least, most = min(progress.values()), max(progress.values())
     return sorted(rank for rank, steps in progress.items() if steps == least < most)
 
@@ -164,11 +142,12 @@ def hang_summary(
     where = max(statuses.values(), key=lambda status: status.step or 0).where
     if not names:
         return f"All ranks have waited for each other {where} for {waited_s:.3g} s."
-    who, s = capitalize_first(join_words(names)), "s" if len(names) == 1 else ""
+    who, is_one = capitalize_first(", ".join(names)), len(names) == 1
     if silent:
-        verb = "does" if s else "do"
+        verb = "does" if is_one else "do"
         return f"{who} {verb} not answer; the others have waited {where} for {waited_s:.3g} s."
-    return f"{who} keep{s} the others waiting {where} for {waited_s:.3g} s."
+    verb = "keeps" if is_one else "keep"
+    return f"{who} {verb} the others waiting {where} for {waited_s:.3g} s."
 
 
 def rank_table(statuses: Mapping[int, RankStatus], silent: Collection[int]) -> list[str]:
@@ -187,8 +166,6 @@ def rank_table(statuses: Mapping[int, RankStatus], silent: Collection[int]) -> l
 def describe_lost_rank(status: RankStatus, *, is_silent: bool) -> str:
     """Return the sentence about a rank without which the others could not continue."""
     verb = "no longer answers" if is_silent else "did not arrive"
-    if status.step is None:
-        return f"{capitalize_first(status.name)} {verb}; it was starting."
     verb_be = "was last" if is_silent else "is"
     return f"{capitalize_first(status.name)} {verb}; it {verb_be} at {status.line}."
 
@@ -196,12 +173,6 @@ def describe_lost_rank(status: RankStatus, *, is_silent: bool) -> str:
 def capitalize_first(text: str) -> str:
     """Begin a sentence with a text."""
     return text[:1].upper() + text[1:]
-
-
-def join_words(words: Iterable[str]) -> str:
-    """Join words as in a sentence: "a, b and c"."""
-    *before, last = words
-    return f"{', '.join(before)} and {last}" if before else last
 
 
 def format_ranks(ranks: Collection[int]) -> str:

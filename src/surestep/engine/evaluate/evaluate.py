@@ -16,8 +16,7 @@ from surestep.engine.device import ran_out, sum_dtype
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.distributed.hang_monitor import is_network_error
 from surestep.engine.evaluate.nonfinite_inputs import explain_nonfinite, forward_of
-from surestep.engine.generators import Seeded, own_generators
-from surestep.engine.losses.adapt import Loss, loss_targets
+from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.multi import code_of_losses, error_prefix, split_heads
 from surestep.engine.losses.state import own_module
 from surestep.engine.metrics.base import (
@@ -28,12 +27,35 @@ from surestep.engine.metrics.base import (
 )
 from surestep.engine.model.forward_errors import FAILURES, explain_forward
 from surestep.engine.model.preserve import preserve_buffers, preserve_modes
+from surestep.engine.own_generators import own_generators
 from surestep.engine.rng import ModelRNG, preserve_torch_rng
 from surestep.engine.value import Value, number
 
 
 class EvaluationInterrupted(Exception):
     """An evaluation was interrupted, because the run stops."""
+
+
+@contextmanager
+def inference(
+    model: nn.Module,
+    loader: BatchLoader,
+    loss: Loss,
+    grad_off: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
+) -> Iterator[None]:
+    """Put a model in eval mode without gradients; restore modes, buffers and generators.
+
+    `torch.no_grad` is the default because a model that keeps a tensor of its forward could not
+    train with an inference tensor.
+    """
+    with (
+        preserve_buffers(model, own_module(loss)),  # observers move theirs in eval mode too
+        eval_mode(model),
+        grad_off(),
+        preserve_torch_rng(loader.device),
+    ):
+        yield
+        pop_logged()
 
 
 @contextmanager
@@ -123,13 +145,13 @@ def eval_step(
                         head.outputs, head.micro_batch.targets, head.micro_batch.items
                     )
         elif micro.items and not loss.is_in_training_only:
-            totals.add(outputs, loss_targets(loss, micro), micro.items)
+            totals.add(outputs, loss.targets_of(micro), micro.items)
     totals.count(micro.samples)
     count = metric_weight(loss, micro) if totals.metrics and micro.samples else 0
     for metric in totals.metrics if micro.samples else ():
         seen = input_metric_outputs(metric, model, micro)
-        given = loss.predictions(outputs) if seen is None else seen
-        metric.update(given, micro.targets, count, positions_of(micro))
+        predictions = loss.predictions(outputs) if seen is None else seen
+        metric.update(predictions, micro.targets, count, positions_of(micro))
 
 
 def metric_weight(loss: Loss, micro: MicroBatch) -> int:
@@ -144,7 +166,7 @@ def positions_of(micro: MicroBatch) -> range:
 
 def evaluate(
     model: nn.Module,
-    feed: BatchLoader,
+    loader: BatchLoader,
     loss: Loss,
     metrics: Mapping[str, Any],
     *,
@@ -154,57 +176,56 @@ def evaluate(
 ) -> dict[str, Value]:
     """Return the mean loss and the metrics of one split; waits for the device.
 
-    The batch size does not matter. `torch.no_grad` is the default because a model that keeps a
-    tensor of its forward could not train with an inference tensor.
+    The batch size does not matter.
 
     Raises:
-        EvaluationInterrupted: `feed.leave` asks to stop.
+        EvaluationInterrupted: `loader.leave` asks to stop.
     """
-    totals = EvalAccumulator(loss, metrics, feed.device, world)
-    with (
-        preserve_buffers(model, own_module(loss)),  # observers move theirs in eval mode too
-        eval_mode(model),
-        grad_off(),
-        preserve_torch_rng(feed.device),
-    ):
-        for micro in _micro_batches(feed, model, loss):
+    totals = EvalAccumulator(loss, metrics, loader.device, world)
+    with inference(model, loader, loss, grad_off):
+        for micro in _micro_batches(loader, model, loss):
             try:
                 eval_step(model, micro, totals, autocast)
             except FAILURES as error:
                 if is_network_error(error) or ran_out(error):
                     raise
-                raise _explained(error, model, micro, feed) from error
-        pop_logged()
+                raise _explained(error, model, micro, loader) from error
         return totals.compute()
 
 
 def _explained(
-    error: Exception, model: nn.Module, micro: MicroBatch, feed: BatchLoader
+    error: Exception, model: nn.Module, micro: MicroBatch, loader: BatchLoader
 ) -> SurestepError:
     """Return an error of an evaluation with the name of the split."""
     if isinstance(error, IndexError):
-        where = f"the evaluation of the {feed.subset} data"
+        where = f"the evaluation of the {loader.subset} data"
         target = explain_target(error, [micro], None, where)
         if target is not None:
             return target
     shapes = [tuple(x.shape) for x in flatten_tensors((micro.args, dict(micro.kwargs)))]
-    why = explain_forward(error, model, micro, alone=feed.layout.ranks == 1)
+    why = explain_forward(error, model, micro)
     return TaskError(
-        f"The model or the loss fails on the {feed.subset} data, whose inputs have shapes {shapes} "
-        f"at position {micro.position}: {why}"
+        f"The model or the loss fails on the {loader.subset} data, whose inputs have shapes "
+        f"{shapes} at position {micro.position}: {why}"
     )
 
 
-def _micro_batches(feed: BatchLoader, model: nn.Module, loss: Loss) -> Iterator[MicroBatch]:
+def model_rng(loader: BatchLoader, model: nn.Module, loss: Loss) -> ModelRNG:
+    """Return what seeds the generators of a model and its losses, named as in training."""
+    randomness = ModelRNG(loader.seed, loader.device)
+    randomness.generators += own_generators(model, code_of_losses(loss)).found
+    return randomness
+
+
+def _micro_batches(loader: BatchLoader, model: nn.Module, loss: Loss) -> Iterator[MicroBatch]:
     """Yield the micro-batches of a split, each with the generators seeded for its position.
 
     Raises:
-        EvaluationInterrupted: `feed.leave` asks to stop.
+        EvaluationInterrupted: `loader.leave` asks to stop.
     """
-    randomness = ModelRNG(feed.seed, feed.device)
-    randomness.generators += map(Seeded, own_generators(model, code_of_losses(loss)).found)
-    for batch in feed.batches(epoch=0):
-        if feed.leave is not None and feed.leave():
+    randomness = model_rng(loader, model, loss)
+    for batch in loader.batches(epoch=0):
+        if loader.leave is not None and loader.leave():
             raise EvaluationInterrupted
         for micro in batch.micro_batches:
             randomness.seed_micro_batch(-1, micro.position)
@@ -213,7 +234,7 @@ def _micro_batches(feed: BatchLoader, model: nn.Module, loss: Loss) -> Iterator[
 
 def evaluate_parts(
     model: nn.Module,
-    feeds: Mapping[str, BatchLoader],
+    loaders: Mapping[str, BatchLoader],
     loss: Loss,
     metrics: Mapping[str, Any],
     *,
@@ -230,25 +251,18 @@ def evaluate_parts(
     Raises:
         TaskError: the Task has no loss.
     """
-    if feeds and loss.kind == "none":
+    if loaders and loss.kind == "none":
         raise TaskError("The Task has no loss to measure. Set Task(loss=...).")
     options: Any = {"autocast": autocast, "grad_off": grad_off, "world": world}
-    found: dict[str, Value] = {}
-    for part, feed in feeds.items():
-        values = evaluate(model, feed, loss, metrics, **options)
-        found |= {f"{part}/{name}": value for name, value in values.items()}
-        if warn is None or math.isfinite(number(values.get("loss", 0.0))):
-            continue
-        with (
-            preserve_buffers(model, own_module(loss)),
-            eval_mode(model),
-            grad_off(),
-            preserve_torch_rng(feed.device),
-        ):
-            micro_batches = _micro_batches(feed, model, loss)
-            forward = forward_of(model, autocast)
-            reason = explain_nonfinite(part, micro_batches, loss, forward, world)
-            pop_logged()
-        if reason:
-            warn(reason)
-    return found
+    metrics_by_name: dict[str, Value] = {}
+    for part, loader in loaders.items():
+        values = evaluate(model, loader, loss, metrics, **options)
+        metrics_by_name |= {f"{part}/{name}": value for name, value in values.items()}
+        if warn is not None and not math.isfinite(number(values.get("loss", 0.0))):
+            with inference(model, loader, loss, grad_off):
+                micro_batches = _micro_batches(loader, model, loss)
+                forward = forward_of(model, autocast)
+                reason = explain_nonfinite(part, micro_batches, loss, forward, world)
+            if reason:
+                warn(reason)
+    return metrics_by_name

@@ -18,7 +18,7 @@ from surestep.engine.batch import MicroBatch, flatten_tensors
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.sources import InMemory
 from surestep.engine.distributed.communicator import Communicator
-from surestep.engine.losses.adapt import Loss, loss_targets
+from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.multi import split_heads
 
 _LISTED = 5  # samples that a message lists
@@ -55,22 +55,31 @@ def explain_nonfinite(
             for positions, more in zip(found, _bad_samples(micro), strict=True):
                 positions += more
     of_ranks = [json.loads(text) for text in world.all_gather_text(json.dumps(found))]
-    lists = (sorted(chain.from_iterable(kind)) for kind in zip(*of_ranks, strict=True))
-    return _describe(part, Found(*lists))
+    found = Found(*(sorted(chain.from_iterable(kind)) for kind in zip(*of_ranks, strict=True)))
+    for what, positions in zip(_WHAT, (found.inputs, found.targets), strict=True):
+        if positions:
+            return _describe_data(part, what, positions)
+    if not found.neither:
+        return ""
+    return (
+        f"{part}/loss is not finite: the inputs and targets of {part} are finite, and the loss of "
+        f"the batch that begins at sample {found.neither[0]} is not. Check the model's outputs "
+        "for it, and the precision: fp16 overflows above 65,504."
+    )
 
 
-def check_in_memory(part: str, feed: BatchLoader, loss: Loss, forward: Forward) -> None:
+def check_in_memory(part: str, loader: BatchLoader, loss: Loss, forward: Forward) -> None:
     """Check a split in memory before the run.
 
     Raises:
         DataError: a sample with a value that is not finite makes the loss not finite.
     """
-    if not isinstance(feed.source, InMemory):
+    if not isinstance(loader.source, InMemory):
         return
-    bad = _nonfinite_rows(feed.source)
+    bad = _nonfinite_rows(loader.source)
     for position in bad[:_LISTED]:
-        raw = next(feed.source.read(0, None, [range(position, position + 1)]))
-        micro = feed.move_micro(feed.micro_batch(raw, position, 1))
+        raw = next(loader.source.read(0, None, [range(position, position + 1)]))
+        micro = loader.move_micro(loader.micro_batch(raw, position, 1))
         found = _bad_samples(micro)
         if micro.items and not found.neither and not _is_finite_loss(loss, forward(micro), micro):
             kind = 0 if found.inputs else 1
@@ -110,23 +119,10 @@ def _bad_samples(micro: MicroBatch) -> Found:
 
 def _is_finite_loss(loss: Loss, outputs: Any, micro: MicroBatch) -> bool:
     values = [
-        head.loss.value(head.outputs, loss_targets(head.loss, head.micro_batch))
+        head.loss.value(head.outputs, head.loss.targets_of(head.micro_batch))
         for head in split_heads(loss, outputs, micro)
     ]
     return all(bool(torch.isfinite(value).all()) for value in flatten_tensors(values))
-
-
-def _describe(part: str, found: Found) -> str:
-    for what, positions in zip(_WHAT, (found.inputs, found.targets), strict=True):
-        if positions:
-            return _describe_data(part, what, positions)
-    if not found.neither:
-        return ""
-    return (
-        f"{part}/loss is not finite: the inputs and targets of {part} are finite, and the loss of "
-        f"the batch that begins at sample {found.neither[0]} is not. Check the model's outputs "
-        "for it, and the precision: fp16 overflows above 65,504."
-    )
 
 
 def _describe_data(part: str, what: str, positions: list[int]) -> str:

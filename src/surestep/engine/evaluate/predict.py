@@ -20,16 +20,11 @@ from surestep.base.errors import ConfigError, DataError, TaskError
 from surestep.engine.batch import TARGETS, MicroBatch, batch_as_inputs, map_tensors
 from surestep.engine.data.batch_loader import BatchLoader, make_loader
 from surestep.engine.data.stream import is_stream
-from surestep.engine.evaluate.evaluate import eval_mode
-from surestep.engine.generators import Seeded, own_generators
+from surestep.engine.evaluate.evaluate import inference, model_rng
 from surestep.engine.losses.adapt import Loss, items_only_loss
 from surestep.engine.losses.base import at_least_fp32
-from surestep.engine.losses.multi import code_of_losses
-from surestep.engine.metrics.base import pop_logged
-from surestep.engine.metrics.spool import Spool
-from surestep.engine.model.preserve import preserve_buffers
+from surestep.engine.metrics.row_buffer import RowBuffer
 from surestep.engine.plan.plan import Plan
-from surestep.engine.rng import ModelRNG, preserve_torch_rng
 from surestep.engine.task.task import Task
 
 _ROWS = 1024  # predictions that are checked at a time
@@ -98,7 +93,7 @@ def _inputs_and_targets(task: Task, batch: Any) -> tuple[Any, Any]:
 
 def predict(
     model: nn.Module,
-    feed: BatchLoader,
+    loader: BatchLoader,
     loss: Loss,
     *,
     autocast: AbstractContextManager[Any],
@@ -110,9 +105,9 @@ def predict(
     """Return the predictions of a model in eval mode; waits for the device.
 
     Args:
-        model: on the device of `feed`.
-        feed: of `make_predict_loader`.
-        loss: selects the prediction from the outputs; it may be of classes.
+        model: on the device of `loader`.
+        loader: of `make_predict_loader`.
+        loss: selects the prediction from the outputs.
         autocast: the context of a forward.
         passes: of Monte-Carlo dropout, with only dropout in train mode. The dropped units depend on
             the seed, the pass, and the position and size of the batch.
@@ -126,26 +121,27 @@ def predict(
         DataError: there is no sample.
     """
     check_passes(passes)
-    dropping = dropout_modules(model) if passes is not None else []
+    dropping = [] if passes is None else dropout_modules(model)
     rows = PredictionBuffer(folder)
-    with preserve_buffers(model), eval_mode(model), grad_off(), preserve_torch_rng(feed.device):
+    randomness = model_rng(loader, model, loss)
+
+    def forward(micro: MicroBatch, *number: int) -> Any:
+        """Return the outputs under the seed of the position, and of the number of the pass."""
+        randomness.seed_micro_batch(-1, micro.position, *number)
+        with autocast:
+            return loss.predictions(model(*micro.args, **micro.kwargs))
+
+    with inference(model, loader, loss, grad_off):
         for module in dropping:
             module.training = True
-        randomness = ModelRNG(feed.seed, feed.device)
-        own = own_generators(model, code_of_losses(loss))  # under the same names as in training
-        randomness.generators += map(Seeded, own.found)
-        predictor = _Predictor(model, loss, autocast, randomness)
-        for batch in feed.batches(epoch=0):
+        for batch in loader.batches(epoch=0):
             for micro in batch.micro_batches:
-                named = (
-                    predictor.mc_dropout_outputs(micro, passes)
-                    if passes
-                    else predictor.plain_outputs(micro)
-                )
-                rows.add(micro, named)
+                if passes is None:
+                    rows.add(micro, _name_outputs(forward(micro), loss))
+                else:
+                    rows.add(micro, _mc_dropout(forward, micro, passes, loss))
             if watch is not None:
                 watch(batch.end)
-        pop_logged()
     if not rows.n_samples:
         raise DataError("There is no sample to predict.")
     arrays = rows.arrays()
@@ -166,61 +162,43 @@ def _find_problems(arrays: Mapping[str, NDArray[Any]]) -> Iterator[str]:
         yield "The spread is 0 everywhere: no dropout module of the model affects these outputs."
 
 
-class _Predictor:
-    """Computes the outputs of a micro-batch under the seed of its position."""
+def _name_outputs(outputs: Any, loss: Loss) -> dict[str, Any]:
+    """Return the outputs, and the class if there is one."""
+    named = {"output": outputs}
+    if _has_classes(outputs, loss):
+        named["prediction"] = _choose(outputs)
+    return named
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        autocast: AbstractContextManager[Any],
-        randomness: ModelRNG,
-    ) -> None:
-        self.model = model
-        self.loss = loss
-        self.autocast = autocast
-        self.randomness = randomness
 
-    def _outputs(self, micro: MicroBatch, *number: int) -> Any:
-        self.randomness.seed_micro_batch(-1, micro.position, *number)
-        with self.autocast:
-            return self.loss.predictions(self.model(*micro.args, **micro.kwargs))
+def _mc_dropout(
+    forward: Callable[[MicroBatch, int], Any], micro: MicroBatch, passes: int, loss: Loss
+) -> dict[str, Tensor]:
+    """Return mean and spread over the passes; of classes also their mean probability."""
 
-    def plain_outputs(self, micro: MicroBatch) -> dict[str, Any]:
-        """Return the outputs, and the class if there is one."""
-        outputs = self._outputs(micro)
-        named = {"output": outputs}
-        if self._is_of_classes(outputs):
-            named["prediction"] = _choose(outputs)
-        return named
+    def run_pass(number: int) -> dict[str, Tensor]:
+        # Copied, since a model may write into its inputs.
+        args = map_tensors(micro.args, Tensor.clone)
+        kwargs = map_tensors(dict(micro.kwargs), Tensor.clone)
+        outputs = forward(micro._replace(args=args, kwargs=kwargs), number)
+        tensors = flatten_outputs(outputs, "output")
+        if _has_classes(outputs, loss):
+            tensors["probability"] = at_least_fp32(outputs).softmax(dim=1)
+        return tensors
 
-    def mc_dropout_outputs(self, micro: MicroBatch, passes: int) -> dict[str, Any]:
-        """Return mean and spread over the passes; of classes also their mean probability."""
+    named, spread = mean_and_std(run_pass, passes)
+    probability = named.pop("probability", None)
+    for name in list(named):
+        named[name.replace("output", "spread", 1)] = spread[name]
+    if probability is not None:
+        named["probability"] = probability
+        named["prediction"] = _choose(probability)
+        named["entropy"] = torch.special.entr(probability).sum(dim=1)
+    return named
 
-        def run_pass(number: int) -> dict[str, Tensor]:
-            # Copied, since a model may write into its inputs.
-            args = map_tensors(micro.args, Tensor.clone)
-            kwargs = map_tensors(dict(micro.kwargs), Tensor.clone)
-            outputs = self._outputs(micro._replace(args=args, kwargs=kwargs), number)
-            tensors = flatten_outputs(outputs, "output")
-            if self._is_of_classes(outputs):
-                tensors["probability"] = at_least_fp32(outputs).softmax(dim=1)
-            return tensors
 
-        mean, spread = mean_and_std(run_pass, passes)
-        probability = mean.pop("probability", None)
-        named: dict[str, Any] = dict(mean)
-        for name in mean:
-            named[name.replace("output", "spread", 1)] = spread[name]
-        if probability is not None:
-            named["probability"] = probability
-            named["prediction"] = _choose(probability)
-            named["entropy"] = torch.special.entr(probability).sum(dim=1)
-        return named
-
-    def _is_of_classes(self, outputs: Any) -> bool:
-        scores = isinstance(outputs, Tensor) and outputs.is_floating_point()
-        return scores and self.loss.kind == "classes" and outputs.dim() > 1
+def _has_classes(outputs: Any, loss: Loss) -> bool:
+    scores = isinstance(outputs, Tensor) and outputs.is_floating_point()
+    return scores and loss.kind == "classes" and outputs.dim() > 1
 
 
 def _choose(scores: Tensor) -> Tensor:
@@ -296,14 +274,12 @@ def flatten_outputs(value: Any, name: str) -> dict[str, Tensor]:
     """Return the tensors of nested outputs by name: "output", or "output_<key>" of several."""
     if isinstance(value, Tensor):
         return {name: value}
+    members = value._asdict() if hasattr(value, "_asdict") else value
     pairs: Any = ()
-    fields = getattr(value, "_fields", None)
-    if isinstance(value, Mapping):
-        pairs = value.items()
-    elif isinstance(value, tuple) and fields is not None:
-        pairs = zip(fields, value, strict=True)
-    elif isinstance(value, (tuple, list)):
-        pairs = enumerate(value)
+    if isinstance(members, Mapping):
+        pairs = members.items()
+    elif isinstance(members, (tuple, list)):
+        pairs = enumerate(members)
     found: dict[str, Tensor] = {}
     for key, member in pairs:
         found |= flatten_outputs(member, f"{name}_{key}")
@@ -318,7 +294,7 @@ class PredictionBuffer:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.n_samples = 0
-        self._spool = Spool(folder=folder)
+        self._buffer = RowBuffer(folder=folder)
         self._left_out: dict[str, str] = {}
 
     def add(self, micro: MicroBatch, named: Mapping[str, Any]) -> None:
@@ -335,37 +311,30 @@ class PredictionBuffer:
         for name in tensors.keys() - outputs.keys():
             self._left_out[name] = "one number for a whole batch"
         if not outputs:
-            kind = _describe_output(named.get("output"))
+            output = named.get("output")
+            kind = f"a {type(output).__name__}"
+            if isinstance(output, Tensor):
+                kind = f"a tensor of shape {tuple(output.shape)}"
             raise TaskError(
                 f"The model returned {kind}, which holds no tensor with a row for each "
                 "sample. Return a tensor, or a dict or tuple of tensors."
             )
         for name, tensor in outputs.items():
-            if reason := self._mismatch(name, tensor, rows):
+            if reason := self._buffer.mismatch(name, tensor, rows):
                 raise TaskError(
                     f"The model's {name} has {reason}. Predictions have a row for each sample, all "
                     "of one shape: pad all samples to one length (collate_fn), or leave it out of "
                     "what the model returns."
                 )
-            self._spool.add(name, tensor)
-        self._add_targets(micro)
-        step = 0 if micro.is_ready else 1  # all rows of a ready batch are of one element
-        self._spool.add("index", micro.position + step * torch.arange(rows))
-        self.n_samples += rows
-
-    def _add_targets(self, micro: MicroBatch) -> None:
+            self._buffer.add(name, tensor)
         for name, tensor in flatten_outputs(micro.targets, "target").items():
-            if reason := self._mismatch(name, tensor, micro.rows):
+            if reason := self._buffer.mismatch(name, tensor, rows):
                 self._left_out.setdefault(name, reason)
             elif name not in self._left_out:
-                self._spool.add(name, tensor)
-
-    def _mismatch(self, name: str, tensor: Tensor, samples: int) -> str:
-        """Return why a tensor cannot be appended to those before it; "" if it can."""
-        shape = tuple(tensor.shape)
-        if not shape or shape[0] != samples:
-            return f"shape {shape} for a batch of {samples} samples"
-        return self._spool.mismatch(name, tensor)
+                self._buffer.add(name, tensor)
+        step = 0 if micro.is_ready else 1  # all rows of a ready batch are of one element
+        self._buffer.add("index", micro.position + step * torch.arange(rows))
+        self.n_samples += rows
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays, the index first and the targets last.
@@ -373,24 +342,18 @@ class PredictionBuffer:
         Raises:
             TaskError: outputs that only some batches have.
         """
-        found = {"index": self._spool.array("index")}
-        names = [name for name in self._spool.names if name not in (*self._left_out, "index")]
+        found = {"index": self._buffer.array("index")}
+        names = [name for name in self._buffer.columns if name not in (*self._left_out, "index")]
         for name in sorted(names, key=lambda name: name.startswith("target")):
-            if self._spool.rows(name) != self.n_samples:
+            if (rows := self._buffer.columns[name].rows) != self.n_samples:
                 raise TaskError(
-                    f"{name} exists for {self._spool.rows(name)} of {self.n_samples} samples. "
+                    f"{name} exists for {rows} of {self.n_samples} samples. "
                     "Return the same names for every batch."
                 )
-            found[name] = self._spool.array(name)
+            found[name] = self._buffer.array(name)
         return found
 
     def warnings(self) -> Iterator[str]:
         """Yield what was left out."""
         for name, reason in self._left_out.items():
             yield f"{name} is left out: {reason}."
-
-
-def _describe_output(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    return f"a {type(value).__name__}"

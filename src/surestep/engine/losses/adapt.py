@@ -6,13 +6,12 @@ are over: targets that are not ignored, the sum of their class weights, elements
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
-from surestep.engine.batch import MicroBatch, batch_size_of
+from surestep.engine.batch import batch_size_of
 from surestep.engine.losses.base import IGNORED as IGNORED
 from surestep.engine.losses.base import Loss as Loss
 from surestep.engine.losses.base import LossFunction as LossFunction
@@ -38,7 +37,6 @@ def as_loss(loss: LossFunction | str, items: Items, reduction: str = "mean") -> 
         TaskError: an unknown name, `reduction="none"`, or an unknown value of `items` or
             `reduction`.
     """
-    check_reduction(reduction)
     given = get_loss(loss) if isinstance(loss, str) else loss
     given = FUNCTIONS.get(given, lambda: given)()
     known = None
@@ -47,54 +45,69 @@ def as_loss(loss: LossFunction | str, items: Items, reduction: str = "mean") -> 
     elif isinstance(given, nn.Module):
         known = from_torch(given)
     if known is not None:
-        for option, value, default in (
-            ("items", items, "samples"),
-            ("reduction", reduction, "mean"),
-        ):
+        usual = {"items": (items, "samples"), "reduction": (reduction, "mean")}
+        for option, (value, default) in usual.items():
             if value != default:
                 raise TaskError(
                     f"{option}={value!r} is set, but {known.label} brings its own. Leave {option} "
                     "out, or wrap the loss in a function."
                 )
         return known
-    if isinstance(items, str) and items not in ("samples", "tokens"):
-        raise TaskError(
-            f"items={items!r} is not known. Use 'samples', 'tokens' or a function of the batch."
-        )
     count = _count_unmasked if items == "tokens" else batch_size_of
-    return Loss(
+    return declared_loss(
         given,
-        is_sum=reduction == "sum",
-        items=count_items(items) if callable(items) else lambda _, targets: count(targets),
+        items,
+        reduction,
+        known={
+            "samples": lambda _, targets: batch_size_of(targets),
+            "tokens": lambda _, targets: _count_unmasked(targets),
+        },
+        divides_by=f"{items}, as set",
         count=count,
         kind="other",
-        divides=reduction != "sum",
         label=getattr(given, "__name__", type(given).__name__),
-        divides_by=describe_divisor(items, reduction, f"{items}, as set"),
         module=given if isinstance(given, nn.Module) else None,
     )
 
 
-def check_reduction(reduction: object) -> None:
-    """Check the reduction of a loss.
+def declared_loss(
+    value: LossFunction,
+    items: Items,
+    reduction: str,
+    *,
+    known: Mapping[str, Callable[[Any, Any], float]],
+    divides_by: str,
+    **attributes: Any,
+) -> Loss:
+    """Return a loss whose denominator the Task declares.
+
+    Args:
+        value: a mean or a sum.
+        items: how items are counted: a name, or a function of the batch.
+        reduction: "mean" over the items, or "sum", which nothing divides.
+        known: the functions of batch and targets that can be named.
+        divides_by: what a mean is over, unless a function counts it.
+        **attributes: of the Loss.
 
     Raises:
-        TaskError: neither "mean" nor "sum".
+        TaskError: an unknown value of `items` or `reduction`.
     """
     if reduction not in ("mean", "sum"):
         raise TaskError(f"reduction={reduction!r} is not known. Use 'mean' or 'sum'.")
-
-
-def describe_divisor(items: Items, reduction: str, default: str) -> str:
-    """Return what a loss divides by, for messages; `default` if `items` is not a function."""
-    if reduction == "sum":
-        return "nothing"
-    return "what items() counts" if callable(items) else default
-
-
-def count_items(count: Callable[[Any], float]) -> Callable[[Any, Any], float]:
-    """Return the user's function of a batch as a function of batch and targets."""
-    return lambda batch, _: float(count(batch))
+    if not callable(items) and items not in tuple(known):
+        names = ", ".join(map(repr, known))
+        raise TaskError(f"items={items!r} is not known. Use {names} or a function of the batch.")
+    count = known[items] if isinstance(items, str) else lambda batch, _: float(items(batch))
+    if callable(items):
+        divides_by = "what items() counts"
+    return Loss(
+        value,
+        is_sum=reduction == "sum",
+        divides=reduction != "sum",
+        items=count,
+        divides_by="nothing" if reduction == "sum" else divides_by,
+        **attributes,
+    )
 
 
 def as_losses(
@@ -103,11 +116,7 @@ def as_losses(
     weights: Mapping[str, float],
     reductions: Mapping[str, str],
 ) -> Loss:
-    """Turn several losses by name into their weighted sum; a weight that is not set is 1.
-
-    Raises:
-        TaskError: as for a single loss.
-    """
+    """Turn several losses by name into their weighted sum; a weight that is not set is 1."""
     parts = []
     for name, given in losses.items():
         with error_prefix(name):
@@ -117,39 +126,27 @@ def as_losses(
 
 
 def items_only_loss(items: Items) -> Loss:
-    """Return what counts the items of a Task whose step computes its own losses.
-
-    Args:
-        items: "samples", or a function of the batch.
-
-    Raises:
-        TaskError: any other text.
-    """
-    if isinstance(items, str) and items != "samples":
-        raise TaskError(
-            f"items={items!r} takes targets, and a Task without a loss has none. Use 'samples' or "
-            "a function of the batch."
-        )
-    return Loss(
+    """Return what counts the items of a Task whose step computes its own losses."""
+    return declared_loss(
         never_called,
-        is_sum=False,
-        items=count_items(items) if callable(items) else lambda batch, _: batch_size_of(batch),
+        items,
+        "mean",
+        known={"samples": lambda batch, _: batch_size_of(batch)},
+        divides_by="samples",
         count=batch_size_of,
         kind="none",
         label="none: the step brings its own",
-        divides_by=describe_divisor(items, "mean", "samples"),
     )
 
 
 def _from_module(given: LossModule) -> Loss:
     own = copy.deepcopy(given)  # what it fits to one Task's data must not reach another Task
-    classes = isinstance(own, MultiClass)
     return Loss(
         own.total,
         is_sum=True,
         items=own.items,
         count=own.count,
-        kind="classes" if classes else "table",
+        kind="classes" if isinstance(own, MultiClass) else "known",
         label=repr(own),
         divides_by=own.doc.divides_by,
         check=own.check,
@@ -157,18 +154,6 @@ def _from_module(given: LossModule) -> Loss:
         module=own,
         is_separable=own.is_separable,
     )
-
-
-def with_teacher(loss: Loss, teacher: nn.Module) -> Loss:
-    """Return the loss with a frozen model, whose outputs it gets beside the targets."""
-    return replace(loss, teacher=teacher)
-
-
-def loss_targets(loss: Loss, micro: MicroBatch) -> Any:
-    """Return the targets that the loss gets, with the outputs of its teacher if it has one."""
-    if loss.teacher is None:
-        return micro.targets
-    return loss.with_teacher_outputs(micro.args, micro.kwargs, micro.targets)
 
 
 def _count_unmasked(targets: Tensor) -> int:

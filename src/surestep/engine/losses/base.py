@@ -1,14 +1,14 @@
 """What a loss is to the engine, and the base class of surestep's own losses."""
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from surestep.engine.batch import batch_size_of
+from surestep.base.errors import TaskError
+from surestep.engine.batch import MicroBatch, batch_size_of
 
 LossFunction = Callable[..., Tensor | Mapping[str, Tensor]]
 Squash = Literal["softmax", "sigmoid"]
@@ -32,10 +32,6 @@ class FirstBatch(NamedTuple):
     squashed: Squash | None = None
 
 
-def _return_as_is(outputs: Any) -> Any:
-    return outputs
-
-
 @dataclass(frozen=True)
 class Loss:
     """A loss with its denominator.
@@ -44,7 +40,7 @@ class Loss:
         value: `value(outputs, targets)`: a sum over items if `is_sum`, else a mean.
         items: what the mean is over, for one batch: `items(batch, targets)`.
         count: what a metric's mean is over: samples, or targets that are not ignored.
-        kind: what the start-up checks may expect of outputs and targets.
+        kind: who declares the denominator: the loss (of classes or another known one), the Task.
         divides: False for a loss that the user declared a sum: nothing is divided.
         predictions: what metrics get of the model's outputs.
         label: its name, for messages.
@@ -54,7 +50,7 @@ class Loss:
         module: what has tensors to move to the device.
         is_separable: False if it compares the samples of a batch with each other.
         in_fp32: `value`, summed in fp32; used if `value` returns a sum in 16 bits.
-        teacher: a frozen model; the loss then gets `(targets, the teacher's outputs)`.
+        teacher: a frozen model, whose outputs the loss gets beside the targets.
         components: several losses, each with its own denominator; then `value` is not called.
     """
 
@@ -62,19 +58,9 @@ class Loss:
     is_sum: bool
     items: Callable[[Any, Any], float]
     count: Callable[[Any], int]
-    kind: Literal[
-        "classes",
-        "elementwise",
-        "torch",
-        "table",
-        "other",
-        "model",
-        "in training",
-        "several",
-        "none",
-    ]
+    kind: Literal["classes", "known", "other", "model", "in training", "several", "none"]
     divides: bool = True
-    predictions: Callable[[Any], Any] = _return_as_is
+    predictions: Callable[[Any], Any] = lambda outputs: outputs
     label: str = "a function"
     divides_by: str = "samples"
     check: Callable[[FirstBatch], None] | None = None
@@ -133,13 +119,12 @@ class Loss:
         if self.teacher is not None:
             self.teacher.to(device).eval()
 
-    def with_teacher_outputs(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], targets: Any
-    ) -> Any:
-        """Return the targets and the teacher's outputs for the same inputs."""
-        assert self.teacher is not None
+    def targets_of(self, micro: MicroBatch) -> Any:
+        """Return the targets that the loss gets, with the outputs of its teacher if it has one."""
+        if self.teacher is None:
+            return micro.targets
         with torch.no_grad():
-            return targets, self.teacher(*args, **kwargs)
+            return micro.targets, self.teacher(*micro.args, **micro.kwargs)
 
 
 @dataclass(frozen=True)
@@ -149,6 +134,16 @@ class WeightedLoss:
     name: str
     loss: Loss
     weight: float
+
+
+def describe_shape(value: Any) -> str:
+    """Return what a model or a batch gives, for messages."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if not isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__}"
+    members = ", ".join(map(describe_shape, value[:4]))
+    return f"a {type(value).__name__} of {len(value)} ({members})"
 
 
 class LossDoc(NamedTuple):
@@ -165,26 +160,41 @@ class LossDoc(NamedTuple):
 class LossModule(nn.Module):
     """Base class of losses with a denominator: override `total`, and what else differs.
 
-    Called, it returns its mean; a training step adds up its `total`.
+    Called, it returns its mean; a training step adds up its `total`. The options of surestep's own
+    losses are fields of a dataclass; another subclass passes them to `__init__`.
 
     Attributes:
         name: its name in the table.
         doc: its row in the table.
         over: what the mean is over: samples, elements of the targets, or targets that are not
             `ignore_index` ("kept").
+        above_zero: options that are above 0, each with what to use instead of other values.
         is_separable: False if it compares the samples of a batch with each other.
     """
 
     name: ClassVar[str]
     doc: ClassVar[LossDoc]
     over: ClassVar[Literal["samples", "elements", "kept"]] = "samples"
+    above_zero: ClassVar[Mapping[str, str]] = {}
     is_separable: bool = True
     ignore_index: int | None = None
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        own = inspect.signature(type(self)).parameters  # a subclass may have fewer
-        self.options = {name: value for name, value in options.items() if name in own}
+        self.options = options
+
+    def __post_init__(self) -> None:
+        own = [field.name for field in fields(cast(Any, self)) if field.init]
+        LossModule.__init__(self, **{name: getattr(self, name) for name in own})
+        for name, fix in self.above_zero.items():
+            if self.options[name] <= 0:
+                raise TaskError(f"{name}={self.options[name]} is not above 0. {fix}")
+        check_fraction(self.options.get("label_smoothing", 0.0), "label_smoothing")
+        if self.options.get("class_dim", 1) not in (1, -1):
+            raise TaskError(
+                f"class_dim={self.options['class_dim']} is not supported. Use 1 for outputs "
+                "(samples, classes, ...), or -1 for outputs (samples, ..., classes)."
+            )
 
     def __repr__(self) -> str:
         shown = (f"{name}={value!r}" for name, value in self.options.items() if value is not None)
@@ -219,17 +229,22 @@ class LossModule(nn.Module):
             TaskError, DataError: it is not.
         """
 
+    def shape_error(self, first: FirstBatch, hint: str) -> TaskError:
+        """Return the error for outputs and targets of shapes that the loss does not take."""
+        return TaskError(
+            f"The model returns {describe_shape(first.outputs)}, and the targets are "
+            f"{describe_shape(first.targets)}. {self.name} takes outputs: {self.doc.outputs}; "
+            f"targets: {self.doc.targets}. {hint}"
+        )
+
     @property
     def needs_targets(self) -> bool:
         """Whether `fit` is to be called with the training targets before the run."""
         return False
 
-    def fit(self, targets: Iterable[Any]) -> None:
-        """Compute options from the training targets, one batch after another."""
-
-    def describe_fit(self) -> str:
-        """Describe what `fit` computed."""
-        return ""
+    def fit(self, targets: Iterable[Any]) -> str:
+        """Compute options from the training targets, batch by batch; return them as text."""
+        raise NotImplementedError
 
     def forward(self, outputs: Any, targets: Any) -> Tensor:
         """Return the mean over items, ()."""
@@ -237,6 +252,12 @@ class LossModule(nn.Module):
         if not isinstance(value, Tensor):
             value = cast(Tensor, sum(value.values()))
         return value / self.items(outputs, targets)
+
+
+def check_fraction(value: float, name: str) -> None:
+    """Check that an option is a share between 0 and 1."""
+    if not 0 <= value <= 1:
+        raise TaskError(f"{name}={value} is not a share. Use a number from 0 to 1.")
 
 
 def at_least_fp32(value: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Binary, multi-class and multi-label classification."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -11,103 +12,64 @@ from surestep.base.errors import DataError, TaskError
 from surestep.engine.losses import input_checks as expect
 from surestep.engine.losses.base import IGNORED, FirstBatch, LossDoc, LossModule, sum_in_fp32
 
-Balanced = Literal["balanced"]
+Weights = Sequence[float] | Tensor | Literal["balanced"] | None
 _BCE = "https://docs.pytorch.org/docs/stable/generated/torch.nn.BCEWithLogitsLoss.html"
 _CE = "https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html"
 
 
-def check_fraction(value: float, name: str) -> float:
-    """Return a share between 0 and 1.
+class WeightedLossModule(LossModule):
+    """A loss with a weight for each class or label, which the training data may balance.
 
-    Raises:
-        TaskError: it is not.
+    Attributes:
+        weight_option: the option that sets them.
+        weights: on the device; None if the option is not set, or not fitted yet.
+        host_weights: the same on the host, where items are counted.
     """
-    if not 0 <= value <= 1:
-        raise TaskError(f"{name}={value} is not a share. Use a number from 0 to 1.")
-    return value
 
+    weight_option: ClassVar[str]
+    weights: Tensor | None
 
-def checked_class_dim(value: int) -> int:
-    """Return the dimension of the classes: 1 or -1.
-
-    Raises:
-        TaskError: it is neither.
-    """
-    if value not in (1, -1):
-        raise TaskError(
-            f"class_dim={value} is not supported. Use 1 for outputs (samples, classes, ...), or "
-            "-1 for outputs (samples, ..., classes)."
-        )
-    return value
-
-
-def parse_class_weights(
-    value: Balanced | Sequence[float] | Tensor | None, name: str
-) -> Tensor | None:
-    """Return the weights as a tensor; None if they are not known yet.
-
-    Raises:
-        TaskError: neither numbers of at least 0 nor "balanced".
-    """
-    if value is None or (isinstance(value, str) and value == "balanced"):
-        return None
-    if isinstance(value, str):
-        raise TaskError(
-            f"{name}={value!r} is not known. Use 'balanced', a number for each, or None."
-        )
-    weight = torch.as_tensor(value, dtype=torch.float64)
-    if not bool(torch.isfinite(weight).all()) or bool((weight < 0).any()):
-        raise TaskError(f"{name}={value!r} has values below 0 or not finite. Use numbers from 0.")
-    return weight
-
-
-def balanced_classes(targets: Iterable[Any], ignored: int) -> Tensor:
-    """Return samples / (classes * samples of the class), for each class.
-
-    Source: sklearn.utils.class_weight.compute_class_weight("balanced").
-
-    Raises:
-        DataError: targets are not class indices, or a class between others has no sample.
-    """
-    counts = torch.zeros(0, dtype=torch.int64)
-    for batch in targets:
-        if not isinstance(batch, Tensor) or batch.is_floating_point():
-            raise DataError(
-                "weight='balanced' counts class indices, and the targets are something else. Use "
-                "weight=[...] instead."
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given, name = self.options[self.weight_option], self.weight_option
+        weights = None
+        if isinstance(given, str) and given != "balanced":
+            raise TaskError(
+                f"{name}={given!r} is not known. Use 'balanced', a number for each, or None."
             )
-        kept = batch[batch != ignored].flatten().long().cpu()
-        if len(kept) and int(kept.min()) < 0:
-            raise DataError(f"A target is {int(kept.min())}: class indices start from 0.")
-        found = torch.bincount(kept, minlength=len(counts))
-        counts = found + torch.nn.functional.pad(counts, (0, len(found) - len(counts)))
-    _none_empty(counts, "class", "weight")
-    return counts.sum().double() / (len(counts) * counts.double())
+        if given is not None and not isinstance(given, str):
+            weights = torch.as_tensor(given, dtype=torch.float64)
+            if not bool((torch.isfinite(weights) & (weights >= 0)).all()):
+                raise TaskError(
+                    f"{name}={given!r} has values below 0 or not finite. Use numbers from 0."
+                )
+        self._set_weights(weights)
+
+    def _set_weights(self, weights: Tensor | None) -> None:
+        self.host_weights = weights
+        self.register_buffer("weights", weights, persistent=False)
+
+    @property
+    def needs_targets(self) -> bool:
+        """Whether the weights are to be balanced by the training data."""
+        return isinstance(self.options[self.weight_option], str) and self.weights is None
+
+    def balanced(self, targets: Iterable[Any]) -> Tensor:
+        """Return the weights that balance the targets."""
+        raise NotImplementedError
+
+    def fit(self, targets: Iterable[Any]) -> str:
+        """Balance the weights, and return them as text: of many only the range."""
+        weights = self.balanced(targets)
+        self._set_weights(weights)
+        values = weights.reshape(-1).tolist()
+        shown = ", ".join(f"{value:.4g}" for value in values)
+        if len(values) > 10:
+            shown = f"{min(values):.4g} to {max(values):.4g} for {len(values)} classes"
+        return f"{self.weight_option}={shown}"
 
 
-def balanced_labels(targets: Iterable[Any], ignored: int | None, *, per_label: bool) -> Tensor:
-    """Return negatives / positives: of each label (dim 1), or of all.
-
-    Raises:
-        DataError: a label is never 1.
-    """
-    positives = negatives = torch.zeros(())
-    for batch in targets:
-        kept = torch.ones_like(batch, dtype=torch.bool) if ignored is None else batch != ignored
-        dims = (0,) if per_label else tuple(range(batch.dim()))
-        yes, no = (batch == 1) & kept, (batch == 0) & kept
-        if bool((kept & ~yes & ~no).any()):
-            raise DataError(
-                "pos_weight='balanced' counts targets that are 0 or 1, and some are neither. Use "
-                "pos_weight=... instead; for class indices use surestep.losses.multiclass()."
-            )
-        positives = positives + yes.sum(dims).cpu()
-        negatives = negatives + no.sum(dims).cpu()
-    _none_empty(positives.reshape(-1), "label", "pos_weight")
-    return negatives.double() / positives.double()
-
-
-def _none_empty(counts: Tensor, what: str, option: str) -> None:
+def _check_none_empty(counts: Tensor, what: str, option: str) -> None:
     empty = (counts == 0).nonzero().flatten().tolist()
     if empty or not len(counts):
         raise DataError(
@@ -116,15 +78,8 @@ def _none_empty(counts: Tensor, what: str, option: str) -> None:
         )
 
 
-def format_weights(weight: Tensor | None) -> str:
-    """Return weights for people; of many only the range."""
-    values = [] if weight is None else weight.reshape(-1).tolist()
-    if len(values) > 10:
-        return f"{min(values):.4g} to {max(values):.4g} for {len(values)} classes"
-    return ", ".join(f"{value:.4g}" for value in values)
-
-
-class MultiClass(LossModule):
+@dataclass(eq=False, repr=False, kw_only=True)
+class MultiClass(WeightedLossModule):
     """Multi-class classification: cross-entropy of logits with class indices or probabilities.
 
     Args:
@@ -147,52 +102,37 @@ class MultiClass(LossModule):
     )
 
     over = "kept"
-    weight: Tensor | None
-    ignore_index: int
+    weight_option = "weight"
+    weight: Weights = None
+    label_smoothing: float = 0.0
+    ignore_index: int = IGNORED
+    class_dim: Literal[1, -1] = 1
 
-    def __init__(
-        self,
-        *,
-        weight: Balanced | Sequence[float] | Tensor | None = None,
-        label_smoothing: float = 0.0,
-        ignore_index: int = IGNORED,
-        class_dim: Literal[1, -1] = 1,
-    ) -> None:
-        check_fraction(label_smoothing, "label_smoothing")
-        super().__init__(
-            weight=weight,
-            label_smoothing=label_smoothing,
-            ignore_index=ignore_index,
-            class_dim=class_dim,
-        )
-        self.class_dim = checked_class_dim(class_dim)
-        self.label_smoothing = label_smoothing
-        self.ignore_index = ignore_index
-        self._weigh(parse_class_weights(weight, "weight"))
+    def balanced(self, targets: Iterable[Any]) -> Tensor:
+        """Return samples / (classes * samples of the class), for each class.
 
-    def _weigh(self, weight: Tensor | None) -> None:
-        # Items are counted on the host, so a copy stays there when the buffer is moved.
-        self.host_weight = weight
-        self.register_buffer("weight", weight, persistent=False)
-
-    @property
-    def needs_targets(self) -> bool:
-        """Whether the weights are to be balanced by the training data."""
-        return isinstance(self.options["weight"], str) and self.weight is None
-
-    def fit(self, targets: Iterable[Any]) -> None:
-        """Balance the weights."""
-        self._weigh(balanced_classes(targets, self.ignore_index))
-
-    def describe_fit(self) -> str:
-        """Describe the weights."""
-        return f"weight={format_weights(self.host_weight)}"
+        Source: sklearn.utils.class_weight.compute_class_weight("balanced").
+        """
+        counts = torch.zeros(0, dtype=torch.int64)
+        for batch in targets:
+            if not isinstance(batch, Tensor) or batch.is_floating_point():
+                raise DataError(
+                    "weight='balanced' counts class indices, and the targets are something else. "
+                    "Use weight=[...] instead."
+                )
+            kept = batch[batch != self.ignore_index].flatten().long().cpu()
+            if len(kept) and int(kept.min()) < 0:
+                raise DataError(f"A target is {int(kept.min())}: class indices start from 0.")
+            found = torch.bincount(kept, minlength=len(counts))
+            counts = found + functional.pad(counts, (0, len(found) - len(counts)))
+        _check_none_empty(counts, "class", "weight")
+        return counts.sum().double() / (len(counts) * counts.double())
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the cross-entropy summed."""
         if self.class_dim == -1:
             outputs, targets = outputs.flatten(0, -2), self._as_rows(targets)
-        weight = None if self.weight is None else self.weight.to(outputs.dtype)
+        weight = None if self.weights is None else self.weights.to(outputs.dtype)
         return sum_in_fp32(
             functional.cross_entropy,
             outputs,
@@ -204,7 +144,7 @@ class MultiClass(LossModule):
 
     def items(self, batch: Any, targets: Tensor) -> float:
         """Count targets that are not ignored, by their weights; probabilities by samples."""
-        return weighted_count(self._as_rows(targets), self.host_weight, self.ignore_index)
+        return weighted_count(self._as_rows(targets), self.host_weights, self.ignore_index)
 
     def _as_rows(self, targets: Tensor) -> Tensor:
         """Return targets as rows where the classes are last: a view, as of the outputs."""
@@ -224,38 +164,28 @@ class MultiClass(LossModule):
     def check(self, first: FirstBatch) -> None:
         """Check indices or probabilities against the outputs."""
         first = self._with_rows(first)
-        expect.check_class_targets(first, ignored=self.ignore_index)
-        expect.check_class_logits(first)
+        expect.check_classes(first, ignored=self.ignore_index, called=self.name)
         if first.targets.is_floating_point() and self.ignore_index != IGNORED:
             raise TaskError(
                 f"ignore_index={self.ignore_index} is of indices, and the targets are "
                 "probabilities. Leave it out."
             )
         classes = first.outputs.shape[1]
-        expect.warn_of_ignored_class(first.targets, classes, self.ignore_index)
-        if self.host_weight is not None and self.host_weight.shape != (classes,):
+        if self.host_weights is not None and self.host_weights.shape != (classes,):
             raise TaskError(
-                f"There are {self.host_weight.numel()} class weights, and the model has {classes} "
+                f"There are {self.host_weights.numel()} class weights, and the model has {classes} "
                 "outputs. Give a weight for each output."
             )
 
     def _with_rows(self, first: FirstBatch) -> FirstBatch:
-        """Return outputs and targets as rows where the classes are last.
-
-        Raises:
-            TaskError: their shapes do not fit.
-        """
+        """Return outputs and targets as rows where the classes are last."""
         if self.class_dim == 1:
             return first
         outputs, targets = expect.require_tensors(first)
         expected = outputs.shape if targets.is_floating_point() else outputs.shape[:-1]
         if outputs.dim() < 2 or targets.shape != expected:
-            raise TaskError(
-                f"The model's outputs have shape {tuple(outputs.shape)} and the targets "
-                f"{tuple(targets.shape)}. multiclass(class_dim=-1) takes outputs (samples, ..., "
-                "classes) and targets (samples, ...). Leave class_dim out where the classes are "
-                "in dimension 1."
-            )
+            hint = "Leave class_dim=-1 out where the classes are in dimension 1."
+            raise self.shape_error(first, hint)
         return first._replace(outputs=outputs.flatten(0, -2), targets=self._as_rows(targets))
 
 
@@ -264,9 +194,6 @@ def weighted_count(targets: Tensor, weight: Tensor | None, ignored: int) -> floa
 
     That torch divides by the number of samples where targets are probabilities, whatever the
     weights, is what torch.nn.CrossEntropyLoss does and documents.
-
-    Raises:
-        DataError: a target has no weight.
     """
     if targets.is_floating_point():
         return targets.numel() // (targets.shape[1] if targets.dim() > 1 else targets.shape[0])
@@ -283,7 +210,8 @@ def weighted_count(targets: Tensor, weight: Tensor | None, ignored: int) -> floa
         ) from error
 
 
-class Binary(LossModule):
+@dataclass(eq=False, repr=False, kw_only=True)
+class Binary(WeightedLossModule):
     """Binary classification: binary cross-entropy of one logit per sample.
 
     Args:
@@ -303,42 +231,35 @@ class Binary(LossModule):
         _BCE,
     )
     over = "kept"
-    per_label = False
-    pos_weight: Tensor | None
+    weight_option = "pos_weight"
+    per_label: ClassVar[bool] = False
+    pos_weight: float | Weights = None
+    label_smoothing: float = 0.0
+    ignore_index: int | None = None
 
-    def __init__(
-        self,
-        *,
-        pos_weight: Balanced | float | Sequence[float] | Tensor | None = None,
-        label_smoothing: float = 0.0,
-        ignore_index: int | None = None,
-    ) -> None:
-        check_fraction(label_smoothing, "label_smoothing")
-        if ignore_index in (0, 1):
-            raise TaskError(f"ignore_index={ignore_index} is a label. Use another, such as -1.")
-        super().__init__(
-            pos_weight=pos_weight, label_smoothing=label_smoothing, ignore_index=ignore_index
-        )
-        self.label_smoothing = label_smoothing
-        self.ignore_index = ignore_index
-        values: Any = (
-            [pos_weight] if isinstance(pos_weight, float | int) and self.per_label else pos_weight
-        )
-        weights = parse_class_weights(values, "pos_weight")
-        self.register_buffer("pos_weight", weights, persistent=False)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ignore_index in (0, 1):
+            raise TaskError(
+                f"ignore_index={self.ignore_index} is a label. Use another, such as -1."
+            )
 
-    @property
-    def needs_targets(self) -> bool:
-        """Whether pos_weight is to be balanced by the training data."""
-        return isinstance(self.options["pos_weight"], str) and self.pos_weight is None
-
-    def fit(self, targets: Iterable[Any]) -> None:
-        """Balance pos_weight."""
-        self.pos_weight = balanced_labels(targets, self.ignore_index, per_label=self.per_label)
-
-    def describe_fit(self) -> str:
-        """Describe pos_weight."""
-        return f"pos_weight={format_weights(self.pos_weight)}"
+    def balanced(self, targets: Iterable[Any]) -> Tensor:
+        """Return targets of 0 / targets of 1: of each label (dim 1), or of all."""
+        positives = negatives = torch.zeros(())
+        for batch in targets:
+            yes, no = batch == 1, batch == 0
+            if bool((~yes & ~no & (batch != self.ignore_index)).any()):
+                raise DataError(
+                    "pos_weight='balanced' counts targets that are 0 or 1, and some are neither. "
+                    "Use pos_weight=... instead; for class indices use "
+                    "surestep.losses.multiclass()."
+                )
+            dims = (0,) if self.per_label else tuple(range(batch.dim()))
+            positives = positives + yes.sum(dims).cpu()
+            negatives = negatives + no.sum(dims).cpu()
+        _check_none_empty(positives.reshape(-1), "label", "pos_weight")
+        return negatives.double() / positives.double()
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the binary cross-entropy summed."""
@@ -349,7 +270,7 @@ class Binary(LossModule):
             wanted = wanted * mask
         if self.label_smoothing:
             wanted = wanted * (1 - self.label_smoothing) + self.label_smoothing / 2
-        weight = None if self.pos_weight is None else self.pos_weight.to(outputs.dtype)
+        weight = None if self.weights is None else self.weights.to(outputs.dtype)
         function = functional.binary_cross_entropy_with_logits
         return sum_in_fp32(function, outputs, wanted, mask, pos_weight=weight)
 
@@ -357,16 +278,13 @@ class Binary(LossModule):
         """Check shapes and ranges."""
         outputs, targets = expect.require_tensors(first)
         if outputs.dim() == targets.dim() + 1 and outputs.shape[1] == 2:
-            raise TaskError(
-                f"The model has two outputs for each target (shape {tuple(outputs.shape)}), and "
-                f"{self.name} takes one. Give the model one, or use surestep.losses.multiclass()."
-            )
+            hint = "For two outputs for each target use surestep.losses.multiclass()."
+            raise self.shape_error(first, hint)
         expect.check_same_shape(first)
-        expect.check_label_targets(targets, called=self.name, ignored=self.ignore_index)
-        expect.check_label_logits(first, called=self.name)
-        if not self.per_label and self.pos_weight is not None and self.pos_weight.numel() > 1:
+        expect.check_labels(first, called=self.name, ignored=self.ignore_index)
+        if not self.per_label and self.weights is not None and self.weights.numel() > 1:
             raise TaskError(
-                f"There are {self.pos_weight.numel()} numbers in pos_weight, and binary takes one: "
+                f"There are {self.weights.numel()} numbers in pos_weight, and binary takes one: "
                 "what a target of 1 weighs. For several labels use surestep.losses.multilabel()."
             )
 
@@ -396,19 +314,13 @@ class MultiLabel(Binary):
         """Check shapes and ranges, and that there is a weight for each label."""
         outputs, targets = expect.require_tensors(first)
         if outputs.dim() != 2:
-            raise TaskError(
-                f"The model's outputs have shape {tuple(outputs.shape)}, and multilabel takes "
-                "(samples, labels). For one label use surestep.losses.binary()."
-            )
-        if targets.dim() == 1 and not targets.is_floating_point():
-            raise DataError(
-                f"The targets are one integer for each sample (shape {tuple(targets.shape)}), and "
-                "multilabel takes 0 or 1 for each label. For class indices use "
-                "surestep.losses.multiclass(); else torch.nn.functional.one_hot(targets, "
-                f"{outputs.shape[1]}).float()."
-            )
+            hint = "For one label use surestep.losses.binary()."
+            raise self.shape_error(first, hint)
+        if targets.dim() == 1:
+            hint = "For class indices use surestep.losses.multiclass()."
+            raise self.shape_error(first, hint)
         super().check(first)
-        weights = 1 if self.pos_weight is None else self.pos_weight.numel()
+        weights = 1 if self.weights is None else self.weights.numel()
         if weights not in (1, outputs.shape[1]):
             raise TaskError(
                 f"There are {weights} numbers in pos_weight, and the model has {outputs.shape[1]} "

@@ -1,6 +1,7 @@
 """CTC: a label sequence from a longer sequence of frames, without known alignment."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,17 +10,13 @@ from torch.nn import functional
 
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.losses.base import FirstBatch, LossDoc, LossModule, at_least_fp32
-from surestep.engine.losses.input_checks import check_class_logits
+from surestep.engine.losses.input_checks import check_logits
 
 _PARTS = ("labels", "input_lengths", "label_lengths")
 
 
 def unpack_ctc_targets(targets: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (labels, input_lengths, label_lengths), of a tuple or a dict.
-
-    Raises:
-        TaskError: they are something else.
-    """
+    """Return (labels, input_lengths, label_lengths), of a tuple or a dict."""
     if isinstance(targets, Mapping) and set(_PARTS) <= set(targets):
         targets = tuple(targets[name] for name in _PARTS)
     if isinstance(targets, (tuple, list)) and len(targets) == len(_PARTS):
@@ -40,6 +37,7 @@ def ctc_total(losses: Tensor, lengths: Tensor) -> Tensor:
     return (losses / lengths.to(losses.device, losses.dtype).clamp(min=1)).sum()
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class CTC(LossModule):
     """Label sequences from frames, summed over all alignments.
 
@@ -58,9 +56,8 @@ class CTC(LossModule):
         "Graves et al. 2006, https://doi.org/10.1145/1143844.1143891",
     )
 
-    def __init__(self, *, blank: int = 0, zero_infinity: bool = False) -> None:
-        super().__init__(blank=blank, zero_infinity=zero_infinity)
-        self.blank, self.zero_infinity = blank, zero_infinity
+    blank: int = 0
+    zero_infinity: bool = False
 
     def total(self, outputs: Tensor, targets: Any) -> Tensor:
         """Return the loss for each label, summed over samples."""
@@ -88,19 +85,12 @@ class CTC(LossModule):
         """Check logits, labels and lengths."""
         outputs, (labels, frames, lengths) = first.outputs, unpack_ctc_targets(first.targets)
         if not isinstance(outputs, Tensor) or outputs.dim() != 3 or len(outputs) != len(lengths):
-            shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-            raise TaskError(
-                f"The model's outputs are {shape}, and ctc takes logits (samples, frames, "
-                f"classes) for {len(lengths)} samples. Use outputs.transpose(0, 1) where frames "
-                "are first."
-            )
-        check_class_logits(first, called=self.name, dim=2)
+            hint = "Use outputs.transpose(0, 1) where frames are first."
+            raise self.shape_error(first, hint)
+        check_logits(first, called=self.name, applies="softmax", dim=2)
         _check_labels(labels, lengths, outputs.shape[2], self.blank)
-        there = outputs.shape[1]
-        check_lengths(labels, frames, lengths, there, called="" if self.zero_infinity else _CALLED)
-
-
-_CALLED = "surestep.losses.ctc"
+        called = "" if self.zero_infinity else "surestep.losses.ctc"
+        check_lengths(labels, frames, lengths, outputs.shape[1], called=called)
 
 
 def _check_labels(labels: Tensor, lengths: Tensor, classes: int, blank: int) -> None:
@@ -109,13 +99,12 @@ def _check_labels(labels: Tensor, lengths: Tensor, classes: int, blank: int) -> 
             f"blank={blank} is not a class: the model has {classes} outputs. Use 0 to "
             f"{classes - 1}."
         )
-    if labels.dim() != 2:
+    if labels.dim() != 2 or labels.is_floating_point():
         raise DataError(
-            f"The labels have shape {tuple(labels.shape)}, and ctc takes (samples, positions), "
-            "each row filled up to the longest: torch.nn.utils.rnn.pad_sequence(labels, True)."
+            f"The labels are {labels.dtype} of shape {tuple(labels.shape)}, and ctc takes integers "
+            "(samples, positions): use .long(), and torch.nn.utils.rnn.pad_sequence(labels, True), "
+            "which fills each row up to the longest."
         )
-    if labels.is_floating_point():
-        raise DataError(f"The labels are {labels.dtype}, and ctc takes integers: use .long().")
     if int(lengths.max()) > labels.shape[1]:
         raise DataError(
             f"The label_lengths have {int(lengths.max())} labels, and a row of labels has "
@@ -124,47 +113,31 @@ def _check_labels(labels: Tensor, lengths: Tensor, classes: int, blank: int) -> 
     labels = labels[torch.arange(labels.shape[1], device=labels.device) < lengths[:, None]]
     if not labels.numel():
         return
-    if int(labels.min()) < 0 or int(labels.max()) >= classes:
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes or bool((labels == blank).any()):
         raise DataError(
-            f"The labels run from {int(labels.min())} to {int(labels.max())}, and the model has "
-            f"{classes} outputs: labels are 0 to {classes - 1}, without the blank."
-        )
-    if bool((labels == blank).any()):
-        raise DataError(
-            f"A label is {blank}, which is the blank. Count labels from {blank + 1}, or use "
-            f"surestep.losses.ctc(blank={classes - 1})."
+            f"The labels run from {low} to {high}, and the model has {classes} outputs: labels are "
+            f"0 to {classes - 1} without {blank}, which is the blank. Count labels from "
+            f"{blank + 1}, or use surestep.losses.ctc(blank={classes - 1})."
         )
 
 
 def check_lengths(
     labels: Tensor, frames: Tensor, lengths: Tensor, there: int, *, called: str
 ) -> None:
-    """Check that the frames exist and that the labels fit into them.
-
-    Args:
-        labels: (samples, positions).
-        frames: how many there are of each sample.
-        lengths: how many labels.
-        there: frames that the model returns.
-        called: the loss, if samples may not be short.
-
-    Raises:
-        DataError: they do not.
-    """
+    """Check that all frames exist, and that the labels fit into them if a loss is `called`."""
     if int(frames.max()) > there:
         raise DataError(
             f"An input has {int(frames.max())} frames by its length, and the model returns "
             f"{there}. Give the lengths of what the model returns."
         )
-    if called and _short(labels.cpu(), frames.cpu(), lengths.cpu()):
-        raise DataError(
-            f"{_short(labels.cpu(), frames.cpu(), lengths.cpu())} samples have fewer frames than "
-            "labels, with a blank between two that are equal, so their loss is infinite. Leave "
-            f"them out, or use {called}(zero_infinity=True)."
-        )
-
-
-def _short(labels: Tensor, frames: Tensor, lengths: Tensor) -> int:
-    alike = labels[:, 1:] == labels[:, :-1]
+    labels, frames, lengths = labels.cpu(), frames.cpu(), lengths.cpu()
+    is_repeated = labels[:, 1:] == labels[:, :-1]
     inside = torch.arange(1, labels.shape[1]) < lengths[:, None]
-    return int((frames < lengths + (alike & inside).sum(1)).sum())
+    short = int((frames < lengths + (is_repeated & inside).sum(1)).sum())
+    if called and short:
+        raise DataError(
+            f"{short} samples have fewer frames than labels, with a blank between two that are "
+            "equal, so their loss is infinite. Leave them out, or use "
+            f"{called}(zero_infinity=True)."
+        )

@@ -1,5 +1,6 @@
 """Distillation: a student learns from labels and from a teacher's logits."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -7,10 +8,17 @@ from torch.nn import functional
 
 from surestep.base.errors import TaskError
 from surestep.engine.losses import input_checks as expect
-from surestep.engine.losses.base import IGNORED, FirstBatch, LossDoc, LossModule, at_least_fp32
-from surestep.engine.losses.classification import check_fraction
+from surestep.engine.losses.base import (
+    IGNORED,
+    FirstBatch,
+    LossDoc,
+    LossModule,
+    at_least_fp32,
+    check_fraction,
+)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Distillation(LossModule):
     """Distillation: the teacher's softened class probabilities, and the labels.
 
@@ -32,27 +40,15 @@ class Distillation(LossModule):
         "Hinton et al. 2015, https://arxiv.org/abs/1503.02531",
     )
     over = "kept"
-    ignore_index: int
+    above_zero = {"temperature": "Use 1 to 10."}
+    temperature: float = 2.0
+    alpha: float = 0.5
+    label_smoothing: float = 0.0
+    ignore_index: int = IGNORED
 
-    def __init__(
-        self,
-        *,
-        temperature: float = 2.0,
-        alpha: float = 0.5,
-        label_smoothing: float = 0.0,
-        ignore_index: int = IGNORED,
-    ) -> None:
-        super().__init__(
-            temperature=temperature,
-            alpha=alpha,
-            label_smoothing=label_smoothing,
-            ignore_index=ignore_index,
-        )
-        if temperature <= 0:
-            raise TaskError(f"temperature={temperature} is not above 0. Use 1 to 10.")
-        self.temperature, self.alpha = temperature, check_fraction(alpha, "alpha")
-        self.label_smoothing = check_fraction(label_smoothing, "label_smoothing")
-        self.ignore_index = ignore_index
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fraction(self.alpha, "alpha")
 
     def total(self, outputs: Tensor, targets: Any) -> dict[str, Tensor]:
         """Return both terms, summed."""
@@ -87,25 +83,16 @@ class Distillation(LossModule):
     def check(self, first: FirstBatch) -> None:
         """Check that the teacher's logits are there and have the student's shape."""
         if not isinstance(first.targets, (tuple, list)) or len(first.targets) != 2:
-            raise TaskError(
-                "distillation takes the teacher's logits beside the labels. Use "
-                "Task(teacher=net), or let the targets be (labels, teacher_logits)."
-            )
+            hint = "Use Task(teacher=net), or let the targets be (labels, teacher_logits)."
+            raise self.shape_error(first, hint)
         labels, teacher = first.targets
-        shapes = getattr(first.outputs, "shape", None), getattr(teacher, "shape", None)
-        if shapes[0] is None or shapes[0] != shapes[1]:
-            raise TaskError(
-                f"The student's outputs have shape {shapes[0] and tuple(shapes[0])} and the "
-                f"teacher's {shapes[1] and tuple(shapes[1])}. distillation takes logits of one "
-                "shape from both."
-            )
+        shape = getattr(first.outputs, "shape", None)
+        if shape is None or shape != getattr(teacher, "shape", None):
+            raise self.shape_error(first, "Both models return logits of one shape.")
         if labels.is_floating_point():
-            raise TaskError(
-                f"The labels are {labels.dtype}, and distillation takes class indices: use "
-                "labels.long()."
-            )
-        expect.check_class_targets(FirstBatch(first.outputs, labels), ignored=self.ignore_index)
-        expect.check_class_logits(first, called="distillation")
+            raise self.shape_error(first, "Labels are class indices: use labels.long().")
+        student = first._replace(targets=labels)
+        expect.check_classes(student, ignored=self.ignore_index, called=self.name)
         if expect.is_distribution(teacher.detach(), 1):
             raise TaskError(
                 "The teacher's outputs are probabilities, and distillation takes its logits. "

@@ -3,13 +3,13 @@
 A contrastive loss compares every sample of a batch with every other, so it is not separable.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from surestep.base.errors import TaskError
 from surestep.engine.losses.base import FirstBatch, LossDoc, LossModule, at_least_fp32
 from surestep.engine.losses.input_checks import as_tuple, check_signs
 
@@ -17,6 +17,7 @@ _NO_TARGETS = "not used: may be None, with Task(inputs=lambda batch: (batch, Non
 _TORCH = "https://docs.pytorch.org/docs/stable/generated/torch.nn.{}.html"
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Margin(LossModule):
     """Pairwise ranking: which of two scores should be higher.
 
@@ -35,9 +36,7 @@ class Margin(LossModule):
     )
     over = "elements"
 
-    def __init__(self, *, margin: float = 0.0) -> None:
-        super().__init__(margin=margin)
-        self.margin = margin
+    margin: float = 0.0
 
     def total(self, outputs: Any, targets: Tensor) -> Tensor:
         """Return the hinge of the differences, summed."""
@@ -48,14 +47,11 @@ class Margin(LossModule):
         """Check that there are two scores for each target of -1 or 1."""
         a, b = as_tuple(first.outputs, ("a", "b"), self.name)
         if not a.shape == b.shape == first.targets.shape:
-            raise TaskError(
-                f"The scores have shapes {tuple(a.shape)} and {tuple(b.shape)}, the targets "
-                f"{tuple(first.targets.shape)}; margin compares them one by one. Use "
-                "scores.squeeze(-1)."
-            )
+            raise self.shape_error(first, "Scores of one column take scores.squeeze(-1).")
         check_signs(first.targets, self.name)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Triplet(LossModule):
     """Embeddings of triplets: the anchor should be closer to the positive than to the negative.
 
@@ -74,11 +70,9 @@ class Triplet(LossModule):
         _TORCH.format("TripletMarginLoss"),
     )
 
-    def __init__(self, *, margin: float = 1.0, p: float = 2.0) -> None:
-        super().__init__(margin=margin, p=p)
-        if margin <= 0:
-            raise TaskError(f"margin={margin} is not above 0: all points in one would do. Use 1.0.")
-        self.margin, self.p = margin, p
+    above_zero = {"margin": "All points in one would do. Use 1.0."}
+    margin: float = 1.0
+    p: float = 2.0
 
     def total(self, outputs: Any, targets: Any) -> Tensor:
         """Return the hinge of the distances, summed."""
@@ -91,12 +85,8 @@ class Triplet(LossModule):
     def check(self, first: FirstBatch) -> None:
         """Check that there are three embeddings of one shape."""
         parts = as_tuple(first.outputs, ("anchor", "positive", "negative"), self.name)
-        shapes = {tuple(part.shape) for part in parts}
-        if len(shapes) > 1 or parts[0].dim() != 2:
-            raise TaskError(
-                f"The embeddings have shapes {', '.join(map(str, sorted(shapes)))}, and triplet "
-                "takes three of one shape (samples, features)."
-            )
+        if len({part.shape for part in parts}) > 1 or parts[0].dim() != 2:
+            raise self.shape_error(first, "The three embeddings have one shape.")
 
 
 class _Contrastive(LossModule):
@@ -104,22 +94,18 @@ class _Contrastive(LossModule):
 
     is_separable = False
 
-    def __init__(self, *, temperature: float) -> None:
-        super().__init__(temperature=temperature)
-        if temperature <= 0:
-            raise TaskError(f"temperature={temperature} is not above 0. Use 0.07 to 0.5.")
-        self.temperature = temperature
+    above_zero = {"temperature": "Use 0.07 to 0.5."}
+    temperature: float
 
     def check(self, first: FirstBatch) -> None:
         """Check that there are two embeddings of one shape, and more than one sample."""
-        shapes = [tuple(part.shape) for part in as_tuple(first.outputs, ("a", "b"), self.name)]
-        if shapes[0] != shapes[1] or len(shapes[0]) != 2 or shapes[0][0] < 2:
-            raise TaskError(
-                f"The embeddings have shapes {shapes[0]} and {shapes[1]}, and {self.name} takes "
-                "two of one shape (samples, features), of at least two samples."
-            )
+        a, b = as_tuple(first.outputs, ("a", "b"), self.name)
+        if a.shape != b.shape or a.dim() != 2 or len(a) < 2:
+            hint = "The two embeddings have one shape, of at least two samples."
+            raise self.shape_error(first, hint)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Contrastive(_Contrastive):
     """Two views of each sample, contrasted with all others of the batch (NT-Xent, SimCLR).
 
@@ -137,8 +123,7 @@ class Contrastive(_Contrastive):
         "Chen et al. 2020, https://arxiv.org/abs/2002.05709",
     )
 
-    def __init__(self, *, temperature: float = 0.5) -> None:
-        super().__init__(temperature=temperature)
+    temperature: float = 0.5
 
     def total(self, outputs: Any, targets: Any) -> Tensor:
         """Return the sum over samples of the mean of both views."""
@@ -151,6 +136,7 @@ class Contrastive(_Contrastive):
         return functional.cross_entropy(scores, other, reduction="sum") / 2
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ContrastivePairs(_Contrastive):
     """Two kinds of embedding of each sample, such as image and text (CLIP).
 
@@ -168,8 +154,7 @@ class ContrastivePairs(_Contrastive):
         "Radford et al. 2021, https://arxiv.org/abs/2103.00020",
     )
 
-    def __init__(self, *, temperature: float = 0.07) -> None:
-        super().__init__(temperature=temperature)
+    temperature: float = 0.07
 
     def total(self, outputs: Any, targets: Any) -> Tensor:
         """Return the sum over samples of the mean of both directions."""

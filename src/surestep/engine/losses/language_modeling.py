@@ -1,6 +1,7 @@
 """Language modeling: next tokens and masked tokens."""
 
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 from torch.nn import functional
@@ -8,43 +9,25 @@ from torch.nn import functional
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.losses import input_checks as expect
 from surestep.engine.losses.base import IGNORED, FirstBatch, LossDoc, LossModule, at_least_fp32
-from surestep.engine.losses.classification import check_fraction, checked_class_dim
 
 _FORMULA = "-log softmax(x)_t + z (log sum_v exp x_v)^2"
 _Z_SOURCE = "z-loss: Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311"
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class _Tokens(LossModule):
     """Cross-entropy over tokens, with the vocabulary last or in dimension 1."""
 
     over = "kept"
-    ignore_index: int
+    ignore_index: int = IGNORED
+    z_loss: float = 0.0
+    label_smoothing: float = 0.0
+    class_dim: Literal[1, -1] = -1
 
-    def __init__(
-        self,
-        *,
-        ignore_index: int,
-        z_loss: float,
-        label_smoothing: float,
-        class_dim: int,
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            **options,
-            ignore_index=ignore_index,
-            z_loss=z_loss,
-            label_smoothing=label_smoothing,
-            class_dim=class_dim,
-        )
-        self.class_dim = checked_class_dim(class_dim)
-        if z_loss < 0:
-            raise TaskError(f"z_loss={z_loss} is below 0. Use 1e-4, or 0 for none.")
-        self.ignore_index, self.z_loss = ignore_index, z_loss
-        self.label_smoothing = check_fraction(label_smoothing, "label_smoothing")
-
-    def labels(self, targets: Tensor) -> Tensor:
-        """Return the token to predict at each position."""
-        return targets
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.z_loss < 0:
+            raise TaskError(f"z_loss={self.z_loss} is below 0. Use 1e-4, or 0 for none.")
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor | dict[str, Tensor]:
         """Return the cross-entropy summed over tokens, and the z-loss where there is one."""
@@ -69,24 +52,18 @@ class _Tokens(LossModule):
         shape, wanted = tuple(outputs.shape), tuple(targets.shape)
         last, second = wanted == shape[:2], wanted == (shape[0], *shape[2:])
         if outputs.dim() != 3 or not (last if self.class_dim == -1 else second):
-            turned = outputs.dim() == 3 and (last or second)
-            instead = (
-                f"Use class_dim={-self.class_dim}."
-                if turned
-                else "For one class for each sample use surestep.losses.multiclass()."
-            )
-            takes = "tokens, words" if self.class_dim == -1 else "words, tokens"
-            raise TaskError(
-                f"The model's outputs have shape {shape} and the targets {wanted}. {self.name} "
-                f"takes logits (samples, {takes}) and tokens (samples, tokens). {instead}"
-            )
+            hint = "For one class for each sample use surestep.losses.multiclass()."
+            if outputs.dim() == 3 and (last or second):
+                hint = f"Use class_dim={-self.class_dim}."
+            raise self.shape_error(first, hint)
         dim = 2 if self.class_dim == -1 else 1
         if targets.dtype not in expect.INDEX_TYPES:
             raise DataError(f"Tokens are int64, and the targets {targets.dtype}: use .long().")
         expect.check_index_range(targets, shape[dim], self.ignore_index)
-        expect.check_class_logits(first, called=self.name, dim=dim)
+        expect.check_logits(first, called=self.name, applies="softmax", dim=dim)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class NextToken(_Tokens):
     """Next-token prediction: each token from those before it.
 
@@ -109,32 +86,19 @@ class NextToken(_Tokens):
         _Z_SOURCE,
     )
 
-    def __init__(
-        self,
-        *,
-        targets: Literal["tokens", "shifted"] = "tokens",
-        ignore_index: int = IGNORED,
-        z_loss: float = 0.0,
-        label_smoothing: float = 0.0,
-        class_dim: Literal[1, -1] = -1,
-    ) -> None:
-        super().__init__(
-            targets=targets,
-            ignore_index=ignore_index,
-            z_loss=z_loss,
-            label_smoothing=label_smoothing,
-            class_dim=class_dim,
-        )
-        if targets not in ("tokens", "shifted"):
-            raise TaskError(f"targets={targets!r} is not known. Use 'tokens' or 'shifted'.")
-        self.shifts = targets == "tokens"
+    targets: Literal["tokens", "shifted"] = "tokens"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.targets not in ("tokens", "shifted"):
+            raise TaskError(f"targets={self.targets!r} is not known. Use 'tokens' or 'shifted'.")
 
     def labels(self, targets: Tensor) -> Tensor:
         """Return the token to predict at each position; that of the last one is not known.
 
         One more target is cheaper than a copy of the logits without the last position.
         """
-        if not self.shifts:
+        if self.targets == "shifted":
             return targets
         return functional.pad(targets[:, 1:], (0, 1), value=self.ignore_index)
 
@@ -145,12 +109,14 @@ class NextToken(_Tokens):
         for tokens in first.inputs:
             if tokens.shape != targets.shape or tokens.is_floating_point() or len(targets[0]) < 3:
                 continue
-            if self.shifts and _agree(targets[:, :-1], tokens[:, 1:], self.ignore_index):
+            if self.targets == "tokens" and _agree(
+                targets[:, :-1], tokens[:, 1:], self.ignore_index
+            ):
                 raise DataError(
                     "The targets are shifted already: each is the next of the inputs. Use "
                     "surestep.losses.next_token(targets='shifted'), or give the inputs as targets."
                 )
-            if not self.shifts and _agree(targets, tokens, self.ignore_index):
+            if self.targets == "shifted" and _agree(targets, tokens, self.ignore_index):
                 raise DataError(
                     "The targets are the inputs, not shifted: the model would learn to repeat "
                     "them. Use surestep.losses.next_token(targets='tokens')."
@@ -183,21 +149,6 @@ class MaskedTokens(_Tokens):
         "targets that are not ignored",
         f"Devlin et al. 2018, https://arxiv.org/abs/1810.04805; {_Z_SOURCE}",
     )
-
-    def __init__(
-        self,
-        *,
-        ignore_index: int = IGNORED,
-        z_loss: float = 0.0,
-        label_smoothing: float = 0.0,
-        class_dim: Literal[1, -1] = -1,
-    ) -> None:
-        super().__init__(
-            ignore_index=ignore_index,
-            z_loss=z_loss,
-            label_smoothing=label_smoothing,
-            class_dim=class_dim,
-        )
 
     def check(self, first: FirstBatch) -> None:
         """Check shapes, and that some targets are ignored."""

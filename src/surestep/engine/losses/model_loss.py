@@ -8,88 +8,70 @@ point labels). The class of the model decides, and the first batch verifies it.
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.batch import MicroBatch, Split, batch_size_of
-from surestep.engine.losses.adapt import (
-    IGNORED,
-    Items,
-    Loss,
-    check_reduction,
-    count_items,
-    describe_divisor,
-)
+from surestep.engine.losses.adapt import IGNORED, Items, Loss, declared_loss
 
 IN_TRAINING = "model in training"  # the value of Task(loss=)
 SHIFTING = re.compile("CausalLM|LMHead")
 
 
 def model_loss(model: nn.Module, items: Items, reduction: str = "mean") -> Loss:
-    """Return the model's own loss with its denominator.
+    """Return the loss that a model returns as `.loss`, with its denominator.
 
-    Args:
-        model: returns something with `.loss`.
-        items: "samples", the Task's default, lets the class of the model decide; "tokens" are
-            labels other than -100, "next tokens" the same without the first of each row; or a
-            function of the batch.
-        reduction: "mean" over its items, or "sum", which nothing divides.
-
-    Raises:
-        TaskError: an unknown value of `items` or `reduction`.
+    `items="samples"`, the Task's default, lets the class of the model decide; "tokens" are labels
+    other than -100, "next tokens" the same without the first of each row.
     """
-    check_reduction(reduction)
-    if isinstance(items, str) and items not in ("samples", "tokens", "next tokens"):
-        raise TaskError(
-            f"items={items!r} is not known. Leave it out, or use 'tokens', 'next tokens' or a "
-            "function of the batch."
-        )
-    labels = LabelCounter(items == "next tokens" or (items == "samples" and is_causal_lm(model)))
-    return Loss(
+    shifts = items == "next tokens" or (items == "samples" and is_causal_lm(model))
+    count = partial(count_labels, shifts=shifts)
+
+    def count_elements(_: Any, targets: Any) -> int:
+        is_floating = isinstance(targets, Tensor) and targets.is_floating_point()
+        return targets.numel() if is_floating else count(targets)
+
+    return declared_loss(
         extract_loss,
-        is_sum=reduction == "sum",
-        divides=reduction != "sum",
-        items=count_items(items) if callable(items) else labels.items,
-        count=labels.count,
+        items,
+        reduction,
+        known=dict.fromkeys(("samples", "tokens", "next tokens"), count_elements),
+        divides_by="labels that are not ignored",
+        count=count,
         kind="model",
         predictions=extract_logits,
         label="the model's own loss",
-        divides_by=describe_divisor(items, reduction, "labels that are not ignored"),
     )
+
+
+def count_labels(targets: Any, *, shifts: bool) -> int:
+    """Count what a metric is a mean over: labels not ignored, or samples."""
+    if not isinstance(targets, Tensor) or targets.is_floating_point():
+        return batch_size_of(targets)
+    counted = targets[..., 1:] if shifts and targets.dim() > 1 else targets
+    return int((counted != IGNORED).sum())
 
 
 def training_losses(items: Items, reduction: str = "mean") -> Loss:
     """Return the losses of a model that returns a dict of them in train mode, as detectors do.
 
     In eval mode such a model returns predictions, so an evaluation measures metrics and no loss.
-
-    Args:
-        items: "samples", which leaves open what each loss is a mean over, so that splitting a batch
-            changes the numbers; or a function of the batch that counts it.
-        reduction: "mean" over its items, or "sum", which nothing divides.
-
-    Raises:
-        TaskError: an unknown value of `items` or `reduction`.
+    `items="samples"` leaves open what each loss is a mean over, so that splitting a batch changes
+    the numbers; a function of the batch counts it.
     """
-    check_reduction(reduction)
-    if isinstance(items, str) and items != "samples":
-        raise TaskError(
-            f"items={items!r} does not fit loss={IN_TRAINING!r}. Leave it out, or give a function "
-            "of the batch."
-        )
-    counted = callable(items)
-    return Loss(
+    return declared_loss(
         named_losses_of,
-        is_sum=reduction == "sum",
-        divides=reduction != "sum",
-        items=count_items(items) if callable(items) else lambda _, targets: count_listed(targets),
+        items,
+        reduction,
+        known={"samples": lambda _, targets: count_listed(targets)},
+        divides_by="samples",
         count=count_listed,
         kind="in training",
         label="the losses that the model returns in training",
-        divides_by=describe_divisor(items, reduction if counted else "mean", "samples"),
-        is_separable=counted or reduction == "sum",
+        is_separable=callable(items) or reduction == "sum",
     )
 
 
@@ -99,11 +81,7 @@ def count_listed(targets: Any) -> int:
 
 
 def named_losses_of(outputs: Any, _: Any = None) -> Mapping[str, Tensor]:
-    """Return the losses that a model returned in train mode.
-
-    Raises:
-        TaskError: it did not return a dict of them.
-    """
+    """Return the losses that a model returned in train mode."""
     if isinstance(outputs, Mapping) and outputs:
         return outputs
     what = "an empty dict" if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
@@ -131,25 +109,6 @@ def without_targets(micro: MicroBatch) -> MicroBatch:
     return micro._replace(args=micro.args[:-1])
 
 
-class LabelCounter:
-    """Labels, counted as a model's own loss counts them."""
-
-    def __init__(self, shifts: bool) -> None:
-        self.shifts = shifts
-
-    def items(self, _: Any, targets: Any) -> int:
-        """Count what the loss is a mean over: labels not ignored, or elements, or samples."""
-        is_floating = isinstance(targets, Tensor) and targets.is_floating_point()
-        return targets.numel() if is_floating else self.count(targets)
-
-    def count(self, targets: Any) -> int:
-        """Count what a metric is a mean over: labels not ignored, or samples."""
-        if not isinstance(targets, Tensor) or targets.is_floating_point():
-            return batch_size_of(targets)
-        counted = targets[..., 1:] if self.shifts and targets.dim() > 1 else targets
-        return int((counted != IGNORED).sum())
-
-
 def is_causal_lm(model: nn.Module) -> bool:
     """Return whether the class of a model predicts the label to the right.
 
@@ -169,11 +128,7 @@ def is_causal_lm(model: nn.Module) -> bool:
 
 
 def extract_loss(outputs: Any, _: Any = None) -> Tensor:
-    """Return the loss in what a model returned.
-
-    Raises:
-        TaskError: there is none.
-    """
+    """Return the loss in what a model returned."""
     is_named = isinstance(outputs, Mapping)
     loss = outputs.get("loss") if is_named else getattr(outputs, "loss", None)
     if isinstance(loss, Tensor):
@@ -198,9 +153,6 @@ def batch_as_kwargs(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any
     """Return a batch as (args, kwargs, targets): all of it are inputs, its labels the targets.
 
     Several kinds of labels are a dict; without labels, the full batch is the targets.
-
-    Raises:
-        DataError: not a dict.
     """
     if not isinstance(batch, Mapping):
         raise DataError(

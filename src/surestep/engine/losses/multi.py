@@ -17,14 +17,7 @@ from surestep.engine.losses.base import Loss, WeightedLoss, never_called
 
 
 class LossHead(NamedTuple):
-    """The outputs and targets of one loss: the only one, with the name "", or one of several.
-
-    Attributes:
-        name: its name.
-        loss: the loss.
-        outputs: of the model, for this loss.
-        micro_batch: with the targets and items of this loss.
-    """
+    """A loss with its outputs, targets and items; the name of an only loss is ""."""
 
     name: str
     loss: Loss
@@ -105,12 +98,8 @@ def weighted_sum(
 ) -> tuple[Tensor, list[tuple[str, Tensor]]]:
     """Return what a micro-batch adds to the weighted sum of several losses, and to each.
 
-    Args:
-        loss: several losses.
-        outputs: of the model.
-        micro_batch: with items of at least one loss.
-        items: of each loss in the global batch.
-        reach_all: a loss without items here gets gradients of 0, for which other ranks wait.
+    `items` are those of each loss in the global batch. With `reach_all`, a loss without items here
+    gets gradients of 0, for which other ranks wait.
     """
     total: Tensor | None = None
     logged: list[tuple[str, Tensor]] = []
@@ -142,11 +131,7 @@ def check_several(
     teacher: object,
     reduction: Any,
 ) -> None:
-    """Check the arguments of a Task with several losses.
-
-    Raises:
-        TaskError: names, weights or items that do not fit, or an argument for one loss only.
-    """
+    """Check the arguments of a Task with several losses."""
     if not losses:
         raise TaskError("loss is an empty dict. Give a loss for each output, by its name.")
     for name, loss in losses.items():
@@ -163,19 +148,19 @@ def check_several(
             "A teacher goes with one loss, and the Task has several. Let the model return the "
             "teacher's outputs, or give them as targets: losses.distillation() takes them."
         )
-    for option, value, default in (("items", items, "samples"), ("reduction", reduction, "mean")):
+    usual = {"items": (items, "samples"), "reduction": (reduction, "mean")}
+    for option, (value, default) in {**usual, "loss_weights": (weights, None)}.items():
+        for name in value if isinstance(value, Mapping) else ():
+            if name not in losses:
+                raise TaskError(
+                    f"{option} names no loss {name!r}. {suggest_names(str(name), losses)}"
+                )
         if not isinstance(value, Mapping) and value != default:
             shown = repr(value) if isinstance(value, str) else "a function"
             raise TaskError(
                 f"{option}={shown} does not name one of {len(losses)} losses. Use "
                 f"{option}={{{next(iter(losses))!r}: {shown}}}."
             )
-    for option, value in {"items": items, "reduction": reduction, "loss_weights": weights}.items():
-        for name in value if isinstance(value, Mapping) else ():
-            if name not in losses:
-                raise TaskError(
-                    f"{option} names no loss {name!r}. {suggest_names(str(name), losses)}"
-                )
     for name, weight in weights.items():
         is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
         if not is_number or not 0 <= weight < math.inf:
@@ -188,11 +173,7 @@ def check_several(
 
 
 def get_named(value: Any, name: str, what: str) -> Any:
-    """Return the outputs or targets of a name: from a mapping, or an attribute.
-
-    Raises:
-        TaskError: there are none.
-    """
+    """Return the outputs or targets of a name: from a mapping, or an attribute."""
     is_plain_tuple = isinstance(value, tuple) and not hasattr(value, "_fields")
     if isinstance(value, Mapping):
         if name in value:

@@ -51,30 +51,17 @@ def loss_class(name: str) -> type[LossModule]:
 
 
 def get_loss(name: str) -> LossModule:
-    """Return the loss of this name with its own defaults.
-
-    Raises:
-        TaskError: there is none.
-        ConfigError: the plug-in cannot be loaded, or is not a LossModule.
-    """
+    """Return the loss of this name with its own defaults."""
     return loss_class(name)()
 
 
-def loss_docs() -> list[dict[str, Any]]:
-    """Return the table of losses, a row for each."""
-    return [
-        {"name": name, "call": _call(name), **loss_class(name).doc._asdict()}
-        for name in loss_names()
-    ]
-
-
-def _call(name: str) -> str:
-    """Return how the loss is made, with its options and their defaults."""
-    parameters = inspect.signature(loss_class(name)).parameters.values()
+def loss_doc(name: str) -> dict[str, Any]:
+    """Return a row of the table of losses: name, call with the default options, and texts."""
+    loss = loss_class(name)
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     options = [
         f"{parameter.name}={parameter.default!r}"
-        for parameter in parameters
+        for parameter in inspect.signature(loss).parameters.values()
         if parameter.kind not in kinds
     ]
-    return f"{name}({', '.join(options)})"
+    return {"name": name, "call": f"{name}({', '.join(options)})", **loss.doc._asdict()}

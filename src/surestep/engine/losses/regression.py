@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -53,6 +54,7 @@ class Mae(_Elementwise):
     function = staticmethod(functional.l1_loss)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Huber(_Elementwise):
     """Squared error near the target, absolute error far from it.
 
@@ -70,17 +72,15 @@ class Huber(_Elementwise):
         _TORCH.format("HuberLoss"),
     )
 
-    def __init__(self, *, delta: float = 1.0) -> None:
-        super().__init__(delta=delta)
-        if delta <= 0:
-            raise TaskError(f"delta={delta} is not above 0. Use 1.0, or the size of usual errors.")
-        self.delta = delta
+    above_zero = {"delta": "Use 1.0, or the size of usual errors."}
+    delta: float = 1.0
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the Huber error summed."""
         return sum_in_fp32(functional.huber_loss, outputs, targets, delta=self.delta)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Quantile(LossModule):
     """Quantiles of the target, by the pinball loss: one output per quantile.
 
@@ -98,44 +98,36 @@ class Quantile(LossModule):
         "Koenker and Bassett 1978, https://doi.org/10.2307/1913643",
     )
 
-    quantiles: Tensor
+    quantiles: Sequence[float] = (0.1, 0.5, 0.9)
+    shares: Tensor = field(init=False)
 
-    def __init__(self, *, quantiles: Sequence[float] = (0.1, 0.5, 0.9)) -> None:
-        if isinstance(quantiles, float | int):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shares = self.quantiles if isinstance(self.quantiles, Sequence) else ()
+        rising = all(a < b for a, b in itertools.pairwise(shares))
+        if not shares or not rising or not shares[0] > 0 or not shares[-1] < 1:
             raise TaskError(
-                f"quantiles={quantiles} is one number. Use (0.1, 0.5, 0.9), or "
-                f"({quantiles},) for one."
-            )
-        super().__init__(quantiles=tuple(quantiles))
-        rising = all(a < b for a, b in itertools.pairwise(quantiles))
-        if not quantiles or not rising or not quantiles[0] > 0 or not quantiles[-1] < 1:
-            raise TaskError(
-                f"quantiles={tuple(quantiles)} are not rising shares between 0 and 1. Use "
+                f"quantiles={self.quantiles} are not rising shares between 0 and 1. Use "
                 "(0.1, 0.5, 0.9)."
             )
-        self.register_buffer(
-            "quantiles", torch.tensor(quantiles, dtype=torch.float64), persistent=False
-        )
+        self.register_buffer("shares", torch.tensor(shares, dtype=torch.float64), persistent=False)
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the pinball loss summed."""
         outputs = at_least_fp32(outputs)
-        quantiles = self.quantiles.to(outputs.dtype)
+        shares = self.shares.to(outputs.dtype)
         above = targets.unsqueeze(-1) - outputs
-        return torch.maximum(quantiles * above, (quantiles - 1) * above).sum()
+        return torch.maximum(shares * above, (shares - 1) * above).sum()
 
     def items(self, batch: Any, targets: Tensor) -> float:
         """Count elements times quantiles."""
-        return targets.numel() * len(self.options["quantiles"])
+        return targets.numel() * len(self.quantiles)
 
     def check(self, first: FirstBatch) -> None:
         """Check that there is an output for each quantile."""
         outputs, targets = expect.require_tensors(first)
-        wanted = len(self.options["quantiles"])
-        if outputs.shape != (*targets.shape, wanted):
-            raise TaskError(
-                f"The model's outputs have shape {tuple(outputs.shape)} and the targets "
-                f"{tuple(targets.shape)}: quantile takes outputs {(*targets.shape, wanted)}, one "
-                f"for each of the {wanted} quantiles. For one number use surestep.losses.mae()."
-            )
+        if outputs.shape != (*targets.shape, len(self.quantiles)):
+            count = len(self.quantiles)
+            hint = f"Return one number for each of the {count} quantiles; for one use mae()."
+            raise self.shape_error(first, hint)
         expect.check_floating(targets, self.name)

@@ -1,6 +1,7 @@
 """Segmentation: overlap of regions, alone and beside cross-entropy; focal loss."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -9,8 +10,15 @@ from torch.nn import functional
 
 from surestep.base.errors import TaskError
 from surestep.engine.losses import input_checks as expect
-from surestep.engine.losses.base import IGNORED, FirstBatch, LossDoc, LossModule, at_least_fp32
-from surestep.engine.losses.classification import check_fraction, parse_class_weights
+from surestep.engine.losses.base import (
+    IGNORED,
+    FirstBatch,
+    LossDoc,
+    LossModule,
+    at_least_fp32,
+    check_fraction,
+)
+from surestep.engine.losses.classification import WeightedLossModule
 
 _LOGITS = "logits (N, C, H, W), (N, C, T) or (N, C, D, H, W)"
 _MASKED = "logits (N, C, H, W) or (N, C, D, H, W)"
@@ -19,6 +27,7 @@ _DICE = "1 - mean_c (2 sum p t + s) / (sum p + sum t + s), sums over the pixels 
 _DICE_SOURCE = "Drozdzal et al. 2016, https://arxiv.org/abs/1608.04117"
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Dice(LossModule):
     """One minus the overlap of predicted and true regions.
 
@@ -39,23 +48,16 @@ class Dice(LossModule):
         _DICE_SOURCE,
     )
 
-    ignore_index: int
+    above_zero = {"smooth": "An empty region would be NaN."}
+    per: Literal["sample", "batch"] = "sample"
+    smooth: float = 1.0
+    ignore_index: int = IGNORED
 
-    def __init__(
-        self,
-        *,
-        per: Literal["sample", "batch"] = "sample",
-        smooth: float = 1.0,
-        ignore_index: int = IGNORED,
-        **options: Any,
-    ) -> None:
-        super().__init__(per=per, smooth=smooth, ignore_index=ignore_index, **options)
-        if per not in ("sample", "batch"):
-            raise TaskError(f"per={per!r} is not known. Use 'sample' or 'batch'.")
-        if smooth <= 0:
-            raise TaskError(f"smooth={smooth} is not above 0, and an empty region would be NaN.")
-        self.per, self.smooth, self.ignore_index = per, smooth, ignore_index
-        self.is_separable = per == "sample"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.per not in ("sample", "batch"):
+            raise TaskError(f"per={self.per!r} is not known. Use 'sample' or 'batch'.")
+        self.is_separable = self.per == "sample"
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor | dict[str, Tensor]:
         """Return the loss summed over samples."""
@@ -104,40 +106,25 @@ class Dice(LossModule):
                 "it out, or give class indices (samples, height, width)."
             )
         if first.outputs.dim() < 4:
-            raise TaskError(
-                f"Outputs and targets have shape {tuple(first.outputs.shape)}, and {self.name} "
-                "takes masks (samples, channels, height, width). Use unsqueeze(1) on both where "
-                "there is one channel."
-            )
-        expect.check_label_targets(first.targets, called=self.name)
-        expect.check_label_logits(first, called=self.name)
+            raise self.shape_error(first, "Where there is one channel, use unsqueeze(1) on both.")
+        expect.check_labels(first, called=self.name)
 
     def check_indices(self, first: FirstBatch) -> None:
         """Check indices of classes."""
         outputs, targets = expect.require_tensors(first)
+        hint = ""
         if outputs.dim() == targets.dim() + 1 and outputs.shape[1] == 1:
-            raise TaskError(
-                f"The model has one channel (shape {tuple(outputs.shape)}) and the targets have "
-                f"shape {tuple(targets.shape)}. For one region use targets.unsqueeze(1), so that "
-                "the shapes are equal; else give the model a channel for each class."
-            )
-        if outputs.dim() < 3:
-            raise TaskError(
-                f"The model's outputs have shape {tuple(outputs.shape)}, and {self.name} takes "
-                "pixels (samples, classes, height, width). Without pixels use "
-                "surestep.losses.multiclass()."
-            )
-        if targets.is_floating_point() and targets.dim() == outputs.dim():
-            raise TaskError(
-                f"The model's outputs have shape {tuple(outputs.shape)} and the targets "
-                f"{tuple(targets.shape)}. Masks have the outputs' shape, indices "
-                f"{(outputs.shape[0], *outputs.shape[2:])}."
-            )
-        expect.check_class_targets(first, ignored=self.ignore_index, called=self.name)
-        expect.check_class_logits(first, called=self.name)
-        expect.warn_of_ignored_class(targets, outputs.shape[1], self.ignore_index)
+            hint = "For one region use targets.unsqueeze(1); else a channel for each class."
+        elif outputs.dim() < 3:
+            hint = "Without pixels use surestep.losses.multiclass()."
+        elif targets.is_floating_point() and targets.dim() == outputs.dim():
+            hint = f"For indices use the shape {(outputs.shape[0], *outputs.shape[2:])}."
+        if hint:
+            raise self.shape_error(first, hint)
+        expect.check_classes(first, ignored=self.ignore_index, called=self.name)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class DiceBce(Dice):
     """Dice and binary cross-entropy of masks, both as means over samples.
 
@@ -157,15 +144,8 @@ class DiceBce(Dice):
         _DICE_SOURCE,
     )
 
-    def __init__(
-        self,
-        *,
-        bce: float = 1.0,
-        per: Literal["sample", "batch"] = "sample",
-        smooth: float = 1.0,
-    ) -> None:
-        super().__init__(bce=bce, per=per, smooth=smooth)
-        self.bce = bce
+    bce: float = 1.0
+    ignore_index: int = field(default=IGNORED, init=False)
 
     def total(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Return both terms, summed over samples."""
@@ -184,14 +164,15 @@ class DiceBce(Dice):
         """Reject indices."""
         outputs, targets = expect.require_tensors(first)
         if targets.shape == (outputs.shape[0], *outputs.shape[2:]):
-            raise TaskError(
-                f"The model's outputs have shape {tuple(outputs.shape)} and the targets "
-                f"{tuple(targets.shape)}, and dice_bce takes masks of one shape. For one region "
-                "use targets.unsqueeze(1). For class indices use surestep.losses.dice_ce()."
+            hint = (
+                "For one region use targets.unsqueeze(1). For class indices use "
+                "surestep.losses.dice_ce()."
             )
+            raise self.shape_error(first, hint)
         expect.check_same_shape(first)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class DiceCe(Dice):
     """Dice and cross-entropy of class indices, both as means over samples.
 
@@ -212,16 +193,7 @@ class DiceCe(Dice):
         _DICE_SOURCE,
     )
 
-    def __init__(
-        self,
-        *,
-        ce: float = 1.0,
-        per: Literal["sample", "batch"] = "sample",
-        smooth: float = 1.0,
-        ignore_index: int = IGNORED,
-    ) -> None:
-        super().__init__(per=per, smooth=smooth, ignore_index=ignore_index, ce=ce)
-        self.ce = ce
+    ce: float = 1.0
 
     def total(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Return both terms, summed over samples."""
@@ -236,12 +208,11 @@ class DiceCe(Dice):
     def check_masks(self, first: FirstBatch) -> None:
         """Reject masks."""
         expect.check_class_targets(first, ignored=self.ignore_index, called=self.name)
-        raise TaskError(
-            "dice_ce takes class indices (samples, height, width). Use targets.argmax(1)."
-        )
+        raise self.shape_error(first, "Use targets.argmax(1).")
 
 
-class Focal(LossModule):
+@dataclass(eq=False, repr=False, kw_only=True)
+class Focal(WeightedLossModule):
     """Cross-entropy with a small weight for easy examples.
 
     Args:
@@ -261,32 +232,27 @@ class Focal(LossModule):
         "Lin et al. 2017, https://arxiv.org/abs/1708.02002",
     )
     over = "kept"
-    ignore_index: int
+    weight_option = "alpha"
+    gamma: float = 2.0
+    alpha: float | Sequence[float] | Tensor | None = None
+    ignore_index: int = IGNORED
 
-    alpha: Tensor | None
-
-    def __init__(
-        self,
-        *,
-        gamma: float = 2.0,
-        alpha: float | Sequence[float] | Tensor | None = None,
-        ignore_index: int = IGNORED,
-    ) -> None:
-        super().__init__(gamma=gamma, alpha=alpha, ignore_index=ignore_index)
-        if gamma < 0:
-            raise TaskError(f"gamma={gamma} is below 0, and would weigh the easy most. Use 2.0.")
-        if isinstance(alpha, str):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gamma < 0:
             raise TaskError(
-                f"alpha={alpha!r} is not known. Use one number for masks, such as 0.25, or one for "
-                "each class."
+                f"gamma={self.gamma} is below 0, and would weigh the easy most. Use 2.0."
             )
-        self.gamma, self.ignore_index = gamma, ignore_index
-        self.register_buffer("alpha", parse_class_weights(alpha, "alpha"), persistent=False)  # type: ignore[arg-type]
+        if isinstance(self.alpha, str):
+            raise TaskError(
+                f"alpha={self.alpha!r} is not known. Use one number for masks, such as 0.25, or "
+                "one for each class."
+            )
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss summed."""
         outputs, kept = at_least_fp32(outputs), targets != self.ignore_index
-        alpha = None if self.alpha is None else self.alpha.to(outputs.dtype)
+        alpha = None if self.weights is None else self.weights.to(outputs.dtype)
         if outputs.shape == targets.shape:
             wanted = (targets * kept).to(outputs.dtype)
             losses = functional.binary_cross_entropy_with_logits(outputs, wanted, reduction="none")
@@ -308,20 +274,17 @@ class Focal(LossModule):
         outputs, targets = expect.require_tensors(first)
         masks = outputs.shape == targets.shape
         if masks:
-            expect.check_label_targets(targets, called=self.name, ignored=self.ignore_index)
-            expect.check_label_logits(first, called=self.name)
+            expect.check_labels(first, called=self.name, ignored=self.ignore_index)
         else:
             if targets.dim() == outputs.dim() or outputs.dim() < 2 or outputs.shape[1] == 1:
                 expect.check_same_shape(first)
-            expect.check_class_targets(first, ignored=self.ignore_index, called=self.name)
-            expect.check_class_logits(first, called=self.name)
-            expect.warn_of_ignored_class(targets, outputs.shape[1], self.ignore_index)
+            expect.check_classes(first, ignored=self.ignore_index, called=self.name)
         takes = "one number" if masks else f"a number for each of {outputs.shape[1]} classes"
         wanted = torch.Size(() if masks else (outputs.shape[1],))
-        if self.alpha is not None and self.alpha.shape != wanted:
+        if self.weights is not None and self.weights.shape != wanted:
             raise TaskError(
-                f"alpha has shape {tuple(self.alpha.shape)}, and focal takes {takes} with these "
+                f"alpha has shape {tuple(self.weights.shape)}, and focal takes {takes} with these "
                 "targets."
             )
-        if self.alpha is not None and masks:
-            check_fraction(float(self.alpha), "alpha")
+        if self.weights is not None and masks:
+            check_fraction(float(self.weights), "alpha")

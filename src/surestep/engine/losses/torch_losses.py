@@ -12,7 +12,7 @@ from torch.nn import functional
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.batch import batch_size_of
 from surestep.engine.losses import input_checks as expect
-from surestep.engine.losses.base import FirstBatch, Loss, at_least_fp32
+from surestep.engine.losses.base import FirstBatch, Loss, LossFunction, at_least_fp32
 from surestep.engine.losses.classification import MultiClass
 from surestep.engine.losses.ctc import CTC, check_lengths, ctc_total, unpack_ctc_targets
 
@@ -49,18 +49,13 @@ class _Denominator(NamedTuple):
     compares: bool = False
 
 
-_COMPARING = _Denominator(compares=True)
+_COMPARED = (
+    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss),
+    *(nn.SoftMarginLoss, nn.KLDivLoss, nn.PoissonNLLLoss),
+)
 _TRIPLET = _Denominator("samples", ("anchor", "positive", "negative"))
 KNOWN: dict[type[nn.Module], _Denominator] = {
-    nn.MSELoss: _COMPARING,
-    nn.L1Loss: _COMPARING,
-    nn.SmoothL1Loss: _COMPARING,
-    nn.HuberLoss: _COMPARING,
-    nn.BCELoss: _COMPARING,
-    nn.BCEWithLogitsLoss: _COMPARING,
-    nn.SoftMarginLoss: _COMPARING,
-    nn.KLDivLoss: _COMPARING,
-    nn.PoissonNLLLoss: _COMPARING,
+    **dict.fromkeys(_COMPARED, _Denominator(compares=True)),
     nn.HingeEmbeddingLoss: _Denominator(),
     nn.GaussianNLLLoss: _Denominator(stacked=("mean", "variance")),
     nn.MarginRankingLoss: _Denominator(stacked=("a", "b")),
@@ -93,21 +88,21 @@ def from_torch(module: nn.Module) -> Loss | None:
     summing.reduction = "sum"
     if kind is nn.CTCLoss:
         return _ctc(summing, reduction)
-    make = _classes if kind in (nn.CrossEntropyLoss, nn.NLLLoss) else _compared
-    known = make(summing, reduction)
+    known = (_compared if kind in KNOWN else _classes)(summing, reduction)
     return replace(known, in_fp32=_in_fp32(summing, known.value))
 
 
-def _in_fp32(summing: Any, value: Callable[..., Any]) -> Callable[[Any, Any], Tensor]:
+def _in_fp32(summing: Any, value: LossFunction) -> Callable[[Any, Any], Tensor]:
     """Return `value` summed in fp32, with items in their own precision as in torch's mean."""
 
     def in_fp32(outputs: Any, targets: Any) -> Tensor:
         summing.reduction = "none"
         try:
-            losses: Tensor = value(outputs, targets)
+            losses: Any = value(outputs, targets)
         finally:
             summing.reduction = "sum"
-        return losses.sum(dtype=torch.float32)
+        total: Tensor = losses.sum(dtype=torch.float32)
+        return total
 
     return in_fp32
 
@@ -115,17 +110,17 @@ def _in_fp32(summing: Any, value: Callable[..., Any]) -> Callable[[Any, Any], Te
 def _classes(summing: Any, reduction: str) -> Loss:
     ignored = int(summing.ignore_index)
     like = MultiClass(ignore_index=ignored)  # which counts the same way
-    like.host_weight = summing.weight
+    like.host_weights = summing.weight
 
     def check(first: FirstBatch) -> None:
-        expect.check_class_targets(first, ignored=ignored)
+        name = type(summing).__name__
+        expect.check_class_targets(first, ignored=ignored, called=name)
         if first.targets.dtype is torch.uint8 and first.targets.dim() > 1:
-            name = type(summing).__name__
             raise DataError(f"{name} takes no images of torch.uint8: use .long().")
         if isinstance(summing, nn.CrossEntropyLoss):
-            expect.check_class_logits(first, called="CrossEntropyLoss")
+            expect.check_logits(first, called=name, applies="softmax")
         else:
-            expect.check_log_probabilities(first, "NLLLoss", "nn.CrossEntropyLoss()")
+            expect.check_log_probabilities(first, name, "nn.CrossEntropyLoss()")
 
     return Loss(
         summing,
@@ -146,8 +141,7 @@ def _classes(summing: Any, reduction: str) -> Loss:
 
 def _compared(summing: Any, reduction: str) -> Loss:
     name, (over, stacked, compares) = type(summing).__name__, KNOWN[type(summing)]
-    if reduction == "batchmean":
-        over = "samples"
+    over = "samples" if reduction == "batchmean" else over
 
     def value(outputs: Any, targets: Any) -> Any:
         parts = expect.as_tuple(outputs, stacked, name)
@@ -166,7 +160,7 @@ def _compared(summing: Any, reduction: str) -> Loss:
         is_sum=True,
         items=items,
         count=batch_size_of,
-        kind="elementwise" if compares else "torch",
+        kind="known",
         divides=reduction != "sum",
         label=name,
         divides_by=over if over != "rows" else "samples",
@@ -184,9 +178,14 @@ def _check_compared(summing: Any) -> Callable[[FirstBatch], None]:
         if isinstance(summing, (nn.BCELoss, nn.BCEWithLogitsLoss)):
             expect.check_label_targets(targets, called=name)
         if isinstance(summing, nn.BCEWithLogitsLoss):
-            expect.check_label_logits(first, called=name)
+            expect.check_logits(first, called=name, applies="sigmoid")
         if isinstance(summing, nn.BCELoss):
-            expect.check_probabilities(outputs, name, "nn.BCEWithLogitsLoss()")
+            low, high = float(outputs.min()), float(outputs.max())
+            if low < 0 or high > 1:
+                raise TaskError(
+                    f"The model's outputs run from {low:.4g} to {high:.4g}, and BCELoss takes "
+                    "probabilities. Use nn.BCEWithLogitsLoss(), which takes logits."
+                )
         if isinstance(summing, nn.SoftMarginLoss):
             expect.check_signs(targets, name)
         if isinstance(summing, nn.KLDivLoss):  # the classes may be in any dimension
@@ -219,7 +218,7 @@ def _ctc(summing: nn.CTCLoss, reduction: str) -> Loss:
         is_sum=True,
         items=like.items,
         count=like.count,
-        kind="torch",
+        kind="known",
         divides=divides,
         label="CTCLoss",
         divides_by="samples, each divided by the length of its labels before",

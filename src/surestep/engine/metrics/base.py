@@ -1,11 +1,20 @@
-"""Metrics: torchmetrics objects or plain callables, on the device, weighted by their count."""
+"""Metrics: torchmetrics objects or plain callables, on the device, weighted by their count.
 
+torchmetrics gathers the states of several ranks. Its own way of gathering hangs or mixes up types
+where a rank had no sample, so it is given another one.
+"""
+
+import json
+import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
@@ -13,10 +22,10 @@ from surestep.engine.batch import MicroBatch
 from surestep.engine.device import sum_dtype
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.losses.base import at_least_fp32
-from surestep.engine.metrics.distributed import sync_metrics
 from surestep.engine.metrics.whole_set import WholeSet, WholeSetMetric, named_values
 from surestep.engine.value import Value
 
+_BY_SUMS = "Give a function of (outputs, targets) that returns (sum, count)"
 logged: list[tuple[str, Tensor]] = []
 
 
@@ -72,9 +81,7 @@ def input_metric_outputs(metric: "OpenMetric", model: nn.Module, micro: MicroBat
     """Return what a metric of the inputs sees in place of outputs; None for another one."""
     if not isinstance(metric, MeanMetric) or not isinstance(metric.function, InputMetric):
         return None
-    if micro.kwargs:
-        return model, dict(micro.kwargs)
-    return model, micro.args[0] if len(micro.args) == 1 else micro.args
+    return model, micro.inputs
 
 
 class MeanMetric:
@@ -137,38 +144,28 @@ OpenMetric = MeanMetric | ObjectMetric | WholeSetMetric
 
 def init_metrics(metrics: Mapping[str, Any], device: torch.device) -> list[OpenMetric]:
     """Return the metrics, empty, for one evaluation."""
-    return [_open(name, metric, device) for name, metric in metrics.items()]
-
-
-def _open(name: str, metric: Any, device: torch.device) -> OpenMetric:
-    if isinstance(metric, WholeSet):
-        return WholeSetMetric(name, metric)
-    return (ObjectMetric if hasattr(metric, "compute") else MeanMetric)(name, metric, device)
+    found: list[OpenMetric] = []
+    for name, metric in metrics.items():
+        if isinstance(metric, WholeSet):
+            found.append(WholeSetMetric(name, metric))
+        elif hasattr(metric, "compute"):
+            found.append(ObjectMetric(name, metric, device))
+        else:
+            found.append(MeanMetric(name, metric, device))
+    return found
 
 
 def check_metric(name: str, metric: Any) -> None:
-    """Check that a metric is a function, or an object with the methods of torchmetrics.
-
-    Raises:
-        TaskError: it is neither.
-    """
-    kind = type(metric).__name__
+    """Check that a metric is a function, or an object with the methods of torchmetrics."""
     if isinstance(metric, type):
         raise TaskError(
             f"metrics[{name!r}]={metric.__name__} is a class. Write {metric.__name__}()."
         )
-    if hasattr(metric, "compute"):
-        missing = [verb for verb in ("update", "reset") if not hasattr(metric, verb)]
-        if missing:
-            raise TaskError(
-                f"metrics[{name!r}] is a {kind}, which has compute and lacks "
-                f"{' and '.join(missing)}. Give an object with update(outputs, targets), compute() "
-                "and reset(), or surestep.whole_set(fn) of a function of (outputs, targets)."
-            )
-    elif not callable(metric):
+    has_methods = hasattr(metric, "update") and hasattr(metric, "reset")
+    if not (has_methods if hasattr(metric, "compute") else callable(metric)):
         raise TaskError(
-            f"metrics[{name!r}] is a {kind}, not a function of (outputs, targets) or an object "
-            "with update, compute and reset, such as those of torchmetrics."
+            f"metrics[{name!r}] is a {type(metric).__name__}, which is not a function of (outputs, "
+            "targets), nor an object with update, compute and reset, such as those of torchmetrics."
         )
 
 
@@ -177,12 +174,13 @@ def metric_modes(name: str, metric: Any) -> dict[str, Literal["min", "max"] | No
 
     What has several values, as a torchmetrics collection, is known by "name_key".
     """
-    if isinstance(getattr(metric, "higher_is_better", None), Mapping):
-        directions = metric.higher_is_better.items()
-        return {f"{name}_{key}": _named(higher) for key, higher in directions}
+    higher = getattr(metric, "higher_is_better", None)
     if isinstance(metric, nn.ModuleDict):
-        return {f"{name}_{key}": _direction(part) for key, part in metric.items()}
-    return {name: _direction(metric)}
+        higher = {key: getattr(part, "higher_is_better", None) for key, part in metric.items()}
+    modes: dict[bool | None, Literal["min", "max"] | None] = {True: "max", False: "min", None: None}
+    if isinstance(higher, Mapping):
+        return {f"{name}_{key}": modes[one] for key, one in higher.items()}
+    return {name: modes[higher]}
 
 
 def table_metric_names(metrics: Mapping[str, Any]) -> tuple[str, ...]:
@@ -195,9 +193,71 @@ def is_confusion(metric: Any) -> bool:
     return "ConfusionMatrix" in type(metric).__name__
 
 
-def _direction(metric: Any) -> Literal["min", "max"] | None:
-    return _named(getattr(metric, "higher_is_better", None))
+def check_metrics_of_ranks(metrics: Mapping[str, Any]) -> None:
+    """Check that each metric that is an object can be put together from several ranks."""
+    for name, metric in metrics.items():
+        if hasattr(metric, "compute") and not has_torchmetrics(metric):
+            raise TaskError(
+                f"metrics[{name!r}] is a {type(metric).__name__}, and what several ranks have seen "
+                f"cannot be put together. {_BY_SUMS}, surestep.whole_set(fn) of a function over "
+                "all predictions, or a torchmetrics.Metric."
+            )
+        for part in _parts(metric):
+            base: Any = next(kind for kind in type(part).__mro__ if kind.__name__ == "Metric")
+            if part._sync_dist.__func__ is not base._sync_dist:
+                continue  # it has a way of its own
+            for state, how in part._reductions.items():
+                is_list = how is None and isinstance(part._defaults[state], list)
+                if is_list or getattr(how, "__name__", "") == "dim_zero_mean":
+                    raise TaskError(
+                        f"metrics[{name!r}]: the state {state!r} of {type(part).__name__} is a "
+                        "mean or a list that torchmetrics cannot put together exactly from "
+                        f"several ranks. {_BY_SUMS}."
+                    )
 
 
-def _named(higher: bool | None) -> Literal["min", "max"] | None:
-    return None if higher is None else "max" if higher else "min"
+def has_torchmetrics(metric: Any) -> bool:
+    """Return whether a metric is an object of torchmetrics, or has some."""
+    return any(True for _ in _parts(metric))
+
+
+def _parts(metric: Any) -> Iterator[Any]:
+    """Yield the torchmetrics objects in a metric."""
+    for module in metric.modules() if isinstance(metric, nn.Module) else ():
+        if hasattr(module, "_reductions") and hasattr(module, "dist_sync_fn"):
+            yield module
+
+
+@contextmanager
+def sync_metrics(metric: Any, world: Communicator) -> Iterator[None]:
+    """Let what a metric computes be of all ranks."""
+    if world.size == 1:
+        yield
+        return
+    for part in _parts(metric):
+        part.dist_sync_fn = partial(all_gather_uneven, world=world)
+    with warnings.catch_warnings():
+        # A rank without samples has what the others have seen.
+        warnings.filterwarnings("ignore", message="The ``compute`` method of metric")
+        yield
+
+
+def all_gather_uneven(own: Tensor, group: Any = None, *, world: Communicator) -> list[Tensor]:
+    """Return a tensor of each rank, in the order of ranks; the first dimensions may differ.
+
+    One without elements gets the type and the shape of the others. torchmetrics passes `group`.
+    """
+    text = json.dumps([str(own.dtype).removeprefix("torch."), list(own.shape)])
+    seen = [json.loads(other) for other in world.all_gather_text(text)]
+    sizes = [torch.Size(shape).numel() for _, shape in seen]
+    if not any(sizes):
+        return [own] * world.size
+    name, like = next(layout for layout, size in zip(seen, sizes, strict=True) if size)
+    flat = torch.zeros(max(sizes), dtype=getattr(torch, name), device=own.device)
+    flat[: own.numel()] = own.reshape(-1)
+    gathered = [torch.empty_like(flat) for _ in seen]
+    dist.all_gather(gathered, flat)
+    return [
+        tensor[:size].view(shape if size else [0, *like[1:]])
+        for tensor, size, (_, shape) in zip(gathered, sizes, seen, strict=True)
+    ]

@@ -1,7 +1,7 @@
 """Metrics over all predictions of a set at once: AUC, F1, correlations.
 
-Such a metric is not a mean over batches. Each rank keeps what it has seen in a spool, in bounded
-memory; then one rank gathers it, in the order of the data, and computes.
+Such a metric is not a mean over batches. Each rank keeps what it has seen, in bounded memory; then
+one rank gathers it, in the order of the data, and computes.
 """
 
 import json
@@ -16,7 +16,7 @@ from torch import Tensor
 from surestep.base.errors import TaskError
 from surestep.engine.batch import flatten_tensors, map_tensors
 from surestep.engine.distributed.communicator import ALONE, Communicator
-from surestep.engine.metrics.spool import Spool
+from surestep.engine.metrics.row_buffer import RowBuffer
 from surestep.engine.value import Value
 
 _SAY = "Give surestep.whole_set(fn, preprocess=...), which returns a pair of tensors to keep"
@@ -24,13 +24,7 @@ _SAY = "Give surestep.whole_set(fn, preprocess=...), which returns a pair of ten
 
 @dataclass(frozen=True)
 class WholeSet:
-    """A metric that is computed over all predictions of a set; made by `whole_set`.
-
-    Attributes:
-        function: `function(outputs, targets)` over the set.
-        preprocess: `preprocess(outputs, targets)` of each batch, which returns what is kept.
-        higher_is_better: of the value, or of each of several; None is neither.
-    """
+    """A metric that is computed over all predictions of a set: the arguments of `whole_set`."""
 
     function: Callable[[Any, Any], Any]
     preprocess: Callable[[Any, Any], tuple[Any, Any]] | None = None
@@ -105,17 +99,13 @@ class WholeSetMetric:
     def __init__(self, name: str, metric: WholeSet) -> None:
         self.name = name
         self.metric = metric
-        self._spool = Spool()
+        self._buffer = RowBuffer()
         self._pieces: list[Piece] = []
         self._template: Any = ()
 
     def update(self, outputs: Any, targets: Any, count: int, at: range) -> None:
-        """Keep a batch, whose samples are `at` these positions of the set.
-
-        Raises:
-            TaskError: it is not tensors with a row for each sample.
-        """
-        kept = (outputs, targets)
+        """Keep a batch, whose samples are `at` these positions of the set."""
+        kept, rows = (outputs, targets), len(at)
         if self.metric.preprocess is not None:
             kept = self.metric.preprocess(outputs, targets)
             if not isinstance(kept, tuple) or len(kept) != 2:
@@ -123,17 +113,8 @@ class WholeSetMetric:
                     f"metrics[{self.name!r}]: preprocess returned a {type(kept).__name__}. Return "
                     "a pair of tensors: (outputs, targets)."
                 )
-        tensors = flatten_tensors(kept)
-        rows = len(at) if self.metric.preprocess is None else _rows_of(tensors)
-        self._check(kept, tensors, rows)
-        for number, tensor in enumerate(tensors):
-            self._spool.add(str(number), tensor)
-        self._pieces.append(Piece(at.start, rows))
-        if not self._template:
-            self._template = map_tensors(kept, lambda tensor: tensor.new_empty(0))
-
-    def _check(self, kept: Any, tensors: list[Tensor], rows: int) -> None:
-        leaf = _other_leaf(kept)
+            rows = next((len(tensor) for tensor in flatten_tensors(kept) if tensor.dim()), 0)
+        tensors, leaf = flatten_tensors(kept), _other_leaf(kept)
         if leaf is not None or not tensors:
             kind = "nothing" if leaf is None else f"a {type(leaf).__name__}"
             raise TaskError(
@@ -141,32 +122,26 @@ class WholeSetMetric:
                 "."
             )
         for number, tensor in enumerate(tensors):
-            shape = tuple(tensor.shape)
-            if not shape or shape[0] != rows:
-                problem = f"shape {shape} where there are {rows} rows"
-            elif not (problem := self._spool.mismatch(str(number), tensor)):
-                continue
-            raise TaskError(
-                f"metrics[{self.name!r}] keeps a row for each sample, and got a tensor with "
-                f"{problem}. {_SAY}, all of one row shape and type."
-            )
+            if problem := self._buffer.mismatch(str(number), tensor, rows):
+                raise TaskError(
+                    f"metrics[{self.name!r}] keeps a row for each sample, and got a tensor with "
+                    f"{problem}. {_SAY}, all of one row shape and type."
+                )
+            self._buffer.add(str(number), tensor)
+        self._pieces.append(Piece(at.start, rows))
+        self._template = self._template or map_tensors(kept, lambda tensor: tensor.new_empty(0))
 
     def compute(self, world: Communicator = ALONE) -> dict[str, Value]:
-        """Return the metric of all ranks' samples; NaN where there are none.
-
-        Raises:
-            TaskError: the function fails; on every rank.
-        """
+        """Return the metric of all ranks' samples; NaN where there are none."""
         if world.size == 1:
-            return self._value(self._spool, self._pieces) if self._pieces else self._unknown()
+            return self._value(self._buffer, self._pieces)
         with world.long_timeout():
             return self._value_of_ranks(world)
 
-    def _unknown(self) -> dict[str, Value]:
-        return {self.name: float("nan")}
-
-    def _value(self, spool: Spool, pieces: Sequence[Piece]) -> dict[str, Value]:
-        arrays = (torch.from_numpy(spool.array(name)) for name in spool.names)
+    def _value(self, buffer: RowBuffer, pieces: Sequence[Piece]) -> dict[str, Value]:
+        if not pieces:
+            return {self.name: float("nan")}
+        arrays = (torch.from_numpy(buffer.array(name)) for name in buffer.columns)
         outputs, targets = map_tensors(self._template, lambda _: next(arrays))
         try:
             return named_values(self.name, self.metric.function(outputs, targets))
@@ -177,28 +152,27 @@ class WholeSetMetric:
             ) from error
 
     def _value_of_ranks(self, world: Communicator) -> dict[str, Value]:
-        """Gather all rows on the rank that has the first, and let it compute."""
-        own = {"parts": [piece[:2] for piece in self._pieces], "rows": self._spool.layout()}
-        ranks = [json.loads(text) for text in world.all_gather_text(json.dumps(own))]
+        """Gather all rows on the rank that has the first, and have it compute."""
+        layout = [(str(one.kind), one.row_shape) for one in self._buffer.columns.values()]
+        own = json.dumps({"parts": [piece[:2] for piece in self._pieces], "layout": layout})
+        ranks = [json.loads(text) for text in world.all_gather_text(own)]
         pieces = sorted(
             Piece(position, rows, rank)
             for rank, stored in enumerate(ranks)
             for position, rows in stored["parts"]
         )
-        if not pieces:
-            return self._unknown()
-        layouts = [stored["rows"] for stored in ranks if stored["parts"]]
-        if any(layout != layouts[0] for layout in layouts):
+        layouts = [stored["layout"] for stored in ranks if stored["parts"]]
+        if any(other != layouts[0] for other in layouts):
             raise TaskError(
                 f"metrics[{self.name!r}] keeps {layouts[0]} on one rank and others elsewhere: "
                 f"{layouts}. {_SAY}, all of one row shape and type."
             )
-        root = pieces[0].rank
-        spool = self._gathered(world, pieces, root)
+        root = pieces[0].rank if pieces else 0
+        buffer = self._gather(world, pieces, root)
         answer: dict[str, Any] = {}
         if world.rank == root:
             try:
-                answer = {"values": self._value(spool, pieces)}
+                answer = {"values": self._value(buffer, pieces)}
             except TaskError as error:  # which every rank raises
                 answer = {"error": str(error)}
         answer = json.loads(world.all_gather_text(json.dumps(answer))[root])
@@ -207,10 +181,10 @@ class WholeSetMetric:
         values: dict[str, Value] = answer["values"]
         return values
 
-    def _gathered(self, world: Communicator, pieces: Sequence[Piece], root: int) -> Spool:
+    def _gather(self, world: Communicator, pieces: Sequence[Piece], root: int) -> RowBuffer:
         """Return the rows of all ranks, in order, on the rank `root`; those of others are empty."""
-        arrays = [torch.from_numpy(self._spool.array(name)) for name in self._spool.names]
-        spool, done = Spool(), 0
+        arrays = [torch.from_numpy(self._buffer.array(name)) for name in self._buffer.columns]
+        buffer, done = RowBuffer(), 0
         for piece in pieces:
             if world.rank not in (piece.rank, root):
                 continue
@@ -226,14 +200,9 @@ class WholeSetMetric:
                         else:
                             dist.send(rows, dst=root, group=world.group)
                 if world.rank == root:
-                    spool.add(str(number), rows)
+                    buffer.add(str(number), rows)
             done += piece.rows if piece.rank == world.rank else 0
-        return spool
-
-
-def _rows_of(tensors: Sequence[Tensor]) -> int:
-    first = next(iter(tensors), None)
-    return len(first) if first is not None and first.dim() else 0
+        return buffer
 
 
 def _other_leaf(value: Any) -> Any:

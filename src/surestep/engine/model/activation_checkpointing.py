@@ -14,10 +14,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from surestep.base.errors import ConfigError, suggest_names
-from surestep.engine.generators import DatasetRNG, forbid_draws
-from surestep.engine.global_rng import repeat_draws, state_of_globals
 from surestep.engine.model.layers import blocks_of
-from surestep.engine.model.param_patterns import plain_name
+from surestep.engine.rng import repeat_draws, states_to_repeat
 
 _BatchNorm = nn.modules.batchnorm._BatchNorm
 
@@ -28,30 +26,29 @@ def uses_own_checkpointing(model: nn.Module) -> bool:
     return bool(supported) and callable(getattr(model, "gradient_checkpointing_enable", None))
 
 
+@contextmanager
 def activation_checkpointing(
-    model: nn.Module,
-    choice: str,
-    *,
-    compiles: bool = False,
-    watched: Sequence[DatasetRNG] = (),
-) -> AbstractContextManager[None]:
-    """Return a context in which the selected modules store no activations.
+    model: nn.Module, choice: str, *, compiles: bool = False
+) -> Iterator[None]:
+    """Recompute the activations of the selected modules in the backward, with the same dropout.
 
     Args:
         model: the model.
         choice: "off"; "on" for the model's own implementation, or else every block; "every n" for
             each n-th block; or patterns of module names, separated by spaces.
         compiles: torch.compile is used, which takes no contexts of a recomputation.
-        watched: generators from which no recomputation may draw; may be filled later.
 
     Raises:
         ConfigError: it selects nothing.
     """
-    if choice == "off":
-        return nullcontext()
-    if choice == "on" and uses_own_checkpointing(model):
-        return model_checkpointing(model, compiles=compiles, watched=watched)
-    return checkpoint_modules(select_modules(model, choice), watched)
+    with ExitStack() as undo:
+        if choice == "on" and uses_own_checkpointing(model):
+            undo.enter_context(model_checkpointing(model, compiles=compiles))
+        elif choice != "off":
+            for module in select_modules(model, choice).values():
+                forward = partial(_forward, module, module.forward)
+                undo.enter_context(replace_forward(module, forward))
+        yield
 
 
 def select_modules(model: nn.Module, choice: str) -> Mapping[str, nn.Module]:
@@ -71,7 +68,7 @@ def select_modules(model: nn.Module, choice: str) -> Mapping[str, nn.Module]:
             )
         every = 1 if choice == "on" else int(words[1])
         return dict(list(blocks.items())[::every])
-    known = {plain_name(name): module for name, module in model.named_modules() if name}
+    known = {name: module for name, module in model.named_modules() if name}
     found: dict[str, nn.Module] = {}
     for pattern in words:
         names = [name for name in known if fnmatchcase(name, pattern)]
@@ -86,65 +83,49 @@ def select_modules(model: nn.Module, choice: str) -> Mapping[str, nn.Module]:
 
 
 @contextmanager
-def checkpoint_modules(
-    modules: Mapping[str, nn.Module], watched: Sequence[DatasetRNG] = ()
-) -> Iterator[None]:
-    """Recompute the forward of these modules in the backward, with the same dropout."""
-    with ExitStack() as undo:
-        for module in modules.values():
-            own = vars(module).get("forward")
-            module.forward = partial(_forward, module, module.forward, watched)
-            undo.callback(_restore_forward, module, own)
+def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Use another forward of a module, and restore its own."""
+    own = vars(module).get("forward")
+    module.forward = forward
+    try:
         yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
 
 
-def _restore_forward(module: nn.Module, own: Callable[..., Any] | None) -> None:
-    if own is None:
-        del module.forward
-    else:
-        module.forward = own
-
-
-def _forward(
-    module: nn.Module,
-    forward: Callable[..., Any],
-    watched: Sequence[DatasetRNG],
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
+def _forward(module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not (module.training and torch.is_grad_enabled()):
         return forward(*args, **kwargs)
     norms = [part for part in module.modules() if isinstance(part, _BatchNorm)]
     more: dict[str, Any] = {}
     # A compiled forward updates the statistics once by itself, and takes no context.
     if not torch.compiler.is_compiling():
-        more["context_fn"] = partial(_contexts, norms, watched)
+        more["context_fn"] = partial(_contexts, norms)
     return checkpoint(forward, *args, use_reentrant=False, **more, **kwargs)
 
 
 def _contexts(
-    norms: Sequence[nn.Module] = (), watched: Sequence[DatasetRNG] = ()
+    norms: Sequence[nn.Module] = (),
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Return the contexts of a forward and of its recomputation, which draws the same numbers.
 
     torch restores its own generators, but not numpy's and Python's.
     """
-    return nullcontext(), _recompute(norms, watched, state_of_globals())
+    return nullcontext(), _recompute(norms, states_to_repeat())
 
 
 @contextmanager
-def _recompute(
-    norms: Sequence[nn.Module],
-    watched: Sequence[DatasetRNG],
-    drawn_from: tuple[Any, Any] | None,
-) -> Iterator[None]:
+def _recompute(norms: Sequence[nn.Module], drawn_from: tuple[Any, Any] | None) -> Iterator[None]:
     """Recompute with the same draws; copies of the running statistics change, not these."""
     before = [dict(norm._buffers) for norm in norms]
     for norm, buffers in zip(norms, before, strict=True):
         for name, buffer in buffers.items():
             norm._buffers[name] = None if buffer is None else buffer.clone()
     try:
-        with forbid_draws(watched), repeat_draws(drawn_from):
+        with repeat_draws(drawn_from):
             yield
     finally:
         for norm, buffers in zip(norms, before, strict=True):
@@ -152,9 +133,7 @@ def _recompute(
 
 
 @contextmanager
-def model_checkpointing(
-    model: Any, *, compiles: bool = False, watched: Sequence[DatasetRNG] = ()
-) -> Iterator[None]:
+def model_checkpointing(model: Any, *, compiles: bool = False) -> Iterator[None]:
     """Use the model's own activation checkpointing, without its key-value cache.
 
     The two exclude each other, and transformers would warn.
@@ -163,7 +142,7 @@ def model_checkpointing(
     newer = getattr(model, "activation_checkpointing_enable", None)
     options: dict[str, Any] = {"use_reentrant": False}
     if not compiles:
-        options["context_fn"] = partial(_contexts, watched=watched)
+        options["context_fn"] = _contexts
     if newer is not None:
         newer(activation_checkpointing_kwargs=options)
     else:

@@ -10,10 +10,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from surestep.engine.model.activation_checkpointing import replace_forward
 from surestep.engine.model.layers import blocks_of
-from surestep.engine.model.param_patterns import plain_name
 from surestep.engine.plan.plan import Plan
+
+# The class of the wrapper is in torch._dynamo, which takes a second to import.
+_WRAPPED = "_orig_mod"
 
 
 def unwrap_compiled(model: nn.Module) -> nn.Module:
@@ -24,20 +28,22 @@ def unwrap_compiled(model: nn.Module) -> nn.Module:
     """
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if _wraps(child) and not _wraps(module):
-                setattr(module, name, _inside(child))
-    return _inside(model) if _wraps(model) else model
+            if _WRAPPED in child._modules and _WRAPPED not in module._modules:
+                setattr(module, name, _unwrap(child))
+    return _unwrap(model) if _WRAPPED in model._modules else model
 
 
-def _wraps(module: nn.Module) -> bool:
-    # Its class is in torch._dynamo, which takes a second to import.
-    return "_orig_mod" in module._modules
-
-
-def _inside(wrapper: Any) -> nn.Module:
-    inner: nn.Module = wrapper._orig_mod
+def _unwrap(wrapper: Any) -> nn.Module:
+    inner = unwrap_module(wrapper)
     inner._compiled_call_impl = wrapper.dynamo_ctx(_framed(inner))
     return inner
+
+
+def unwrap_module(module: nn.Module) -> nn.Module:
+    """Return the module that torch.compile wrapped."""
+    while _WRAPPED in module._modules:
+        module = module.get_submodule(_WRAPPED)
+    return module
 
 
 def _framed(module: nn.Module) -> Callable[..., Any]:
@@ -76,8 +82,10 @@ def compile_model(model: nn.Module, plan: Plan, *, in_blocks: bool) -> Iterator[
     if plan.compile == "off":
         yield
         return
-    parts = _gathered(model, plan) if in_blocks else [model]
-    if plan.compile_blocks and not in_blocks:
+    parts = [model]
+    if in_blocks:
+        parts = [model.get_submodule(name) for name in plan.parallel_wrap_policy] or parts
+    elif plan.compile_blocks:
         parts = list(blocks_of(model).values())
     before = [part._compiled_call_impl for part in parts]
     for part in parts:
@@ -90,12 +98,6 @@ def compile_model(model: nn.Module, plan: Plan, *, in_blocks: bool) -> Iterator[
     finally:
         for part, own in zip(parts, before, strict=True):
             part._compiled_call_impl = own
-
-
-def _gathered(model: nn.Module, plan: Plan) -> list[nn.Module]:
-    """Return the blocks that FSDP gathers one at a time, or else the model."""
-    known = {plain_name(name): module for name, module in model.named_modules()}
-    return [known[name] for name in plan.parallel_wrap_policy] or [model]
 
 
 def _within_hooks(module: nn.Module) -> Callable[..., Any]:
@@ -111,39 +113,31 @@ def _within_hooks(module: nn.Module) -> Callable[..., Any]:
     quick = torch.compile(framed)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        own = vars(module).get("forward")
-        module.forward = quick
-        try:
+        with replace_forward(module, quick):
             return module._call_impl(*args, **kwargs)
-        finally:
-            if own is None:
-                del module.forward
-            else:
-                module.forward = own
 
     return call
 
 
-class RecompileCounter:
-    """Counts the graphs that torch.compile makes."""
+def recompile_counter() -> Callable[[], str | None]:
+    """Return a function that reports the graphs made by torch.compile since its last call."""
+    seen, reported = _graphs(), False
 
-    def __init__(self) -> None:
-        self._seen = _graphs()
-        self._reported = False
-
-    def notice(self) -> str | None:
-        """Return a message about graphs since the last call, or None."""
-        before, self._seen = self._seen, _graphs()
-        new, first, self._reported = self._seen - before, not self._reported, True
-        if not new:
+    def notice() -> str | None:
+        nonlocal seen, reported
+        before, seen = seen, _graphs()
+        first, reported = not reported, True
+        if seen == before:
             return None
         if first:
-            return f"torch.compile made {new} graphs."
+            return f"torch.compile made {seen - before} graphs."
         return (
-            f"torch.compile compiled again: {new} graphs more. An evaluation's first batch is one; "
-            "else a shape or a type has changed: data.drop_last=True leaves out a smaller last "
-            "batch."
+            f"torch.compile compiled again: {seen - before} graphs more. An evaluation's first "
+            "batch is one; else a shape or a type has changed: data.drop_last=True leaves out a "
+            "smaller last batch."
         )
+
+    return notice
 
 
 def _graphs() -> int:
@@ -151,3 +145,15 @@ def _graphs() -> int:
 
     stats: Any = counters["stats"]
     return int(stats["unique_graphs"])
+
+
+class DispatchMode(TorchDispatchMode):
+    """A mode whose `__torch_dispatch__` is left as it is.
+
+    torch wraps it so that torch.compile skips it, and the wrapper imports torch._dynamo at its
+    first call, which takes about as long as importing torch. These modes run without torch.compile.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False

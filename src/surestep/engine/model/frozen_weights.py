@@ -10,13 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from surestep.engine.distributed.shards import full_tensor
-from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import State
-
-
-def frozen_hashes(model: nn.Module, plan: Plan) -> dict[str, str]:
-    """Return the fingerprints of what checkpoints leave out; empty if they hold everything."""
-    return fingerprints(model) if plan.checkpoint_weights == "trained" else {}
 
 
 def fingerprints(model: nn.Module) -> dict[str, str]:

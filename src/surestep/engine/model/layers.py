@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from torch import nn
 
-from surestep.engine.model.param_patterns import plain_name, unwrap_module
-
 STACKS = (nn.Sequential, nn.ModuleList)
 NORMS = (
     nn.modules.batchnorm._NormBase,
@@ -46,7 +44,7 @@ def layers_of(model: nn.Module) -> tuple[Layer, ...]:
     """Return the layers of a model, from the input on; each parameter is in one."""
     visited: set[int] = set()
     parts = []
-    for part in _open(unwrap_module(model), ""):
+    for part in _open(model, ""):
         new = [p for p in part.parameters if id(p) not in visited]
         visited |= {id(p) for p in new}
         if new:
@@ -63,7 +61,7 @@ def layers_of(model: nn.Module) -> tuple[Layer, ...]:
 
 def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
     """Return the blocks of a model by name, in order."""
-    return {part.name: part.module for part in _open(unwrap_module(model), "") if part.is_block}
+    return {part.name: part.module for part in _open(model, "") if part.is_block}
 
 
 def _group(parts: list[_ModulePart]) -> Iterator[list[_ModulePart]]:
@@ -93,7 +91,7 @@ def _open(module: nn.Module, name: str) -> Iterator[_ModulePart]:
     """Yield a module's own parameters, then its children in order, opened in the same way."""
     own, children = list(module.parameters(recurse=False)), _parts(module)
     if own:
-        yield _ModulePart(plain_name(name) or "(itself)", module, own, is_block=False, alone=False)
+        yield _ModulePart(name or "(itself)", module, own, is_block=False, alone=False)
     alone = isinstance(module, STACKS) and any(_parts(child) for _, child in children)
     for child_name, child in children:
         full = f"{name}.{child_name}" if name else child_name
@@ -101,13 +99,13 @@ def _open(module: nn.Module, name: str) -> Iterator[_ModulePart]:
             yield from _open(child, full)
         else:
             parameters, is_block = list(child.parameters()), bool(_parts(child))
-            yield _ModulePart(plain_name(full), child, parameters, is_block, alone)
+            yield _ModulePart(full, child, parameters, is_block, alone)
 
 
 def _parts(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the children that have parameters, unwrapped."""
+    """Return the children that have parameters."""
     return [
-        (name, unwrap_module(child))
+        (name, child)
         for name, child in module.named_children()
         if next(child.parameters(), None) is not None
     ]

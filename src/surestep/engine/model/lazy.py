@@ -41,7 +41,7 @@ def initialize_lazy(model: nn.Module, micro: MicroBatch) -> None:
         raise TaskError(
             f"The model has lazy modules ({', '.join(names[:3])}), which its first forward "
             f"initializes, and that fails: {type(error).__name__}: "
-            f"{explain_forward(error, model, moved, alone=True)}"
+            f"{explain_forward(error, model, moved)}"
         ) from error
     if left := lazy_names(model):
         raise TaskError(

@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -55,25 +54,24 @@ def load_matching_weights(
     _check_skip(init, [*own, *tensors])
     names = _names_in_file(model, own, init, tensors)
     prefix = _prefix(init, set(names.values()), tensors)
-    matched = _match(names, _without_prefix(prefix, tensors), init.skip)
+    pairs, missing, unexpected = _match(names, _without_prefix(prefix, tensors), init.skip)
     tied = _first_names(own)
-    given = {tied[name]: name for name in matched.pairs}
-    missing = [name for name in matched.missing if tied[name] not in given]
-    _check_names(init, matched.pairs, missing, matched.unexpected)
-    _check_fit(init, matched.pairs, own, tensors)
-    for name, source in matched.pairs.items():
-        twin = matched.pairs[given[tied[name]]]
+    given = {tied[name]: name for name in pairs}
+    _check_names(init, pairs, [name for name in missing if tied[name] not in given], unexpected)
+    _check_fit(init, pairs, own, tensors)
+    for name, source in pairs.items():
+        twin = pairs[given[tied[name]]]
         if twin != source and not torch.equal(tensors[twin], tensors[source]):
             raise CheckpointError(
                 f"{twin} and {source} differ in {init.name}, and here they are one tensor. Leave "
                 f"one out: InitWeights({init.typed}, skip=[{source!r}])."
             )
     converted: Counter[str] = Counter()
-    for name, source in matched.pairs.items():
+    for name, source in pairs.items():
         if tensors[source].dtype != own[name].dtype:
             converted[f"{tensors[source].dtype} -> {own[name].dtype}"] += 1
         own[name].copy_(tensors[source])
-    used = set(matched.pairs.values())
+    used = set(pairs.values())
     return InitReport(
         source=init.name,
         prefix=prefix,
@@ -84,16 +82,13 @@ def load_matching_weights(
     )
 
 
-class _NameMatch(NamedTuple):
-    """The model's names with the file's, and names without a partner that are not skipped."""
+def _match(
+    names: dict[str, str], there: dict[str, str], skip: Sequence[str]
+) -> tuple[dict[str, str], list[str], list[str]]:
+    """Find each of the model's names in the file; a skipped name is skipped on both sides.
 
-    pairs: dict[str, str]
-    missing: list[str]
-    unexpected: list[str]
-
-
-def _match(names: dict[str, str], there: dict[str, str], skip: Sequence[str]) -> _NameMatch:
-    """Find each of the model's names in the file; a skipped name is skipped on both sides."""
+    Return the model's names with the file's, and the names of both without a partner.
+    """
     pairs: dict[str, str] = {}
     missing: list[str] = []
     unexpected = {source for source in there.values() if not _matches(source, skip)}
@@ -106,7 +101,7 @@ def _match(names: dict[str, str], there: dict[str, str], skip: Sequence[str]) ->
         else:
             pairs[name] = source
     unexpected -= set(pairs.values())
-    return _NameMatch(pairs, missing, [name for name in there.values() if name in unexpected])
+    return pairs, missing, [name for name in there.values() if name in unexpected]
 
 
 def _names_in_file(
@@ -119,7 +114,6 @@ def _names_in_file(
     names = {name: name for name in own}
     if has_adapters(model) and not any(name.startswith("base_model.") for name in tensors):
         names = base_names(model)
-    names = {name: called.replace(COMPILED, "") for name, called in names.items()}
     if not init.into:
         return names
     part = f"{init.into.rstrip('.')}."
@@ -187,8 +181,7 @@ def _check_names(
     if not pairs:
         raise CheckpointError(
             f"Nothing in {init.name} matches the model: the file has "
-            f"{summarize_names(unexpected, 3) or 'no names'}"
-            f"{_suggest_part(init, missing, unexpected)}, and the model "
+            f"{summarize_names(unexpected, 3) or 'no names'}, and the model "
             f"{summarize_names(missing, 3) or 'none to load'}. Set the prefix of the file's names, "
             "InitWeights(path, prefix=...), or where they belong, InitWeights(path, into=...)."
         )
@@ -200,22 +193,8 @@ def _check_names(
     if problems:
         raise CheckpointError(
             f"{'; '.join(problems)}. If that is intended, use "
-            f"surestep.InitWeights({init.typed}, skip={_parts([*missing, *unexpected])})."
+            f"surestep.InitWeights({init.typed}, skip={_modules([*missing, *unexpected])})."
         )
-
-
-def _suggest_part(init: InitWeights, missing: list[str], unexpected: list[str]) -> str:
-    """Return under which part of the model, or of the file, the names would match."""
-    if not (missing and unexpected) or init.into or init.prefix:
-        return ""
-    for name, others, option in (
-        (unexpected[0], missing, "into"),
-        (missing[0], unexpected, "prefix"),
-    ):
-        for other in others:
-            if other.endswith(f".{name}"):
-                return f" (they fit with {option}={other.removesuffix(f'.{name}')!r})"
-    return ""
 
 
 def _check_fit(
@@ -227,25 +206,19 @@ def _check_fit(
     bad = {}
     for name, source in pairs.items():
         here, there = own[name], tensors[source]
+        kinds = [(value.is_floating_point(), value.is_complex()) for value in (here, there)]
         if here.shape != there.shape:
             bad[name] = f"{source} is {tuple(there.shape)} there but {tuple(here.shape)} here"
-        elif _kind(here) != _kind(there):
+        elif kinds[0] != kinds[1]:
             bad[name] = f"{source} is {there.dtype} there but {here.dtype} here"
     if bad:
-        first = list(bad.values())[:4]
-        more = f" and {len(bad) - 4} more" if len(bad) > 4 else ""
         raise CheckpointError(
-            f"Of {init.name}, {'; '.join(first)}{more}. Leave them as they are with "
-            f"surestep.InitWeights({init.typed}, skip={_parts(list(bad))}), or build the model "
+            f"Of {init.name}, {summarize_names(list(bad.values()), 4)}. Leave them as they are "
+            f"with surestep.InitWeights({init.typed}, skip={_modules(bad)}), or build the model "
             "with the sizes of the file."
         )
 
 
-def _kind(value: Tensor) -> tuple[bool, bool]:
-    return value.is_floating_point(), value.is_complex()
-
-
-def _parts(names: list[str], limit: int = 8) -> list[str]:
-    """Return the modules of these names."""
-    found = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
-    return found[:limit]
+def _modules(names: Iterable[str]) -> list[str]:
+    """Return the first modules of these names."""
+    return list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))[:8]

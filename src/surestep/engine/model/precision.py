@@ -58,7 +58,7 @@ def grad_scaler(plan: Plan) -> torch.amp.GradScaler:
         growth_factor=plan.scaler_growth_factor,
         growth_interval=plan.scaler_growth_interval,
         backoff_factor=plan.scaler_backoff_factor,
-        enabled=plan.guard == "scaled",
+        enabled=plan.guard == "grad_scaler",
     )
 
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
+from surestep.engine.buffers import every_buffer
 from surestep.engine.step_outcome import StepOutcome
 
-_NORMS = nn.modules.batchnorm._NormBase
+NORMS = nn.modules.batchnorm._NormBase  # those with running statistics
 
 
 class BufferSnapshot:
@@ -25,19 +26,17 @@ class BufferSnapshot:
             (module._buffers, name)
             for root in modules
             if root is not None
-            for module in root.modules()
-            for name, buffer in module._buffers.items()
-            if not (buffer is None and isinstance(module, _NORMS))  # without statistics
+            for _, module, name in every_buffer(root)
+            if not (module._buffers[name] is None and isinstance(module, NORMS))
         ]
         self._kept: list[_Kept | None] = []
 
     def save(self) -> None:
         """Copy the buffers."""
-        before = self._kept or [None] * len(self.slots)
         with torch.no_grad():
             self._kept = [
-                None if (now := owner[name]) is None else _Kept.of(now, old)
-                for (owner, name), old in zip(self.slots, before, strict=True)
+                None if (now := owner[name]) is None else _Kept(now.clone(), now, _version(now))
+                for owner, name in self.slots
             ]
 
     @torch.no_grad()
@@ -69,13 +68,6 @@ class _Kept(NamedTuple):
     copy: Tensor
     tensor: Tensor
     version: int
-
-    @classmethod
-    def of(cls, now: Tensor, old: "_Kept | None") -> "_Kept":
-        """Copy a buffer; a sparse one, which rarely changes, only if it has changed."""
-        if now.layout is not torch.strided and old is not None and not old.has_changed(now):
-            return old
-        return cls(now.clone(), now, _version(now))
 
     def has_changed(self, now: Tensor | None) -> bool:
         """Return whether the buffer was replaced or written to."""

@@ -18,7 +18,7 @@ from surestep.engine.optim.param_groups import (
 from surestep.engine.optim.param_roles import hidden_matrices, sparse_embeddings
 from surestep.engine.optim.registry import optimizer_info
 from surestep.engine.plan.plan import Plan
-from surestep.engine.task.task import ParameterGroups, Task
+from surestep.engine.task.task import ParameterGroups
 
 MakeOptimizer = Callable[[Plan, ParameterGroups], torch.optim.Optimizer | None]
 
@@ -57,36 +57,28 @@ class CombinedOptimizer(torch.optim.Optimizer):
 
 def build_optimizer(
     plan: Plan,
-    task: Task,
+    custom: Callable[[ParameterGroups], Any] | None,
     model: nn.Module,
     arranged: Sequence[ParameterGroup],
     make_own: MakeOptimizer | None = None,
 ) -> torch.optim.Optimizer:
-    """Build the optimizer of the Plan, or the Task's own.
+    """Build the Task's own optimizer by `custom`, or that of the Plan.
 
-    Args:
-        plan: names it.
-        task: may have its own.
-        model: whose parameters.
-        arranged: the groups of them.
-        make_own: makes the strategy's own implementation, or returns None for torch's.
+    `make_own` makes the strategy's own implementation, or returns None for torch's.
 
     Raises:
         TaskError: a trained parameter is in no group or in two, a frozen one is in one, or the
             Task's own optimizer cannot be built or stepped.
         ConfigError: `optim.groups` asks for what the optimizer does not have.
     """
-    groups = parameter_groups(arranged)
-    optimizer: torch.optim.Optimizer = (
-        _planned(plan, groups, model, make_own)
-        if task.optimizer is None
-        else _custom(task.optimizer, groups)
-    )
-    check_groups(optimizer, model)
-    if task.optimizer is not None:
+    optimizer: torch.optim.Optimizer
+    if custom is None:
+        optimizer = _planned(plan, arranged, model, make_own)
+        check_groups(optimizer, model)
+    else:
+        optimizer = _custom(custom, parameter_groups(arranged))
+        check_groups(optimizer, model)
         scale_rates(optimizer, arranged)
-    elif isinstance(optimizer, CombinedOptimizer):
-        _scale_second(optimizer, arranged)
     return optimizer
 
 
@@ -99,13 +91,21 @@ def _custom(make: Callable[[ParameterGroups], Any], groups: ParameterGroups) -> 
             "or function that needs nothing else, such as functools.partial(torch.optim.SGD, "
             "lr=0.1)."
         ) from error
-    rates = [group.get("lr") for group in getattr(optimizer, "param_groups", ())]
-    if None in rates:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TaskError(
+            f"Task(optimizer=...) returned a {type(optimizer).__name__}, not a "
+            "torch.optim.Optimizer."
+        )
+    if any(group.get("lr") is None for group in optimizer.param_groups):
         raise TaskError(
             f"{type(optimizer).__name__} has no 'lr' in its groups, which the schedule sets. Give "
             "it one in its defaults: super().__init__(params, {'lr': 1e-3})."
         )
-    if _needs_closure(type(optimizer)):
+    _, *arguments = inspect.signature(type(optimizer).step).parameters.values()
+    if any(
+        argument.default is argument.empty and argument.kind is argument.POSITIONAL_OR_KEYWORD
+        for argument in arguments
+    ):
         raise TaskError(
             f"{type(optimizer).__name__}.step() needs a closure, which a custom optimizer does not "
             "get. Use optim.name='lbfgs', or Task(step=...)."
@@ -113,25 +113,18 @@ def _custom(make: Callable[[ParameterGroups], Any], groups: ParameterGroups) -> 
     return optimizer
 
 
-def _needs_closure(kind: Any) -> bool:
-    if not hasattr(kind, "step"):
-        return False
-    _, *arguments = inspect.signature(kind.step).parameters.values()
-    return any(
-        argument.default is argument.empty and argument.kind is argument.POSITIONAL_OR_KEYWORD
-        for argument in arguments
-    )
-
-
 def _planned(
-    plan: Plan, groups: ParameterGroups, model: nn.Module, make_own: MakeOptimizer | None
+    plan: Plan,
+    arranged: Sequence[ParameterGroup],
+    model: nn.Module,
+    make_own: MakeOptimizer | None,
 ) -> torch.optim.Optimizer:
-    info = optimizer_info(plan.optim_name)
+    info, groups = optimizer_info(plan.optim_name), parameter_groups(arranged)
     _check_sparse_decay(groups, model, plan.optim_name)
     if plan.optim_name == "muon":
-        return _split(plan, groups, hidden_matrices(model), model)
+        return _split(plan, arranged, hidden_matrices(model), model)
     if plan.optim_name == "sparse_adam":
-        return _split(plan, groups, sparse_embeddings(model), model)
+        return _split(plan, arranged, sparse_embeddings(model), model)
     if not info.decays:
         groups = _join(groups, model)
     if plan.optim_name == "lbfgs" and len(groups) > 1:
@@ -171,7 +164,7 @@ def _check_sparse_decay(groups: ParameterGroups, model: nn.Module, name: str) ->
 
 
 def _split(
-    plan: Plan, groups: ParameterGroups, names: Collection[str], model: nn.Module
+    plan: Plan, arranged: Sequence[ParameterGroup], names: Collection[str], model: nn.Module
 ) -> torch.optim.Optimizer:
     """Make the optimizer of the Plan for the named parameters, and AdamW for the rest."""
     info, options = optimizer_info(plan.optim_name), dict(plan.optim_options)
@@ -179,12 +172,17 @@ def _split(
     if "betas" not in info.signature:
         del options["betas"]
     chosen = {id(weight) for name, weight in model.named_parameters() if name in names}
+    groups = parameter_groups(arranged)
     own, rest = (_select(groups, chosen, wanted) for wanted in (True, False))
     if plan.optim_name == "sparse_adam":
         own = _join(own, model)
     first: torch.optim.Optimizer = info.kind(own, lr=plan.optim_lr, **options)
     if not rest:
         return first
+    multiples = {group.name: group.multiple for group in arranged}
+    for group in rest:
+        if (multiple := multiples[group["name"]]) is not None:
+            group["lr"] = rate * multiple
     fused = not any(weight.is_complex() for group in rest for weight in group["params"])
     return CombinedOptimizer(first, torch.optim.AdamW(rest, lr=rate, betas=betas, fused=fused))
 
@@ -196,16 +194,6 @@ def _select(groups: ParameterGroups, chosen: set[int], wanted: bool) -> Paramete
         for group in groups
     ]
     return [group for group in parts if group["params"]]
-
-
-def _scale_second(optimizer: CombinedOptimizer, arranged: Sequence[ParameterGroup]) -> None:
-    """Multiply the rate of the second optimizer's groups, not that of the first."""
-    multiples = {group.name: group.multiple for group in arranged}
-    second = optimizer.parts[1]
-    for group in second.param_groups:
-        multiple = multiples[group["name"]]
-        if multiple is not None:
-            group["lr"] = second.defaults["lr"] * multiple
 
 
 def _join(groups: ParameterGroups, model: nn.Module) -> ParameterGroups:

@@ -14,12 +14,9 @@ from torch import nn
 
 from surestep.base.errors import TaskError
 from surestep.config.param_groups import parse_param_group
-from surestep.engine.model.param_patterns import match_params, plain_name
-from surestep.engine.model.preserve import TrainModes
-from surestep.engine.optim.param_groups import ParameterGroup, unfreeze_step
+from surestep.engine.model.preserve import NORMS, TrainModes
+from surestep.engine.optim.param_groups import ParameterGroup, match_params, unfreeze_step
 from surestep.engine.plan.plan import Plan
-
-NORMS = nn.modules.batchnorm._NormBase  # those with running statistics
 
 
 @contextmanager
@@ -52,45 +49,33 @@ def frozen_norm_modules(model: nn.Module, before: Iterable[nn.Parameter]) -> lis
 def make_unfreeze_schedule(
     model: nn.Module, plan: Plan, groups: Sequence[ParameterGroup], modes: TrainModes
 ) -> Callable[[int], None] | None:
-    """Freeze what is trained later; return what trains it in time, by the steps taken, or None."""
-    if not plan.optim_groups:
-        return None
-    made = UnfreezeSchedule(model, plan, groups, modes)
-    return made.at if made.starts else None
-
-
-class UnfreezeSchedule:
-    """The parts of a model that are trained only later.
+    """Freeze what is trained later; return what unfreezes it after a number of steps, or None.
 
     Frozen BatchNorm is in eval mode, so that its running statistics stay as they are.
     """
+    if not plan.optim_groups:
+        return None
+    later = [(group.trained_from, group.parameters) for group in groups if group.trained_from]
+    starts = sorted({start for start, _ in later})
+    usual, norms = modes.wanted, norm_starts(model, plan, groups)
+    stage: int | None = None
 
-    def __init__(
-        self, model: nn.Module, plan: Plan, groups: Sequence[ParameterGroup], modes: TrainModes
-    ) -> None:
-        self.later = [
-            (group.trained_from, group.parameters) for group in groups if group.trained_from
-        ]
-        self.starts = sorted({start for start, _ in self.later})
-        self.modes, self.usual = modes, modes.wanted
-        self.norms = norm_starts(model, plan, groups)
-        self.stage: int | None = None
-        self.at(0)
-
-    def at(self, steps_taken: int) -> None:
-        """Freeze and train what is due after this many steps."""
-        stage = bisect_right(self.starts, steps_taken)
-        if stage == self.stage:
+    def unfreeze(steps_taken: int) -> None:
+        nonlocal stage
+        before, stage = stage, bisect_right(starts, steps_taken)
+        if stage == before:
             return
-        self.stage = stage
-        for start, parameters in self.later:
+        for start, parameters in later:
             for parameter in parameters.values():
                 parameter.requires_grad_(start <= steps_taken)
                 parameter.grad = None
-        self.modes.wanted = [
-            (module, training and self.norms.get(id(module), 0) <= steps_taken)
-            for module, training in self.usual
+        modes.wanted = [
+            (module, training and norms.get(id(module), 0) <= steps_taken)
+            for module, training in usual
         ]
+
+    unfreeze(0)
+    return unfreeze if starts else None
 
 
 def norm_starts(model: nn.Module, plan: Plan, groups: Sequence[ParameterGroup]) -> dict[int, float]:
@@ -126,22 +111,20 @@ def trained_modules(
     }
 
 
-class UnfreezeDetector:
-    """Detect a parameter that was unfrozen in mid-run, which no optimizer would update."""
+def detect_unfreezing(model: nn.Module) -> Callable[[object], None]:
+    """Return a check, for log points, that no parameter was unfrozen in mid-run.
 
-    def __init__(self, model: nn.Module) -> None:
-        self.frozen = [
-            (plain_name(name), parameter)
-            for name, parameter in model.named_parameters()
-            if not parameter.requires_grad
-        ]
+    No optimizer would update it.
+    """
+    frozen = [item for item in model.named_parameters() if not item[1].requires_grad]
 
-    def __call__(self, _: object) -> None:
-        """Check; called at log points."""
-        thawed = [name for name, parameter in self.frozen if parameter.requires_grad]
+    def check(_: object) -> None:
+        thawed = [name for name, parameter in frozen if parameter.requires_grad]
         if thawed:
             raise TaskError(
                 f"{', '.join(thawed[:8])} got requires_grad=True in mid-run, and no optimizer "
                 "holds what was frozen at the start. Set when it is to be trained: "
                 f"optim.groups=[\"{thawed[0]} freeze='2 epochs'\"]."
             )
+
+    return check

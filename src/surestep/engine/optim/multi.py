@@ -1,8 +1,6 @@
 """Several optimizers: which part of the model each one trains, and by which Plan."""
 
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -36,12 +34,7 @@ def build_optimizers(
 ) -> dict[str, torch.optim.Optimizer]:
     """Build the Task's optimizers, each over its part of the model.
 
-    Args:
-        plan: with one for each optimizer.
-        task: names them.
-        model: whose parts they train.
-        settings: unfreezes, when the session closes, what is frozen here.
-        make_own: as of `build_optimizer`.
+    `settings` unfreezes, when the session closes, what is frozen here.
 
     Raises:
         TaskError: a part does not exist, or a trained parameter is in no optimizer or in two.
@@ -50,7 +43,6 @@ def build_optimizers(
     made, arranged = {}, arrange_groups(plan, task, model)
     for name, spec in task.optimizer_specs().items():
         own = spec.optim if not isinstance(spec.optim, Optim) else None
-        bare = replace(task, optimizer=own, optimizers={}, step=None, loss=_no_loss)
         part, groups = get_trained_module(model, name, spec), arranged[name]
         if any(group.trained_from for group in groups):
             raise ConfigError(
@@ -58,7 +50,7 @@ def build_optimizers(
                 "in your Task(step=...) instead: read manual_step.index there."
             )
         settings.enter_context(freeze_permanent(part, groups))
-        made[name] = build_optimizer(plan.optimizers[name], bare, part, groups, make_own)
+        made[name] = build_optimizer(plan.optimizers[name], own, part, groups, make_own)
     holders: dict[int, list[str]] = {}
     for name, optimizer in made.items():
         for parameter in parameters_of(optimizer):
@@ -72,10 +64,6 @@ def build_optimizers(
                 "Task(optimizers={'name': surestep.OptimizerSpec(modules=[...])}), or freeze it."
             )
     return made
-
-
-def _no_loss(outputs: Any, targets: Any) -> torch.Tensor:
-    raise AssertionError("a custom step has its own losses")
 
 
 def get_trained_module(model: nn.Module, name: str, spec: OptimizerSpec) -> nn.Module:

@@ -1,20 +1,24 @@
 """Parameter groups: which parameters are trained together, with or without weight decay."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from surestep.base.errors import ConfigError, TaskError
+from surestep.base.errors import ConfigError, TaskError, suggest_names
 from surestep.config.duration import parse_duration
 from surestep.config.param_groups import parse_param_group
 from surestep.engine.model.layers import layers_of
-from surestep.engine.model.param_patterns import match_params, plain_name
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import trainable_parameters
+from surestep.engine.task.init_weights import summarize_names
 from surestep.engine.task.task import ParameterGroups
 
 # Decay pulls towards zero, an arbitrary value for a scale, a shift or a table row that is seldom
@@ -64,15 +68,6 @@ class ParameterGroup:
     weight_decay: float | None
     trained_from: int | None
 
-    def for_torch(self) -> dict[str, Any]:
-        """Return it as torch's optimizers take it; they decide what is not set."""
-        options: dict[str, Any] = {}
-        if self.lr is not None and self.multiple != 1:
-            options["lr"] = self.lr
-        if self.weight_decay is not None:
-            options["weight_decay"] = self.weight_decay
-        return {"params": list(self.parameters.values()), "name": self.name, **options}
-
 
 class _Settings(NamedTuple):
     """What `optim.groups` sets for one parameter, and the patterns that did; the last one wins."""
@@ -109,7 +104,7 @@ def make_param_groups(model: nn.Module, plan: Plan) -> tuple[ParameterGroup, ...
         else:
             decays = number not in no_decay if own.weight_decay is None else None
             key = _Key(own, decays, layer_of.get(number))
-        members.setdefault(key, {})[plain_name(name)] = parameter
+        members.setdefault(key, {})[name] = parameter
     groups = [_group(plan, key, parameters, len(layers)) for key, parameters in members.items()]
     if groups and not any(group.trained_from == 0 for group in groups):
         raise ConfigError(
@@ -150,6 +145,56 @@ def _settings(
     return settings
 
 
+def match_params(pattern: str, model: nn.Module) -> set[int]:
+    """Return the ids of the parameters and buffers that a pattern matches.
+
+    A module's name matches everything in it, and each name of a shared tensor matches it. A type
+    is matched by its name and those of its base classes.
+
+    Raises:
+        ConfigError: the pattern matches nothing.
+    """
+    by_type = pattern.startswith("type:")
+    known = _ids_by_type(model) if by_type else _ids_by_name(model)
+    matches = [ids for name, ids in known.items() if fnmatchcase(name, pattern)]
+    found = set[int]().union(*matches)
+    if found:
+        return found
+    if matches:
+        raise ConfigError(
+            f"optim.groups: {pattern!r} matches modules that have no parameters. Leave it out."
+        )
+    names = [name for name, ids in known.items() if ids]
+    # A large model has thousands of names: without a similar one, list its top modules.
+    close = get_close_matches(pattern, names, n=3) or [name for name in names if "." not in name]
+    what = "type of module" if by_type else "parameter or module"
+    raise ConfigError(
+        f"optim.groups: {pattern!r} matches no {what} of the model. {suggest_names(pattern, close)}"
+    )
+
+
+def _ids_by_type(model: nn.Module) -> dict[str, set[int]]:
+    known: dict[str, set[int]] = {}
+    for module in model.modules():
+        ids = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+        kinds = type(module).__mro__
+        for kind in kinds[: kinds.index(nn.Module)]:
+            known.setdefault(f"type:{kind.__name__}", set()).update(ids)
+    return known
+
+
+def _ids_by_name(model: nn.Module) -> dict[str, set[int]]:
+    """Return the tensors by their names, and by those of the modules around them."""
+    known: dict[str, set[int]] = {}
+    for name, tensor in (
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ):
+        for part in accumulate(name.split("."), "{}.{}".format):
+            known.setdefault(part, set()).add(id(tensor))
+    return known
+
+
 def _group(
     plan: Plan, key: _Key, parameters: dict[str, nn.Parameter], n_layers: int
 ) -> ParameterGroup:
@@ -185,10 +230,24 @@ def unfreeze_step(freeze: bool | str | None, plan: Plan) -> int | None:
 def parameter_groups(groups: Iterable[ParameterGroup]) -> ParameterGroups:
     """Return the groups that are ever trained, as torch's optimizers take them.
 
+    The optimizers decide what is not set.
+
     Raises:
         TaskError: there are none.
     """
-    trained = [group.for_torch() for group in groups if group.trained_from is not None]
+    trained: ParameterGroups = []
+    for group in groups:
+        if group.trained_from is None:
+            continue
+        options: dict[str, Any] = {
+            "params": list(group.parameters.values()),
+            "name": group.name,
+        }
+        if group.lr is not None and group.multiple != 1:
+            options["lr"] = group.lr
+        if group.weight_decay is not None:
+            options["weight_decay"] = group.weight_decay
+        trained.append(options)
     if not trained:
         raise TaskError(
             "No parameter of the model is trained: all have requires_grad=False, or there are "
@@ -222,20 +281,13 @@ def check_groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     Raises:
         TaskError: with the names of those that are not.
     """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TaskError(
-            f"Task(optimizer=...) returned a {type(optimizer).__name__}, not a "
-            "torch.optim.Optimizer."
-        )
-    held = [id(parameter) for parameter in parameters_of(optimizer)]
+    uses = Counter(id(parameter) for parameter in parameters_of(optimizer))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     trained = {id(parameter): name for name, parameter in trainable_parameters(model).items()}
-    missing = [name for number, name in trained.items() if number not in held]
-    twice = [name for number, name in trained.items() if held.count(number) > 1]
+    missing = [name for key, name in trained.items() if not uses[key]]
+    twice = [name for key, name in trained.items() if uses[key] > 1]
     foreign = [
-        names.get(number, "a tensor that is not the model's")
-        for number in held
-        if number not in trained
+        names.get(key, "a tensor that is not the model's") for key in uses if key not in trained
     ]
     for wrong, what, mend in (
         (missing, "in no group of the optimizer and would never be trained", "Add them"),
@@ -243,8 +295,7 @@ def check_groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         (foreign, "frozen or foreign, and in the optimizer all the same", "Leave them out"),
     ):
         if wrong:
-            more = f" and {len(wrong) - 8} more" if len(wrong) > 8 else ""
-            raise TaskError(f"These parameters are {what}: {', '.join(wrong[:8])}{more}. {mend}.")
+            raise TaskError(f"These parameters are {what}: {summarize_names(wrong)}. {mend}.")
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

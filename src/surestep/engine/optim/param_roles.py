@@ -5,7 +5,6 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from surestep.engine.model.param_patterns import plain_name
 from surestep.engine.state.state import trainable_parameters
 
 
@@ -19,7 +18,7 @@ def param_info(model: nn.Module) -> dict[str, Any]:
         "sparse": tuple(sparse),
         "dense": len(sparse) < len(trained),
         "scalars": tuple(
-            plain_name(name)
+            name
             for name, weight in model.named_parameters()
             if not is_lazy(weight) and not weight.dim()
         ),
@@ -50,7 +49,9 @@ def hidden_matrices(model: nn.Module) -> list[str]:
         for module in model.modules()
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
     }
-    last = _last_layer(model)
+    last = getattr(model, "get_output_embeddings", lambda: None)()
+    if not isinstance(last, nn.Module):
+        last = next((m for m in reversed([*model.modules()]) if isinstance(m, nn.Linear)), None)
     if last is not None:
         kept |= {id(weight) for weight in last.parameters()}
     return [
@@ -58,11 +59,3 @@ def hidden_matrices(model: nn.Module) -> list[str]:
         for name, weight in trainable_parameters(model).items()
         if weight.dim() == 2 and id(weight) not in kept
     ]
-
-
-def _last_layer(model: nn.Module) -> nn.Module | None:
-    declared = getattr(model, "get_output_embeddings", lambda: None)()
-    if isinstance(declared, nn.Module):
-        return declared
-    linear = [weight for weight in model.modules() if isinstance(weight, nn.Linear)]
-    return linear[-1] if linear else None

@@ -59,25 +59,19 @@ class OptimizerInfo:
             return {}
         # torch's implementations are not expected of a plug-in's class.
         hidden = () if self.plugin is None else ("foreach", "fused")
-        return {
-            name: default for name, default in _arguments(self.kind).items() if name not in hidden
-        }
+        arguments = inspect.signature(self.kind).parameters.items()
+        return {name: argument.default for name, argument in arguments if name not in hidden}
 
     @property
     def options(self) -> dict[str, Any]:
         """Its own options and their defaults."""
-        return {**{name: self.signature[name] for name in self.own}, **self.extra}
+        signature = self.signature
+        return {**{name: signature[name] for name in self.own}, **self.extra}
 
     @property
     def decays(self) -> bool:
         """Whether it, or AdamW beside it, has a weight decay."""
         return not self.signature or "weight_decay" in self.signature or "adamw_lr" in self.extra
-
-
-@cache
-def _arguments(kind: type) -> dict[str, Any]:
-    parameters = inspect.signature(kind).parameters
-    return {name: parameter.default for name, parameter in parameters.items()}
 
 
 BUILT_IN: Mapping[str, OptimizerInfo] = {
@@ -242,11 +236,6 @@ def own_option_names(name: str) -> tuple[str, ...]:
     """Return the names of the own options of an optimizer, without importing torch for it."""
     info = optimizer_info(name)
     return (*info.own, *info.extra)
-
-
-def optimizers_with(option: str) -> list[str]:
-    """List the built-in optimizers that have an own option."""
-    return [name for name, info in BUILT_IN.items() if option in (*info.own, *info.extra)]
 
 
 def default_of(name: str, option: str) -> Any:

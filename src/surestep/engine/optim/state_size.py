@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from surestep.engine.batch import tensor_bytes
 from surestep.engine.optim.param_roles import hidden_matrices, sparse_embeddings
 from surestep.engine.state.state import trainable_parameters
 
@@ -49,7 +50,7 @@ def state_bytes(
     if name == "lbfgs":
         # The direction, the last gradient, and a step and a difference for each remembered update.
         vectors = 2 + 2 * int(options["history_size"])
-        return vectors * sum(map(_bytes, trained)) + 2 * int(options["history_size"]) * COUNT
+        return vectors * tensor_bytes(trained) + 2 * int(options["history_size"]) * COUNT
     if name == "adamw8bit":
         return _adamw8bit(options, trained)
     if name not in SLOTS:
@@ -59,11 +60,7 @@ def state_bytes(
 
 def _slots(name: str, options: Options, parameters: Sequence[Tensor]) -> int:
     tensors, numbers = SLOTS[name](options)
-    return tensors * sum(map(_bytes, parameters)) + numbers * COUNT * len(parameters)
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return tensors * tensor_bytes(parameters) + numbers * COUNT * len(parameters)
 
 
 def _adafactor(parameter: Tensor) -> int:

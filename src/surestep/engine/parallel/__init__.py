@@ -1,1 +1,1 @@
-"""Ways to run one step on one or many processes: six verbs each, one file each."""
+"""The strategies: how one or many processes share a step; one file each."""

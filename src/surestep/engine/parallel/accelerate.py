@@ -3,7 +3,6 @@
 Source: https://huggingface.co/docs/accelerate/package_reference/accelerator
 """
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
@@ -29,16 +28,11 @@ class AccelerateStrategy(DDPStrategy):
             find_unused_parameters=plan.parallel_find_unused_parameters,
             static_graph=plan.parallel_static_graph,
         )
-        self.accelerator: Any = Accelerator(
+        accelerator: Any = Accelerator(
             cpu=plan.device.type == "cpu",
             mixed_precision="no",
             dynamo_plugin=TorchDynamoPlugin(backend="no"),
             kwargs_handlers=[how],
         )
-        prepared: nn.Module = self.accelerator.prepare_model(model, device_placement=False)
+        prepared: nn.Module = accelerator.prepare_model(model, device_placement=False)
         return prepared
-
-    def no_sync(self) -> AbstractContextManager[Any]:
-        """Return the context of a backward whose gradients stay on their rank."""
-        context: AbstractContextManager[Any] = self.accelerator.no_sync(self.module)
-        return context

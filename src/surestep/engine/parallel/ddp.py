@@ -1,9 +1,7 @@
 """One copy of the model in each process; torch averages the gradients: DDP.
 
-Besides gradients, a step needs the items, the loss and the requests of all ranks. A message of its
-own makes all ranks wait for each other: on a small model, two of them took as long as the step. So
-these numbers are the gradient of one additional parameter, which DDP sums in a bucket that is sent
-anyway. docs/decisions/0017 has the measurements.
+A step also needs the items, the loss and the requests of all ranks. To save a message, they are the
+gradient of one additional parameter: docs/decisions/0017 has the reasons and the measurements.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
 """
@@ -39,14 +37,25 @@ _MAX_ITEMS = _UNIT * 2 ** (_BITS * _DIGITS)  # 1.1e12
 
 
 class DDPStrategy(DistributedStrategy):
-    """The methods of a step on a copy of the model in each process."""
+    """The methods of a step on a copy of the model in each process.
+
+    Attributes:
+        sends_loss_with_gradients: the loss, the items and the requests of the ranks are in a
+            bucket of DDP. A subclass with a communication hook sets it to False: the hook would
+            change them.
+    """
+
+    sends_loss_with_gradients = True
+
+    takes = ("find_unused_parameters", "static_graph")
 
     def __init__(self, plan: Plan, state: State, world: Communicator, name: str = WHOLE) -> None:
         super().__init__(plan, state, world, name)
         self._piggyback: PiggybackScalars | None = None
         model = state.model
         # With find_unused_parameters, the additional parameter would count as unused.
-        if world.size > 1 and not plan.parallel_find_unused_parameters:
+        sends_scalars = self.sends_loss_with_gradients and not plan.parallel_find_unused_parameters
+        if world.size > 1 and sends_scalars:
             # If a static graph changes, DDP sums nothing; the sum of these numbers shows it.
             self._present = [world.rank + 1.0] if plan.parallel_static_graph else []
             model = PiggybackModule(model, 2 + len(self._present))
@@ -56,7 +65,7 @@ class DDPStrategy(DistributedStrategy):
         self._learns_graph = plan.parallel_static_graph
         # Reading the items would wait for a GPU; an fp16 scale fits the size of a mean loss; and
         # L-BFGS runs several backward passes a step.
-        reads = plan.device.type == "cpu" and plan.guard not in ("scaled", "searching")
+        reads = plan.device.type == "cpu" and plan.guard not in ("grad_scaler", "line_search")
         self._sends_items = reads and self._piggyback is not None
 
     def wrap_model(self, model: nn.Module, plan: Plan) -> nn.Module:
@@ -77,19 +86,14 @@ class DDPStrategy(DistributedStrategy):
             # of the warm-up, whose gradients are not used.
             self._learns_graph = False
             return NOTHING
-        return NOTHING if when else self.no_sync()
-
-    def no_sync(self) -> AbstractContextManager[Any]:
-        """Return the context of a backward whose gradients stay on their rank."""
         module: Any = self.module
-        context: AbstractContextManager[Any] = module.no_sync()
-        return context
+        # Accelerate does not wrap the model of one process.
+        return NOTHING if when or not hasattr(module, "no_sync") else module.no_sync()
 
     def count_items(self, batch: Batch, loss: Loss) -> Batch:
         """Return the batch with the items of all ranks, or send those of this rank with gradients.
 
-        In that case the gradients are divided by the samples of the global batch, which all ranks
-        know, until `finish_backward` has the items. With one item a sample, it is the same number.
+        Until `finish_backward` has the items, the gradients are then divided by the samples.
         """
         if self._piggyback is None:
             return super().count_items(batch, loss)
@@ -172,18 +176,13 @@ class PiggybackModule(nn.Module):
 class PiggybackScalars:
     """The numbers that a rank sends with the gradients of a step, and the sums that it receives.
 
-    Items are sent as digits of 12 bits, which fp32 sums exactly for up to 4,096 ranks, whatever
-    DDP divides by. Other numbers are sent in the type of the parameter.
-
-    Args:
-        parameter: that of the PiggybackModule.
-        ranks: number of ranks; DDP divides by it.
+    Items are sent as digits of 12 bits, which fp32 sums exactly for up to 4,096 ranks, although DDP
+    divides by the ranks. Other numbers are sent in the type of the parameter.
     """
 
     def __init__(self, parameter: nn.Parameter, ranks: int) -> None:
         self.parameter = parameter
         self.ranks = ranks
-        self._factor = parameter.new_tensor(ranks)
         self._values, self._zeros = torch.zeros_like(parameter), torch.zeros_like(parameter)
         self._numbers: tuple[float, ...] = ()  # those in `_values`; most steps send the same
         self._is_waiting = self._is_sent = False
@@ -210,7 +209,7 @@ class PiggybackScalars:
     def loss_sum(self) -> Tensor:
         """Return the loss of all ranks and micro-batches, ()."""
         assert self.parameter.grad is not None
-        return self.parameter.grad[0] * self._factor
+        return self.parameter.grad[0] * self.ranks
 
     def receive(self) -> list[float] | None:
         """Return the sums of what was sent; None if nothing was. Waits for the device."""

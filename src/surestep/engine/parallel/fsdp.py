@@ -22,13 +22,13 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.tensor import DTensor
-from torch.distributed.utils import _sync_params_and_buffers
 
 from surestep.base.errors import ParallelError, TaskError
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.distributed.shards import is_sharded, to_local
 from surestep.engine.optim.local_shards import local_shards
 from surestep.engine.parallel.distributed import DistributedStrategy
+from surestep.engine.parallel.manual_allreduce import broadcast_module
 from surestep.engine.parallel.single import NO_GRADIENTS, NOTHING
 from surestep.engine.parallel.wrap_policy import in_order
 from surestep.engine.plan.plan import Plan
@@ -36,7 +36,6 @@ from surestep.engine.state.state import WHOLE, State
 from surestep.engine.step_outcome import GradNorm, StepOutcome
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_BUCKET_BYTES = 250 * 2**20  # of buffers that are sent at once, as in DDP
 
 
 class FSDPStrategy(DistributedStrategy):
@@ -44,6 +43,7 @@ class FSDPStrategy(DistributedStrategy):
 
     copies_model = False
     gathers_blocks = True
+    takes = ("shard", "wrap_policy", "meta_init", "offload")
     runs_manual_steps = False
 
     def __init__(self, plan: Plan, state: State, world: Communicator, name: str = WHOLE) -> None:
@@ -67,8 +67,44 @@ class FSDPStrategy(DistributedStrategy):
 
     @classmethod
     def prepare_model(cls, model: nn.Module, plan: Plan) -> nn.Module:
-        """Shard the model over the ranks."""
-        return shard_model(model, plan)
+        """Shard the parameters over the ranks, in place, block by block on the device."""
+        half, device = _HALF.get(plan.precision), plan.device
+        # Only what the forward computes in is cast here: autocast does the rest, as in one process.
+        precision = MixedPrecisionPolicy()
+        if half is not None:
+            precision = MixedPrecisionPolicy(half, torch.float32, cast_forward_inputs=False)
+        offload = OffloadPolicy()
+        if plan.parallel_offload != "off":
+            offload = CPUOffloadPolicy(pin_memory=device.type != "cpu")
+        options: dict[str, Any] = {
+            "mesh": _make_mesh(plan),
+            "mp_policy": precision,
+            "offload_policy": offload,
+            # None is torch's default: all but the root are freed after their forward.
+            "reshard_after_forward": False if plan.parallel_shard == "grad_op" else None,
+        }
+
+        def shard(module: nn.Module, **more: Any) -> None:
+            if plan.parallel_meta_init:
+                _broadcast_weights(module, device)
+            fully_shard(module, **options | more)
+
+        if half is not None:  # norms must be as precise as their running statistics
+            for module in list(model.modules()):
+                if isinstance(module, nn.modules.batchnorm._NormBase) and [*module.parameters()]:
+                    shard(module, mp_policy=MixedPrecisionPolicy())
+        for block in in_order(model, plan.parallel_wrap_policy):
+            if not isinstance(block, FSDPModule):
+                shard(block)
+        if plan.parallel_meta_init:
+            _broadcast_weights(model, device)
+        _check_no_meta_tensors(model)
+        fully_shard(model, **options)
+        for part in _sharded_modules(model):  # gradients are summed as in one process, not averaged
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+        model.register_forward_hook(_free_after_evaluation)
+        return model
 
     def sync_grads(self, *, when: bool) -> AbstractContextManager[Any]:
         """Keep the gradients of all but the last backward on their rank.
@@ -82,8 +118,7 @@ class FSDPStrategy(DistributedStrategy):
             if self.keeps_gathered:
                 self.root.set_reshard_after_backward(when)
         if when and self.has_buffers:
-            all_ranks: Any = dist.group.WORLD
-            _sync_params_and_buffers(all_ranks, list(self.module.buffers()), _BUCKET_BYTES, 0)
+            broadcast_module(self.module, weights=False)
         return NOTHING
 
     def clip_grad_norm(self) -> GradNorm:
@@ -112,52 +147,6 @@ class FSDPStrategy(DistributedStrategy):
     def _step_locally(self, loss_sum: Tensor, grad_norm: Tensor) -> StepOutcome:
         with local_shards(self.optimizer):
             return self.guard.step(loss_sum, grad_norm)
-
-
-def shard_model(model: nn.Module, plan: Plan) -> nn.Module:
-    """Shard the parameters of a model over the ranks, in place, block by block on the device.
-
-    Args:
-        model: on the host.
-        plan: has its blocks, and what is sharded.
-    """
-    half, device = _HALF.get(plan.precision), plan.device
-    # Only what the forward computes in is cast here: autocast does the rest, as in one process.
-    precision = MixedPrecisionPolicy()
-    if half is not None:
-        precision = MixedPrecisionPolicy(half, torch.float32, cast_forward_inputs=False)
-    offload = OffloadPolicy()
-    if plan.parallel_offload != "off":
-        offload = CPUOffloadPolicy(pin_memory=device.type != "cpu")
-    options: dict[str, Any] = {
-        "mesh": _make_mesh(plan),
-        "mp_policy": precision,
-        "offload_policy": offload,
-        # None is torch's default: all but the root are freed after their forward.
-        "reshard_after_forward": False if plan.parallel_shard == "grad_op" else None,
-    }
-
-    def shard(module: nn.Module, **more: Any) -> None:
-        if plan.parallel_meta_init:
-            _broadcast_weights(module, device)
-        fully_shard(module, **options | more)
-
-    if half is not None:  # norms must be as precise as their running statistics
-        for module in list(model.modules()):
-            if isinstance(module, nn.modules.batchnorm._NormBase) and [*module.parameters()]:
-                shard(module, mp_policy=MixedPrecisionPolicy())
-    for block in in_order(model, plan.parallel_wrap_policy):
-        if not isinstance(block, FSDPModule):
-            shard(block)
-    if plan.parallel_meta_init:
-        _broadcast_weights(model, device)
-    _check_no_meta_tensors(model)
-    fully_shard(model, **options)
-    for part in _sharded_modules(model):  # gradients are summed as in one process, not averaged
-        part.set_gradient_divide_factor(1.0)
-        part.set_force_sum_reduction_for_comms(True)
-    model.register_forward_hook(_free_after_evaluation)
-    return model
 
 
 def _make_mesh(plan: Plan) -> DeviceMesh:
@@ -194,21 +183,16 @@ def _broadcast_weights(module: nn.Module, device: torch.device) -> None:
                 if tensor is None or is_sharded(tensor):
                     continue
                 if id(tensor) not in sent:
-                    sent[id(tensor)] = tensor, _broadcast(tensor, device)
+                    filled = tensor
+                    if tensor.is_meta:
+                        filled = torch.empty_like(tensor, device=device)
+                        if isinstance(tensor, nn.Parameter):
+                            filled = nn.Parameter(filled, requires_grad=tensor.requires_grad)
+                    else:
+                        tensor.data = tensor.data.to(device)
+                    dist.broadcast(filled.data, 0)
+                    sent[id(tensor)] = tensor, filled
                 tensors[name] = sent[id(tensor)][1]  # type: ignore[assignment]  # the same type
-
-
-def _broadcast(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor with rank 0's values."""
-    if tensor.is_meta:
-        filled = torch.empty_like(tensor, device=device)
-        if isinstance(tensor, nn.Parameter):
-            filled = nn.Parameter(filled, requires_grad=tensor.requires_grad)
-    else:
-        tensor.data = tensor.data.to(device)
-        filled = tensor
-    dist.broadcast(filled.data, 0)
-    return filled
 
 
 def _check_no_meta_tensors(model: nn.Module) -> None:

@@ -1,8 +1,7 @@
 """A copy of the model in each process, for manual steps.
 
-A manual step calls parts of the model, runs several backward passes and uses gradients of
-gradients. DDP relies on one forward of the full model and one backward, so here the gradients of an
-optimizer are summed when it is stepped: in one message for each dtype.
+DDP relies on one forward of the full model and one backward. Here, the gradients of an optimizer
+are summed when it is stepped: in one message for each dtype.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,10 +24,13 @@ class ManualAllReduceStrategy(DistributedStrategy):
         super().__init__(plan, state, world, name)
         self.name = name
         names = list(state.optimizers)
-        counts = {name: _count(state.optimizers[name]) for name in names}
+        counts = [
+            sum(len(group["params"]) for group in state.optimizers[name].param_groups)
+            for name in names
+        ]
         self._own = names.index(name)
-        self._first = len(names) + sum(counts[name] for name in names[: self._own])
-        self._flags = len(names) + sum(counts.values())
+        self._first = len(names) + sum(counts[: self._own])
+        self._flags = len(names) + sum(counts)
 
     @torch.no_grad()
     def reduce_grads(self) -> None:
@@ -66,10 +68,6 @@ class ManualAllReduceStrategy(DistributedStrategy):
                 "is the same on all ranks."
             )
         return [there > 0 for there in sums[self._first : end]]
-
-
-def _count(optimizer: torch.optim.Optimizer) -> int:
-    return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
 @torch.no_grad()

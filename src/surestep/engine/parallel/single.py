@@ -19,7 +19,6 @@ from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.losses.base import Loss
 from surestep.engine.model.precision import place_model
 from surestep.engine.optim.param_roles import sparse_embeddings
-from surestep.engine.parallel.nonfinite_guard import GradScalerGuard, HostGuard
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import WHOLE, State, trainable_parameters
 from surestep.engine.step_outcome import Gradients, GradNorm, StepOutcome
@@ -53,7 +52,7 @@ class SingleProcessStrategy:
     Attributes:
         shares_step: several processes can share a step.
         needs_ranks: it makes no sense in one process.
-        has_zero_stages: `parallel.zero_stage` says what is sharded.
+        takes: the options of `parallel.`, without this prefix, that not every strategy has.
         extra: the optional extra of surestep that it needs; "" if none.
         copies_model: every rank has the full model and optimizer state, which are the same on all.
         gathers_blocks: parameters are sharded, and hooks gather them one block at a time.
@@ -70,7 +69,7 @@ class SingleProcessStrategy:
 
     shares_step = False
     needs_ranks = False
-    has_zero_stages = False
+    takes: tuple[str, ...] = ()
     extra = ""
     copies_model = True
     gathers_blocks = False
@@ -104,7 +103,11 @@ class SingleProcessStrategy:
         self.alike = (
             len({(parameter.dtype, parameter.device) for parameter in self.parameters}) == 1
         )
-        self.guard = _GUARDS[plan.guard](self.optimizer, state.scaler)
+        self.guard = (
+            DeviceGuard(self.optimizer)
+            if plan.guard == "device"
+            else HostGuard(self.optimizer, self.scaler)
+        )
         self.step = self.guard.step
         self.unscale = partial(self.scaler.unscale_, self.optimizer)
         self._seeds: dict[torch.dtype, tuple[float, Tensor]] = {}
@@ -179,14 +182,17 @@ class SingleProcessStrategy:
             names = [name for name, parameter in pairs if parameter.grad is not None]
             if not grads:
                 raise TaskError(NO_GRADIENTS)
-        norms = torch.stack(torch._foreach_norm(grads) if self.alike else _norms(grads))
-        total = torch.linalg.vector_norm(norms) if self.alike else get_total_norm(grads)
+        if self.alike:
+            norms = torch.stack(torch._foreach_norm(grads))
+            total = torch.linalg.vector_norm(norms)
+        else:
+            single = [get_total_norm([grad]).to(grads[0].device, torch.float32) for grad in grads]
+            norms, total = torch.stack(single), get_total_norm(grads)
         if self.max_norm is not None:
+            factor = torch.add(total, 1e-6).reciprocal_().mul_(self.max_norm).clamp_(max=1.0)
             if self.alike:
-                factor = torch.add(total, 1e-6).reciprocal_().mul_(self.max_norm).clamp_(max=1.0)
                 torch._foreach_mul_(grads, factor)
             else:
-                factor = torch.clamp(self.max_norm / (total + 1e-6), max=1.0)
                 for grad in grads:
                     grad.mul_(factor)
         elif self.clip_value is not None:
@@ -196,17 +202,15 @@ class SingleProcessStrategy:
 
     def reset_guard(self) -> None:
         """Allow steps again after one that was not finite."""
-        self.guard.recover()
+        if isinstance(self.guard, DeviceGuard):
+            self.guard.nonfinite = torch.zeros_like(self.guard.nonfinite)
 
     def leave(self) -> None:
         """Remove wrappers and hooks from the model, when the session closes."""
 
 
 def _values(parameter: Tensor) -> Tensor:
-    """Return the values of a gradient, which share its memory.
-
-    Rows that a sparse gradient has twice are summed first: their sum is the gradient.
-    """
+    """Return the values of a gradient, without copying; rows that it has twice are summed first."""
     grad = parameter.grad
     assert grad is not None
     if not grad.is_sparse:
@@ -215,18 +219,11 @@ def _values(parameter: Tensor) -> Tensor:
     return grad._values()
 
 
-def _norms(grads: list[Tensor]) -> list[Tensor]:
-    """Return the norm of each, as scalars that can be stacked."""
-    return [get_total_norm([grad]).to(grads[0].device, torch.float32) for grad in grads]
-
-
 class FusedAdamW(torch.optim.AdamW):
     """torch's fused AdamW, with a step that calls torch's kernel directly.
 
-    State, groups, hooks, loading, saving and the numbers are torch's. With a hook, a profiler or an
-    unusual option, torch's own step runs. Otherwise two things are skipped: sorting the tensors of
-    each group by device and dtype, and the wrapper that checks for hooks. docs/decisions/0003 has
-    the measurements.
+    State, hooks and numbers are torch's. With a hook, a profiler or an unusual option, torch's own
+    step runs. docs/decisions/0003 has the measurements.
     """
 
     state_class_name = "AdamW"  # in checkpoints: the state is that of torch's
@@ -242,7 +239,10 @@ class FusedAdamW(torch.optim.AdamW):
         )
         lists = None if watched or closure is not None else self._lists()
         if lists is None:
-            return _torch_step(self, closure)
+            torch_step: Any = torch.optim.AdamW.step
+            if not getattr(torch_step, "hooked", False):  # so far no plain AdamW was made
+                torch_step = torch.optim.Optimizer.profile_hook_step(torch_step)
+            return torch_step(self, closure)
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         grad_scale: Tensor | None = getattr(self, "grad_scale", None)
         groups, steps = lists
@@ -280,9 +280,8 @@ class FusedAdamW(torch.optim.AdamW):
     def _lists(self) -> tuple[list[tuple[dict[str, Any], Any]], list[Tensor]] | None:
         """Return the kernel's tensors for each group, and the step counts of all.
 
-        Taken from the optimizer's state at each step, which may have been loaded or changed; None
-        where something is not plain. The first step makes the state here, and not in torch's own
-        step, which imports torch._dynamo: as long as importing torch.
+        The result is None for unusual options. The first step makes the state here: torch's own
+        step imports torch._dynamo, which takes as long as importing torch.
         """
         groups: list[tuple[dict[str, Any], Any]] = []
         every_step: list[Tensor] = []
@@ -306,14 +305,6 @@ class FusedAdamW(torch.optim.AdamW):
         return (groups, every_step) if groups else None
 
 
-def _torch_step(optimizer: FusedAdamW, closure: Any) -> Any:
-    """Take torch's own step with its hooks; torch wraps it when a plain AdamW is first made."""
-    step: Any = torch.optim.AdamW.step
-    if not getattr(step, "hooked", False):
-        step = torch.optim.Optimizer.profile_hook_step(step)
-    return step(optimizer, closure)
-
-
 class DeviceGuard:
     """Decide on the device: after the first value that is not finite, every step is skipped.
 
@@ -321,7 +312,7 @@ class DeviceGuard:
     while everything was finite, and NaN from then on: 0 * inf and 0 * NaN are NaN.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer: Any = optimizer
         device = optimizer.param_groups[0]["params"][0].device
         self.nonfinite = torch.zeros((), device=device)
@@ -337,14 +328,36 @@ class DeviceGuard:
         self.optimizer.step()
         return StepOutcome(True, flag)
 
-    def recover(self) -> None:
-        """Reset the flag."""
-        self.nonfinite = torch.zeros_like(self.nonfinite)
+
+class HostGuard:
+    """Decide on the host, which reads the norm and the loss of every step.
+
+    Under fp16, gradients that overflow lower the scale, and do not fail. If the loss is finite and
+    the scale would fall below 1, the step fails.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
+        self.optimizer = optimizer
+        self.scaler = scaler
+
+    def step(
+        self, loss_sum: Tensor, grad_norm: Tensor, *, updates_scale: bool = True
+    ) -> StepOutcome:
+        """Step if both are finite; a step that was taken `updates_scale`."""
+        if all_finite(loss_sum, grad_norm):
+            self.scaler.step(self.optimizer)
+            if updates_scale:
+                self.scaler.update()
+            return StepOutcome(True)
+        before = self.scaler.state_dict()
+        self.scaler.update()
+        is_scaled = self.scaler.is_enabled()
+        overflow = is_scaled and all_finite(loss_sum) and self.scaler.get_scale() >= 1
+        if not overflow:
+            self.scaler.load_state_dict(before)
+        return StepOutcome(False, overflow=overflow, nonfinite=not overflow)
 
 
-_GUARDS: dict[str, type[DeviceGuard | HostGuard | GradScalerGuard]] = {
-    "sticky": DeviceGuard,
-    "reading": HostGuard,
-    "scaled": GradScalerGuard,
-    "searching": HostGuard,  # which the search asks nothing: it steps by itself
-}
+def all_finite(*values: Tensor) -> bool:
+    """Read the values, at once."""
+    return all(math.isfinite(value) for value in torch.stack([v.float() for v in values]).tolist())

@@ -4,14 +4,13 @@ The parameters of a block are gathered right before its forward and freed after 
 outside all blocks are gathered with the model itself.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
 
 from surestep.base.errors import suggest_names
 from surestep.engine.model.layers import blocks_of
-from surestep.engine.model.param_patterns import plain_name
 from surestep.engine.plan.specs import WrapUnits
 
 SHARE = 0.1  # of all parameters: the size of a block if the model repeats nothing
@@ -83,7 +82,7 @@ def _candidates(model: nn.Module) -> dict[str, nn.Module]:
         for part in list(module.modules())[1:]
     }
     return {
-        plain_name(name): module
+        name: module
         for name, module in model.named_modules()
         if name
         and not isinstance(module, _NO_FORWARD)
@@ -143,36 +142,22 @@ def _find_unmatched(
 
 
 def _find_unshardable(model: nn.Module) -> str:
-    """Return which parameter cannot be sharded, and why; "" if all can."""
+    """Return which parameter cannot be sharded, and what to do; "" if all can."""
     for name, parameter in model.named_parameters():
-        for is_unfit, why in _UNSHARDABLE:
-            if is_unfit(parameter):
-                return f"{plain_name(name)} {why}, or use parallel.strategy='ddp'."
+        if nn.parameter.is_lazy(parameter):
+            why = "has no shape before the first batch. Give its layer the size"
+        elif not parameter.dim():
+            why = "has no dimension, and FSDP shards the first. Give it one: torch.ones(1)"
+        elif parameter.is_complex():
+            why = "is complex. Store it as real numbers (torch.view_as_real)"
+        elif not parameter.is_contiguous():
+            why = "is not contiguous. Use .contiguous()"
+        else:
+            continue
+        return f"{name} {why}, or use parallel.strategy='ddp'."
     return ""
-
-
-_UNSHARDABLE: tuple[tuple[Callable[[nn.Parameter], bool], str], ...] = (
-    (
-        nn.parameter.is_lazy,
-        "has no shape before the first batch, and FSDP shards it before. Give its layer the size",
-    ),
-    (
-        lambda parameter: not parameter.dim(),
-        "has no dimension, and FSDP shards the first. Give it one: torch.ones(1)",
-    ),
-    (
-        lambda parameter: parameter.is_complex(),
-        "is complex, which FSDP cannot reduce. Store it as real numbers (torch.view_as_real)",
-    ),
-    (
-        lambda parameter: not parameter.is_contiguous(),
-        "is not contiguous, which FSDP needs. Use .contiguous()",
-    ),
-)
 
 
 def in_order(model: nn.Module, names: Sequence[str]) -> Iterator[nn.Module]:
     """Yield the modules of these names, inner ones before those around them."""
-    by_name = {plain_name(name): module for name, module in model.named_modules()}
-    for name in reversed(names):
-        yield by_name[name]
+    yield from map(model.get_submodule, reversed(names))

@@ -1,9 +1,9 @@
 """What the rules of the Plan read: the set options, the machine, the Task, other decisions."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from surestep.base.places import set_where
+from surestep.base.locations import set_where
 from surestep.config.config import Config, option_info
 from surestep.config.duration import Duration, parse_duration
 from surestep.config.not_set import NOT_SET
@@ -21,6 +21,7 @@ class PlanContext:
         task_info: what the Task brings.
         set_options: the options that are set, by full name; None means off.
         chosen: what was decided so far, by full name.
+        reasons: why, by full name.
         option: the option that is being decided.
         rejections: what is wrong with it.
     """
@@ -36,6 +37,7 @@ class PlanContext:
         self.task_info = task_info
         self.set_options = config.set_options()
         self.chosen: dict[str, Any] = {}
+        self.reasons: dict[str, str] = {}
         self.option = ""
         self.rejections: list[str] = []
         self._origins = origins or {}
@@ -128,3 +130,21 @@ class PlanContext:
         if text.endswith("%"):
             return float(text[:-1]) / 100 * float(self["total_steps"])
         return self.steps(text)
+
+
+Rule = Callable[[PlanContext], Decision | None]  # None: the option does not apply
+RULES: dict[str, Rule] = {}
+
+
+def rule(*options: str) -> Callable[[Rule], Rule]:
+    """Register a function as the rule of options, by the name in `ctx.option`.
+
+    A rule returns a value and its reason, and calls `ctx.reject` if the option that is set cannot
+    be used here. Options without a rule have the default of their declaration.
+    """
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(options, function))
+        return function
+
+    return register

@@ -5,12 +5,11 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
-from surestep.engine.generators import LoadingSeedInfo
 from surestep.engine.plan.batching import SampleOrder
 from surestep.engine.plan.specs import AveragingSpec, ExcludedSamples, WrapUnits, no_blocks
 from surestep.engine.schedule.registry import ScheduleSpec
 
-Guard = Literal["sticky", "reading", "scaled", "searching"]
+Guard = Literal["device", "host", "grad_scaler", "line_search"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class TaskInfo:
         order: the sampler.
         skips: the samples that are excluded.
         why_read_again: why a stream cannot resume from its own state; "" if it can.
-        draws: how the randomness of loading is seeded.
+        randomness: how the loading of a sample is seeded, and the reason.
         loader: settings of the DataLoader, if the Task has one.
         tables: metrics that are not a single number.
         objects: metrics with update and compute, which may return a dict.
@@ -47,7 +46,7 @@ class TaskInfo:
     is_stream: bool = False
     why_read_again: str = ""
     batch_transform: str | None = None
-    draws: LoadingSeedInfo = field(default_factory=LoadingSeedInfo)
+    randomness: tuple[str, str] = ("by position", "the same for any number of workers")
     loader: Mapping[str, Any] | None = None
     val_sets: tuple[str, ...] = ()
     val_batch_sizes: tuple[int, ...] = ()

@@ -55,7 +55,7 @@ class SystemInfo:
     allocator: Allocator = GLIBC
 
 
-def read_facts() -> SystemInfo:
+def read_system() -> SystemInfo:
     """Read the machine; a CUDA context is created only if there is a CUDA device."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     properties = [torch.cuda.get_device_properties(index) for index in range(count)]
@@ -82,10 +82,10 @@ def read_facts() -> SystemInfo:
     )
 
 
-def device_name(facts: SystemInfo, device: torch.device) -> str:
+def device_name(system: SystemInfo, device: torch.device) -> str:
     """Return what decides which kernels run: the GPU, or the instruction set of the CPU."""
     if device.type == "cuda":
-        return facts.cuda_devices[device.index or 0]
+        return system.cuda_devices[device.index or 0]
     return f"{device.type} ({torch.backends.cpu.get_cpu_capability()})"
 
 

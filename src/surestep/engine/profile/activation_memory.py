@@ -11,8 +11,6 @@ from torch.overrides import TorchFunctionMode
 
 from surestep.engine.batch import MicroBatch, flatten_tensors
 from surestep.engine.data.batch_loader import BatchLoader
-from surestep.engine.dispatch import DispatchMode
-from surestep.engine.losses.adapt import loss_targets
 from surestep.engine.losses.multi import split_heads
 from surestep.engine.metrics.base import pop_logged
 from surestep.engine.model.activation_checkpointing import (
@@ -20,6 +18,7 @@ from surestep.engine.model.activation_checkpointing import (
     select_modules,
     uses_own_checkpointing,
 )
+from surestep.engine.model.compile import DispatchMode
 from surestep.engine.model.precision import autocast, place_model
 from surestep.engine.model.preserve import TrainModes, preserve_buffers, preserve_modes
 from surestep.engine.plan.plan import Plan
@@ -44,34 +43,34 @@ class ActivationMemory:
 
 
 def measure_activations(
-    model: nn.Module, feed: BatchLoader, plan: Plan, keep_eval: tuple[nn.Module, ...] = ()
+    model: nn.Module, loader: BatchLoader, plan: Plan, keep_eval: tuple[nn.Module, ...] = ()
 ) -> ActivationMemory:
     """Run the forward of the first micro-batch in training mode.
 
     Buffers, modes and generators are restored.
     """
     model = place_model(model, plan)
-    _, micro = feed.first()
+    _, micro = loader.first()
     recorder = _AttentionRecorder()
     with (
         preserve_modes(model.modules()),
-        preserve_buffers(model, feed.loss.module),
+        preserve_buffers(model, loader.loss.module),
         preserve_torch_rng(plan.device),
         recorder,
     ):
         try:
             TrainModes(model, keep_eval)
             ModelRNG(plan.seed, plan.device).seed_micro_batch(0, micro.position)
-            without = kept = _kept_bytes(model, micro, feed, plan, "off")
+            without = kept = _kept_bytes(model, micro, loader, plan, "off")
             if plan.activation_checkpointing != "off":
-                kept = _kept_bytes(model, micro, feed, plan, plan.activation_checkpointing)
+                kept = _kept_bytes(model, micro, loader, plan, plan.activation_checkpointing)
         finally:
             pop_logged()
     return ActivationMemory(kept, without, list(dict.fromkeys(recorder.kernels)))
 
 
 def _kept_bytes(
-    model: nn.Module, micro: MicroBatch, feed: BatchLoader, plan: Plan, choice: str
+    model: nn.Module, micro: MicroBatch, loader: BatchLoader, plan: Plan, choice: str
 ) -> int:
     """Return the bytes saved for the backward, without weights and inputs."""
     given = [*model.parameters(), *model.buffers(), *flatten_tensors(tuple(micro))]
@@ -97,8 +96,8 @@ def _kept_bytes(
         stack.enter_context(saved_tensors_hooks(keep, lambda tensor: tensor))
         with autocast(plan):
             outputs = model(*micro.args, **micro.kwargs)
-            for head in split_heads(feed.loss, outputs, micro):
-                head.loss.value(head.outputs, loss_targets(head.loss, head.micro_batch))
+            for head in split_heads(loader.loss, outputs, micro):
+                head.loss.value(head.outputs, head.loss.targets_of(head.micro_batch))
     return sum(entry.untyped_storage().nbytes() for entry in saved.values())
 
 

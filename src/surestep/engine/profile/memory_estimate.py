@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from surestep.engine.batch import tensor_bytes
 from surestep.engine.optim.state_size import state_bytes
 from surestep.engine.plan.plan import Plan
 from surestep.engine.profile.activation_memory import ActivationMemory
@@ -92,11 +93,6 @@ def estimate_memory(
         activations_without=None if measured is None else measured.without,
         attention=() if measured is None else tuple(measured.attention),
     )
-
-
-def tensor_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of tensors."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _module_rows(model: nn.Module) -> list[tuple[str, str, int, int]]:

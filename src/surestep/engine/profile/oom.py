@@ -4,14 +4,12 @@ import gc
 import resource
 import sys
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from surestep.engine.batch import flatten_tensors
-from surestep.engine.profile.memory_estimate import tensor_bytes
+from surestep.engine.batch import flatten_tensors, tensor_bytes
 from surestep.engine.state.state import State
 
 LARGEST = 20
@@ -42,22 +40,22 @@ def memory_snapshot(state: State, device: torch.device) -> dict[str, Any]:
         found["allocated"] = torch.cuda.max_memory_allocated(device)
         found["segments"] = torch.cuda.memory_snapshot()
     else:
-        found["allocated"] = _most_of_process()
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        found["allocated"] = most if sys.platform == "darwin" else most * 1024  # from KiB
     found["others"] = _largest(known, device)
     return found
-
-
-def _most_of_process() -> int:
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024  # there in bytes, elsewhere in KiB
 
 
 def _largest(known: set[int], device: torch.device) -> list[dict[str, Any]]:
     """Return the tensors that are none of the known ones, added up by shape and type."""
     counts: Counter[tuple[tuple[int, ...], str]] = Counter()
     sizes: Counter[tuple[tuple[int, ...], str]] = Counter()
-    for tensor in _tensors(device):
-        if tensor.data_ptr() not in known:
+    visited = set(known)
+    for tensor in gc.get_objects():
+        if type(tensor) is not Tensor or tensor.layout is not torch.strided:
+            continue
+        if tensor.device.type == device.type and tensor.data_ptr() not in visited:
+            visited.add(tensor.data_ptr())
             key = (tuple(tensor.shape), str(tensor.dtype))
             counts[key] += 1
             sizes[key] += tensor_bytes([tensor])
@@ -65,17 +63,3 @@ def _largest(known: set[int], device: torch.device) -> list[dict[str, Any]]:
         {"shape": list(shape), "dtype": dtype, "tensors": counts[shape, dtype], "bytes": size}
         for (shape, dtype), size in sizes.most_common(LARGEST)
     ]
-
-
-def _tensors(device: torch.device) -> Iterable[Tensor]:
-    seen: set[int] = set()
-    for candidate in gc.get_objects():
-        if (
-            type(candidate) is Tensor
-            and candidate.device.type == device.type
-            and candidate.layout is torch.strided
-        ):
-            place = candidate.data_ptr()
-            if place not in seen:
-                seen.add(place)
-                yield candidate

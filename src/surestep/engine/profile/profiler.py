@@ -45,11 +45,7 @@ class Profile(Callback):
     It writes a trace for Chrome or Perfetto, and a table of the most expensive operations. The
     operations of one step are counted in the step before the first, which that slows down.
 
-    Args:
-        first: the first step.
-        last: the last one.
-        folder: where to write.
-        loop: knows how long it waited for data.
+    The loop knows how long it waited for data.
     """
 
     def __init__(self, first: int, last: int, folder: Path, loop: Loop) -> None:

@@ -1,5 +1,6 @@
 """The rules of the Plan: how each option is decided, and what cannot be used together."""
 
+from surestep.engine.plan.context import RULES as RULES
 from surestep.engine.rules import average as average
 from surestep.engine.rules import data as data
 from surestep.engine.rules import deepspeed as deepspeed
@@ -10,4 +11,3 @@ from surestep.engine.rules import run as run
 from surestep.engine.rules import schedule as schedule
 from surestep.engine.rules import step as step
 from surestep.engine.rules import validation as validation
-from surestep.engine.rules.rule import RULES as RULES

@@ -1,26 +1,9 @@
 """The average of the weights."""
 
-from surestep.engine.plan.context import Decision, PlanContext
+from surestep.engine.plan.context import Decision, PlanContext, rule
 from surestep.engine.plan.specs import AveragingSpec
-from surestep.engine.rules.rule import rule
 
 _NO_AVERAGE = "there is no average"
-
-
-@rule("average.decay")
-def decay(ctx: PlanContext) -> Decision:
-    """EMA has one."""
-    if ctx["average.kind"] == "ema":
-        return ctx.set_or(0.999, "a memory of about 1,000 updates")
-    return ctx.set_or(None, "only EMA has one")
-
-
-@rule("average.warmup")
-def warmup(ctx: PlanContext) -> Decision:
-    """EMA has one."""
-    if ctx["average.kind"] == "ema":
-        return ctx.set_or(True, "a young average is not mostly the initial weights")
-    return ctx.set_or(None, "only EMA has one")
 
 
 @rule("average.start")
@@ -89,16 +72,9 @@ def lr(ctx: PlanContext) -> Decision:
     return ctx.declared()
 
 
-@rule("average.anneal")
-def anneal(ctx: PlanContext) -> Decision:
-    """Anneal to average.lr."""
-    if ctx.is_set("average.lr"):
-        return ctx.set_or("5%", "so that the learning rate does not jump")
-    return ctx.set_or("0%", "there is no average.lr to anneal to")
-
-
 def make_averaging_spec(ctx: PlanContext) -> AveragingSpec:
     """Return the average that was decided."""
+    anneal = 0 if ctx["average.lr"] is None else round(ctx.length_in_steps(ctx["average.anneal"]))
     return AveragingSpec(
         kind=ctx["average.kind"],
         decay=ctx["average.decay"],
@@ -107,5 +83,5 @@ def make_averaging_spec(ctx: PlanContext) -> AveragingSpec:
         interval=max(1, round(ctx.steps(ctx["average.every"]))),
         buffers=ctx["average.buffers"],
         lr=ctx["average.lr"],
-        anneal=round(ctx.length_in_steps(ctx["average.anneal"])),
+        anneal=anneal,
     )

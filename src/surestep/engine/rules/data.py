@@ -5,8 +5,7 @@ from typing import Any
 
 from surestep.engine.data.stream_state import BY_STATE
 from surestep.engine.plan.batching import BatchLayout, find_single
-from surestep.engine.plan.context import Decision, PlanContext
-from surestep.engine.rules.rule import rule
+from surestep.engine.plan.context import Decision, PlanContext, rule
 
 _BATCHED = "the data comes in batches (Task(batched=True))"
 
@@ -115,7 +114,7 @@ def shuffle(ctx: PlanContext) -> Decision:
                 "stream. Use data.shuffle_buffer=1000, which draws from that many samples."
             )
         return ctx.set_or(False, "a stream has its own order")
-    reason = "ordered data trains worse; the order is a function of (seed, epoch)"
+    reason = "ordered data trains worse; the seed and the epoch determine the order"
     return _loader_or(ctx, True, reason)
 
 
@@ -124,11 +123,6 @@ def shuffle_buffer(ctx: PlanContext) -> Decision:
     """Shuffle a stream if it is set."""
     if ctx.task_info.is_stream:
         return ctx.set_or(None, "not set: the stream keeps its own order")
-    if ctx.is_set("data.shuffle_buffer"):
-        ctx.reject(
-            f"data.shuffle_buffer={ctx.get('data.shuffle_buffer')} is for streams, and the "
-            "training data has positions. Use data.shuffle=True, which shuffles all of it."
-        )
     return None, "the data is not a stream: data.shuffle shuffles all of it"
 
 
@@ -172,7 +166,7 @@ def sampler(ctx: PlanContext) -> Decision:
         reason = "samples come as the stream yields them; data.shuffle_buffer shuffles"
         return "the stream's", _on_every_rank(ctx, reason)
     if ctx["data.shuffle"]:
-        return "shuffled", "each sample once: data.shuffle"
+        return "shuffled", "each sample once in an epoch: data.shuffle is on"
     return "sequential", "each sample once, as stored: data.shuffle is off"
 
 
@@ -188,11 +182,6 @@ def batch_transform(ctx: PlanContext) -> Decision:
 @rule("exclude_samples")
 def exclude_samples(ctx: PlanContext) -> Decision:
     """Exclude the samples that are set."""
-    if ctx.is_set("exclude_samples") and ctx.task_info.is_stream:
-        ctx.reject(
-            "exclude_samples names samples by index, and the training data is a stream, whose "
-            "samples have none. Exclude them in the stream itself."
-        )
     skips = ctx.task_info.skips
     if skips is None:
         return None, "every sample is trained on"
@@ -203,32 +192,14 @@ def exclude_samples(ctx: PlanContext) -> Decision:
 @rule("data.randomness")
 def randomness(ctx: PlanContext) -> Decision:
     """Show how the randomness of loading is seeded."""
-    draws = ctx.task_info.draws
-    if draws.unseeded:
-        return "not exact", (
-            f"{draws.unseeded[0]} takes no seed, so no run over it can be repeated or resumed "
-            "exactly; draw from random.Random()"
-        )
-    if draws.sliced:
-        return "none", "tensors in memory are sliced: nothing is drawn"
-    if ctx.task_info.is_stream:
-        return (
-            "by position in the stream",
-            "each sample is read with a seed of its position in the stream",
-        )
-    if draws.together:
-        return "by first position", (
-            f"{draws.what} by the first position of the micro-batch: the same for any number of "
-            f"workers, not for another micro_batch_size{draws.also}"
-        )
-    return "by position", f"the same for any number of workers and any split{draws.also}"
+    return ctx.task_info.randomness
 
 
 @rule("data.resume")
 def resume(ctx: PlanContext) -> Decision:
     """Show how a run resumes in the data."""
     if not ctx.task_info.is_stream:
-        return "by position", "no sample is loaded again"
+        return "by position", "a resumed run loads only the samples that are left"
     if ctx["data.shuffle_buffer"] is not None:
         reason = "the samples in data.shuffle_buffer are not in the stream's state"
         return "by reading again", reason
@@ -237,43 +208,31 @@ def resume(ctx: PlanContext) -> Decision:
     return BY_STATE, "the stream's own: tried on its first samples"
 
 
-@rule("data.num_workers")
-def num_workers(ctx: PlanContext) -> Decision:
-    """Load beside a GPU, if there is anything to load."""
-    if ctx.task_info.in_memory:
-        return _loader_or(ctx, 0, "the data is in memory and only sliced")
-    if not ctx.on_gpu:
-        return _loader_or(ctx, 0, "on a CPU the step itself uses the cores")
-    if ctx.task_info.is_stream:
-        reason = "loading beside the GPU; more workers would each need a part of the stream"
-        return _loader_or(ctx, 1, reason)
-    count = min(4, max(1, ctx.system.cpus - 1))
-    reason = f"loading beside the GPU; {ctx.system.cpus} cores here"
-    return _loader_or(ctx, count, reason)
-
-
-@rule("data.pin_memory")
-def pin_memory(ctx: PlanContext) -> Decision:
-    """Pin memory for a GPU."""
-    if ctx.on_gpu:
-        return _loader_or(ctx, True, "copies to the GPU need not wait for the host")
-    return _loader_or(ctx, False, "nothing is copied to a GPU")
-
-
-@rule("data.persistent_workers")
-def persistent_workers(ctx: PlanContext) -> Decision:
-    """Keep workers."""
-    if ctx["data.num_workers"] > 0:
+@rule("data.num_workers", "data.pin_memory", "data.persistent_workers", "data.prefetch_factor")
+def loading(ctx: PlanContext) -> Decision:
+    """Load in other processes beside a GPU, if there is anything to load."""
+    if ctx.option == "data.num_workers":
+        return _loader_or(ctx, *_num_workers(ctx))
+    if ctx.option == "data.pin_memory":
+        gain = "copies to the GPU need not wait for the host"
+        return _loader_or(ctx, ctx.on_gpu, gain if ctx.on_gpu else "nothing is copied to a GPU")
+    persists = ctx.option == "data.persistent_workers"
+    if ctx["data.num_workers"] == 0:
+        return _loader_or(ctx, False if persists else None, "no workers")
+    if persists:
         return _loader_or(ctx, True, "starting workers in each epoch costs seconds")
-    return _loader_or(ctx, False, "no workers")
+    return _loader_or(ctx, 2, "torch's default")
 
 
-@rule("data.prefetch_factor")
-def prefetch_factor(ctx: PlanContext) -> Decision:
-    """Load two micro-batches ahead."""
-    if ctx["data.num_workers"] > 0:
-        return _loader_or(ctx, 2, "torch's default")
-    return _loader_or(ctx, None, "no workers")
+def _num_workers(ctx: PlanContext) -> Decision:
+    if ctx.task_info.in_memory:
+        return 0, "the data is in memory: slicing it needs no process"
+    if not ctx.on_gpu:
+        return 0, "on a CPU the step itself uses the cores"
+    if ctx.task_info.is_stream:
+        return 1, "loading beside the GPU; more workers would each need a part of the stream"
+    cpus = ctx.system.cpus
+    return min(4, max(1, cpus - 1)), f"loading beside the GPU; {cpus} cores here"
 
 
 @rule("steps_per_epoch")

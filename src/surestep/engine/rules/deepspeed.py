@@ -5,15 +5,14 @@ import math
 from surestep.config.param_groups import parse_param_group
 from surestep.engine.parallel.deepspeed.config import find_problems, make_ds_config
 from surestep.engine.parallel.strategy import strategy_class
-from surestep.engine.plan.context import Decision, PlanContext
+from surestep.engine.plan.context import Decision, PlanContext, rule
 from surestep.engine.rules.parallel import NEEDS_FULL_TENSORS
-from surestep.engine.rules.rule import rule
 
 _DDP = "or use parallel.strategy='ddp'."
 
 
 def _is_chosen(ctx: PlanContext) -> bool:
-    return strategy_class(ctx["parallel.strategy"]).has_zero_stages
+    return "zero_stage" in strategy_class(ctx["parallel.strategy"]).takes
 
 
 @rule("parallel.zero_stage")
@@ -106,12 +105,6 @@ def _check_precision(ctx: PlanContext) -> None:
 
 
 def _check_rest(ctx: PlanContext) -> None:
-    if "deepspeed" not in ctx.system.extras:
-        ctx.reject(
-            "parallel.strategy='deepspeed' needs the package deepspeed, which is not installed. "
-            "Install it: pip install setuptools wheel, then pip install --no-build-isolation "
-            "'surestep[deepspeed]'."
-        )
     if ctx["clip_value"] is not None:
         ctx.reject(
             f"clip_value={ctx['clip_value']}: DeepSpeed clips the norm only. Set max_grad_norm, "

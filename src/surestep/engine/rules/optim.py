@@ -5,8 +5,7 @@ from typing import Any
 from surestep.config.optim import OF_ALL, Optim
 from surestep.config.param_groups import parse_param_group
 from surestep.engine.optim.registry import BUILT_IN, default_of, optimizer_info, options_of
-from surestep.engine.plan.context import Decision, PlanContext
-from surestep.engine.rules.rule import rule
+from surestep.engine.plan.context import Decision, PlanContext, rule
 
 # Options of the parameters, which hold with Task(optimizer=) too.
 _OF_PARAMETERS = ("optim.groups", "optim.layerwise_lr_decay")
@@ -199,7 +198,10 @@ def implementation(ctx: PlanContext) -> Decision:
         return "foreach", "not verified that the fused kernel can skip a step on mps"
     if not task.floating:
         return "foreach", "fused takes no complex parameters"
-    return "fused", f"torch has it for {ctx.device}: one kernel, and it can skip without the host"
+    return (
+        "fused",
+        f"one kernel updates everything on {ctx.device}, and can skip a bad step",
+    )
 
 
 @rule("optim.groups")

@@ -18,15 +18,15 @@ from surestep.engine.plan.system import SystemInfo
 from surestep.engine.rules.resolve import resolve
 from surestep.engine.task.task import OptimizerSpec, Task
 
-_FROM_WEAKEST: tuple[Guard, ...] = ("scaled", "reading", "sticky")
+_FROM_WEAKEST: tuple[Guard, ...] = ("grad_scaler", "host", "device")
 
 
 def plan_optimizers(
     task: Task,
     model: nn.Module,
     config: Config,
-    facts: SystemInfo,
-    given: TaskInfo,
+    system: SystemInfo,
+    task_info: TaskInfo,
     *,
     origins: Mapping[str, str],
 ) -> Plan:
@@ -41,15 +41,15 @@ def plan_optimizers(
     plans = {}
     for name, spec in task.optimizer_specs().items():
         roles = param_info(get_trained_module(model, name, spec))
-        info = replace(given, own_optimizer=not isinstance(spec.optim, Optim), **roles)
-        plans[name] = resolve(_config_of(spec, config), facts, info, origins=origins)
-        if plans[name].guard == "searching":
+        info = replace(task_info, own_optimizer=not isinstance(spec.optim, Optim), **roles)
+        plans[name] = resolve(_config_of(spec, config), system, info, origins=origins)
+        if plans[name].guard == "line_search":
             raise ConfigError(
                 f"optim.name='lbfgs' of the optimizer {name!r} takes steps by itself, and a manual "
                 "step decides when. Use another optim.name there."
             )
     rest = Config.from_options(_without_optim(config.set_options()))
-    main = resolve(rest, facts, replace(given, own_optimizer=True), origins=origins)
+    main = resolve(rest, system, replace(task_info, own_optimizer=True), origins=origins)
     guard = min((plan.guard for plan in plans.values()), key=_FROM_WEAKEST.index)
     decisions = [
         ResolvedOption("guard", guard, _guard_reason(plans, guard))
@@ -82,15 +82,11 @@ def _without_optim(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _config_of(spec: OptimizerSpec, config: Config) -> Config:
     options = config.set_options()
-    own = dict(spec.optim) if isinstance(spec.optim, Optim) else None
-    if own is None or (own["name"] or options.get("optim.name")) != options.get("optim.name"):
+    chosen = options.get("optim.name")
+    if not isinstance(spec.optim, Optim) or (spec.optim.name or chosen) != chosen:
         options = _without_optim(options)
-    options |= {
-        f"optim.{name}": value for name, value in (own or {}).items() if value is not NOT_SET
-    }
-    if isinstance(spec.schedule, Schedule):
-        of_schedule = dict(spec.schedule).items()
-        options |= {
-            f"schedule.{name}": value for name, value in of_schedule if value is not NOT_SET
-        }
+    for group in (spec.optim, spec.schedule):
+        if isinstance(group, (Optim, Schedule)):
+            own = {group.prefix + name: value for name, value in group}
+            options |= {name: value for name, value in own.items() if value is not NOT_SET}
     return Config.from_options(options)

@@ -1,14 +1,15 @@
 """How many processes take a step together, and what each of them holds."""
 
 from surestep.engine.parallel.strategy import strategy_class
-from surestep.engine.plan.context import Decision, PlanContext
-from surestep.engine.rules.rule import SEVERAL, rule
+from surestep.engine.plan.context import Decision, PlanContext, rule
+from surestep.engine.rules.requirements import SEVERAL
 
 _SHARDS = {
     "full": "each rank holds a shard of parameters, gradients and optimizer state",
     "grad_op": "parameters are full from forward to backward; the rest is sharded",
     "hybrid": "sharded within a group of ranks; the groups are replicas of each other",
 }
+_INSTALL = {"deepspeed": "pip install setuptools wheel, then pip install --no-build-isolation"}
 # Optimizers that need the full tensors, of which a rank of FSDP or ZeRO has shards.
 NEEDS_FULL_TENSORS = {
     "adafactor": "computes means over the rows and columns of full matrices",
@@ -28,15 +29,16 @@ def strategy(ctx: PlanContext) -> Decision:
                 f"parallel.strategy={wanted!r} needs several processes, and this is one. Start "
                 f"them with {SEVERAL}, or leave it out."
             )
-        if launched.size > 1 and wanted == "single":
+        if launched.size > 1 and not strategy_class(wanted).shares_step:
             ctx.reject(
-                f"parallel.strategy='single', but {launched.size} processes were started: each "
+                f"parallel.strategy={wanted!r}, but {launched.size} processes were started: each "
                 "would train the full run. Start one, or leave it out."
             )
-        if wanted == "accelerate" and "accelerate" not in ctx.system.extras:
+        extra = strategy_class(wanted).extra
+        if extra and extra not in ctx.system.extras:
             ctx.reject(
-                "parallel.strategy='accelerate' needs a package that is not installed. Install it "
-                "with: pip install 'surestep[accelerate]'."
+                f"parallel.strategy={wanted!r} needs the package {extra}, which is not installed. "
+                f"Install it: {_INSTALL.get(extra, 'pip install')} 'surestep[{extra}]'."
             )
         return ctx.set_value()
     if launched.size == 1:
@@ -66,7 +68,7 @@ def ranks(ctx: PlanContext) -> Decision:
                     f"{name!r} does not keep it there. Use parallel.strategy='ddp'."
                 )
     config = ctx.system.accelerate
-    if config is not None and config.engine and name == "accelerate":
+    if config is not None and config.engine and strategy_class(name).extra == "accelerate":
         ctx.reject(
             f"accelerate's config shards the state by {config.engine}. Choose multi-GPU in "
             "`accelerate config`, and set --parallel.strategy fsdp or deepspeed here."
@@ -95,17 +97,6 @@ def backend(ctx: PlanContext) -> Decision:
     return ("nccl", "the device is a GPU") if ctx.on_gpu else ("gloo", "the device is the CPU")
 
 
-@rule("parallel.find_unused_parameters", "parallel.static_graph")
-def reducer(ctx: PlanContext) -> Decision:
-    """Check that DDP reduces the gradients."""
-    if ctx.get(ctx.option) and ctx.task_info.own_step:
-        ctx.reject(
-            f"{ctx.option}=True declares which gradients DDP waits for, and the Task brings its "
-            "own step, in which manual_step.step sums them. Leave it out."
-        )
-    return ctx.declared()
-
-
 @rule("parallel.replica_check_every")
 def replica_check_every(ctx: PlanContext) -> Decision:
     """Compare replicas, if there are any."""
@@ -121,7 +112,7 @@ def replica_check_every(ctx: PlanContext) -> Decision:
         return ctx.set_or(None, "parameters are sharded over all ranks: there are no replicas")
     if ctx.system.launched.size == 1:
         return ctx.set_or(None, "one process has no replicas to compare")
-    return ctx.set_or("1000 steps", "one pass over the parameters, at the log point after")
+    return ctx.set_or("1000 steps", "a check takes one pass over the parameters, at a log point")
 
 
 @rule("parallel.start_timeout_s")
@@ -139,7 +130,7 @@ def start_timeout_s(ctx: PlanContext) -> Decision:
     return ctx.set_or(1800.0, "the first step compiles and reads data; saving may take long")
 
 
-def _is_sharded(ctx: PlanContext) -> bool:
+def gathers_blocks(ctx: PlanContext) -> bool:
     """Return whether the strategy is FSDP, or a plug-in that shards as it does."""
     return strategy_class(ctx["parallel.strategy"]).gathers_blocks
 
@@ -147,7 +138,7 @@ def _is_sharded(ctx: PlanContext) -> bool:
 @rule("parallel.shard")
 def shard(ctx: PlanContext) -> Decision:
     """Shard everything, if the strategy shards."""
-    if not _is_sharded(ctx):
+    if not gathers_blocks(ctx):
         return None, "each process holds the full model"
     name, instead = ctx.get("optim.name"), "or use parallel.strategy='ddp'."
     if name in NEEDS_FULL_TENSORS:
@@ -174,7 +165,7 @@ def shard(ctx: PlanContext) -> Decision:
 @rule("parallel.shard_size")
 def shard_size(ctx: PlanContext) -> Decision:
     """Shard within a machine if sharding is hybrid, and else over all ranks."""
-    if not _is_sharded(ctx):
+    if not gathers_blocks(ctx):
         return ctx.set_or(1, "nothing is sharded")
     count = ctx["parallel.ranks"]
     if ctx["parallel.shard"] != "hybrid":
@@ -194,7 +185,7 @@ def shard_size(ctx: PlanContext) -> Decision:
 @rule("parallel.wrap_policy")
 def wrap_policy(ctx: PlanContext) -> Decision:
     """Choose the modules that are gathered one at a time."""
-    if not _is_sharded(ctx):
+    if not gathers_blocks(ctx):
         return (), "nothing is gathered"
     units = ctx.task_info.blocks_by(str(ctx.get("parallel.wrap_policy", "auto")))
     if units.problem:
@@ -204,27 +195,16 @@ def wrap_policy(ctx: PlanContext) -> Decision:
     return units.names, f"auto: {units.text}"
 
 
-@rule("parallel.meta_init")
-def meta_init(ctx: PlanContext) -> Decision:
-    """Check that the model is not built yet."""
-    if ctx.get("parallel.meta_init") and ctx.task_info.is_built:
-        ctx.reject(
-            "parallel.meta_init=True is for a model that is not built yet, and Task(model=...) is "
-            "a module. Pass a function that builds it: model=lambda: Net()."
-        )
-    return ctx.declared()
-
-
 @rule("parallel.offload")
 def offload(ctx: PlanContext) -> Decision:
     """Check what FSDP can offload."""
     wanted = ctx.get("parallel.offload", "off")
-    if _is_sharded(ctx) and wanted == "optimizer":
+    if gathers_blocks(ctx) and wanted == "optimizer":
         ctx.reject(
             "parallel.offload='optimizer' is not available with parallel.strategy='fsdp', which "
             "keeps parameters, gradients and optimizer state together. Use parallel.offload='all'."
         )
-    if _is_sharded(ctx) and wanted == "all" and ctx.on_gpu and ctx.get("precision") == "fp16":
+    if gathers_blocks(ctx) and wanted == "all" and ctx.on_gpu and ctx.get("precision") == "fp16":
         ctx.reject(
             "parallel.offload='all' leaves gradients on the host, and the loss scale of "
             "precision='fp16' is on the GPU. Use precision='bf16', or leave one out."

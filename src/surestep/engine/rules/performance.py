@@ -1,9 +1,8 @@
 """What can be faster on this machine: compiling, memory layout, products, attention, allocation."""
 
 from surestep.engine.distributed.launcher_env import AccelerateConfig
-from surestep.engine.parallel.strategy import strategy_class
-from surestep.engine.plan.context import Decision, PlanContext
-from surestep.engine.rules.rule import rule
+from surestep.engine.plan.context import Decision, PlanContext, rule
+from surestep.engine.rules.parallel import gathers_blocks
 
 _SDPA_ON_CPU = ("auto", "flash", "math")
 
@@ -28,7 +27,7 @@ def compiling(ctx: PlanContext) -> Decision:
         ctx.reject(
             f"compile={wanted!r}, but accelerate's config has {dynamo}. Set only one of them."
         )
-    if wanted not in ("off", "default") and _gathers_blocks(ctx):
+    if wanted not in ("off", "default") and gathers_blocks(ctx):
         ctx.reject(
             f"compile={wanted!r} records GPU work at fixed addresses, and parallel.strategy="
             f"{ctx['parallel.strategy']!r} gathers parameters at new ones. Use compile='default'."
@@ -41,31 +40,14 @@ def compiling(ctx: PlanContext) -> Decision:
 @rule("compile_blocks")
 def compile_blocks(ctx: PlanContext) -> Decision:
     """Compile blocks separately if they are gathered separately."""
-    by_block = ctx["compile"] != "off" and _gathers_blocks(ctx)
+    by_block = ctx["compile"] != "off" and gathers_blocks(ctx)
     if by_block and ctx.get("compile_blocks") is False:
         ctx.reject(
             "compile_blocks=False compiles the full model, and parallel.strategy="
             f"{ctx['parallel.strategy']!r} gathers one block at a time. Leave it out."
         )
-    if ctx.get("compile_blocks") and not ctx.task_info.blocks:
-        ctx.reject(
-            "compile_blocks=True needs a model with blocks, in a ModuleList or Sequential, and "
-            "this one has none. Leave it out."
-        )
     if by_block:
         return ctx.set_or(True, "each block is gathered separately, and a graph ends there")
-    return ctx.declared()
-
-
-def _gathers_blocks(ctx: PlanContext) -> bool:
-    return strategy_class(ctx["parallel.strategy"]).gathers_blocks
-
-
-@rule("channels_last")
-def channels_last(ctx: PlanContext) -> Decision:
-    """Check that there are convolutions."""
-    if ctx.get("channels_last") and not ctx.task_info.convolutions:
-        ctx.reject("channels_last=True is for convolutions, and the model has none. Leave it out.")
     return ctx.declared()
 
 
@@ -84,17 +66,6 @@ def matmul_precision(ctx: PlanContext) -> Decision:
     return ctx.set_or("highest", "fp32 products keep all their digits")
 
 
-@rule("cudnn_benchmark")
-def cudnn_benchmark(ctx: PlanContext) -> Decision:
-    """Check that algorithms may differ."""
-    if ctx.get("cudnn_benchmark") and ctx["deterministic"]:
-        ctx.reject(
-            "cudnn_benchmark=True may choose other algorithms in each run, and deterministic=True "
-            "forbids it. Set one of them."
-        )
-    return ctx.declared()
-
-
 @rule("sdpa_backend")
 def sdpa_backend(ctx: PlanContext) -> Decision:
     """Check that the device has the backend."""
@@ -111,16 +82,13 @@ def sdpa_backend(ctx: PlanContext) -> Decision:
 def cpu_allocator(ctx: PlanContext) -> Decision:
     """Retain freed memory on a CPU, on huge pages if the system has them."""
     wanted, allocator = ctx.get("cpu_allocator", "auto"), ctx.system.allocator
-    if wanted in ("retain", "huge_pages") and allocator.name != "glibc":
-        ctx.reject(
-            f"cpu_allocator={wanted!r} configures glibc's malloc, and this process uses "
-            f"{allocator.name}. Leave it out, or use cpu_allocator='default'."
-        )
-    if wanted in ("retain", "huge_pages") and allocator.settings:
-        ctx.reject(
-            f"cpu_allocator={wanted!r} would override the environment variable "
-            f"{allocator.settings[0]}. Unset the variable, or use cpu_allocator='default'."
-        )
+    why = None
+    if allocator.name != "glibc":
+        why = f"malloc is not glibc's ({allocator.name})"
+    elif allocator.settings:
+        why = f"{allocator.settings[0]} is set in the environment"
+    if why is not None and wanted in ("retain", "huge_pages"):
+        ctx.reject(f"cpu_allocator={wanted!r} sets up glibc's malloc, and {why}. Leave it out.")
     if wanted == "huge_pages" and not allocator.huge_pages:
         ctx.reject(
             "cpu_allocator='huge_pages' needs Linux with 'madvise' in "
@@ -131,10 +99,11 @@ def cpu_allocator(ctx: PlanContext) -> Decision:
         return ctx.set_value()
     if ctx.on_gpu:
         return "default", "auto: the device is not the CPU"
-    if allocator.name != "glibc":
-        return "default", f"auto: malloc is not glibc's ({allocator.name})"
-    if allocator.settings:
-        return "default", f"auto: {allocator.settings[0]} is set in the environment"
+    if why is not None:
+        return "default", f"auto: {why}"
     if allocator.huge_pages:
-        return "huge_pages", "auto: steps on a CPU reuse freed memory, on huge pages"
-    return "retain", "auto: steps on a CPU reuse freed memory without page faults"
+        return (
+            "huge_pages",
+            "auto: a step on a CPU is faster if it uses freed memory again, on huge pages",
+        )
+    return "retain", "auto: a step on a CPU is faster if it uses freed memory again"

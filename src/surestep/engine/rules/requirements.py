@@ -1,33 +1,77 @@
 """Checks what an option requires and excludes by its declaration."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from surestep.config import option as declared
 from surestep.config.config import option_info
 from surestep.config.option import ON, PROCESSES, VAL_DATA, is_met, is_off
-from surestep.engine.optim.registry import optimizers_with, options_of
+from surestep.engine.optim.registry import BUILT_IN as OPTIMIZERS
+from surestep.engine.optim.registry import own_option_names
+from surestep.engine.parallel.strategy import BUILT_IN as STRATEGIES
+from surestep.engine.parallel.strategy import strategy_class
 from surestep.engine.plan.context import PlanContext
-from surestep.engine.rules.rule import SEVERAL
-from surestep.engine.schedule.registry import BUILT_IN, schedule_info
+from surestep.engine.schedule.registry import BUILT_IN as SCHEDULES
+from surestep.engine.schedule.registry import schedule_info
 
+# How to start several processes.
+SEVERAL = (
+    "surestep train RECIPE --nproc 2 (or torchrun --nproc-per-node 2 -m surestep train RECIPE)"
+)
 PREFERRED = ("adamw", "sgd", "cosine", "ddp", "ema")  # proposed if several values are allowed
-EXAMPLES = {"data.num_workers": 2, "early_stop.patience": 5, "average.lr": 0.05}
+EXAMPLES = {
+    **{"data.num_workers": 2, "early_stop.patience": 5, "average.lr": 0.05},
+    **{"validation.every": "1 epoch", "schedule.warmup": "5%"},
+}
+# What the Task or the launcher has to bring: whether it does, and what to do if not.
+FACTS: Mapping[str, tuple[Callable[[PlanContext], object], str]] = {
+    VAL_DATA: (lambda ctx: ctx.task_info.val_sets, "Pass Task(val=...), or remove"),
+    PROCESSES: (
+        lambda ctx: strategy_class(ctx["parallel.strategy"]).shares_step,
+        f"Start them with {SEVERAL}, or remove",
+    ),
+    declared.STREAM: (
+        lambda ctx: ctx.task_info.is_stream,
+        "Use data.shuffle=True, which shuffles all of it, and remove",
+    ),
+    declared.INDICES: (
+        lambda ctx: not ctx.task_info.is_stream,
+        "Exclude the samples in the stream itself, and remove",
+    ),
+    declared.CONVOLUTIONS: (lambda ctx: ctx.task_info.convolutions, "Remove"),
+    declared.BLOCKS: (lambda ctx: ctx.task_info.blocks, "Remove"),
+    declared.MODEL_FUNCTION: (
+        lambda ctx: not ctx.task_info.is_built,
+        "Pass Task(model=lambda: Net()), or remove",
+    ),
+    declared.OUR_STEP: (
+        lambda ctx: not ctx.task_info.own_step,
+        "In Task(step=...), manual_step.step sums the gradients. Remove",
+    ),
+}
+# Of each group: the option that names a class, the names, and the options that a class takes.
+CLASSES: Mapping[str, tuple[str, Iterable[str], Callable[[str], Iterable[str]]]] = {
+    "optim": ("optim.name", OPTIMIZERS, own_option_names),
+    "schedule": ("schedule.name", SCHEDULES, lambda name: schedule_info(name).takes),
+    "parallel": ("parallel.strategy", STRATEGIES, lambda name: strategy_class(name).takes),
+}
 
 
 def requirements_of(option: str) -> Mapping[str, Any]:
-    """Return what an option requires, by the names of other options.
+    """Return what an option requires: values of other options, by name, and FACTS.
 
-    An option of an optimizer or a schedule requires one of those that have it in their registry.
+    An option of optimizers, schedules or strategies requires one that takes it.
     """
-    group, _, name = option.rpartition(".")
-    if group == "optim" and (owners := optimizers_with(name)):
-        return {"optim.name": tuple(owners)}
-    schedules = tuple(schedule for schedule, entry in BUILT_IN.items() if name in entry.takes)
-    if group == "schedule" and schedules:
-        return {"schedule.name": schedules}
+    group, _, own = option.rpartition(".")
+    required: dict[str, Any] = {}
+    if group in CLASSES:
+        choice, names, options = CLASSES[group]
+        takers = tuple(name for name in names if own in options(name))
+        required |= {choice: takers} if takers else {}
     info = option_info(option)
-    required = {} if info is None else info.requires
-    return {name: allowed for name, allowed in required.items() if name != option}
+    required |= info.requires if info is not None else {}
+    needed = sorted(required, key=lambda name: name not in (VAL_DATA, PROCESSES))  # these first
+    return {name: required[name] for name in needed if name != option}
 
 
 def find_unmet(ctx: PlanContext, option: str) -> str | None:
@@ -53,47 +97,25 @@ def _requests_nothing(option: str, value: Any) -> bool:
 
 
 def _unmet(ctx: PlanContext, option: str, value: Any) -> Iterator[str]:
+    group, _, own = option.rpartition(".")
     for name, allowed in requirements_of(option).items():
-        chosen = _chosen(ctx, name)
-        if is_met(allowed, chosen) or _plugin_has(option, name, chosen):
-            continue
         start = f"{option}={value!r} requires"
-        if name == VAL_DATA:
-            yield f"{start} validation data. Pass Task(val=...), or remove {option}."
-        elif name == PROCESSES:
-            yield f"{start} several processes. Start them with {SEVERAL}, or remove {option}."
-        else:
-            example = _example(name, allowed)
+        if name in FACTS:
+            is_true, remedy = FACTS[name]
+            if not is_true(ctx):
+                yield f"{start} {name}. {remedy} {option}."
+            continue
+        chosen = ctx.device if name == "device" else ctx[name]  # the type: "cuda", not "cuda:0"
+        is_taken = (
+            group in CLASSES and name == CLASSES[group][0] and own in CLASSES[group][2](chosen)
+        )
+        if not is_taken and not is_met(allowed, chosen):
+            values = allowed if isinstance(allowed, tuple) else (allowed,)
+            *others, last = map(repr, values)
+            words = f"{', '.join(others)} or {last}" if others else last
+            wanted = name if allowed is ON else f"{name}={words}"
+            example = next((value for value in PREFERRED if value in values), values[0])
+            example = EXAMPLES.get(name, "default") if allowed is ON else example
             fix = f"Set {name}={example!r}, or remove" if option_info(name) else "Remove"
-            yield f"{start} {_describe(name, allowed)}, but {name} is {chosen!r}. {fix} {option}."
-
-
-def _plugin_has(option: str, choice: str, chosen: Any) -> bool:
-    """Return whether an optimizer or a schedule of a plug-in was chosen, and has the option."""
-    own = option.rpartition(".")[2]
-    if choice == "optim.name":
-        return own in options_of(chosen)
-    return choice == "schedule.name" and own in schedule_info(chosen).takes
-
-
-def _chosen(ctx: PlanContext, name: str) -> Any:
-    if name == VAL_DATA:
-        return bool(ctx.task_info.val_sets)
-    if name == PROCESSES:
-        return ctx["parallel.strategy"] != "single"
-    return ctx.device if name == "device" else ctx[name]  # the type: "cuda", not "cuda:0"
-
-
-def _example(name: str, allowed: Any) -> Any:
-    if allowed is ON:
-        return EXAMPLES.get(name, "default")
-    values = allowed if isinstance(allowed, tuple) else (allowed,)
-    return next((value for value in PREFERRED if value in values), values[0])
-
-
-def _describe(name: str, allowed: Any) -> str:
-    if allowed is ON:
-        return name
-    values = allowed if isinstance(allowed, tuple) else (allowed,)
-    *others, last = map(repr, values)
-    return f"{name}={', '.join(others)}{' or ' if others else ''}{last}"
+            shown = "off" if ctx.is_off(name) else repr(chosen)
+            yield f"{start} {wanted}, but {name} is {shown}. {fix} {option}."

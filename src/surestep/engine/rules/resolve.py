@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 
 from surestep.base.errors import ConfigError
-from surestep.base.places import COMMAND_LINE, flag
+from surestep.base.locations import COMMAND_LINE, flag
 from surestep.config.config import Config, iter_options, option_info
 from surestep.config.not_set import NOT_SET, NotSet
 from surestep.engine.plan.context import PlanContext
@@ -20,14 +20,18 @@ from surestep.engine.rules.schedule import make_schedule_spec
 
 
 def resolve(
-    config: Config, facts: SystemInfo, given: TaskInfo, *, origins: Mapping[str, str] | None = None
+    config: Config,
+    system: SystemInfo,
+    task_info: TaskInfo,
+    *,
+    origins: Mapping[str, str] | None = None,
 ) -> Plan:
     """Decide every option.
 
     Args:
         config: the options that are set.
-        facts: the machine.
-        given: what the Task brings.
+        system: the machine.
+        task_info: what the Task brings.
         origins: where each option was set ("command line", "run.toml"), by full name.
 
     Raises:
@@ -39,7 +43,7 @@ def resolve(
     rest, wrong = config, list[str]()
     while True:
         try:
-            plan = _Resolver(rest, facts, given, origins).plan()
+            plan = _Resolver(rest, system, task_info, origins).plan()
             break
         except _Rejected as error:
             faults += [
@@ -67,16 +71,6 @@ class _Rejected(ConfigError):
 class _Resolver(PlanContext):
     """Decides each option once, when it is first asked for."""
 
-    def __init__(
-        self,
-        config: Config,
-        facts: SystemInfo,
-        given: TaskInfo,
-        origins: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(config, facts, given, origins)
-        self._reasons: dict[str, str] = {}
-
     def plan(self) -> Plan:
         """Decide everything.
 
@@ -84,13 +78,16 @@ class _Resolver(PlanContext):
             _Rejected: an option cannot be used.
         """
         for option in plan_options():
-            if option not in self._reasons:
+            if option not in self.reasons:
                 self.decide(option)
-        reasons = [option for option in plan_options() if option in self._reasons]
+        schedule = make_schedule_spec(self)
+        if self.rejections:
+            raise _Rejected("\n".join(self.rejections), option="")
+        reasons = [option for option in plan_options() if option in self.reasons]
         return Plan(
-            tuple(ResolvedOption(name, self.chosen[name], self._reasons[name]) for name in reasons),
+            tuple(ResolvedOption(name, self.chosen[name], self.reasons[name]) for name in reasons),
             optim_options=own_options(self),
-            schedule=make_schedule_spec(self),
+            schedule=schedule,
             average=make_averaging_spec(self),
         )
 
@@ -118,7 +115,7 @@ class _Resolver(PlanContext):
         if rejections:
             raise _Rejected("\n".join(rejections), option)
         if decision is not None:
-            self.chosen[option], self._reasons[option] = decision
+            self.chosen[option], self.reasons[option] = decision
 
 
 def plan_options() -> list[str]:
@@ -150,14 +147,14 @@ def _with_places(text: str, config: Config, origins: Mapping[str, str]) -> str:
     return f"{text} ({shown})" if shown else text
 
 
-def resolve_device(config: Config, facts: SystemInfo) -> torch.device:
+def resolve_device(config: Config, system: SystemInfo) -> torch.device:
     """Return the device that the Plan will have, for what is built before it.
 
     Raises:
         ConfigError: the device that is set is not available.
     """
     try:
-        device: torch.device = _Resolver(config, facts, TaskInfo(None, in_memory=False))["device"]
+        device: torch.device = _Resolver(config, system, TaskInfo(None, in_memory=False))["device"]
     except _Rejected as error:
         raise ConfigError(str(error)) from None
     return device

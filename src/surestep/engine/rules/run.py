@@ -3,8 +3,7 @@
 import torch
 
 from surestep.engine.distributed.launcher_env import AccelerateConfig
-from surestep.engine.plan.context import Decision, PlanContext
-from surestep.engine.rules.rule import rule
+from surestep.engine.plan.context import Decision, PlanContext, rule
 
 
 @rule("device")

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from surestep.config.schedule import Schedule
-from surestep.engine.plan.context import Decision, PlanContext
-from surestep.engine.rules.rule import rule
+from surestep.engine.plan.context import Decision, PlanContext, rule
 from surestep.engine.schedule.curves import LENGTHS
-from surestep.engine.schedule.lr import no_momentum_message
+from surestep.engine.schedule.lr import cycle_ends, no_momentum_message
 from surestep.engine.schedule.registry import OWN, ScheduleSpec, schedule_info
 
 # Options that every schedule has, or that do not belong to its curve.
@@ -47,8 +46,6 @@ def own_option(ctx: PlanContext) -> Decision:
             f"schedule.name={chosen!r} needs a {option}: set schedule.{option}="
             f"{info.needs[option]}."
         )
-    if option in _CHECKS:
-        _CHECKS[option](ctx)
     if option == "min_lr_ratio" and ctx.is_set("schedule.min_lr") and ctx["optim.lr"]:
         return ctx["schedule.min_lr"] / ctx["optim.lr"], "schedule.min_lr / optim.lr"
     if option == "min_lr_ratio" and chosen == "one_cycle" and not ctx.is_set(ctx.option):
@@ -59,150 +56,13 @@ def own_option(ctx: PlanContext) -> Decision:
     return ctx.set_or(*info.takes[option])
 
 
-def _check_warmup(ctx: PlanContext) -> None:
-    if ctx.is_set("schedule.warmup_start") and not warmup_steps(ctx):
-        ctx.reject("schedule.warmup_start needs a warm-up: set schedule.warmup='5%' too.")
-    if warmup_steps(ctx) > ctx["total_steps"]:
-        ctx.reject(
-            f"schedule.warmup={ctx['schedule.warmup']!r} is {warmup_steps(ctx):g} steps, longer "
-            f"than the run of {ctx['total_steps']} steps. Use a shorter warm-up or a longer run."
-        )
-
-
-def _check_min_lr(ctx: PlanContext) -> None:
-    value, peak = ctx.get("schedule.min_lr"), ctx["optim.lr"]
-    if value is not None and peak is None:
-        ctx.reject(
-            "schedule.min_lr is a learning rate, and that of the Task's optimizer is not known. "
-            "Set schedule.min_lr_ratio."
-        )
-    elif value is not None and value > peak:
-        ctx.reject(
-            f"schedule.min_lr={value} is above the peak, optim.lr={peak}. Use a lower minimum or a "
-            "higher peak."
-        )
-
-
-def _check_cycles(ctx: PlanContext) -> None:
-    if ctx["schedule.name"] == "cosine_restarts" and not (
-        ctx.is_set("schedule.T_0") or ctx.is_set("schedule.cycles")
-    ):
-        ctx.reject(
-            "schedule.name='cosine_restarts' needs the length of a cycle: set schedule.cycles=5 or "
-            "schedule.T_0='10 epochs'."
-        )
-
-
-def _check_saved_cycles(ctx: PlanContext) -> None:
-    if not ctx.get("schedule.save_cycles"):
-        return
-    if ctx["schedule.name"] == "cosine_restarts":
-        first = ctx["schedule.T_0"]
-        length = ctx.length_in_steps(first) if first else 0.0
-    else:
-        up = ctx["schedule.step_size_up"]
-        length = ctx.length_in_steps(up) + ctx.length_in_steps(ctx["schedule.step_size_down"] or up)
-    if warmup_steps(ctx) + length > ctx["total_steps"]:
-        ctx.reject(
-            "schedule.save_cycles=True saves at the end of each cycle, and the first one, of "
-            f"{length:g} steps, does not end within the run of {ctx['total_steps']} steps. Use "
-            "shorter cycles or a longer run."
-        )
-
-
-def _check_milestones(ctx: PlanContext) -> None:
-    milestones = ctx.get("schedule.milestones", ())
-    steps = [ctx.length_in_steps(point) for point in milestones]
-    if steps != sorted(set(steps)) or any(step >= ctx["total_steps"] for step in steps):
-        ctx.reject(
-            f"schedule.milestones={milestones!r} are at steps "
-            f"{', '.join(f'{step:g}' for step in steps)}; they must increase, and be within the "
-            f"run of {ctx['total_steps']} steps. Set them in order, such as ('50%', '75%')."
-        )
-
-
-def _check_gamma(ctx: PlanContext) -> None:
-    is_set = ctx.is_set("schedule.gamma") and ctx["schedule.name"] == "cyclic"
-    if is_set and ctx.get("schedule.mode") != "exp_range":
-        ctx.reject("schedule.gamma is for one mode of cyclic: set schedule.mode='exp_range'.")
-
-
-def _check_decay(ctx: PlanContext) -> None:
-    if ctx["schedule.name"] != "warmup_stable_decay":
-        return
-    decay = ctx.get("schedule.decay", schedule_info("warmup_stable_decay").takes["decay"].value)
-    if warmup_steps(ctx) + ctx.length_in_steps(decay) > ctx["total_steps"]:
-        ctx.reject(
-            f"schedule.warmup={ctx['schedule.warmup']!r} and schedule.decay={decay!r} together are "
-            f"longer than the run of {ctx['total_steps']} steps. Use shorter ones or a longer run."
-        )
-
-
-def _check_phases(ctx: PlanContext) -> None:
-    if ctx.get("schedule.three_phase") and ctx.get("schedule.pct_start", 0.0) > 0.5:
-        ctx.reject(
-            f"schedule.pct_start={ctx.get('schedule.pct_start')} with schedule.three_phase=True "
-            "leaves no time for the last phase: the learning rate falls as long as it rises. Use "
-            "at most 0.5."
-        )
-
-
-def _check_cycled_momentum(ctx: PlanContext) -> None:
-    """Check that there is a momentum to cycle; that of the Task's optimizer is not known yet."""
-    default = schedule_info(ctx["schedule.name"]).takes.get("cycle_momentum")
-    cycles = ctx.get("schedule.cycle_momentum", default is not None and default.value)
-    known = ctx.task_info.own_optimizer or ctx["optim.momentum"] or ctx["optim.betas"]
-    if cycles and not known:
-        ctx.reject(no_momentum_message(ctx["schedule.name"]))
-
-
-def _check_momentum_range(ctx: PlanContext) -> None:
-    limits = [ctx.get(f"schedule.{end}_momentum") for end in ("base", "max")]
-    if any(limits) and not ctx["schedule.cycle_momentum"]:
-        ctx.reject(
-            "schedule.base_momentum and max_momentum are for a momentum that is cycled: set "
-            "schedule.cycle_momentum=True."
-        )
-    elif any(limits):
-        takes = schedule_info(ctx["schedule.name"]).takes
-        low, high = (
-            limits[0] or takes["base_momentum"].value,
-            limits[1] or takes["max_momentum"].value,
-        )
-        if low > high:
-            ctx.reject(
-                f"schedule.base_momentum={low} is above schedule.max_momentum={high}. Use a lower "
-                "base_momentum."
-            )
-
-
-_CHECKS = {
-    "interval": _check_warmup,
-    "min_lr": _check_min_lr,
-    "cycles": _check_cycles,
-    "save_cycles": _check_saved_cycles,
-    "milestones": _check_milestones,
-    "gamma": _check_gamma,
-    "decay": _check_decay,
-    "pct_start": _check_phases,
-    "cycle_momentum": _check_cycled_momentum,
-    "max_momentum": _check_momentum_range,
-}
-
-
-def warmup_steps(ctx: PlanContext) -> float:
-    """Return the length of the warm-up in optimizer steps."""
-    text: str | None = ctx["schedule.warmup"]
-    return ctx.length_in_steps(text) if text is not None else 0.0
-
-
 def make_schedule_spec(ctx: PlanContext) -> ScheduleSpec:
     """Return the schedule that was decided, lengths in optimizer steps."""
     chosen: str = ctx["schedule.name"]
     values = {option: ctx[f"schedule.{option}"] for option in schedule_info(chosen).takes}
-    warmup = warmup_steps(ctx)
+    warmup = ctx.length_in_steps(values.get("warmup") or "0%")
     cycled = values.get("cycle_momentum")
-    return ScheduleSpec(
+    spec = ScheduleSpec(
         name=chosen,
         total=ctx["total_steps"],
         warmup=warmup,
@@ -214,6 +74,9 @@ def make_schedule_spec(ctx: PlanContext) -> ScheduleSpec:
         momentum=(values["base_momentum"], values["max_momentum"]) if cycled else None,
         save_cycles=bool(values.get("save_cycles")),
     )
+    _check_lengths(ctx, spec)
+    _check_values(ctx, spec)
+    return spec
 
 
 def _curve_options(ctx: PlanContext, values: Mapping[str, Any], warmup: float) -> dict[str, Any]:
@@ -229,3 +92,63 @@ def _curve_options(ctx: PlanContext, values: Mapping[str, Any], warmup: float) -
     if "step_size_down" in own and own["step_size_down"] is None:
         own["step_size_down"] = own["step_size_up"]
     return own
+
+
+def _check_lengths(ctx: PlanContext, spec: ScheduleSpec) -> None:
+    own, run = spec.curve_options, f"the run of {spec.total} steps"
+    if spec.warmup + own.get("decay", 0) > spec.total:
+        decay = f" and schedule.decay={ctx['schedule.decay']!r}" if "decay" in own else ""
+        ctx.reject(
+            f"schedule.warmup={ctx['schedule.warmup']!r}{decay}: "
+            f"{spec.warmup + own.get('decay', 0):g} steps are longer than {run}. Use a shorter "
+            "warm-up or a longer run."
+        )
+    steps = own.get("milestones", ())
+    if list(steps) != sorted(set(steps)) or max(steps, default=0) >= spec.total:
+        ctx.reject(
+            f"schedule.milestones={ctx.get('schedule.milestones')!r} are at steps "
+            f"{', '.join(f'{step:g}' for step in steps)}; they must increase, and be within {run}. "
+            "Set them in order, such as ('50%', '75%')."
+        )
+    if spec.name == "cosine_restarts" and own["T_0"] is None and own["cycles"] is None:
+        ctx.reject(
+            "schedule.name='cosine_restarts' needs the length of a cycle: set schedule.cycles=5 or "
+            "schedule.T_0='10 epochs'."
+        )
+    elif spec.save_cycles and not cycle_ends(spec):
+        ctx.reject(
+            "schedule.save_cycles=True saves at the end of each cycle, and the first one does not "
+            f"end within {run}. Use shorter cycles or a longer run."
+        )
+
+
+def _check_values(ctx: PlanContext, spec: ScheduleSpec) -> None:
+    lowest, peak, own = ctx.get("schedule.min_lr"), ctx["optim.lr"], spec.curve_options
+    if lowest is not None and peak is None:
+        ctx.reject(
+            "schedule.min_lr is a learning rate, and that of the Task's optimizer is not known. "
+            "Set schedule.min_lr_ratio."
+        )
+    elif lowest is not None and lowest > peak:
+        ctx.reject(
+            f"schedule.min_lr={lowest} is above the peak, optim.lr={peak}. Use a lower minimum or "
+            "a higher peak."
+        )
+    if spec.name == "cyclic" and ctx.is_set("schedule.gamma") and own["mode"] != "exp_range":
+        ctx.reject("schedule.gamma is for one mode of cyclic: set schedule.mode='exp_range'.")
+    if own.get("three_phase") and own["pct_start"] > 0.5:
+        ctx.reject(
+            f"schedule.pct_start={own['pct_start']} with schedule.three_phase=True leaves no time "
+            "for the last phase: the learning rate falls as long as it rises. Use at most 0.5."
+        )
+    if spec.momentum is None:
+        return
+    # The momentum of the Task's optimizer is not known yet.
+    if not (ctx.task_info.own_optimizer or ctx["optim.momentum"] or ctx["optim.betas"]):
+        ctx.reject(no_momentum_message(spec.name))
+    low, high = spec.momentum
+    if low > high:
+        ctx.reject(
+            f"schedule.base_momentum={low} is above schedule.max_momentum={high}. Use a lower "
+            "base_momentum."
+        )

@@ -1,8 +1,7 @@
 """Clipping, the guard against steps that are not finite, and loss spikes."""
 
 from surestep.engine.parallel.strategy import strategy_class
-from surestep.engine.plan.context import Decision, PlanContext
-from surestep.engine.rules.rule import rule
+from surestep.engine.plan.context import Decision, PlanContext, rule
 
 
 @rule("max_grad_norm", "clip_value")
@@ -27,14 +26,6 @@ def clipping(ctx: PlanContext) -> Decision:
     )
 
 
-@rule("max_nonfinite_steps")
-def max_nonfinite_steps(ctx: PlanContext) -> Decision:
-    """Limit the steps that are skipped."""
-    if ctx["on_nonfinite"] == "skip":
-        return ctx.set_or(100, "more is not bad luck")
-    return ctx.set_or(0, "on_nonfinite is raise")
-
-
 @rule("on_spike")
 def on_spike(ctx: PlanContext) -> Decision:
     """Decide what happens at a loss spike: a warning, if the loss is one that should fall."""
@@ -50,15 +41,7 @@ def on_spike(ctx: PlanContext) -> Decision:
         )
     if ctx.task_info.own_step:
         return ctx.set_or("off", "the Task's own step decides what its loss is: it need not fall")
-    return ctx.set_or("warn", "a loss that jumps is easy to miss; nothing is changed")
-
-
-@rule("max_rollbacks")
-def max_rollbacks(ctx: PlanContext) -> Decision:
-    """Limit the rollbacks."""
-    if ctx["on_spike"] == "rollback":
-        return ctx.set_or(3, "they skip 8, 16 and 32 steps; more is not bad data")
-    return ctx.set_or(0, f"on_spike is {ctx['on_spike']}")
+    return ctx.set_or("warn", "a loss that jumps is reported, and training continues unchanged")
 
 
 @rule("guard")
@@ -66,27 +49,27 @@ def guard(ctx: PlanContext) -> Decision:
     """Choose how a step that is not finite is skipped: on the device if everything allows it."""
     strategy = ctx["parallel.strategy"]
     if ctx["optim.name"] == "lbfgs":
-        return "searching", (
-            "the host reads each evaluation of the batch; one that is not finite undoes the step"
+        return "line_search", (
+            "the host reads each evaluation of the batch; if one is not finite, the step is undone"
         )
     if strategy_class(strategy).reads_each_step:
-        return "reading", (
+        return "host", (
             f"parallel.strategy={strategy} cannot skip a step on the device: the host reads loss "
             "and norm before each step"
         )
     if ctx["parallel.offload"] != "off" and ctx.on_gpu:
-        return "reading", (
+        return "host", (
             "parallel.offload keeps gradients and optimizer on the host, and the loss is on the "
-            "device: one read a step"
+            "device: the host reads it once in each step"
         )
     if ctx["precision"] == "fp16":
-        return "scaled", "fp16 may overflow: the host reads the loss scale once a step"
+        return "grad_scaler", "fp16 may overflow: the host reads the loss scale once a step"
     if ctx["on_nonfinite"] == "skip":
-        return "reading", "the host has to count skipped steps: one read a step"
+        return "host", "the host counts the skipped steps: it reads the device once in each step"
     if ctx["optim.implementation"] != "fused":
-        return "reading", "this optimizer cannot skip a step on the device: one read a step"
+        return "host", "this optimizer cannot skip a step by itself: the host reads each step"
     if ctx.device == "mps":
-        return "reading", "not verified that the fused kernel can skip a step on mps"
+        return "host", "not verified that the fused kernel can skip a step on mps"
     if ctx["optim.dampening"] and ctx["optim.momentum"]:
-        return "reading", "with dampening torch's first step cannot be skipped on the device"
-    return "sticky", "kept on the device and read at log points: no read a step"
+        return "host", "with dampening torch's first step cannot be skipped on the device"
+    return "device", "the device skips a bad step by itself; the host reads it only at log points"

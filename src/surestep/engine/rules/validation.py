@@ -1,10 +1,10 @@
 """When to evaluate, and which metric decides what is best."""
 
+from difflib import get_close_matches
 from typing import Literal
 
-from surestep.engine.plan.context import Decision, PlanContext
+from surestep.engine.plan.context import Decision, PlanContext, rule
 from surestep.engine.plan.specs import raw_name
-from surestep.engine.rules.rule import rule
 
 LARGER_IS_BETTER = frozenset(
     ("accuracy", "auroc", "auc", "f1", "precision", "recall", "iou", "dice", "map", "bleu", "r2")
@@ -32,7 +32,7 @@ def batch_size(ctx: PlanContext) -> Decision:
         return of_loaders[0], "the val DataLoader's own"
     if ctx.task_info.no_data:
         return ctx.set_or(64, "no training data to take a size from")
-    reason = "what fits in training fits without gradients; the numbers do not depend on it"
+    reason = "it fits in training, so it fits without gradients; no metric depends on it"
     return ctx.set_or(ctx["micro_batch_size"], reason)
 
 
@@ -71,7 +71,7 @@ def metric(ctx: PlanContext) -> Decision:
                 "The model returns its losses in training alone, so validation has no loss. "
                 + (instead if names else "Pass Task(metrics={...}) and set validation.metric.")
             )
-        return f"{task.val_sets[0]}/loss", "what is trained on"
+        return f"{task.val_sets[0]}/loss", "the loss that is trained on"
     full = wanted if "/" in wanted else f"{task.val_sets[0]}/{wanted}"
     split, _, name = full.partition("/")
     if wanted.split("/")[-1] in task.tables:
@@ -82,7 +82,10 @@ def metric(ctx: PlanContext) -> Decision:
     elif full not in measured_names(ctx) and not (
         split in task.val_sets and _metric_with_key(ctx, name)
     ):
-        ctx.reject(f"validation.metric={wanted!r} is not measured. Measured: {names}.")
+        known = [name.rpartition("/")[2] for name in measured_names(ctx)]
+        close = get_close_matches(wanted.rpartition("/")[2], known, n=1)
+        meant = f" Did you mean {close[0]!r}?" if close else ""
+        ctx.reject(f"validation.metric={wanted!r} is not measured. Measured: {names}.{meant}")
     return full, f"set {ctx.origin('validation.metric')}"
 
 
@@ -97,17 +100,6 @@ def mode(ctx: PlanContext) -> Decision:
         )
     side = "larger" if best == "max" else "smaller"
     return ctx.set_or(best, f"a {side} {ctx['validation.metric']} is better")
-
-
-@rule("early_stop.patience")
-def patience(ctx: PlanContext) -> Decision:
-    """Check that there are evaluations to count."""
-    if ctx.get("early_stop.patience") is not None and ctx.is_off("validation.every"):
-        ctx.reject(
-            f"early_stop.patience={ctx.get('early_stop.patience')} counts evaluations, and "
-            "validation.every is off. Set validation.every='1 epoch'."
-        )
-    return ctx.declared()
 
 
 def measured_names(ctx: PlanContext) -> list[str]:

@@ -170,21 +170,12 @@ def cyclic(
     return at
 
 
-CURVES: dict[str, Callable[..., Curve]] = {
-    "constant": constant,
-    "linear": linear,
-    "cosine": cosine,
-    "cosine_restarts": cosine_restarts,
-    "step": step,
-    "multi_step": multi_step,
-    "exponential": exponential,
-    "polynomial": polynomial,
-    "inverse_sqrt": inverse_sqrt,
-    "warmup_stable_decay": warmup_stable_decay,
-    "one_cycle": one_cycle,
-    "cyclic": cyclic,
-    "reduce_on_plateau": constant,
-}
+_BUILT_IN = (
+    *(constant, linear, cosine, cosine_restarts, step, multi_step, exponential, polynomial),
+    *(inverse_sqrt, warmup_stable_decay, one_cycle, cyclic),
+)
+CURVES: dict[str, Callable[..., Curve]] = {curve.__name__: curve for curve in _BUILT_IN}
+CURVES["reduce_on_plateau"] = constant
 
 # Options of curves that are lengths.
 LENGTHS = ("T_0", "step_size", "timescale", "decay", "step_size_up", "step_size_down")

@@ -46,13 +46,15 @@ class ScheduleInfo:
     needs: Mapping[str, str] = field(default_factory=dict)
 
 
+def _torch(**defaults: Any) -> dict[str, OptionDefault]:
+    return {option: OptionDefault(value, "torch's default") for option, value in defaults.items()}
+
+
 _NEEDED = OptionDefault(None, "required")
 _WARMUP = {
     "warmup": OptionDefault("0%", "not set: no warm-up"),
-    "warmup_start": OptionDefault(
-        None, "not set: the share of one step, 1 / length of the warm-up"
-    ),
-    "interval": OptionDefault("1 step", "as smooth as possible"),
+    "warmup_start": OptionDefault(None, "not set: 1 / steps of the warm-up"),
+    "interval": OptionDefault("1 step", "the learning rate changes at every step"),
 }
 _FLOOR = {
     "min_lr": OptionDefault(None, "not set: min_lr_ratio sets the minimum"),
@@ -110,7 +112,7 @@ BUILT_IN: dict[str, ScheduleInfo] = {
         "Classic image training: a reduction at a fixed interval of epochs.",
         "gamma ^ floor(t / step_size)",
         "torch.optim.lr_scheduler.StepLR",
-        {**_STEPPING, "step_size": _NEEDED, "gamma": OptionDefault(0.1, "torch's default")},
+        {**_STEPPING, "step_size": _NEEDED, **_torch(gamma=0.1)},
         "--schedule.name step --schedule.step-size '30 epochs'",
         {"step_size": "'30 epochs'"},
     ),
@@ -118,7 +120,7 @@ BUILT_IN: dict[str, ScheduleInfo] = {
         "Reductions at chosen points, counted from the start of the run.",
         "gamma ^ (milestones passed)",
         "torch.optim.lr_scheduler.MultiStepLR",
-        {**_STEPPING, "milestones": _NEEDED, "gamma": OptionDefault(0.1, "torch's default")},
+        {**_STEPPING, "milestones": _NEEDED, **_torch(gamma=0.1)},
         "--schedule.name multi_step --schedule.milestones 50% 75%",
         {"milestones": "('50%', '75%')"},
     ),
@@ -166,15 +168,9 @@ BUILT_IN: dict[str, ScheduleInfo] = {
         {
             "interval": _WARMUP["interval"],
             "min_lr": _FLOOR["min_lr"],
-            "pct_start": OptionDefault(0.3, "torch's default"),
-            "anneal_strategy": OptionDefault("cos", "torch's default"),
-            "div_factor": OptionDefault(25.0, "torch's default"),
-            "final_div_factor": OptionDefault(1e4, "torch's default"),
+            **_torch(pct_start=0.3, anneal_strategy="cos", div_factor=25.0, final_div_factor=1e4),
             "min_lr_ratio": OptionDefault(None, "not set: 1 / (div_factor final_div_factor)"),
-            "three_phase": OptionDefault(False, "torch's default"),
-            "cycle_momentum": OptionDefault(True, "torch's default"),
-            "base_momentum": OptionDefault(0.85, "torch's default"),
-            "max_momentum": OptionDefault(0.95, "torch's default"),
+            **_torch(three_phase=False, cycle_momentum=True, base_momentum=0.85, max_momentum=0.95),
         },
         "--schedule.name one_cycle --optim.lr 0.01",
     ),
@@ -188,11 +184,9 @@ BUILT_IN: dict[str, ScheduleInfo] = {
             "min_lr_ratio": OptionDefault(0.25, "a quarter of the peak: arXiv:1506.01186, 3.3"),
             "step_size_up": OptionDefault("10%", "five cycles in the run"),
             "step_size_down": OptionDefault(None, "not set: as long as step_size_up"),
-            "mode": OptionDefault("triangular", "torch's default"),
-            "gamma": OptionDefault(1.0, "torch's default"),
+            **_torch(mode="triangular", gamma=1.0),
             "cycle_momentum": OptionDefault(False, "a long run needs a constant momentum"),
-            "base_momentum": OptionDefault(0.8, "torch's default"),
-            "max_momentum": OptionDefault(0.9, "torch's default"),
+            **_torch(base_momentum=0.8, max_momentum=0.9),
             **_SAVE,
         },
         "--schedule.name cyclic --schedule.step-size-up '2 epochs'",
@@ -206,11 +200,7 @@ BUILT_IN: dict[str, ScheduleInfo] = {
             "warmup_start": _WARMUP["warmup_start"],
             "min_lr": _FLOOR["min_lr"],
             "min_lr_ratio": _FLOOR["min_lr_ratio"],
-            "factor": OptionDefault(0.1, "torch's default"),
-            "patience": OptionDefault(10, "torch's default, in evaluations"),
-            "threshold": OptionDefault(1e-4, "torch's default"),
-            "threshold_mode": OptionDefault("rel", "torch's default"),
-            "cooldown": OptionDefault(0, "torch's default"),
+            **_torch(factor=0.1, patience=10, threshold=1e-4, threshold_mode="rel", cooldown=0),
         },
         "--schedule.name reduce_on_plateau --schedule.patience 3",
     ),

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError
+from surestep.engine.buffers import Slot, every_buffer
 from surestep.engine.distributed.shards import is_sharded, to_local
+from surestep.engine.losses.base import HALF
 from surestep.engine.plan.specs import AveragingSpec
 from surestep.engine.schedule.registry import Factor
 from surestep.engine.step_outcome import StepOutcome
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
-Buffer = tuple[dict[str, Tensor | None], str]
 
 
 class AveragedWeights:
@@ -39,10 +40,10 @@ class AveragedWeights:
         named = model.named_parameters()
         self._weights = {name: tensor for name, tensor in named if id(tensor) in wanted}
         self._buffers = _buffers(model, averaging.buffers)
-        self.tensors = {
-            name: weight.detach().clone().to(_averaged_in(weight))
-            for name, weight in (*self._weights.items(), *self._own_buffers().items())
-        }
+        self.tensors: dict[str, Tensor] = {}
+        for name, weight in (*self._weights.items(), *self._own_buffers().items()):
+            dtype = torch.float32 if weight.dtype in HALF else weight.dtype
+            self.tensors[name] = weight.detach().to(dtype, copy=True)
         self.computed_at = 0
 
     def n_updates(self, steps_taken: int) -> int:
@@ -93,7 +94,10 @@ class AveragedWeights:
 
         Nothing is copied but what is sharded over ranks: it is gathered.
         """
-        weights = {name: _kept(weight) for name, weight in self._weights.items()}
+        weights = {
+            name: weight.data.clone() if is_sharded(weight) else weight.data
+            for name, weight in self._weights.items()
+        }
         buffers = self._own_buffers()
         try:
             for name, parameter in self._weights.items():
@@ -130,17 +134,13 @@ class AveragedWeights:
 
     def _own_buffers(self) -> dict[str, Tensor]:
         """Return the model's buffers of which the average has its own, as they are now."""
-        found = {name: owner[key] for name, (owner, key) in self._buffers.items()}
+        found = {name: owner._buffers[key] for name, owner, key in self._buffers.values()}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def _set_buffers(self, tensors: dict[str, Tensor]) -> None:
         for name, tensor in tensors.items():
-            owner, key = self._buffers[name]
-            owner[key] = tensor
-
-
-def _kept(parameter: Tensor) -> Tensor:
-    return parameter.data.clone() if is_sharded(parameter) else parameter.data
+            _, owner, key = self._buffers[name]
+            owner._buffers[key] = tensor
 
 
 def _put(parameter: Tensor, values: Tensor) -> None:
@@ -150,30 +150,26 @@ def _put(parameter: Tensor, values: Tensor) -> None:
         parameter.data = values
 
 
-def _averaged_in(tensor: Tensor) -> torch.dtype:
-    half = tensor.dtype in (torch.float16, torch.bfloat16)
-    return torch.float32 if half else tensor.dtype
-
-
-def _buffers(model: nn.Module, kind: str) -> dict[str, Buffer]:
-    """Return the buffers that the average has itself: their module's dict, and their key.
+def _buffers(model: nn.Module, kind: str) -> dict[str, Slot]:
+    """Return the buffers that the average has itself.
 
     Averaged ones are finite numbers with a fraction. Whole numbers are counts, a mask of -inf has
     no average, and a sparse one is a table: those of the model hold.
     """
-    buffers: dict[str, Buffer] = {}
-    for prefix, module in model.named_modules():
-        if kind == "copy" or (kind == "recompute" and not isinstance(module, BATCH_NORM)):
+    slots: dict[str, Slot] = {}
+    for slot in every_buffer(model):
+        name, owner, key = slot
+        buffer = owner._buffers[key]
+        if buffer is None:
             continue
-        for key, buffer in module._buffers.items():
-            if buffer is not None and (kind == "recompute" or _has_average(buffer)):
-                buffers[f"{prefix}.{key}" if prefix else key] = (module._buffers, key)
-    return buffers
-
-
-def _has_average(buffer: Tensor) -> bool:
-    plain = buffer.is_floating_point() and buffer.layout is torch.strided
-    return plain and bool(torch.isfinite(buffer).all())
+        if kind == "recompute":
+            has_own = isinstance(owner, BATCH_NORM)
+        else:
+            is_plain = buffer.is_floating_point() and buffer.layout is torch.strided
+            has_own = kind == "average" and is_plain and bool(torch.isfinite(buffer).all())
+        if has_own:
+            slots[name] = slot
+    return slots
 
 
 def with_swa_lr(rate: Factor, averaging: AveragingSpec, peak: float) -> Factor:

@@ -5,6 +5,7 @@ those before it, so the same are found wherever the log points are. A fall is ne
 """
 
 import math
+import statistics
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -90,12 +91,7 @@ def _spread(ordered: list[float]) -> tuple[float, float]:
     The larger of what the middle half and what the upper tail says, since losses of a model that
     has nearly learnt all have a long tail upwards.
     """
-    median = _median(ordered)
-    deviation = _median(sorted(abs(loss - median) for loss in ordered))
+    median = statistics.median(ordered)
+    deviation = statistics.median(abs(loss - median) for loss in ordered)
     upper = ordered[len(ordered) * 9 // 10] - median
     return median, max(NORMAL * deviation, upper / UPPER, FLOOR * abs(median))
-
-
-def _median(ordered: list[float]) -> float:
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

@@ -93,37 +93,30 @@ class Callback:
 
     def on_start(self, state: "State") -> Request | None:
         """Called before the first step of this process."""
-        return None
 
     def on_batch(self, state: "State", batch: "Batch") -> Request | None:
         """Called with each global batch, before its forward pass."""
-        return None
 
     def on_backward(self, state: "State") -> Request | None:
         """Called after the backward pass; gradients are unscaled and not yet clipped."""
-        return None
 
     def on_step(self, state: "State", result: "StepResult") -> Request | None:
         """Called after each step; reading a tensor of `result` waits for the device."""
-        return None
 
     def on_evaluate(self, state: "State", metrics: "Mapping[str, Value]") -> Request | None:
         """Called after each evaluation, with its metrics by "set/metric"."""
-        return None
 
     def on_log(self, state: "State", point: "LogPoint") -> Request | None:
         """Called at each log point: every `logging.every`, and before evaluations and checkpoints.
 
         `point` has the steps since the last log point; reading it never waits for the device.
         """
-        return None
 
     def on_save(self, state: "State", checkpoint: SavedCheckpoint) -> Request | None:
         """Called when a checkpoint is on disk and verified.
 
         With `checkpoint.async_save`, training is some steps further by then.
         """
-        return None
 
     def on_exception(self, state: "State", error: BaseException) -> None:
         """Called with the error that ends the run, before `on_end`.
@@ -137,28 +130,6 @@ class Callback:
 
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
-_GRADIENTS = "on_backward(state), which sees the gradients before they are clipped"
-_EVALUATED = "on_evaluate(state, metrics), which is called after each evaluation"
-_STATE = "state_dict() and load_state_dict(state), which are saved with each checkpoint"
-# Words in the hooks of Lightning, the Hugging Face Trainer and Keras, and surestep's hook for each.
-_ELSEWHERE = {
-    "checkpoint": _STATE,
-    "backward": _GRADIENTS,
-    "optimizer_step": _GRADIENTS,
-    "zero_grad": "on_step(state, result)",
-    "validation": _EVALUATED,
-    "test": _EVALUATED,
-    "epoch_end": _EVALUATED,
-    "epoch": "on_batch(state, batch), and check whether state.progress.position is 0",
-    "batch_end": "on_step(state, result)",
-    "step_end": "on_step(state, result)",
-    "batch": "on_batch(state, batch)",
-    "step_begin": "on_batch(state, batch)",
-    "end": "on_end(state)",
-    "start": "on_start(state)",
-    "begin": "on_start(state)",
-}
-
 
 def check_hooks(callback: Callback) -> None:
     """Check the names and parameters of a callback's hooks.
@@ -169,8 +140,7 @@ def check_hooks(callback: Callback) -> None:
     kind = type(callback)
     for name in (name for name in dir(kind) if name.startswith("on_")):
         if name not in HOOKS:
-            hook = next((hook for word, hook in _ELSEWHERE.items() if word in name), None)
-            advice = suggest_names(name, HOOKS) if hook is None else f"Use {hook}."
+            advice = suggest_names(name, HOOKS)
             raise ConfigError(f"{kind.__name__}.{name} is never called: it is not a hook. {advice}")
         takes = list(signature(getattr(Callback, name)).parameters)[1:]
         try:

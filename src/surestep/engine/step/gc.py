@@ -33,9 +33,7 @@ def manual_gc() -> Iterator[Callable[[int], object]]:
     """Keep Python's garbage collector out of the steps; yield a function that calls it.
 
     That function takes the oldest generation to collect, from 0 to 2, as `gc.collect` does. A full
-    collection scans every object that was created since: 20 ms where the first steps have imported
-    a large module. So it waits until it is a small share of the run, and young objects alone are
-    collected until then.
+    collection may take 20 ms, so it waits until it is a small share of the run.
     """
     if not gc.isenabled():  # the user has disabled it
         yield lambda _: None
@@ -44,26 +42,20 @@ def manual_gc() -> Iterator[Callable[[int], object]]:
     gc.collect()
     gc.freeze()
     gc.disable()
+    next_full = 0.0
+
+    def collect(generation: int) -> None:
+        nonlocal next_full
+        began = time.perf_counter()
+        is_full = generation == 2 and began >= next_full
+        gc.collect(2 if is_full else min(generation, 1))
+        if is_full:
+            ended = time.perf_counter()
+            next_full = ended + (ended - began) / FULL_SHARE
+
     try:
-        yield _Collector()
+        yield collect
     finally:
         gc.enable()
         if not frozen:
             gc.unfreeze()
-
-
-class _Collector:
-    """Collects garbage, fully only as often as `FULL_SHARE` allows."""
-
-    def __init__(self) -> None:
-        self._next_full = 0.0
-
-    def __call__(self, generation: int) -> int:
-        began = time.perf_counter()
-        if generation == 2 and began < self._next_full:
-            generation = 1
-        found = gc.collect(generation)
-        if generation == 2:
-            ended = time.perf_counter()
-            self._next_full = ended + (ended - began) / FULL_SHARE
-        return found

@@ -6,7 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from surestep.engine.batch import Batch
-from surestep.engine.parallel.nonfinite_guard import all_finite
+from surestep.engine.parallel.single import all_finite
+from surestep.engine.rng import preserve_globals
 from surestep.engine.step.multi_optimizer import OptimizerSnapshot
 from surestep.engine.step.train_step import StepContext, UpdateResult, forward_backward
 from surestep.engine.step_outcome import GradNorm, StepOutcome
@@ -22,35 +23,32 @@ def lbfgs_update(context: StepContext, batch: Batch, divisor: float, factor: flo
     Every evaluation uses the same micro-batches with the same items and seeds. If one is not
     finite, the search is undone, and its loss and norms are returned; otherwise those of the first.
     """
-    with context.generators.preserved():
-        return _search(context, batch, divisor, factor)
+    with preserve_globals():
 
+        def evaluate() -> tuple[Tensor, GradNorm]:
+            loss_sum = forward_backward(context, batch, divisor).loss_sum
+            return loss_sum, context.strategy.clip_grad_norm()
 
-def _search(context: StepContext, batch: Batch, divisor: float, factor: float) -> UpdateResult:
-    def evaluate() -> tuple[Tensor, GradNorm]:
-        loss_sum = forward_backward(context, batch, divisor).loss_sum
-        return loss_sum, context.strategy.clip_grad_norm()
+        def closure() -> Tensor:
+            loss_sum, norms = evaluated.pop() if evaluated else evaluate()
+            if not all_finite(loss_sum, norms.total):
+                raise _NonFiniteEvaluation(loss_sum, norms)
+            return loss_sum / divisor
 
-    def closure() -> Tensor:
-        loss_sum, norms = evaluated.pop() if evaluated else evaluate()
-        if not all_finite(loss_sum, norms.total):
-            raise _NonFiniteEvaluation(loss_sum, norms)
-        return loss_sum / divisor
-
-    loss_sum, _, logged = forward_backward(context, batch, divisor)
-    for hook in context.on_backward:
-        hook(context.state)
-    norms = context.strategy.clip_grad_norm()
-    evaluated = [(loss_sum, norms)]  # the gradients of the first evaluation are already there
-    optimizer: Any = context.strategy.optimizer
-    for group, peak in zip(optimizer.param_groups, context.peak_rates, strict=True):
-        group["lr"] = peak * factor
-    snapshot = OptimizerSnapshot(optimizer)
-    snapshot.save(copy_value=copy.copy)  # the history is lists of tensors that never change
-    try:
-        optimizer.step(closure)
-    except _NonFiniteEvaluation as error:
-        snapshot.restore()
-        loss_sum, norms = error.args
-        return UpdateResult(StepOutcome(False, nonfinite=True), norms, loss_sum, logged)
-    return UpdateResult(StepOutcome(True), norms, loss_sum, logged)
+        loss_sum, _, logged = forward_backward(context, batch, divisor)
+        for hook in context.on_backward:
+            hook(context.state)
+        norms = context.strategy.clip_grad_norm()
+        evaluated = [(loss_sum, norms)]  # the gradients of the first evaluation are already there
+        optimizer: Any = context.strategy.optimizer
+        for group, peak in zip(optimizer.param_groups, context.peak_rates, strict=True):
+            group["lr"] = peak * factor
+        snapshot = OptimizerSnapshot(optimizer)
+        snapshot.save(copy_value=copy.copy)  # the history is lists of tensors that never change
+        try:
+            optimizer.step(closure)
+        except _NonFiniteEvaluation as error:
+            snapshot.restore()
+            loss_sum, norms = error.args
+            return UpdateResult(StepOutcome(False, nonfinite=True), norms, loss_sum, logged)
+        return UpdateResult(StepOutcome(True), norms, loss_sum, logged)

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -99,24 +98,15 @@ def read_logged(
         row[index] = (row[index] or 0.0) + (value or 0.0)
     if world.size == 1 or gone:
         return table if world.size == 1 else {}, seconds
-    return _of_all_ranks(world, table, seconds)
-
-
-def _of_all_ranks(world: Communicator, table: Logged, seconds: float) -> tuple[Logged, float]:
     gathered = [json.loads(text) for text in world.all_gather_text(json.dumps([table, seconds]))]
-    tables = [table for table, _ in gathered]
-    names = dict.fromkeys(name for table in tables for name in table)
-    summed = {
-        name: [_sum(entries) for entries in zip(*rows, strict=True)]
-        for name in names
-        if (rows := [table[name] for table in tables if name in table])
-    }
+    summed: Logged = {}
+    for shares, _ in gathered:
+        for name, entries in shares.items():
+            row = summed.setdefault(name, [None] * len(entries))
+            for index, entry in enumerate(entries):
+                if entry is not None:
+                    row[index] = (row[index] or 0.0) + entry
     return summed, float(gathered[0][1])
-
-
-def _sum(entries: Iterable[float | None]) -> float | None:
-    there = [entry for entry in entries if entry is not None]
-    return sum(there) if there else None
 
 
 def is_fatal(result: StepResult, loss: float | None, norm: float | None) -> bool:

@@ -15,7 +15,7 @@ from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.failures import explain_target
 from surestep.engine.data.stream_loader import StreamLoader
 from surestep.engine.device import ran_out
-from surestep.engine.distributed.communicator import PAUSES, WORKER_DIED
+from surestep.engine.distributed.communicator import WORDS, WORKER_DIED
 from surestep.engine.model.forward_errors import explain_single
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import State
@@ -168,8 +168,7 @@ class Loop:
             result = train_step(self.parts, batch)
         except IndexError as error:
             where = f"step {self.state.progress.step + 1} of epoch {batch.epoch + 1}"
-            order = self._order_of(batch)
-            explained = explain_target(error, batch.micro_batches, order, where)
+            explained = explain_target(error, batch.micro_batches, self._order_of(batch), where)
             if explained is None:
                 raise
             raise explained from error
@@ -218,33 +217,30 @@ class Loop:
 
     def queue_request(self, request: Request | None) -> None:
         """Note what a callback requests; it is done after the step."""
-        if request is None:
-            return
+        if request is not None:
+            self.request(request.value)
+
+    def request(self, word: str) -> None:
+        """Do what a word of `WORDS` says after this step; several ranks do it after the next."""
         if self.world.size > 1:
-            self.world.requests.add(request.value)
-        elif request is Request.STOP:
-            self.stopping = "a callback asked to stop"
-        elif request is Request.PAUSE:
-            self.interrupt(request.value)
+            self.world.requests.add(word)
         else:
-            self._asked.append(request)
+            self._apply(word)
 
-    def interrupt(self, why: str) -> None:
-        """Stop after this step; several ranks stop together, after the next."""
-        if self.world.size > 1:
-            self.world.requests.add(why)
-            return
-        self._leave(why)
-
-    def _leave(self, why: str) -> None:
-        self.interrupted = _REASONS.get(why, why)
-        self.stopping = self.stopping or self.interrupted
+    def _apply(self, word: str) -> None:
+        if word == Request.STOP.value:
+            self.stopping = "a callback asked to stop"
+        elif word in (Request.SAVE.value, Request.EVALUATE.value):
+            self._asked.append(Request(word))
+        else:
+            self.interrupted = _REASONS.get(word, word)
+            self.stopping = self.stopping or self.interrupted
 
     def check_time(self) -> None:
         """Stop after this step if the deadline has passed."""
         if self.deadline is not None and time.monotonic() >= self.deadline:
             self.deadline = None
-            self.interrupt("max_time")
+            self.request("max_time")
 
     def stop_together(self, error: WorkerError) -> bool:
         """Request that all ranks stop because a data worker died; return whether to start new ones.
@@ -254,7 +250,7 @@ class Loop:
         if self.world.size == 1 or self.worker_error is not None:
             return False
         self.worker_error = error
-        self.interrupt(WORKER_DIED)
+        self.request(WORKER_DIED)
         return True
 
     def check_workers(self) -> None:
@@ -269,13 +265,9 @@ class Loop:
     def apply_agreed_requests(self) -> None:
         """Apply what one of the ranks requested from all of them."""
         agreed, self.world.agreed = self.world.agreed, set()
-        for why in agreed.intersection((WORKER_DIED, *PAUSES)):
-            self._leave(why)
-        if "stop" in agreed:
-            self.stopping = "a callback asked to stop"
-        self._asked += [
-            request for request in (Request.SAVE, Request.EVALUATE) if request.value in agreed
-        ]
+        for word in WORDS:
+            if word in agreed:
+                self._apply(word)
 
     def run_requests(self) -> None:
         """Do what callbacks requested, once each; requests made meanwhile wait for a step."""
@@ -311,18 +303,14 @@ class Loop:
         bad = next((i for i, step in enumerate(steps) if is_fatal(*step)), len(pending))
         if bad < len(pending):
             self.state.progress = pending[bad].progress_before
-            self._uncount(pending[bad:])
+            counts, undone = self.state.counts, pending[bad:]  # steps after the first bad one
+            counts.after_spike -= sum(result.samples == 0 for result in undone)
+            counts.no_items -= sum(result.norms is None and result.samples > 0 for result in undone)
             self.parts.strategy.reset_guard()
         self._report(pending[:bad], means[:bad], norms[:bad])
         if bad < len(pending) and not self.rolled_back:
             error, result = nonfinite_error(pending[bad], means[bad]), pending[bad]
             raise error if self.explain is None else self.explain(error, result, own)
-
-    def _uncount(self, results: list[StepResult]) -> None:
-        """Remove skipped steps from the counts: they were after the first bad one."""
-        counts = self.state.counts
-        counts.after_spike -= sum(result.samples == 0 for result in results)
-        counts.no_items -= sum(result.norms is None and result.samples > 0 for result in results)
 
     def on_rollback(self) -> None:
         """Continue from the checkpoint that was just loaded."""

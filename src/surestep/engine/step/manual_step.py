@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, overload
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from surestep.base.errors import TaskError, suggest_names
 from surestep.engine.batch import Batch, MicroBatch, dummy_micro_batch
@@ -15,6 +15,7 @@ from surestep.engine.device import sum_dtype
 from surestep.engine.metrics import base as metrics
 from surestep.engine.parallel.manual_allreduce import broadcast_module
 from surestep.engine.parallel.single import NO_GRADIENT
+from surestep.engine.rng import preserve_globals
 from surestep.engine.step.multi_optimizer import OptimizerHandle, OptimizerSet, StepRolledBack
 from surestep.engine.step.train_step import StepContext, UpdateResult
 from surestep.engine.step_outcome import GradNorm
@@ -29,22 +30,6 @@ class AccumulationPass:
     loss: Tensor | None = None  # finally the sum over all ranks
     seen: set[int] = field(default_factory=set)
     is_summed: bool = False
-
-
-class Children(dict[str, nn.Module]):
-    """The children of the model, by name."""
-
-    def __missing__(self, name: str) -> nn.Module:
-        """Raise an error that lists the children.
-
-        Raises:
-            TaskError: always.
-        """
-        there = ", ".join(map(repr, self)) or "none"
-        raise TaskError(
-            f"manual_step.models has no {name!r}. It has the children of the model: {there}. The "
-            "model itself is manual_step.model."
-        )
 
 
 class ManualStep:
@@ -81,7 +66,7 @@ class ManualStep:
 
     def __init__(self, context: StepContext, optimizers: OptimizerSet, batch: Batch) -> None:
         self.model = context.state.model
-        self.models: dict[str, nn.Module] = Children(self.model.named_children())
+        self.models = dict(self.model.named_children())
         self.index = context.state.progress.steps_taken
         self.epoch = batch.epoch
         self.losses: dict[str, list[Tensor]] = {}
@@ -113,7 +98,19 @@ class ManualStep:
         Raises:
             TaskError: there is no such optimizer, or its last gradients are still unused.
         """
-        current = self._pass = self._begin(names or tuple(self._optimizers.by_name))
+        names = names or tuple(self._optimizers.by_name)
+        for name in names:
+            handle = self._handle(name)
+            if name in self._ready:
+                raise TaskError(
+                    f"The gradients of {name!r} are not used yet. Call manual_step.step({name!r}) "
+                    "before the next loop over its micro-batches."
+                )
+            for parameter in handle.strategy.parameters:
+                parameter.grad = None
+        current = self._pass = AccumulationPass(self._passes, names)
+        self._passes += 1
+        self._ready |= dict.fromkeys(names, current)
         step = self._context.state.progress.step
         for micro in self._micro_batches:
             self._context.randomness.seed_micro_batch(step, micro.position, current.index)
@@ -142,7 +139,20 @@ class ManualStep:
             TaskError: the loss is not a scalar tensor or requires no gradients, or `micro` is not
                 the current micro-batch.
         """
-        current = self._check(loss, micro)
+        current = self._pass
+        if current is None or micro is not self._micro_batch:
+            raise TaskError(
+                "manual_step.backward(loss, micro_batch) takes the current micro-batch of the loop "
+                "over manual_step.micro_batches(...). Call it within that loop."
+            )
+        if not isinstance(loss, Tensor) or loss.dim():
+            got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise TaskError(
+                f"manual_step.backward takes a loss of one number, and got {got}. Pass its mean "
+                "over the micro-batch: loss.mean()."
+            )
+        if not loss.requires_grad:
+            raise TaskError(NO_GRADIENT)
         loss = loss.float() if loss.dtype in (torch.bfloat16, torch.float16) else loss
         share = self._share_of(micro)
         current.seen.add(micro.position)
@@ -223,9 +233,8 @@ class ManualStep:
         rate = self._optimizers.set_rate(name, self.index)
         if self._world.is_first:  # logged values are summed over the ranks
             self._log(f"{name}/grad_norm", norm.total, current.index)
-            shown = torch.full(
-                (), rate, dtype=sum_dtype(norm.total.device), device=norm.total.device
-            )
+            device = norm.total.device
+            shown = torch.full((), rate, dtype=sum_dtype(device), device=device)
             self._log(f"{name}/lr", shown, current.index)
         self._optimizers.step(name, current.loss, norm.total, pending=bool(self._ready))
 
@@ -264,44 +273,11 @@ class ManualStep:
             )
         self._take_logged(-1, 1 / self._world.size)
 
-    def _begin(self, names: tuple[str, ...]) -> AccumulationPass:
-        for name in names:
-            handle = self._handle(name)
-            if name in self._ready:
-                raise TaskError(
-                    f"The gradients of {name!r} are not used yet. Call "
-                    f"manual_step.step({name!r}) before "
-                    "the next loop over its micro-batches."
-                )
-            for parameter in handle.strategy.parameters:
-                parameter.grad = None
-        current = AccumulationPass(self._passes, names)
-        self._passes += 1
-        self._ready |= dict.fromkeys(names, current)
-        return current
-
     def _handle(self, name: str) -> OptimizerHandle:
         known = self._optimizers.by_name
         if name not in known:
             raise TaskError(f"There is no optimizer called {name!r}. {suggest_names(name, known)}")
         return known[name]
-
-    def _check(self, loss: Any, micro: MicroBatch) -> AccumulationPass:
-        """Return the current pass; check that the loss is a scalar of the current micro-batch."""
-        if self._pass is None or micro is not self._micro_batch:
-            raise TaskError(
-                "manual_step.backward(loss, micro_batch) takes the current micro-batch of the loop "
-                "over manual_step.micro_batches(...). Call it within that loop."
-            )
-        if not isinstance(loss, Tensor) or loss.dim():
-            got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise TaskError(
-                f"manual_step.backward takes a loss of one number, and got {got}. Pass its mean "
-                "over the micro-batch: loss.mean()."
-            )
-        if not loss.requires_grad:
-            raise TaskError(NO_GRADIENT)
-        return self._pass
 
     def _clip(self, name: str, max_norm: float | None) -> GradNorm:
         """Reduce, unscale, measure and clip the gradients of an optimizer."""
@@ -371,47 +347,42 @@ class ManualStep:
         by_pass[index] = by_pass[index] + value if index in by_pass else value
 
 
-class ManualUpdate:
-    """The update of a Task with its own step."""
-
-    def __init__(self, step: Callable[[ManualStep], object], optimizers: OptimizerSet) -> None:
-        self.step = step
-        self.optimizers = optimizers
-
-    def __call__(
-        self, context: StepContext, batch: Batch, divisor: float, lr_factor: float
-    ) -> UpdateResult:
-        """Call the user's step function; undo its updates if a value is not finite."""
-        manual_step = ManualStep(context, self.optimizers, batch)
-        self.optimizers.begin()
-        rolled_back = None
-        try:
-            with context.generators.preserved(), context.autocast:
-                self.step(manual_step)
-            manual_step.finish()
-        except StepRolledBack as error:
-            rolled_back = error.outcome
-            metrics.pop_logged()
-        outcome, world = self.optimizers.end(rolled_back), context.strategy.world
-        if world.size > 1:
-            broadcast_module(context.state.model, weights=False)
-        losses = {name: _mean(values) for name, values in manual_step.losses.items()}
-        logged = [(f"{name}/loss", value) for name, value in losses.items() if world.is_first]
-        logged += [(name, _mean([*values.values()])) for name, values in manual_step.logged.items()]
-        total = torch.stack([loss.float() for loss in losses.values()]).sum() * divisor
-        return UpdateResult(outcome, _joined(manual_step.norms), total, logged)
+def manual_update(
+    step: Callable[[ManualStep], object],
+    optimizers: OptimizerSet,
+    context: StepContext,
+    batch: Batch,
+    divisor: float,
+    lr_factor: float,
+) -> UpdateResult:
+    """Call the step function of a Task; undo its updates if a value is not finite."""
+    manual_step = ManualStep(context, optimizers, batch)
+    optimizers.begin()
+    rolled_back = None
+    try:
+        with preserve_globals(), context.autocast:
+            step(manual_step)
+        manual_step.finish()
+    except StepRolledBack as error:
+        rolled_back = error.outcome
+        metrics.pop_logged()
+    outcome, world = optimizers.end(rolled_back), context.strategy.world
+    if world.size > 1:
+        broadcast_module(context.state.model, weights=False)
+    losses = {name: _mean(values) for name, values in manual_step.losses.items()}
+    logged = [(f"{name}/loss", value) for name, value in losses.items() if world.is_first]
+    logged += [(name, _mean([*values.values()])) for name, values in manual_step.logged.items()]
+    total = torch.stack([loss.float() for loss in losses.values()]).sum() * divisor
+    norms = manual_step.norms
+    norm = norms[0]
+    if len(norms) > 1:
+        norm = GradNorm(
+            torch.linalg.vector_norm(torch.stack([norm.total for norm in norms])),
+            torch.cat([norm.per_parameter for norm in norms]),
+            [name for norm in norms for name in norm.names],
+        )
+    return UpdateResult(outcome, norm, total, logged)
 
 
 def _mean(values: list[Tensor]) -> Tensor:
     return values[0] if len(values) == 1 else torch.stack(values).mean()
-
-
-def _joined(norms: list[GradNorm]) -> GradNorm:
-    """Return the norm of all gradients of a step, and those of each parameter at each update."""
-    if len(norms) == 1:
-        return norms[0]
-    return GradNorm(
-        torch.linalg.vector_norm(torch.stack([norm.total for norm in norms])),
-        torch.cat([norm.per_parameter for norm in norms]),
-        [name for norm in norms for name in norm.names],
-    )

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from surestep.base.warn import warn
-from surestep.engine.parallel.nonfinite_guard import GradScalerGuard, all_finite
-from surestep.engine.parallel.single import DeviceGuard, SingleProcessStrategy
+from surestep.engine.parallel.single import DeviceGuard, SingleProcessStrategy, all_finite
 from surestep.engine.schedule.registry import Factor
 from surestep.engine.state.state import copied_options
 from surestep.engine.step_outcome import StepOutcome
@@ -98,22 +97,19 @@ class OptimizerSet:
 
     STEPS_UNTIL_WARNING = 100
 
-    def __init__(
-        self, by_name: Mapping[str, OptimizerHandle], scaler: torch.amp.GradScaler
-    ) -> None:
+    def __init__(self, by_name: Mapping[str, OptimizerHandle]) -> None:
         self.by_name = by_name
-        self.scaler = scaler
         self.manual_steps = 0
         self.never_stepped = set(by_name)
         self._first = next(iter(by_name.values())).strategy  # its guard has the flag of all
-        self._updated: list[OptimizerHandle] = []
-        self._graph_grads: list[Tensor] = []
-        self._scale: dict[str, Any] = {}
-        self._updates = 0
+        self.scaler = self._first.scaler
+        self.begin()
 
     def begin(self) -> None:
         """Begin a manual step."""
-        self._updated, self._graph_grads, self._updates = [], [], 0
+        self._updated: list[OptimizerHandle] = []
+        self._graph_grads: list[Tensor] = []
+        self._updates = 0
         self._scale = self.scaler.state_dict()
 
     def add_gradient(
@@ -168,17 +164,14 @@ class OptimizerSet:
         self._updates += 1
         self.never_stepped.discard(name)
         guard, first = handle.strategy.guard, self._first.guard
-        if isinstance(guard, DeviceGuard) and isinstance(first, DeviceGuard):
+        if isinstance(guard, DeviceGuard):
+            assert isinstance(first, DeviceGuard)
             guard.nonfinite = first.nonfinite
             guard.step(loss, grad_norm)
             first.nonfinite = guard.nonfinite
             return
-        if isinstance(guard, GradScalerGuard):
-            outcome = guard.step_only(self._without_overflow(loss), grad_norm)
-            if outcome.took_step and not pending:
-                self.scaler.update()
-        else:
-            outcome = guard.step(loss, grad_norm)
+        loss = self._without_overflow(loss)
+        outcome = guard.step(loss, grad_norm, updates_scale=not pending)
         if not outcome.took_step:
             raise StepRolledBack(outcome)
 
@@ -212,7 +205,7 @@ class OptimizerSet:
             return loss
         overflowed = not all_finite(*(grad.sum() for grad in self._graph_grads))
         return (
-            torch.zeros_like(loss) if any(self._first.world.all_reduce_max([overflowed])) else loss
+            torch.zeros_like(loss) if any(self._first.world.all_reduce_sum([overflowed])) else loss
         )
 
     def _warn_of_unused(self) -> None:

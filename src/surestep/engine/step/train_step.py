@@ -15,14 +15,13 @@ from torch import Tensor
 
 from surestep.engine.batch import Batch, MicroBatch, zero_loss
 from surestep.engine.data.apply_transform import BatchTransform
-from surestep.engine.global_rng import GlobalGenerators
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.base import HALF
 from surestep.engine.losses.multi import weighted_sum
 from surestep.engine.metrics import base as metrics
 from surestep.engine.model.preserve import BufferSnapshot, TrainModes
 from surestep.engine.parallel.single import SingleProcessStrategy
-from surestep.engine.rng import ModelRNG
+from surestep.engine.rng import GlobalGenerators, ModelRNG
 from surestep.engine.schedule.registry import Factor
 from surestep.engine.state.state import Progress, State
 from surestep.engine.step_outcome import Gradients, GradNorm, Named, StepOutcome
@@ -178,9 +177,9 @@ def _compute_gradients(context: StepContext, batch: Batch, divisor: float) -> Gr
         with generators.preserved():
             return forward_backward(context, batch, divisor)
     python, numpy = generators.watched  # nothing has drawn from these generators until now
-    before = python[0], numpy[0]
+    before = python[0], numpy[0], generators.python.gauss_next
     gradients = forward_backward(context, batch, divisor)
-    if before == (python[0], numpy[0]):
+    if before == (python[0], numpy[0], generators.python.gauss_next):
         return gradients
     return _recompute_seeded(context, batch, divisor)
 
@@ -190,7 +189,7 @@ def _recompute_seeded(context: StepContext, batch: Batch, divisor: float) -> Gra
 
     A resumed run, for example, would otherwise have other numbers at this step.
     """
-    context.generators.notice()
+    context.generators.seed_from_now_on()
     context.buffers.restore(StepOutcome(False))
     metrics.pop_logged()
     with context.generators.preserved():
@@ -238,7 +237,7 @@ def _loss_sum(
     if not micro_batch.items:
         return zero_loss(outputs)
     if loss.teacher is not None:
-        targets = loss.with_teacher_outputs(micro_batch.args, micro_batch.kwargs, targets)
+        targets = loss.targets_of(micro_batch)
     if not loss.components:
         value = loss.value(outputs, targets)
     else:

@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from surestep.engine.losses.adapt import (
     as_loss,
     as_losses,
     items_only_loss,
-    with_teacher,
 )
 from surestep.engine.losses.model_loss import (
     IN_TRAINING,
@@ -46,7 +45,7 @@ class OptimizerSpec:
     Attributes:
         optim: its options, or a callable that makes the optimizer from parameter groups.
         schedule: its schedule; the default is the Config's.
-        parts: names of the submodules that it trains; the default is the submodule of its own name.
+        modules: names of the submodules that it trains; the default is that of its own name.
     """
 
     optim: Optim | Callable[[ParameterGroups], torch.optim.Optimizer] = field(default_factory=Optim)
@@ -159,7 +158,7 @@ class Task:
             )
         if self.init is not None:
             as_init(self.init)
-        self._check_batches()
+        self._check_data()
         if not isinstance(self.metrics, Mapping):
             raise TaskError(
                 f"metrics is a {type(self.metrics).__name__}, not a dict. Give each a name: "
@@ -169,7 +168,6 @@ class Task:
             check_metric(name, metric)
             if "/" in name or name in ("loss", *self.loss_names()):
                 raise TaskError(f"A metric cannot be called {name!r}. Choose another name.")
-        self._check_pairs()
         for name in self.val_sets():
             if "/" in name or name in ("train", "test"):
                 raise TaskError(
@@ -177,18 +175,15 @@ class Task:
                     "has a slash. Choose another name."
                 )
 
-    def _check_pairs(self) -> None:
-        """Reject `Task(net, loss, X, Y)`, which would use the targets as validation data."""
-        arrays = (torch.Tensor, np.ndarray)
-        if not isinstance(self.train, arrays) or not isinstance(self.val, arrays):
-            return
-        if self.inputs is None and len(self.train) == len(self.val):
+    def _check_data(self) -> None:
+        # Task(net, loss, X, Y) would use the targets as validation data.
+        pair, arrays = (self.train, self.val), (torch.Tensor, np.ndarray)
+        are_arrays = self.inputs is None and all(isinstance(data, arrays) for data in pair)
+        if are_arrays and len(self.train) == len(self.val):
             raise TaskError(
                 f"train and val are two arrays of {len(self.train)} rows. Inputs and their targets "
                 "are one argument: train=(X, Y)."
             )
-
-    def _check_batches(self) -> None:
         if self.batched and self.collate_fn is not None:
             raise TaskError(
                 "Task(batched=True) takes each element of the data as a batch, so collate_fn would "
@@ -201,8 +196,7 @@ class Task:
             )
         if self.sampler is not None and not hasattr(self.sampler, "bind"):
             raise TaskError(
-                f"order is a {type(self.sampler).__name__}. Give an order of surestep.samplers, "
-                "such "
+                f"sampler is a {type(self.sampler).__name__}. Give one of surestep.samplers, such "
                 "as samplers.weighted(weights) or samplers.custom(function)."
             )
         if self.batch_transform is not None and not callable(self.batch_transform):
@@ -231,8 +225,12 @@ class Task:
             raise TaskError(
                 f"reduction={self.reduction!r} is set, and the Task has no loss. Leave it out."
             )
-        if self.loss == IN_TRAINING:
-            self._check_in_training()
+        for name in ("step", "batch_transform", "batched"):
+            if self.loss == IN_TRAINING and getattr(self, name):
+                instead = ", and give collate_fn" if name == "batched" else ""
+                raise TaskError(
+                    f"loss={IN_TRAINING!r} does not go with {name}=. Leave {name} out{instead}."
+                )
         if self.teacher is not None and (self.loss is None or self.loss in _OF_MODEL):
             raise TaskError(
                 "A teacher needs a loss that takes its outputs. Pass "
@@ -245,15 +243,6 @@ class Task:
                 f"loss is a {type(self.loss).__name__}, not a callable. Give nn.CrossEntropyLoss() "
                 'or a function of (outputs, targets), or "model" for a model that returns .loss.'
             )
-
-    def _check_in_training(self) -> None:
-        """Reject what needs a loss in evaluations, or batches that are tensors."""
-        for name in ("step", "batch_transform", "batched"):
-            if getattr(self, name):
-                instead = ", and give collate_fn" if name == "batched" else ""
-                raise TaskError(
-                    f"loss={IN_TRAINING!r} does not go with {name}=. Leave {name} out{instead}."
-                )
 
     def _check_step(self) -> None:
         if self.step is None:
@@ -323,7 +312,8 @@ class Task:
         if self.loss is None:
             return items_only_loss(self.items)
         loss = as_loss(self.loss, self.items, self.reduction)
-        return loss if self.teacher is None else with_teacher(loss, _built(self.teacher, "teacher"))
+        teacher = None if self.teacher is None else _built(self.teacher, "teacher")
+        return replace(loss, teacher=teacher)
 
     def split_batch(self, batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
         """Return the batch as (args, kwargs, targets) of the model."""
@@ -351,9 +341,10 @@ class Task:
         """Return the validation data by name; the only one is called "val"."""
         if self.val is None:
             return {}
-        if isinstance(self.val, dict) and not _is_tensors(self.val):
-            return dict(self.val)
-        return {"val": self.val}
+        several = isinstance(self.val, dict) and not all(
+            isinstance(part, (torch.Tensor, np.ndarray)) for part in self.val.values()
+        )
+        return dict(self.val) if several else {"val": self.val}
 
 
 def _built(given: nn.Module | Callable[[], nn.Module], what: str) -> nn.Module:
@@ -377,7 +368,3 @@ def _built(given: nn.Module | Callable[[], nn.Module], what: str) -> nn.Module:
             f"The function given as {what} returned a {type(built).__name__}, not an nn.Module."
         )
     return built
-
-
-def _is_tensors(values: Mapping[str, Any]) -> bool:
-    return all(isinstance(value, (torch.Tensor, np.ndarray)) for value in values.values())

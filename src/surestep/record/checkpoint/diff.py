@@ -43,14 +43,7 @@ class ChangedTensor(NamedTuple):
 
 
 class UnmatchedTensor(NamedTuple):
-    """A tensor that has another shape or dtype, or that only one side has.
-
-    Attributes:
-        kind: model, optimizer, callback_states and so on.
-        name: of the tensor.
-        before: dtype and shape in the first checkpoint; None if only the second has it.
-        now: dtype and shape in the second checkpoint; None if only the first has it.
-    """
+    """A tensor that has another dtype or shape, which `before` and `now` name; None lacks it."""
 
     kind: str
     name: str
@@ -81,11 +74,7 @@ class CheckpointDiff:
 
 
 def differences(before: CheckpointReader, now: CheckpointReader) -> CheckpointDiff:
-    """Compare two verified checkpoints.
-
-    Raises:
-        CheckpointError: a tensor contradicts the manifest, or the values cannot be compared.
-    """
+    """Compare two verified checkpoints, of which one pair of tensors is in memory at a time."""
     try:
         found = CheckpointDiff(list(_changed_values(before.record, now.record)))
     except RecursionError as error:
@@ -145,13 +134,10 @@ def _by_group(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the optimizers with their groups by name or number."""
     found = {}
     for called, optimizer in record["optimizers"].items():
-        groups = {
-            str(group["options"].get("name", number)): {
-                **group["options"],
-                "parameters": group["names"],
-            }
-            for number, group in enumerate(optimizer["groups"])
-        }
+        groups = {}
+        for number, group in enumerate(optimizer["groups"]):
+            name = str(group["options"].get("name", number))
+            groups[name] = {**group["options"], "parameters": group["names"]}
         found[called] = {**optimizer, "groups": groups}
     return found
 

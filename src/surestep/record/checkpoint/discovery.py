@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from surestep.base.errors import CheckpointError, CorruptCheckpointError, RunError
-from surestep.record.checkpoint.errors import CheckpointVanishedError
-from surestep.record.checkpoint.manifest import MANIFEST, iter_errors
-from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
-from surestep.record.checkpoint.state_json import CheckpointInfo, read_info
+from surestep.record.checkpoint.manifest import MANIFEST, CheckpointVanishedError, iter_errors
+from surestep.record.checkpoint.reader import (
+    CheckpointInfo,
+    CheckpointReader,
+    open_checkpoint,
+    read_info,
+)
 from surestep.record.events import read_events
 
 TRIES = 5  # a checkpoint vanishes when a newer one was published
 _DAMAGED = "damaged-"  # prefix of a corrupted checkpoint that was renamed
 _NAME = re.compile(r"step-([0-9]{8,})")
+_PUT_BACK = "Put a copy of one back, or start again in another folder with --run (run= in Python)."
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """List the published checkpoints, oldest first, by step; links are ignored.
-
-    Raises:
-        CheckpointError: the folder cannot be listed.
-    """
+    """List the published checkpoints, oldest first, by step; links are ignored."""
     try:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -118,9 +118,7 @@ def find_newest_valid(
 def scan_checkpoints(folder: Path, *, cached: bool = False) -> CheckpointScan:
     """Read the state.json of all checkpoints; one that is deleted meanwhile is left out.
 
-    Args:
-        folder: of the checkpoints.
-        cached: read a published checkpoint only once in this process.
+    If `cached`, a published checkpoint is read only once in this process.
 
     Raises:
         CheckpointError: a checkpoint cannot be read, or has a newer format.
@@ -128,7 +126,7 @@ def scan_checkpoints(folder: Path, *, cached: bool = False) -> CheckpointScan:
     found = CheckpointScan([], [])
     for path in list_checkpoints(folder):
         try:
-            found.good.append(_read_info_once(path) if cached else read_info(path))
+            found.good.append(_cached_info(path, _identity(path)) if cached else read_info(path))
         except CheckpointVanishedError:
             continue
         except CorruptCheckpointError as error:
@@ -136,16 +134,8 @@ def scan_checkpoints(folder: Path, *, cached: bool = False) -> CheckpointScan:
     return found
 
 
-def _read_info_once(path: Path) -> CheckpointInfo:
-    try:
-        manifest = os.stat(f"{path}/{MANIFEST}")
-    except OSError:
-        return read_info(path)  # which raises what is wrong
-    return _cached_info(path, manifest.st_ino, manifest.st_mtime_ns)
-
-
 @lru_cache(maxsize=1024)
-def _cached_info(path: Path, inode: int, mtime_ns: int) -> CheckpointInfo:
+def _cached_info(path: Path, identity: tuple[int, ...] | None) -> CheckpointInfo:
     return read_info(path)
 
 
@@ -158,27 +148,17 @@ def quarantine(path: Path) -> Path:
 
 
 def has_published(run: Path) -> bool:
-    """Return whether the run has ever published a checkpoint.
-
-    Raises:
-        RunError: its events cannot be read.
-    """
+    """Return whether the run has ever published a checkpoint."""
     events = run / "events.jsonl"
     return events.exists() and any(e["event"] == "checkpoint" for e in read_events(events))
 
 
 def no_checkpoint_message(run: Path) -> str:
     """Return a message that a run has no checkpoint yet, or no longer."""
-    try:
-        gone = has_published(run)
-    except RunError:
-        gone = False
-    if not gone:
-        return f"{run} has no checkpoint yet."
-    return (
-        f"{run} had checkpoints, and has none now. Put one back, or start again in another folder "
-        "with --run (run= in Python)."
-    )
+    with suppress(RunError):
+        if has_published(run):
+            return f"{run} had checkpoints, and has none now. {_PUT_BACK}"
+    return f"{run} has no checkpoint yet."
 
 
 def no_valid_checkpoint_message(folder: Path, passed_over: list[CorruptCheckpoint]) -> str:
@@ -186,10 +166,7 @@ def no_valid_checkpoint_message(folder: Path, passed_over: list[CorruptCheckpoin
     if not passed_over:
         return no_checkpoint_message(folder.parent)
     reasons = "\n".join(f"  {found.reason}" for found in passed_over)
-    return (
-        f"{folder} has no valid checkpoint:\n{reasons}\nPut a copy of one back, or start again in "
-        "another folder with --run (run= in Python)."
-    )
+    return f"{folder} has no valid checkpoint:\n{reasons}\n{_PUT_BACK}"
 
 
 @dataclass(frozen=True)
@@ -225,25 +202,15 @@ class InspectionResult:
 
 
 def list_all_folders(folder: Path) -> list[Path]:
-    """List the checkpoints of a folder, oldest first, and corrupted ones that were renamed.
-
-    Raises:
-        CheckpointError: the folder cannot be listed.
-    """
-    published = list_checkpoints(folder)
-    renamed = [
-        path for path in folder.glob(f"{_DAMAGED}*") if path.is_dir() and not path.is_symlink()
-    ]
-    names = {path: path.name.removeprefix(_DAMAGED) for path in [*published, *renamed]}
+    """List the checkpoints of a folder, oldest first, and corrupted ones that were renamed."""
+    renamed = folder.glob(f"{_DAMAGED}*")
+    found = [path for path in renamed if path.is_dir() and not path.is_symlink()]
+    names = {path: path.name.removeprefix(_DAMAGED) for path in [*list_checkpoints(folder), *found]}
     return sorted(names, key=lambda path: (len(names[path]), names[path], path.name))
 
 
 def examine_all(folder: Path, *, every_byte: bool) -> list[InspectionResult]:
-    """Inspect what `list_all_folders` lists, as `examine` does.
-
-    Raises:
-        CheckpointError: the folder cannot be listed.
-    """
+    """Inspect what `list_all_folders` lists, as `examine` does."""
     found = (examine(path, every_byte=every_byte) for path in list_all_folders(folder))
     return [result for result in found if result is not None]
 
@@ -251,9 +218,7 @@ def examine_all(folder: Path, *, every_byte: bool) -> list[InspectionResult]:
 def examine(path: Path, *, every_byte: bool) -> InspectionResult | None:
     """Inspect a checkpoint; return None if a running run deletes it meanwhile.
 
-    Args:
-        path: its folder.
-        every_byte: verify all files; otherwise read only sizes, manifest and state.json.
+    Without `every_byte`, only sizes, manifest and state.json are read.
     """
     before = _identity(path)
     size, written = size_on_disk(path), None
@@ -289,9 +254,10 @@ def size_on_disk(path: Path) -> int:
     return total
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """Return what changes if a checkpoint is replaced by another one of its step."""
     try:
-        found = path.lstat()
+        found = (path / MANIFEST).lstat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return found.st_dev, found.st_ino, found.st_mtime_ns

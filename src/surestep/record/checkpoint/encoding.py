@@ -14,12 +14,8 @@ import torch
 from torch import Tensor
 
 from surestep.base.errors import CheckpointError
-from surestep.engine.data.stream_state import STREAM
 from surestep.engine.distributed.shards import TensorShard
-from surestep.engine.state.state import State, Stateful
-from surestep.record.checkpoint.errors import checkpoint_error
-from surestep.record.checkpoint.manifest import RECORD
-from surestep.record.checkpoint.reader import CheckpointReader
+from surestep.record.checkpoint.manifest import RECORD, checkpoint_error
 
 CALLBACK_STATES = "callback_states"
 _INDICES = {  # by layout: the methods that return the indices
@@ -32,13 +28,13 @@ _INDICES = {  # by layout: the methods that return the indices
 
 
 def encode(key: str, value: Any, tensors: dict[str, Tensor], lost: list[str] | None = None) -> Any:
-    """Return a value as JSON holds it, and add its tensors to `tensors`.
+    """Return a value as JSON holds it, and add its tensors to `tensors`, not copied.
 
     Args:
         key: where the value is; its tensors are named after it.
-        value: numbers, text, None, tensors, NumPy numbers and arrays, lists, tuples, and dicts
-            with text as keys.
-        tensors: receives the tensors, not copied; NumPy arrays are copied.
+        value: numbers, text, None, tensors, NumPy numbers and arrays (which are copied), lists,
+            tuples, and dicts with text as keys.
+        tensors: receives the tensors.
         lost: receives the key and type of what has no form; None raises an error.
 
     Raises:
@@ -51,7 +47,11 @@ def encode(key: str, value: Any, tensors: dict[str, Tensor], lost: list[str] | N
             tensors[key] = value
             return {"$tensor": key}
         if layout in _INDICES:
-            return _encode_sparse(key, value, layout, tensors)
+            plain = value.detach().coalesce() if layout == "sparse_coo" else value.detach()
+            methods = (*_INDICES[layout], "values")
+            parts = {f"{key}/${method}": getattr(plain, method)() for method in methods}
+            tensors |= parts
+            return {"$sparse": layout, "size": list(plain.shape), "parts": list(parts)}
         what, advice = f"tensor of the layout {layout}", " For a buffer, set persistent=False."
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
         try:
@@ -62,8 +62,8 @@ def encode(key: str, value: Any, tensors: dict[str, Tensor], lost: list[str] | N
     if isinstance(value, Mapping) and all(type(name) is str for name in value):
         return {name: encode(f"{key}/{name}", part, tensors, lost) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
-        parts = [encode(f"{key}/{i}", part, tensors, lost) for i, part in enumerate(value)]
-        return {"$tuple": parts} if isinstance(value, tuple) else parts
+        items = [encode(f"{key}/{i}", part, tensors, lost) for i, part in enumerate(value)]
+        return {"$tuple": items} if isinstance(value, tuple) else items
     if type(value) is float and not math.isfinite(value):
         return {"$float": str(value)}
     if value is None or type(value) in (bool, int, float, str):
@@ -77,15 +77,6 @@ def encode(key: str, value: Any, tensors: dict[str, Tensor], lost: list[str] | N
         f"{key!r} is a {what}, which has no form in JSON or safetensors. Keep it as a number, "
         f"text, a dense or sparse tensor, or lists and dicts of those.{advice}"
     )
-
-
-def _encode_sparse(
-    key: str, tensor: Tensor, layout: str, tensors: dict[str, Tensor]
-) -> dict[str, Any]:
-    plain = tensor.detach().coalesce() if layout == "sparse_coo" else tensor.detach()
-    parts = {f"{key}/${part}": getattr(plain, part)() for part in (*_INDICES[layout], "values")}
-    tensors |= parts
-    return {"$sparse": layout, "size": list(plain.shape), "parts": list(parts)}
 
 
 def decode(path: Path, value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -129,45 +120,6 @@ def decode_value(value: Any, tensors: dict[str, Tensor]) -> Any:
             make = "sparse_coo_tensor" if layout == "sparse_coo" else f"{layout}_tensor"
             return getattr(torch, make)(*parts, size=size, check_invariants=True)
     return {name: decode_value(part, tensors) for name, part in value.items()}
-
-
-def encode_states(owners: Mapping[str, Stateful]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the states of callbacks: tensors by "OWNER/KEY", and the rest as JSON.
-
-    Raises:
-        CheckpointError: a state cannot be encoded.
-    """
-    tensors: dict[str, Tensor] = {}
-    return tensors, {n: encode(n, owner.state_dict(), tensors) for n, owner in owners.items()}
-
-
-def decode_states(found: CheckpointReader) -> dict[str, Any]:
-    """Return the states of callbacks in a checkpoint, by name.
-
-    Raises:
-        CheckpointError: the checkpoint lacks a tensor.
-    """
-    tensors = found.tensors(CALLBACK_STATES) if CALLBACK_STATES in found.manifest.tensors else {}
-    # Clone: tensors of a mapped file can have any alignment.
-    copied = {name: tensor.clone() for name, tensor in tensors.items()}
-    return dict(decode(found.path, found.record[CALLBACK_STATES], copied))
-
-
-def unmatched_states(record: Mapping[str, Any], state: State) -> list[str]:
-    """Describe states that only the checkpoint has, or only the callbacks of this run."""
-    saved, here = (
-        {*shard} - {STREAM} for shard in (record[CALLBACK_STATES], state.callback_states)
-    )
-    return [
-        *(
-            f"The checkpoint has a state of {name}, which is not here now; the next one will not."
-            for name in sorted(saved - here)
-        ),
-        *(
-            f"{name} has no state in the checkpoint, and starts with its own."
-            for name in sorted(here - saved)
-        ),
-    ]
 
 
 def collect_shards(shards: Iterable[tuple[str, TensorShard]]) -> dict[str, TensorShard]:

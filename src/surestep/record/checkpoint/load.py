@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.buffers import empty_buffers, every_buffer, restore_buffers
+from surestep.engine.data.stream_state import STREAM
 from surestep.engine.distributed.shards import ShardedStateProvider, TensorMeta, is_model_sharded
+from surestep.engine.model.compile import unwrap_module
 from surestep.engine.model.frozen_weights import fingerprint
-from surestep.engine.model.param_patterns import unwrap_module
 from surestep.engine.state.loss_spikes import SpikeDetector
 from surestep.engine.state.state import BestMetric, Progress, State, Stateful, StepCounts
 from surestep.engine.task.init_weights import summarize_names
-from surestep.record.checkpoint.encoding import decode, decode_states
-from surestep.record.checkpoint.errors import checkpoint_error
-from surestep.record.checkpoint.manifest import RECORD
+from surestep.record.checkpoint.encoding import CALLBACK_STATES, decode
+from surestep.record.checkpoint.manifest import RECORD, checkpoint_error
 from surestep.record.checkpoint.optimizer_state import load_states, match_optimizer_states
 from surestep.record.checkpoint.reader import CheckpointReader
 from surestep.record.checkpoint.staging import BUFFERS
@@ -36,36 +36,32 @@ def prepare_load(found: CheckpointReader, state: State) -> Callable[[], None]:
     Raises:
         CheckpointError: the checkpoint is of another model or optimizer.
     """
-    record = found.record
+    record, average = found.record, state.average
     progress, counts = Progress(**record["progress"]), StepCounts(**record["counts"])
     weights = _match_weights(found, state.model, state.base, state.keeper)
     optimizer_states = match_optimizer_states(found, state)
     callback_states, buffers = decode_states(found), _match_buffers(found, state)
     averaged: dict[str, Tensor] | None = None
-    updates = state.average.n_updates(progress.steps_taken) if state.average is not None else 0
-    begins = updates and "average" not in found.manifest.tensors  # the option was added
-    if state.average is not None and updates and not begins:
-        averaged = found.tensors("average", state.average.tensors)
-        _check_types(found, averaged, state.average.tensors)
+    has_updates = average is not None and average.n_updates(progress.steps_taken)
+    if average is not None and has_updates and "average" in found.manifest.tensors:
+        averaged = found.tensors("average", average.tensors)
+        _check_types(found, averaged, average.tensors)
 
     def load() -> None:
         with _load_callback_states(found, state, callback_states):
-            if averaged is not None and state.average is not None:
-                state.average.load(averaged, progress.steps_taken)
+            if average is not None and averaged is not None:
+                average.load(averaged, progress.steps_taken)
             _load_weights(found, state.model, weights, state.keeper)
             restore_buffers(state.model, state.built, buffers)
-            if state.average is not None and begins:
-                state.average.begin(progress.steps_taken)
+            if average is not None and has_updates and averaged is None:  # the option was added
+                average.begin(progress.steps_taken)
             load_states(found, state, optimizer_states)
             if record["scaler"]:
                 # The options of the scaler come from the config.
                 scale = {name: record["scaler"][name] for name in ("scale", "_growth_tracker")}
                 state.scaler.load_state_dict({**state.scaler.state_dict(), **scale})
-            state.progress, state.counts, state.best = (
-                progress,
-                counts,
-                BestMetric(**record["best"]),
-            )
+            state.progress, state.counts = progress, counts
+            state.best = BestMetric(**record["best"])
             vars(state.plateau).update(record["plateau"])  # in place: the schedule has it
             state.spikes = _spikes(**record["spikes"])
             state.metadata = record["metadata"]
@@ -77,11 +73,7 @@ def prepare_load(found: CheckpointReader, state: State) -> Callable[[], None]:
 def _load_callback_states(
     found: CheckpointReader, state: State, saved: Mapping[str, Any]
 ) -> Iterator[None]:
-    """Load the states of callbacks; if that or the body fails, load their previous states.
-
-    Raises:
-        CheckpointError: a callback rejects its state.
-    """
+    """Load the states of callbacks; if that or the body fails, load their previous states."""
     before: list[tuple[Stateful, Any]] = []
     try:
         for name in sorted(saved.keys() & state.callback_states.keys()):
@@ -106,11 +98,29 @@ def _load_callback_states(
         raise
 
 
+def decode_states(found: CheckpointReader) -> dict[str, Any]:
+    """Return the states of callbacks in a checkpoint, by name."""
+    tensors = found.tensors(CALLBACK_STATES) if CALLBACK_STATES in found.manifest.tensors else {}
+    # Clone: tensors of a mapped file can have any alignment.
+    copied = {name: tensor.clone() for name, tensor in tensors.items()}
+    return dict(decode(found.path, found.record[CALLBACK_STATES], copied))
+
+
+def unmatched_states(record: Mapping[str, Any], state: State) -> list[str]:
+    """Describe states that only the checkpoint has, or only the callbacks of this run."""
+    saved, here = {*record[CALLBACK_STATES], STREAM}, {*state.callback_states, STREAM}
+    gone = "The checkpoint has a state of {}, which is not here now; the next one will not."
+    new = "{} has no state in the checkpoint, and starts with its own."
+    return [
+        *(gone.format(name) for name in sorted(saved - here)),
+        *(new.format(name) for name in sorted(here - saved)),
+    ]
+
+
 def _match_buffers(found: CheckpointReader, state: State) -> dict[str, Tensor]:
     """Return the buffers that the model's state_dict leaves out; the model must have them."""
     tensors = found.tensors(BUFFERS) if BUFFERS in found.manifest.tensors else {}
-    foreign = sorted(tensors.keys() - state.built.keys())
-    if foreign:
+    if foreign := sorted(tensors.keys() - state.built.keys()):
         raise CheckpointError(
             f"{found.name} is of another model: it has the buffers {_few(foreign)} besides. Build "
             "the model that was trained."
@@ -131,13 +141,9 @@ def load_weights(
     average: bool,
     keeper: ShardedStateProvider | None = None,
 ) -> None:
-    """Load the weights and buffers of a verified checkpoint into a model, in place.
+    """Load the weights and buffers of a verified checkpoint, or their average, into a model.
 
-    Args:
-        found: the checkpoint.
-        model: of the same architecture.
-        average: load the averaged weights.
-        keeper: has the parameters that the model lacks.
+    A keeper has the parameters that the model lacks.
 
     Raises:
         CheckpointError: names or shapes differ, or the model has only shards of its parameters;
@@ -172,11 +178,8 @@ def _match_weights(
 ) -> dict[str, Any]:
     """Return the state dict in a checkpoint, which fits the model.
 
-    Args:
-        found: the checkpoint.
-        model: has the weights that the checkpoint leaves out.
-        known: fingerprints of the model's tensors, if they were taken before.
-        keeper: has the parameters that the model lacks; they are not read yet.
+    The weights that the checkpoint leaves out are the model's, of which `known` has fingerprints
+    that were taken before. The parameters of a keeper are not read yet.
     """
     state_dict, record = model.state_dict(), found.record
     own: dict[str, Any] = {name: v for name, v in state_dict.items() if isinstance(v, Tensor)}
@@ -193,7 +196,7 @@ def _match_weights(
     loaded = {**tensors, **extra}
     _check_shapes(found, {name: t for name, t in loaded.items() if name in own}, own)
     here, there = state_dict.keys() | own.keys(), loaded.keys()
-    missing, foreign = sorted(here - there), sorted(there - here - empty_buffers(model).keys())
+    missing, foreign = sorted(here - there), sorted(there - here - empty_buffers(model))
     if missing or foreign:
         raise CheckpointError(
             f"{found.name} is of another model: it lacks {_few(missing)} and has "

@@ -5,9 +5,11 @@ It is written last, so a folder without one is not a complete checkpoint. Tensor
 file, so that many processes can write one checkpoint and each can read what it needs.
 """
 
+import errno
 import hashlib
 import itertools
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -15,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from surestep.base.errors import CheckpointError
+from surestep.base.errors import CheckpointError, CorruptCheckpointError
 from surestep.base.version import VERSION
 from surestep.engine.distributed.shards import TensorMeta
-from surestep.record.checkpoint.errors import checkpoint_error
 from surestep.record.io import dumps, open_regular, parse_json, read_regular, size_of
 from surestep.record.safetensors_writer import DTYPES, FileDigest, dtype_of
 from surestep.record.schemas import MAX_INT, format_value
@@ -29,7 +30,46 @@ RECORD = "state.json"  # what a checkpoint holds besides tensors
 _MAX_SPLIT = 8  # dimensions along which a tensor can be split
 _MAX_DIMENSIONS = 64  # as in torch
 _NO_HASH = "0" * 64  # in place of the manifest's own hash while that is computed
+# Errors of files that are lost or broken. Others may pass (too many open files) or be corrected
+# (a missing permission), so they are not a reason to resume from an older checkpoint.
+_LOST = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO, errno.ENXIO}
+    | {getattr(errno, "EUCLEAN", errno.EIO)}
+)
+_NO_MEMORY = ("Cannot allocate memory", "DefaultCPUAllocator")  # of torch and safetensors
+_MAX_SHOWN = 300  # characters of a file that a message shows
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+
+
+class CheckpointVanishedError(CheckpointError):
+    """A checkpoint was deleted while it was read."""
+
+
+def lacks_memory(error: BaseException | None) -> bool:
+    """Return whether an error, or its cause, means that the host has no memory left."""
+    if error is None:
+        return False
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    return any(text in str(error) for text in _NO_MEMORY) or lacks_memory(error.__cause__)
+
+
+def checkpoint_error(path: Path, file: str, what: object) -> CheckpointError:
+    """Return the error for a file of a checkpoint; `what` is wrong with it."""
+    if isinstance(what, BaseException) and lacks_memory(what):
+        return CheckpointError(
+            f"{path} cannot be read: {file}: there is not enough memory for it. Free some, or "
+            "raise the limit of this process (ulimit -v, or that of the job), and try again."
+        )
+    lost = isinstance(what, FileNotFoundError)  # that of safetensors has no errno
+    if isinstance(what, OSError) and not lost and what.errno not in _LOST:
+        return CheckpointError(f"{path} cannot be read: {file}: {what.strerror or what}.")
+    if not os.path.isdir(path):
+        return CheckpointVanishedError(f"{path} is not there: it was deleted or moved.")
+    text = str((what.strerror or what) if isinstance(what, OSError) else what)
+    text = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+    plain = "".join(char if char.isprintable() else "?" for char in text)
+    return CorruptCheckpointError(f"{path} is damaged: {file}: {plain}.")
 
 
 class TensorSlice(NamedTuple):
@@ -66,37 +106,19 @@ class Manifest:
 
 
 def manifest_text(step: int, files: Mapping[str, FileDigest], tensors: str) -> str:
-    """Return a manifest as JSON, given what `tensors_text` returned."""
+    """Return a manifest as JSON, given its text about tensors."""
     about = {"sha256": _NO_HASH, "format": FORMAT, "surestep": VERSION, "step": step}
     text = dumps({**about, "files": {name: entry._asdict() for name, entry in files.items()}})
     return add_self_hash(f'{text[:-1]}, "tensors": {tensors}}}')
 
 
-def tensors_text(tensors: Tensors) -> str:
-    """Return the manifest's text about tensors, as JSON."""
-    return dumps(
-        {
-            kind: {
-                name: {**entry._asdict(), "slices": [part._asdict() for part in entry.slices]}
-                for name, entry in stored.items()
-            }
-            for kind, stored in tensors.items()
-        }
-    )
-
-
 def add_self_hash(text: str) -> str:
-    """Return a manifest with its own hash, taken with zeros in place of the hash."""
+    """Return a manifest with its own hash, taken with zeros instead of the hash."""
     return text.replace(_NO_HASH, hashlib.sha256(text.encode()).hexdigest(), 1)
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a checkpoint's manifest, and no other file.
-
-    Raises:
-        CorruptCheckpointError: missing, damaged, or hostile.
-        CheckpointError: of another format, or not readable.
-    """
+    """Read a checkpoint's manifest, and no other file."""
     try:
         found = _check_self_hash(read_regular(path / MANIFEST))
         version = _count(found["format"])
@@ -170,11 +192,7 @@ def iter_errors(path: Path) -> Iterator[CheckpointError]:
 
 
 def check_sizes(path: Path, manifest: Manifest) -> None:
-    """Check that each file of a checkpoint exists with its size; its bytes are not read.
-
-    Raises:
-        CorruptCheckpointError: one does not.
-    """
+    """Check that each file of a checkpoint exists with its size; its bytes are not read."""
     for name, expected in manifest.files.items():
         _check_size(path, name, expected)
 
@@ -221,8 +239,7 @@ def _tensor_entry(found: Any, files: Mapping[str, FileDigest]) -> TensorEntry:
 def _covers(entry: TensorEntry) -> bool:
     """Return whether the slices cover their tensor exactly once.
 
-    They do if their signed corners add up to those of the full tensor. This is linear in the
-    number of slices; comparing pairs would be quadratic.
+    They do if their signed corners add up to those of the full tensor, which takes linear time.
     """
     full = TensorSlice("", tuple(0 for _ in entry.shape), entry.shape)
     split = [d for d, n in enumerate(entry.shape) if any(s.shape[d] != n for s in entry.slices)]

@@ -5,7 +5,7 @@ The others come from the config.
 """
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,15 +31,10 @@ _OPTION_SLOTS = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg", "momentum"
 def encode_optimizer(
     called: str, state: State
 ) -> tuple[Mapping[str, Tensor | TensorShard], dict[str, Any]]:
-    """Return an optimizer's tensors by "OPTIMIZER/PARAMETER/SLOT", and the rest as JSON.
-
-    Raises:
-        CheckpointError: the optimizer has state that a checkpoint cannot hold.
-    """
+    """Return an optimizer's tensors by "OPTIMIZER/PARAMETER/SLOT", and the rest as JSON."""
     optimizer, keeper = state.optimizers[called], state.keeper
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
-    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
     options = _encode_options(called, state, tensors)
     if keeper is not None:
         if tensors:
@@ -49,6 +44,7 @@ def encode_optimizer(
         slots = ((f"{called}/{name}/{slot}", shard) for name, slot, shard in keeper.slots(called))
         sharded, members = collect_shards(slots), [list(group) for group in keeper.groups(called)]
     else:
+        names = {id(parameter): name for name, parameter in state.model.named_parameters()}
         for parameter, state_of_one in optimizer.state.items():
             if id(parameter) not in names:
                 raise _no_parameter_error(optimizer, f"state under {format_value(parameter)}")
@@ -111,11 +107,7 @@ def _no_parameter_error(optimizer: torch.optim.Optimizer, what: str) -> Checkpoi
 
 
 def match_optimizer_states(found: CheckpointReader, state: State) -> dict[str, dict[str, Any]]:
-    """Return what `load_states` loads into each optimizer, by the optimizer's name.
-
-    Raises:
-        CheckpointError: unreadable, or of other optimizers.
-    """
+    """Return what `load_states` loads into each optimizer, by the optimizer's name."""
     records = found.record["optimizers"]
     if records.keys() != state.optimizers.keys():
         raise CheckpointError(
@@ -129,16 +121,10 @@ def match_optimizer_states(found: CheckpointReader, state: State) -> dict[str, d
         like = {key: by_name[name] for key in keys if (name := _parameter_of(key)) in by_name}
         tensors = found.tensors("optimizer", like)
     states = {}
-    for called, optimizer in state.optimizers.items():
-        record = records[called]
-        if record["class"] != _class_name(optimizer):
-            raise CheckpointError(
-                f"{found.name} holds the state of {record['class']}, and the optimizer here is "
-                f"{type(optimizer).__name__}. Use the one it was trained with, or begin another "
-                f"run with the weights alone: Task(init={str(found.path)!r})."
-            )
+    for called in state.optimizers:
+        match = _OptimizerMatch(found, called, state)
         if state.keeper is not None:
-            states[called] = _match_sharded(found, called, state, state.keeper)
+            states[called] = match.sharded(state.keeper)
             continue
         # Clone: tensors of a mapped file can have any alignment, which can change a last digit.
         own = {
@@ -146,7 +132,7 @@ def match_optimizer_states(found: CheckpointReader, state: State) -> dict[str, d
             for key, tensor in tensors.items()
             if key.startswith(f"{called}/")
         }
-        states[called] = _match_by_index(found, called, state, own)
+        states[called] = match.by_index(own)
     return states
 
 
@@ -155,123 +141,124 @@ def _parameter_of(key: str) -> str:
     return key.partition("/")[2].rpartition("/")[0]
 
 
-def _match_by_index(
-    found: CheckpointReader, called: str, state: State, tensors: dict[str, Tensor]
-) -> dict[str, Any]:
-    """Return an optimizer's state dict as torch has it."""
-    optimizer = state.optimizers[called]
-    values = decode(found.path, found.record["optimizers"][called]["values"], tensors)
-    saved = _saved_options(found, called, tensors)
-    slots: dict[str, dict[str, Any]] = {}
-    for key, value in {**tensors, **values}.items():
-        slots.setdefault(_parameter_of(key), {})[key.rpartition("/")[2]] = value
-    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
-    members = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
-    plain = optimizer.state_dict()
-    plain["state"] = {}
-    options = _group_options(found, called, state, (saved, members))
-    for group, described, own in zip(
-        optimizer.param_groups, plain["param_groups"], options, strict=True
-    ):
-        described.update(own)
-        for parameter, index in zip(group["params"], described["params"], strict=True):
-            name = names[id(parameter)]
-            if name in slots:
-                _check_slots(found, optimizer, parameter, (name, slots[name]))
-                plain["state"][index] = _with_strides_of(parameter, slots[name])
-    return plain
+class _OptimizerMatch:
+    """An optimizer, and its state in a checkpoint."""
 
-
-def _match_sharded(
-    found: CheckpointReader, called: str, state: State, keeper: ShardedStateProvider
-) -> dict[str, Any]:
-    """Return options by group, and the names of the tensors of each parameter, unread."""
-    record = found.record["optimizers"][called]
-    if record["values"]:
-        raise CheckpointError(
-            f"{found.name} holds state of {record['class']} that is not a tensor, and the strategy "
-            "of this run loads tensors only. Resume with the strategy it was trained with."
-        )
-    shapes = keeper.described()
-    slots: dict[str, dict[str, str]] = {}
-    for key, stored in found.entries("optimizer").items():
-        name, slot = _parameter_of(key), key.rpartition("/")[2]
-        if not key.startswith(f"{called}/") or name not in shapes:
-            continue
-        if stored.shape != shapes[name].shape and (slot in _PARAMETER_LIKE or any(stored.shape)):
+    def __init__(self, found: CheckpointReader, called: str, state: State) -> None:
+        self.found = found
+        self.called = called
+        self.state = state
+        self.optimizer = state.optimizers[called]
+        self.record = found.record["optimizers"][called]
+        if self.record["class"] != _class_name(self.optimizer):
             raise CheckpointError(
-                f"{found.name} holds {slot} of {name} as {stored.shape}, and {name} is "
-                f"{shapes[name].shape}. Build the model as it was trained."
+                f"{found.name} holds the state of {self.record['class']}, and the optimizer here "
+                f"is {type(self.optimizer).__name__}. Use the one it was trained with, or begin "
+                f"another run with the weights alone: Task(init={str(found.path)!r})."
             )
-        slots.setdefault(name, {})[slot] = key
-    saved = _saved_options(found, called, {})
-    return {
-        "options": _group_options(found, called, state, (saved, keeper.groups(called))),
-        "slots": slots,
-    }
 
+    def by_index(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        """Return the state dict as torch has it."""
+        values = decode(self.found.path, self.record["values"], tensors)
+        saved = self._saved_options(tensors)
+        slots: dict[str, dict[str, Any]] = {}
+        for key, value in {**tensors, **values}.items():
+            slots.setdefault(_parameter_of(key), {})[key.rpartition("/")[2]] = value
+        names = {id(parameter): name for name, parameter in self.state.model.named_parameters()}
+        plain = self.optimizer.state_dict()
+        plain["state"] = {}
+        for number, described in enumerate(plain["param_groups"]):
+            parameters = self.optimizer.param_groups[number]["params"]
+            members = [names[id(parameter)] for parameter in parameters]
+            described.update(self._options(number, members, saved))
+            for parameter, name, index in zip(
+                parameters, members, described["params"], strict=True
+            ):
+                if name in slots:
+                    self._check_slots(parameter, name, slots[name])
+                    plain["state"][index] = _with_strides_of(parameter, slots[name])
+        return plain
 
-def _saved_options(
-    found: CheckpointReader, called: str, tensors: dict[str, Tensor]
-) -> dict[str, dict[str, Any]]:
-    """Return the saved options by parameter: the groups may be others now."""
-    by_name: dict[str, dict[str, Any]] = {}
-    for group in found.record["optimizers"][called]["groups"]:
-        by_name |= dict.fromkeys(group["names"], decode(found.path, group["options"], tensors))
-    return by_name
-
-
-def _group_options(
-    found: CheckpointReader, called: str, state: State, saved: tuple[dict[str, Any], Any]
-) -> list[dict[str, Any]]:
-    """Return the options to load into each group: as built, then as saved.
-
-    Args:
-        found: the checkpoint.
-        called: the optimizer's name.
-        state: what is loaded into.
-        saved: the saved options by parameter, and the names of the parameters of each group.
-    """
-    by_name, members = saved
-    optimizer, never = state.optimizers[called], _never_saved(called, state)
-    loaded = []
-    groups = zip(optimizer.param_groups, state.built_options[called], members, strict=True)
-    for group, built, names in groups:
-        options = {n: v for n, v in copied_options(built).items() if n not in never}
-        for name in names:
-            if name not in by_name:
-                raise CheckpointError(f"{found.name} has no optimizer state for {name}.")
-            options |= _checked_options(found, optimizer, group, by_name[name])
-        loaded.append(options)
-    return loaded
-
-
-def _checked_options(
-    found: CheckpointReader,
-    optimizer: torch.optim.Optimizer,
-    group: Mapping[str, Any],
-    saved: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return saved options, tensors on the device of the group.
-
-    Other optimizers than torch's may add options in their first step.
-
-    Raises:
-        CheckpointError: the optimizer has no such option, or one of a different type.
-    """
-    checked = {}
-    for name, value in saved.items():
-        now = group.get(name)
-        may_be_new = name not in group and not is_of_torch(optimizer)
-        if name in _NEVER_SAVED or not (may_be_new or (name in group and _has_type(value, now))):
+    def sharded(self, keeper: ShardedStateProvider) -> dict[str, Any]:
+        """Return options by group, and the names of the tensors of each parameter, unread."""
+        if self.record["values"]:
             raise CheckpointError(
-                f"{found.name} holds the optimizer's option {format_value(name)} as "
-                f"{format_value(value)}, which the optimizer here does not take. Use the one it "
-                "was trained with."
+                f"{self.found.name} holds state of {self.record['class']} that is not a tensor, "
+                "and the strategy of this run loads tensors only. Resume with the strategy it was "
+                "trained with."
             )
-        like = now if isinstance(now, Tensor) else next(parameters_of(optimizer))
-        checked[name] = value.to(like.device) if isinstance(value, Tensor) else value
-    return checked
+        shapes = keeper.described()
+        slots: dict[str, dict[str, str]] = {}
+        for key, stored in self.found.entries("optimizer").items():
+            name, slot = _parameter_of(key), key.rpartition("/")[2]
+            if not key.startswith(f"{self.called}/") or name not in shapes:
+                continue
+            shape = shapes[name].shape
+            if stored.shape != shape and (slot in _PARAMETER_LIKE or any(stored.shape)):
+                raise CheckpointError(
+                    f"{self.found.name} holds {slot} of {name} as {stored.shape}, and {name} is "
+                    f"{shape}. Build the model as it was trained."
+                )
+            slots.setdefault(name, {})[slot] = key
+        saved = self._saved_options({})
+        groups = enumerate(keeper.groups(self.called))
+        options = [self._options(number, names, saved) for number, names in groups]
+        return {"options": options, "slots": slots}
+
+    def _saved_options(self, tensors: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
+        """Return the saved options by parameter: the groups may be others now."""
+        by_name: dict[str, dict[str, Any]] = {}
+        for group in self.record["groups"]:
+            options = decode(self.found.path, group["options"], tensors)
+            by_name |= dict.fromkeys(group["names"], options)
+        return by_name
+
+    def _options(
+        self, number: int, names: Sequence[str], saved: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """Return the options to load into a group of parameters: as built, then as saved.
+
+        Other optimizers than torch's may add options in their first step.
+
+        Raises:
+            CheckpointError: the optimizer has no such option, or one of a different type.
+        """
+        group, never = self.optimizer.param_groups[number], _never_saved(self.called, self.state)
+        built = copied_options(self.state.built_options[self.called][number])
+        options = {name: value for name, value in built.items() if name not in never}
+        for parameter in names:
+            if parameter not in saved:
+                raise CheckpointError(f"{self.found.name} has no optimizer state for {parameter}.")
+            for name, value in saved[parameter].items():
+                may_be_new = name not in group and not _is_of_torch(self.optimizer)
+                fits = may_be_new or (name in group and _has_type(value, group[name]))
+                if name in _NEVER_SAVED or not fits:
+                    raise CheckpointError(
+                        f"{self.found.name} holds the optimizer's option {format_value(name)} as "
+                        f"{format_value(value)}, which the optimizer here does not take. Use the "
+                        "one it was trained with."
+                    )
+                if isinstance(value, Tensor):
+                    now = group.get(name)
+                    like = now if isinstance(now, Tensor) else next(parameters_of(self.optimizer))
+                    value = value.to(like.device)
+                options[name] = value
+        return options
+
+    def _check_slots(self, parameter: Tensor, name: str, slots: Mapping[str, Any]) -> None:
+        """Check the slots whose shape and dtype torch's fused kernels do not check."""
+        for slot, value in slots.items() if _is_of_torch(self.optimizer) else ():
+            if slot == "step" and isinstance(value, Tensor):
+                fits = value.numel() == 1 and value.dtype.is_floating_point
+            else:
+                like = isinstance(value, Tensor) and value.shape == parameter.shape
+                fits = slot not in _PARAMETER_LIKE or (like and value.dtype == parameter.dtype)
+            if not fits:
+                raise CheckpointError(
+                    f"{self.found.name} holds {slot} of {name}, which does not fit {name}: "
+                    f"{parameter.dtype} of {tuple(parameter.shape)}. Build the model as it was "
+                    "trained."
+                )
 
 
 def _has_type(value: Any, now: Any) -> bool:
@@ -287,7 +274,17 @@ def _has_type(value: Any, now: Any) -> bool:
     return type(value) is type(now)
 
 
-def is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
+def _with_strides_of(parameter: Tensor, slots: Mapping[str, Any]) -> dict[str, Any]:
+    """Return state whose tensors have the parameter's strides, which fused kernels assume."""
+    return {
+        slot: torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+        if isinstance(value, Tensor) and value.shape == parameter.shape
+        else value
+        for slot, value in slots.items()
+    }
+
+
+def _is_of_torch(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether an optimizer is torch's, or surestep's with the same state."""
     return type(optimizer).__module__.partition(".")[0] in ("torch", "surestep")
 
@@ -299,7 +296,7 @@ def load_states(
     for called, loaded in states.items():
         optimizer = state.optimizers[called]
         if state.keeper is None:
-            load_optimizer(optimizer, loaded)
+            _load_optimizer(optimizer, loaded)
             continue
         for group, options in zip(optimizer.param_groups, loaded["options"], strict=True):
             group.update(options)
@@ -309,20 +306,20 @@ def load_states(
                 state.keeper.put_slots(called, name, slots)
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, loaded: dict[str, Any]) -> None:
+def _load_optimizer(optimizer: torch.optim.Optimizer, loaded: dict[str, Any]) -> None:
     """Load a state dict, each tensor in its own dtype.
 
     torch casts most tensors to the parameter's dtype, also those it creates in another one: NAdam's
     product of momenta is fp32 beside an fp64 weight.
     """
     optimizer.load_state_dict(loaded)
-    by_index = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
+    by_index = list(parameters_of(optimizer))
     for index, slots in loaded["state"].items():
         now = optimizer.state[by_index[index]]
         for slot, value in slots.items():
             if isinstance(value, Tensor) and now[slot].dtype != value.dtype:
                 now[slot] = value.to(now[slot].device)
-    if is_of_torch(optimizer):
+    if _is_of_torch(optimizer):
         _fit_options(optimizer)
 
 
@@ -345,46 +342,9 @@ def _fit_options(optimizer: torch.optim.Optimizer) -> None:
             on_device = isinstance(step, Tensor) and step.device.type != "cpu"
             if on_device and not (group.get("fused") or group.get("capturable")):
                 optimizer.state[parameter]["step"] = step.cpu()
-        if "history_size" in group:
-            for slots in optimizer.state.values():
-                _shorten_history(slots, group["history_size"])
-
-
-def _shorten_history(slots: dict[str, Any], history: int) -> None:
-    """Keep the newest updates of L-BFGS; each step overwrites its work list "al"."""
-    for name in ("old_dirs", "old_stps", "ro"):
-        if isinstance(slots.get(name), list):
-            del slots[name][:-history]
-    if len(slots.get("al") or ()) != history:
-        slots.pop("al", None)
-
-
-def _with_strides_of(parameter: Tensor, slots: dict[str, Any]) -> dict[str, Any]:
-    """Return state whose tensors have the parameter's strides, which fused kernels assume."""
-    return {
-        slot: torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-        if isinstance(value, Tensor) and value.shape == parameter.shape
-        else value
-        for slot, value in slots.items()
-    }
-
-
-def _check_slots(
-    found: CheckpointReader,
-    optimizer: torch.optim.Optimizer,
-    parameter: Tensor,
-    named: tuple[str, dict[str, Any]],
-) -> None:
-    """Check the slots whose shape and dtype torch's fused kernels do not check."""
-    name, slots = named
-    for slot, value in slots.items() if is_of_torch(optimizer) else ():
-        if slot == "step" and isinstance(value, Tensor):
-            fits = value.numel() == 1 and value.dtype.is_floating_point
-        else:
-            like = isinstance(value, Tensor) and value.shape == parameter.shape
-            fits = slot not in _PARAMETER_LIKE or (like and value.dtype == parameter.dtype)
-        if not fits:
-            raise CheckpointError(
-                f"{found.name} holds {slot} of {name}, which does not fit {name}: "
-                f"{parameter.dtype} of {tuple(parameter.shape)}. Build the model as it was trained."
-            )
+            if "history_size" in group:
+                for name in ("old_dirs", "old_stps", "ro"):
+                    if isinstance(slots.get(name), list):
+                        del slots[name][: -group["history_size"]]
+                if len(slots.get("al") or ()) != group["history_size"]:
+                    slots.pop("al", None)  # a work list, which each step overwrites

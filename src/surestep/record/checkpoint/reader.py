@@ -1,29 +1,32 @@
-"""Read a verified checkpoint; tensors are assembled from their slices."""
+"""Read a checkpoint: its state.json alone, or verified with tensors assembled from slices."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.distributed.shards import Sizes, distribute_like, is_sharded, shard_extent
-from surestep.record.checkpoint.errors import checkpoint_error, lacks_memory
+from surestep.engine.value import Value
 from surestep.record.checkpoint.manifest import (
     MANIFEST,
     RECORD,
     Manifest,
     TensorEntry,
+    check_sizes,
+    checkpoint_error,
+    lacks_memory,
     read_manifest,
     verify,
 )
-from surestep.record.checkpoint.state_json import CheckpointInfo, info_from_record, read_record
+from surestep.record.io import parse_json, read_regular
 from surestep.record.safetensors_writer import dtype_of
-from surestep.record.schemas import format_value
+from surestep.record.schemas import format_value, parse_state
 
 if TYPE_CHECKING:  # most commands start without torch
     from torch import Tensor
@@ -33,14 +36,38 @@ _NOTHING: Mapping[str, Tensor] = {}
 
 
 @dataclass(frozen=True)
-class CheckpointReader:
-    """A checkpoint whose every byte was verified.
+class CheckpointInfo:
+    """The step of a checkpoint, its metrics and its progress, as in state.json.
 
     Attributes:
-        path: its folder.
-        manifest: its files and tensors.
-        record: the content of state.json.
+        step: global batches consumed.
+        metrics: measured at this step; empty if it was not evaluated.
+        path: the folder.
+        evaluated: whether the metrics are of the weights or of their average.
+        epoch: epochs completed.
+        position: samples consumed in the current epoch.
+        cycle: the cycle of the schedule that ended there, from 1.
+        best_step: the best step until then.
     """
+
+    step: int
+    metrics: dict[str, Value]
+    path: Path
+    evaluated: Literal["weights", "average"] = "weights"
+    epoch: int = 0
+    position: int = 0
+    cycle: int | None = None
+    best_step: int | None = None
+
+    @property
+    def has_average(self) -> bool:
+        """Whether it has averaged weights."""
+        return "average" in read_manifest(self.path).tensors
+
+
+@dataclass(frozen=True)
+class CheckpointReader:
+    """A checkpoint whose every byte was verified; the record is the content of state.json."""
 
     path: Path
     manifest: Manifest
@@ -63,19 +90,12 @@ class CheckpointReader:
             kind: of the tensors.
             like: by name, what they are loaded into. Of a sharded tensor of the same shape, only
                 this rank's shard is read, and the result is sharded like it.
-
-        Raises:
-            CheckpointError: there are none of that kind, or they contradict the manifest.
         """
         with self.open_tensors(kind) as read:
             return {name: read(name, like.get(name)) for name in self.entries(kind)}
 
     def entries(self, kind: str) -> Mapping[str, TensorEntry]:
-        """Return the manifest's entries of a kind, by name.
-
-        Raises:
-            CheckpointError: there are none of that kind.
-        """
+        """Return the manifest's entries of a kind, by name."""
         if kind not in self.manifest.tensors:
             raise CheckpointError(f"{self.path} has no tensors of the {kind}.")
         return self.manifest.tensors[kind]
@@ -83,12 +103,7 @@ class CheckpointReader:
     def with_aliases(self, by_name: Mapping[str, T], *, partial: bool = False) -> dict[str, T]:
         """Return a mapping with an entry for every name of a tied tensor.
 
-        Args:
-            by_name: what there is for the name that was saved.
-            partial: leave out tied tensors that have no entry.
-
-        Raises:
-            CorruptCheckpointError: the name that was saved is missing.
+        If `partial`, tied tensors without an entry for the name that was saved are left out.
         """
         aliases = self.record["aliases"]
         try:
@@ -115,6 +130,48 @@ class CheckpointReader:
             yield read
 
 
+def read_record(path: Path, manifest: Manifest | None = None) -> dict[str, Any]:
+    """Read the state.json of a checkpoint, and its manifest if that is not given."""
+    manifest = manifest or read_manifest(path)
+    check_sizes(path, manifest)
+    try:
+        data = read_regular(path / RECORD)
+    except (OSError, ValueError) as error:
+        raise checkpoint_error(path, RECORD, error) from error
+    return parse_state_json(path, data, manifest.step)
+
+
+def parse_state_json(path: Path, data: bytes, step: int) -> dict[str, Any]:
+    """Return the content of a state.json; it must be of that step."""
+    try:
+        record = parse_state(parse_json(data))
+    except ValueError as error:
+        raise checkpoint_error(path, RECORD, error) from error
+    if (found := record["progress"]["step"]) != step:
+        raise checkpoint_error(path, RECORD, f"it is of step {found}, not {step}")
+    return record
+
+
+def read_info(path: Path) -> CheckpointInfo:
+    """Read step and metrics of a checkpoint; its tensors are not read."""
+    return info_from_record(path, read_record(path))
+
+
+def info_from_record(path: Path, record: Mapping[str, Any]) -> CheckpointInfo:
+    """Return step and metrics from the content of a state.json."""
+    best, progress = record["best"], record["progress"]
+    return CheckpointInfo(
+        step=progress["step"],
+        metrics=best["latest"] if best["latest_step"] == progress["step"] else {},
+        path=path,
+        evaluated=best["measured"],
+        epoch=progress["epoch"],
+        position=progress["position"],
+        cycle=record["cycle"],
+        best_step=best["best_step"],
+    )
+
+
 def open_checkpoint(path: Path, *, is_verified: bool = False) -> CheckpointReader:
     """Verify a checkpoint and read everything that is not a tensor.
 
@@ -133,11 +190,7 @@ def open_checkpoint(path: Path, *, is_verified: bool = False) -> CheckpointReade
 
 
 def check_readable(path: Path, manifest: Manifest) -> None:
-    """Check that the headers of the files have exactly the tensors of the manifest.
-
-    Raises:
-        CorruptCheckpointError: they do not, or a file cannot be opened.
-    """
+    """Check that the headers of the files have exactly the tensors of the manifest."""
     expected: dict[str, dict[str, tuple[str, list[int]]]] = {}
     for named in manifest.tensors.values():
         for name, stored in named.items():
@@ -152,12 +205,9 @@ def check_readable(path: Path, manifest: Manifest) -> None:
             actual = {n: (s.get_dtype(), list(s.get_shape())) for n, s in slices.items()}
         for name in actual.keys() | tensors.keys():
             if actual.get(name) != tensors.get(name):
-                raise checkpoint_error(
-                    path,
-                    file,
-                    f"{format_value(name)} is {actual.get(name, 'not there')} in it instead of "
-                    f"{tensors.get(name, 'not there')}",
-                )
+                here, there = (found.get(name, "not there") for found in (actual, tensors))
+                what = f"{format_value(name)} is {here} in it instead of {there}"
+                raise checkpoint_error(path, file, what)
 
 
 @contextmanager
@@ -173,13 +223,13 @@ def _reading(path: Path, file: str) -> Iterator[None]:
         raise checkpoint_error(path, file, error) from error
 
 
+@dataclass
 class _OpenFiles:
     """Files of tensors, each opened once."""
 
-    def __init__(self, path: Path, stack: ExitStack) -> None:
-        self.path = path
-        self.stack = stack
-        self.open: dict[str, Any] = {}
+    path: Path
+    stack: ExitStack
+    open: dict[str, Any] = field(default_factory=dict)
 
     def read(self, name: str, stored: TensorEntry) -> Tensor:
         """Read a tensor; if it is in one slice, it is mapped from the file and not copied."""

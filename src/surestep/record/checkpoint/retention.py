@@ -3,6 +3,7 @@
 import math
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,29 +12,23 @@ from surestep.base.errors import ConfigError, RunError
 from surestep.config.duration import count_periods, parse_duration
 from surestep.engine.value import number
 from surestep.record.checkpoint.discovery import scan_checkpoints
-from surestep.record.checkpoint.state_json import CheckpointInfo
+from surestep.record.checkpoint.reader import CheckpointInfo
 from surestep.record.incident import referenced_checkpoints
-from surestep.record.io import NAME_TAKEN, read_json, temp_name
+from surestep.record.io import read_json, temp_name
 from surestep.record.schemas import PLAN
 
 
 def best_first(
     checkpoints: list[CheckpointInfo], metric: str, mode: Literal["min", "max"]
 ) -> list[CheckpointInfo]:
-    """List the checkpoints that were evaluated with `metric`, best first.
-
-    Of equal ones the earlier is first; one whose metric is NaN is left out.
-    """
+    """List the checkpoints that were evaluated with `metric`, best first."""
     by_step = {checkpoint.step: checkpoint for checkpoint in checkpoints}
-    values = {
-        checkpoint.step: number(checkpoint.metrics.get(metric, math.nan))
-        for checkpoint in checkpoints
-    }
+    values = {step: number(saved.metrics.get(metric, math.nan)) for step, saved in by_step.items()}
     return [by_step[step] for step in best_steps(values, mode)]
 
 
 def best_steps(values: Mapping[int, float], mode: Literal["min", "max"]) -> list[int]:
-    """List steps by their value, best first; those with NaN are left out."""
+    """List steps by their value, best first, of equal ones the earlier; NaN is left out."""
     sign = 1 if mode == "min" else -1
     known = [(sign * value, step) for step, value in values.items() if not math.isnan(value)]
     return [step for _, step in sorted(known)]
@@ -49,7 +44,6 @@ class RetentionPolicy:
         metric: decides which are the best; None keeps no best ones.
         mode: whether less or more of it is better.
         keep_every: the first checkpoint at or after each multiple of so many steps.
-        cycles: keep those at the end of a cycle of the schedule.
         may_roll_back: the run may roll back from the newest and delete it, so the previous best
             is kept too.
     """
@@ -59,30 +53,15 @@ class RetentionPolicy:
     metric: str | None
     mode: Literal["min", "max"]
     keep_every: float | None = None
-    cycles: bool = False
     may_roll_back: bool = False
-
-
-def milestones(checkpoints: list[CheckpointInfo], keep_every: float) -> list[CheckpointInfo]:
-    """List the first checkpoint at or after each multiple of so many steps, oldest first.
-
-    These are never deleted, so what was deleted after them changes nothing.
-    """
-    found: dict[int, CheckpointInfo] = {}
-    for checkpoint in checkpoints:
-        if (count := count_periods(checkpoint.step, keep_every)) > 0:
-            found.setdefault(count, checkpoint)
-    return list(found.values())
 
 
 def retention_reasons(
     checkpoints: list[CheckpointInfo], policy: RetentionPolicy
 ) -> dict[Path, list[str]]:
-    """Return why each checkpoint is kept: "best", "last", "milestone", "incident".
+    """Return why each of the checkpoints, oldest first, is kept.
 
-    Args:
-        checkpoints: oldest first.
-        policy: which are kept.
+    The reasons are "best", "last", "milestone", "cycle" (its end was saved) and "incident".
     """
     found: dict[Path, list[str]] = {}
     if policy.metric is not None:
@@ -96,11 +75,14 @@ def retention_reasons(
     for rank, checkpoint in enumerate(reversed(checkpoints[-policy.keep_last :]), 1):
         found.setdefault(checkpoint.path, []).append("last" if rank == 1 else f"last {rank}")
     if policy.keep_every is not None:
-        for checkpoint in milestones(checkpoints, policy.keep_every):
-            found.setdefault(checkpoint.path, []).append("milestone")
+        periods = {0}
+        for checkpoint in checkpoints:  # never deleted, so what was deleted later changes nothing
+            if (count := count_periods(checkpoint.step, policy.keep_every)) not in periods:
+                periods.add(count)
+                found.setdefault(checkpoint.path, []).append("milestone")
     needed = referenced_checkpoints(checkpoints[0].path.parent) if checkpoints else set()
     for checkpoint in checkpoints:
-        if policy.cycles and checkpoint.cycle is not None:
+        if checkpoint.cycle is not None:
             found.setdefault(checkpoint.path, []).append(f"cycle {checkpoint.cycle}")
         if checkpoint.path in needed:
             found.setdefault(checkpoint.path, []).append("incident")
@@ -123,16 +105,10 @@ def delete(checkpoints: Iterable[Path]) -> None:
     """Delete checkpoints; each loses its name first, so that no incomplete one has it."""
     for path in checkpoints:
         hidden = temp_name(path, "del")
-        try:
+        shutil.rmtree(hidden, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another process deleted it
             path.rename(hidden)
-        except FileNotFoundError:  # another process deleted it
-            continue
-        except OSError as error:
-            if error.errno not in NAME_TAKEN:
-                raise
-            shutil.rmtree(hidden, ignore_errors=True)
-            path.rename(hidden)
-        shutil.rmtree(hidden)
+            shutil.rmtree(hidden)
 
 
 def explain_retention(
@@ -158,7 +134,6 @@ def explain_retention(
         metric=metric,
         mode=mode,
         keep_every=steps,
-        cycles=True,
         may_roll_back=plan.get("on_spike") == "rollback",
     )
     return retention_reasons(checkpoints, policy)

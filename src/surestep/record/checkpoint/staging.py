@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +20,7 @@ from surestep.record.checkpoint.encoding import (
     CALLBACK_STATES,
     collect_shards,
     encode,
-    encode_states,
 )
-from surestep.record.checkpoint.manifest import TensorEntry, TensorSlice, tensors_text
 from surestep.record.checkpoint.optimizer_state import encode_optimizer
 from surestep.record.io import dumps
 from surestep.record.safetensors_writer import TensorFile, allocate_file, safetensors_dtype
@@ -30,17 +28,11 @@ from surestep.record.safetensors_writer import TensorFile, allocate_file, safete
 BUFFERS = "buffers"  # those that the model's state_dict leaves out, if training changed them
 
 
-class ShardExtent(NamedTuple):
-    """The position of this rank's shard in the full tensor."""
-
-    full_shape: Sizes
-    offset: Sizes
-
-
 Named = Mapping[str, Mapping[str, Tensor]]  # by kind ("model", "optimizer", ...) and name
-Extents = Mapping[str, Mapping[str, ShardExtent]]
+# Where the shards of this rank begin: the shape of the full tensor, and the offset in it.
+Extents = Mapping[tuple[str, str], tuple[Sizes, Sizes]]
 _NO_FILES: Mapping[str, TensorFile] = MappingProxyType({})
-_NO_EXTENTS: Extents = MappingProxyType({})
+_ALL_FULL: Extents = MappingProxyType({})
 
 
 def is_shared(state: State) -> bool:
@@ -50,27 +42,21 @@ def is_shared(state: State) -> bool:
 
 def local_tensors(
     tensors: Mapping[str, Mapping[str, Tensor | TensorShard]], *, is_first: bool
-) -> tuple[dict[str, dict[str, Tensor]], dict[str, dict[str, ShardExtent]]]:
-    """Return the tensors that this rank writes, and their extents, by kind and name.
+) -> tuple[Named, Extents]:
+    """Return the tensors that this rank writes, and their extents.
 
     The first rank has every kind, also an empty one.
     """
-    own: dict[str, dict[str, Tensor]] = {}
-    extents: dict[str, dict[str, ShardExtent]] = {}
+    own: dict[str, dict[str, Tensor]] = {kind: {} for kind in tensors if is_first}
+    extents: dict[tuple[str, str], tuple[Sizes, Sizes]] = {}
     for kind, named in tensors.items():
-        shards = {
-            name: tensor
-            if isinstance(tensor, TensorShard)
-            else local_shard(tensor, is_first=is_first)
-            for name, tensor in named.items()
-        }
-        written = {name: tensor for name, tensor in shards.items() if tensor.writes}
-        if written or is_first:
-            own[kind] = {name: tensor.local for name, tensor in written.items()}
-            extents[kind] = {
-                name: ShardExtent(tensor.full_shape, tensor.offset)
-                for name, tensor in written.items()
-            }
+        for name, tensor in named.items():
+            shard = tensor
+            if not isinstance(shard, TensorShard):
+                shard = local_shard(shard, is_first=is_first)
+            if shard.writes:
+                own.setdefault(kind, {})[name] = shard.local
+                extents[kind, name] = shard.full_shape, shard.offset
     return own, extents
 
 
@@ -79,7 +65,7 @@ class StagingBuffers:
 
     Args:
         tensors: what the buffers hold, by kind and name.
-        extents: the position of each tensor in the full one; none if all are full.
+        extents: of the tensors that are not full.
         suffix: of the file names, such as ".rank-00001".
         old: files of the layout before, whose memory is reused if it fits.
 
@@ -87,53 +73,56 @@ class StagingBuffers:
         buffers: by kind and name; contiguous.
         files: the content of each file, by file name.
         readable: the manifest's text about tensors of the last save that was opened successfully.
-
-    Raises:
-        CheckpointError: safetensors has no name for a dtype.
     """
 
     def __init__(
         self,
         tensors: Named,
-        extents: Extents = _NO_EXTENTS,
+        extents: Extents = _ALL_FULL,
         suffix: str = "",
         old: Mapping[str, TensorFile] = _NO_FILES,
     ) -> None:
-        self.extents = extents
-        self._names = {kind: f"{kind}{suffix}.safetensors" for kind in tensors}
-        self.files: Mapping[str, TensorFile] = {
-            self._names[kind]: _allocate(named, old.get(self._names[kind]))
-            for kind, named in tensors.items()
-        }
-        self.buffers: Named = {kind: self.files[name].tensors for kind, name in self._names.items()}
+        self.files: dict[str, TensorFile] = {}
+        self.buffers: dict[str, Mapping[str, Tensor]] = {}
         self.readable: str | None = None
+        self._extents = extents
+        self._suffix = suffix
         self._described = list(_describe(tensors))
+        for kind, named in tensors.items():
+            file, wanted = self._file_of(kind), list(_describe({"": named}))
+            reused = old.get(file)
+            if reused is None or list(_describe({"": reused.tensors})) != wanted:
+                reused = allocate_file(named)
+            self.files[file], self.buffers[kind] = reused, reused.tensors
+
+    def _file_of(self, kind: str) -> str:
+        return f"{kind}{self._suffix}.safetensors"
 
     @cached_property
     def text(self) -> str:
         """The manifest's text about these tensors, as JSON."""
-        return tensors_text(
-            {
-                kind: {name: self._entry(kind, name, tensor) for name, tensor in named.items()}
-                for kind, named in self.buffers.items()
-            }
-        )
+        entries: dict[str, dict[str, Any]] = {kind: {} for kind in self.buffers}
+        for kind, named in self.buffers.items():
+            for name, tensor in named.items():
+                shape = tuple(tensor.shape)
+                full_shape, offset = self._extents.get((kind, name), (shape, (0,) * len(shape)))
+                entries[kind][name] = {
+                    "dtype": safetensors_dtype(name, tensor.dtype),
+                    "shape": full_shape,
+                    "slices": [{"file": self._file_of(kind), "offset": offset, "shape": shape}],
+                }
+        return dumps(entries)
 
-    def _entry(self, kind: str, name: str, tensor: Tensor) -> TensorEntry:
-        shape = tuple(tensor.shape)
-        full = ShardExtent(shape, tuple(0 for _ in shape))
-        full_shape, offset = self.extents.get(kind, {}).get(name, full)
-        dtype = safetensors_dtype(name, tensor.dtype)
-        slices = (TensorSlice(self._names[kind], tuple(offset), shape),)
-        return TensorEntry(dtype, tuple(full_shape), slices)
-
-    def matches(self, tensors: Named, extents: Extents = _NO_EXTENTS) -> bool:
+    def matches(self, tensors: Named, extents: Extents = _ALL_FULL) -> bool:
         """Return whether tensors have the names, shapes, dtypes and extents of the buffers."""
-        return self.extents == extents and self._described == list(_describe(tensors))
+        return self._extents == extents and self._described == list(_describe(tensors))
 
     def fill(self, tensors: Named) -> None:
         """Copy tensors that match into the buffers; waits for their devices."""
-        sources, buffers = _flatten(tensors), _flatten(self.buffers)
+        sources, buffers = (
+            [tensor for named in by_kind.values() for tensor in named.values()]
+            for by_kind in (tensors, self.buffers)
+        )
         with torch.no_grad():
             if sources:
                 torch._foreach_copy_(buffers, sources, non_blocking=True)
@@ -142,31 +131,15 @@ class StagingBuffers:
                 torch.accelerator.synchronize(device)
 
 
-def _allocate(tensors: Mapping[str, Tensor], old: TensorFile | None) -> TensorFile:
-    if old is not None and list(_describe({"": tensors})) == list(_describe({"": old.tensors})):
-        return old
-    return allocate_file(tensors)
-
-
 def _describe(tensors: Named) -> Iterator[tuple[str, str, torch.Size, torch.dtype]]:
     for kind, named in tensors.items():
         for name, tensor in named.items():
             yield kind, name, tensor.shape, tensor.dtype
 
 
-def _flatten(tensors: Named) -> list[Tensor]:
-    return [tensor for named in tensors.values() for tensor in named.values()]
-
-
 @dataclass(frozen=True)
 class StateSnapshot:
-    """A State on the host.
-
-    Attributes:
-        step: global batches consumed.
-        layout: its tensors.
-        record: everything that is not a tensor, as JSON.
-    """
+    """A State on the host: its tensors are the layout's, and the record is the rest, as JSON."""
 
     step: int
     layout: StagingBuffers
@@ -187,43 +160,47 @@ class SnapshotStager:
         self._layout = StagingBuffers({})
 
     def take(self, state: State, *, cycle: int | None = None) -> StateSnapshot:
-        """Copy the state to the host.
-
-        Args:
-            state: what is saved; waits for its device.
-            cycle: the cycle of the schedule that ended here, from 1.
+        """Copy the state to the host, waiting for its device; `cycle` is one that ended here.
 
         Raises:
             CheckpointError: part of the state cannot be encoded.
         """
         base = omitted_weights(state) if state.base else {}
         model, aliases, extra = _model_tensors(state, base)
-        optimizers = {name: encode_optimizer(name, state) for name in state.optimizers}
-        callback_tensors, callback_states = encode_states(state.callback_states)
+        tensors: dict[str, Mapping[str, Tensor | TensorShard]] = {"model": model}
+        optimizers, slots = {}, dict[str, Tensor | TensorShard]()
+        for name in state.optimizers:
+            found, optimizers[name] = encode_optimizer(name, state)
+            slots |= found
+        tensors["optimizer"] = slots
+        callbacks: dict[str, Tensor] = {}
         record = {
-            **_numbers(state, cycle),
+            "progress": state.progress._asdict(),
+            "counts": vars(state.counts),
+            "best": vars(state.best),
+            "plateau": vars(state.plateau),
+            "spikes": {**vars(state.spikes), "losses": [*state.spikes.losses]},
+            "cycle": cycle,
+            "scaler": state.scaler.state_dict(),
             "metadata": state.metadata,
             "aliases": aliases,
             "extra": extra,
             "base": base,
-            "optimizers": {name: encoded for name, (_, encoded) in optimizers.items()},
-            CALLBACK_STATES: callback_states,
-        }
-        tensors: dict[str, Mapping[str, Tensor | TensorShard]] = {
-            "model": model,
-            "optimizer": {
-                key: tensor for found, _ in optimizers.values() for key, tensor in found.items()
+            "optimizers": optimizers,
+            CALLBACK_STATES: {
+                name: encode(name, owner.state_dict(), callbacks)
+                for name, owner in state.callback_states.items()
             },
         }
-        if callback_tensors:
-            tensors[CALLBACK_STATES] = callback_tensors
+        if callbacks:
+            tensors[CALLBACK_STATES] = callbacks
         if buffers := changed_buffers(state.model, state.built):
             tensors[BUFFERS] = buffers
         average = state.average
         if average is not None and average.n_updates(state.progress.steps_taken):
             tensors["average"] = average.tensors
-        extents: Extents = _NO_EXTENTS
         local: Any = tensors
+        extents = _ALL_FULL
         if is_shared(state):
             local, extents = local_tensors(tensors, is_first=self._is_first)
         layout = self._copy(local, extents)
@@ -266,18 +243,6 @@ def check_can_be_saved(state: State, *, is_started: bool = True) -> None:
         tensors |= {} if state.average is None else state.average.tensors
     for name, tensor in tensors.items():
         safetensors_dtype(name, tensor.dtype)
-
-
-def _numbers(state: State, cycle: int | None) -> dict[str, Any]:
-    return {
-        "progress": state.progress._asdict(),
-        "counts": vars(state.counts),
-        "best": vars(state.best),
-        "plateau": vars(state.plateau),
-        "spikes": {**vars(state.spikes), "losses": [*state.spikes.losses]},
-        "cycle": cycle,
-        "scaler": state.scaler.state_dict(),
-    }
 
 
 def _model_tensors(

@@ -24,16 +24,17 @@ from typing import Any
 from surestep.base.errors import CheckpointError, ParallelError
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.state.state import State
-from surestep.record.checkpoint.errors import checkpoint_error, lacks_memory
-from surestep.record.checkpoint.manifest import MANIFEST, RECORD, manifest_text, read_manifest
-from surestep.record.checkpoint.reader import check_readable
-from surestep.record.checkpoint.staging import SnapshotStager, StateSnapshot
-from surestep.record.checkpoint.state_json import (
-    CheckpointInfo,
-    info_from_record,
-    parse_state_json,
+from surestep.record.checkpoint.manifest import (
+    MANIFEST,
+    RECORD,
+    checkpoint_error,
+    lacks_memory,
+    manifest_text,
+    read_manifest,
 )
-from surestep.record.io import NAME_TAKEN, dumps, fsync, os_error_hint, temp_name
+from surestep.record.checkpoint.reader import check_readable, parse_state_json
+from surestep.record.checkpoint.staging import SnapshotStager, StateSnapshot
+from surestep.record.io import dumps, fsync, os_error_hint, publish, temp_name
 from surestep.record.safetensors_writer import FileDigest, write_into
 
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -61,32 +62,19 @@ class CheckpointFiles:
             os.close(self._open.popitem()[1])
 
     def write(self, name: str, parts: Sequence[Any]) -> None:
-        """Write buffers as a new file, whose writeback starts while the next file is hashed.
-
-        Raises:
-            OSError: the disk is full or not writable.
-        """
+        """Write buffers as a new file, whose writeback starts while the next file is hashed."""
         self._open[name] = os.open(f"{self.folder}/{name}", _NEW, 0o666)
         self.files[name] = write_into(self._open[name], parts)
         _drop_cache(self._open[name])
 
     def sync(self) -> None:
-        """Make the files, and then their names, survive a power cut.
-
-        Raises:
-            OSError: the disk is full or not writable.
-        """
+        """Make the files, and then their names, survive a power cut."""
         for descriptor in self._open.values():
             os.fsync(descriptor)
         fsync(self.folder)
 
     def verify(self) -> None:
-        """Read the files from the disk, not the page cache, and compare them with their hashes.
-
-        Raises:
-            CorruptCheckpointError: a file has other bytes than were written.
-            CheckpointError: a file cannot be read.
-        """
+        """Read the files from the disk, not the page cache, and compare them with their hashes."""
         for name, descriptor in self._open.items():
             try:
                 sha256 = _sha256(descriptor, self.files[name].bytes)
@@ -112,27 +100,8 @@ def _sha256(descriptor: int, size: int) -> str:
     return digest.hexdigest()
 
 
-def snapshot_all_ranks(take: Callable[[], StateSnapshot], world: Communicator) -> StateSnapshot:
-    """Take a snapshot on every rank; if one rank fails, all raise.
-
-    Raises:
-        CheckpointError: part of the state cannot be encoded, here or on another rank.
-    """
-    try:
-        snapshot = take()
-    except CheckpointError as error:
-        world.all_gather_text(str(error))
-        raise
-    for rank, text in enumerate(world.all_gather_text("")):
-        if text:
-            raise CheckpointError(f"Rank {rank} cannot be saved: {text}")
-    return snapshot
-
-
-def write_checkpoint(
-    folder: Path, snapshot: StateSnapshot, world: Communicator = ALONE
-) -> CheckpointInfo:
-    """Write a snapshot as `folder/step-XXXXXXXX`; return its step, and on rank 0 its metrics.
+def write_checkpoint(folder: Path, snapshot: StateSnapshot, world: Communicator = ALONE) -> Path:
+    """Write a snapshot as `folder/step-XXXXXXXX`; return that path.
 
     All ranks call this, and all of them return or all raise.
 
@@ -147,18 +116,16 @@ def write_checkpoint(
     """
     final = folder / f"step-{snapshot.step:08d}"
     temporary = temp_name(final, "tmp")  # rank 0's name, which it sends to the others
-    info = CheckpointInfo(snapshot.step, {}, final)
 
     def run(act: Callable[[], Any], *, first_only: bool = False) -> list[Any]:
         return _run_on_all(world, final, act if world.is_first or not first_only else lambda: None)
 
     def finish() -> None:
-        nonlocal info
-        info = info_from_record(final, _finish(temporary, snapshot, written))
+        _finish(temporary, snapshot, written)
         publish(temporary, final)
 
     try:
-        names = run(lambda: make_temp_dir(temporary), first_only=True)
+        names = run(lambda: _make_temp_dir(temporary), first_only=True)
         temporary = final.with_name(names[0])
         written = run(lambda: _write_shard(temporary, snapshot, record=world.is_first))
         run(finish, first_only=True)
@@ -166,15 +133,11 @@ def write_checkpoint(
         if world.is_first:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
-    return info
+    return final
 
 
 def _run_on_all(world: Communicator, final: Path, act: Callable[[], Any]) -> list[Any]:
-    """Run a function on every rank; return the results of all, or raise the same error on all.
-
-    Raises:
-        CheckpointError: it failed on some rank; the message names the first ranks that failed.
-    """
+    """Run a function on every rank; return the results of all, or raise the same error on all."""
     cause: BaseException | None = None
     try:
         answer = {"result": act()}
@@ -184,19 +147,16 @@ def _run_on_all(world: Communicator, final: Path, act: Callable[[], Any]) -> lis
     expected = isinstance(cause, (OSError, CheckpointError)) or lacks_memory(cause)
     if cause is not None and not expected:
         raise cause
-    failed = {rank: answer for rank, answer in enumerate(answers) if "failed" in answer}
+    failed = [f"rank {rank}: {a['failed']}" for rank, a in enumerate(answers) if "failed" in a]
     if not failed:
         return [answer["result"] for answer in answers]
-    if world.size == 1 and isinstance(cause, CheckpointError) and not lacks_memory(cause):
-        raise cause
-    shown = [
-        f"rank {rank}: {failure['failed']}" if len(answers) > 1 else str(failure["failed"])
-        for rank, failure in list(failed.items())[:_MAX_SHOWN]
-    ]
-    more = f"; and {len(failed) - _MAX_SHOWN} more" if len(failed) > _MAX_SHOWN else ""
-    hint = next((failure["hint"] for failure in failed.values() if failure["hint"]), "")
+    if world.size == 1:
+        if isinstance(cause, CheckpointError) and not lacks_memory(cause):
+            raise cause
+        failed = [answer["failed"]]
+    hint = next((answer["hint"] for answer in answers if answer.get("hint")), "")
     raise CheckpointError(
-        f"{final} could not be written: {'; '.join(shown)}{more}. Earlier checkpoints are "
+        f"{final} could not be written: {'; '.join(failed[:_MAX_SHOWN])}. Earlier checkpoints are "
         f"unchanged. {hint}".rstrip()
     ) from cause
 
@@ -207,8 +167,7 @@ def _describe_failure(error: BaseException) -> dict[str, Any]:
         return {"failed": "there is not enough memory", "hint": hint}
     if isinstance(error, OSError):
         return {"failed": error.strerror or str(error), "hint": os_error_hint(error)}
-    failed = str(error) if isinstance(error, CheckpointError) else repr(error)
-    return {"failed": failed, "hint": ""}
+    return {"failed": str(error) if isinstance(error, CheckpointError) else repr(error)}
 
 
 def _gather(world: Communicator, final: Path, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -221,16 +180,11 @@ def _gather(world: Communicator, final: Path, answer: Mapping[str, Any]) -> list
         ) from error
 
 
-def make_temp_dir(temporary: Path) -> str:
+def _make_temp_dir(temporary: Path) -> str:
     """Create the folder that the files are written into, without stale content; return its name."""
-    try:
-        temporary.mkdir()
-    except FileNotFoundError:
-        temporary.parent.mkdir(exist_ok=True)  # not parents=True: a missing run folder is an error
-        temporary.mkdir()
-    except FileExistsError:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.parent.mkdir(exist_ok=True)  # not parents=True: a missing run folder is an error
+    temporary.mkdir()
     return temporary.name
 
 
@@ -246,29 +200,22 @@ def _write_shard(folder: Path, snapshot: StateSnapshot, *, record: bool) -> dict
     return {"files": written.files, "tensors": snapshot.layout.text}
 
 
-def _finish(
-    folder: Path, snapshot: StateSnapshot, shards: Sequence[Mapping[str, Any]]
-) -> Mapping[str, Any]:
-    """Write the manifest; return the record of a checkpoint that can be loaded.
-
-    Raises:
-        CorruptCheckpointError: it could not be loaded.
-    """
+def _finish(folder: Path, snapshot: StateSnapshot, shards: Sequence[Mapping[str, Any]]) -> None:
+    """Write the manifest, and check that the checkpoint can be loaded."""
     files = {name: FileDigest(*file) for shard in shards for name, file in shard["files"].items()}
-    tensors = merge_tensors([shard["tensors"] for shard in shards])
+    tensors = _merge_tensors([shard["tensors"] for shard in shards])
     with CheckpointFiles(folder) as written:
         written.write(MANIFEST, [manifest_text(snapshot.step, files, tensors).encode()])
         written.sync()
         written.verify()
-    return _check_loadable(folder, snapshot, tensors)
+    parse_state_json(folder, snapshot.record, snapshot.step)
+    if snapshot.layout.readable != tensors:  # the headers may have changed
+        check_readable(folder, read_manifest(folder))
+        snapshot.layout.readable = tensors
 
 
-def merge_tensors(texts: Sequence[str]) -> str:
-    """Return the manifest's text about tensors from the texts of all ranks.
-
-    Raises:
-        CheckpointError: ranks disagree about a tensor.
-    """
+def _merge_tensors(texts: Sequence[str]) -> str:
+    """Return the manifest's text about tensors from the texts of all ranks, which must agree."""
     if len(texts) == 1:
         return texts[0]
     merged: dict[str, dict[str, Any]] = {}
@@ -284,39 +231,6 @@ def merge_tensors(texts: Sequence[str]) -> str:
                     )
                 first["slices"] += entry["slices"]
     return dumps(merged)
-
-
-def _check_loadable(folder: Path, snapshot: StateSnapshot, tensors: str) -> Mapping[str, Any]:
-    """Return state.json as it would be loaded; headers are read only if they may have changed.
-
-    Raises:
-        CorruptCheckpointError: loading would reject it.
-    """
-    record = parse_state_json(folder, snapshot.record, snapshot.step)
-    if snapshot.layout.readable != tensors:
-        check_readable(folder, read_manifest(folder))
-        snapshot.layout.readable = tensors
-    return record
-
-
-def publish(temporary: Path, final: Path) -> None:
-    """Rename the temporary folder to its final name; an existing one is replaced."""
-    old: Path | None = None
-    try:
-        temporary.rename(final)
-    except OSError as error:
-        if error.errno not in NAME_TAKEN:
-            raise
-        old = temp_name(final, "old")
-        final.rename(old)
-        try:
-            temporary.rename(final)
-        except OSError:
-            old.rename(final)
-            raise
-    fsync(final.parent)
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -343,7 +257,7 @@ class AsyncSaver:
 
     Args:
         folder: of the checkpoints.
-        prune: called with each that was written; deletes older ones.
+        prune: deletes older ones; called after each that was written.
         background: write in a thread.
         world: the ranks that write together, each with its own saver.
     """
@@ -351,7 +265,7 @@ class AsyncSaver:
     def __init__(
         self,
         folder: Path,
-        prune: Callable[[CheckpointInfo], object],
+        prune: Callable[[], object],
         *,
         background: bool,
         world: Communicator = ALONE,
@@ -370,13 +284,17 @@ class AsyncSaver:
         Args:
             state: what is saved; waits for its device.
             cycle: the cycle of the schedule that ended here, from 1; such checkpoints are kept.
-
-        Raises:
-            CheckpointError: part of the state cannot be encoded.
         """
         start = time.perf_counter()
         self.wait()  # the previous save is using the buffers
-        snapshot = snapshot_all_ranks(lambda: self._staging.take(state, cycle=cycle), self.world)
+        try:
+            snapshot = self._staging.take(state, cycle=cycle)
+        except CheckpointError as error:
+            self.world.all_gather_text(str(error))
+            raise
+        for rank, text in enumerate(self.world.all_gather_text("")):
+            if text:
+                raise CheckpointError(f"Rank {rank} cannot be saved: {text}")
         if not self.background:
             self._write(snapshot, start, None)
             return
@@ -395,18 +313,14 @@ class AsyncSaver:
 
     def outcomes(self) -> list[SaveResult]:
         """Return the results of the saves that are done, each once."""
-        done = []
-        while self._done:
-            done.append(self._done.pop(0))
-        return done
+        return [self._done.pop(0) for _ in range(len(self._done))]
 
     def _write(self, snapshot: StateSnapshot, start: float, copied: float | None) -> None:
         path: Path | None = None
         failed: Exception | None = None
         try:
-            saved = write_checkpoint(self.folder, snapshot, self.world.background)
-            path = saved.path
-            self.prune(saved)
+            path = write_checkpoint(self.folder, snapshot, self.world.background)
+            self.prune()
         except OSError as error:
             failed = CheckpointError(
                 f"{error.filename or self.folder} could not be deleted: {error.strerror or error}."

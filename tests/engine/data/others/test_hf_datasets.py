@@ -34,11 +34,11 @@ def streamed(shards=2):
 
 
 def batches(train, epoch=0, start=0, **said):
-    feed = tiny.train_feed({"train": train, "loss": lambda o, t: o.mean()}, **said)
+    loader = tiny.train_loader({"train": train, "loss": lambda o, t: o.mean()}, **said)
     try:
-        return list(feed.batches(epoch, start))
+        return list(loader.batches(epoch, start))
     finally:
-        feed.close()
+        loader.close()
 
 
 def inputs_of(found):
@@ -57,8 +57,8 @@ def test_python_columns_of_an_hf_dataset_go_through_collate_fn():
         return default_collate([(torch.tensor(each["x"]), each["label"]) for each in samples])
 
     parts = {"train": placed(), "collate_fn": collate, "loss": lambda o, t: o.mean()}
-    batch = next(tiny.train_feed(parts).batches(0))
-    expected = next(tiny.train_feed({"train": (X, Y)}).batches(0))
+    batch = next(tiny.train_loader(parts).batches(0))
+    expected = next(tiny.train_loader({"train": (X, Y)}).batches(0))
     assert torch.equal(batch.micro_batches[0].args[0], expected.micro_batches[0].args[0])
 
 

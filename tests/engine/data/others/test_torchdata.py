@@ -45,9 +45,9 @@ def threaded():
 
 def inputs_of(train, start=0, **said):
     parts = {"train": train, "loss": lambda o, t: o.mean()}
-    feed = tiny.train_feed(parts, **{"max_steps": 6, **said})
-    found = list(feed.batches(0, start))
-    feed.close()
+    loader = tiny.train_loader(parts, **{"max_steps": 6, **said})
+    found = list(loader.batches(0, start))
+    loader.close()
     return torch.cat([micro.args[0] for batch in found for micro in batch.micro_batches])
 
 

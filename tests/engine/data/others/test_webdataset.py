@@ -39,9 +39,9 @@ def sample(row):
 
 def inputs_of(train, epoch=0, start=0, **said):
     parts = {"train": train, "loss": lambda o, t: o.mean()}
-    feed = tiny.train_feed(parts, **{"max_steps": 6, **said})
-    found = list(feed.batches(epoch, start))
-    feed.close()
+    loader = tiny.train_loader(parts, **{"max_steps": 6, **said})
+    found = list(loader.batches(epoch, start))
+    loader.close()
     return torch.cat([micro.args[0] for batch in found for micro in batch.micro_batches])
 
 

@@ -46,8 +46,11 @@ def by_history():
     [
         (by_history(), r"gave two orders for the same seed and epoch.* depend on \(seed, epoch\)"),
         (lambda seed, epoch: range(epoch + 1), "gave 2 indices for epoch 2, and its length is 1"),
-        (lambda seed, epoch: [0, 10], "indices from 0 to 10, and there are 10 training samples"),
-        (lambda seed, epoch: [-1], "indices from -1 to -1"),
+        (
+            lambda seed, epoch: [0, 10],
+            r"from 0 to 10 for epoch 1, and there are 10 training samples",
+        ),
+        (lambda seed, epoch: [-1], "from -1 to -1"),
         (lambda seed, epoch: [], r"of shape \(0,\) for epoch 1"),
         (lambda seed, epoch: torch.rand(3), "gave torch.float32"),
     ],

@@ -62,11 +62,11 @@ def test_shares_are_rounded_to_counts_that_add_up(samples):
     [
         (
             lambda: samplers.mixture({"a": 7, "b": 3}),
-            r"add up to 10, .* mixture\(\{'a': 0.7, 'b': 0.3",
+            r"shares \{'a': 7, 'b': 3\}, which add up to 10\. Give shares above 0",
         ),
-        (lambda: samplers.mixture({"a": 1.0, "b": 0.0}), "share of 'b' is 0.0"),
-        (lambda: samplers.mixture({"a": 1.5, "b": -0.5}), "share of 'b' is -0.5"),
-        (lambda: samplers.mixture({"a": float("nan")}), "share of 'a' is nan"),
+        (lambda: samplers.mixture({"a": 1.0, "b": 0.0}), "above 0"),
+        (lambda: samplers.mixture({"a": 1.5, "b": -0.5}), "'b': -0.5"),
+        (lambda: samplers.mixture({"a": float("nan")}), "add up to nan"),
         (lambda: samplers.mixture(SHARES, 0), r"samples=0\) draws nothing"),
         (
             lambda: samplers.mixture({"books": 0.5, "cod": 0.5}).bind(DATA),

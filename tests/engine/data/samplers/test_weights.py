@@ -4,7 +4,6 @@ from torch.utils.data import WeightedRandomSampler
 
 from surestep import derive_seed, samplers
 from surestep.base.errors import DataError
-from surestep.engine.data.samplers import weights as drawn
 from surestep.engine.plan.batching import BatchLayout, DatasetView
 
 WEIGHTS = [0.0, 1.0, 2.0, 5.0, 0.5]
@@ -24,24 +23,13 @@ def test_weighted_order_equals_torchs_weighted_random_sampler(samples, replaceme
     assert not torch.equal(order.indices(7, 4, 8), order.indices(7, 3, 8))
 
 
-@pytest.mark.parametrize("limit", [2**24, 4], ids=["multinomial", "above its limit"])
-def test_samples_are_drawn_in_proportion_to_their_weights(monkeypatch, limit):
-    monkeypatch.setattr(drawn, "MULTINOMIAL_LIMIT", limit)
+def test_samples_are_drawn_in_proportion_to_their_weights():
     order = samplers.weighted(WEIGHTS, 40_000).bind(FIVE)
     counts = torch.bincount(order.indices(0, 0, 8), minlength=5).double()
     expected = torch.tensor(WEIGHTS, dtype=torch.float64) / sum(WEIGHTS) * 40_000
     assert counts[0] == 0
     # chi-squared with 3 degrees of freedom: above 16.3 for one seed in a thousand
     assert float(((counts - expected)[1:] ** 2 / expected[1:]).sum()) < 16.3
-
-
-def test_draws_without_replacement_work_beyond_the_multinomial_limit(monkeypatch):
-    monkeypatch.setattr(drawn, "MULTINOMIAL_LIMIT", 4)
-    order = samplers.weighted(WEIGHTS, 2, replacement=False).bind(FIVE)
-    pairs = torch.stack([order.indices(0, epoch, 8) for epoch in range(2000)])
-    assert bool((pairs[:, 0] != pairs[:, 1]).all())
-    first = torch.bincount(pairs[:, 0], minlength=5) / 2000
-    assert first.tolist() == pytest.approx([0, 1 / 8.5, 2 / 8.5, 5 / 8.5, 0.5 / 8.5], abs=0.03)
 
 
 @pytest.mark.parametrize("labels", [None, LABELS], ids=["targets", "labels"])
@@ -68,11 +56,12 @@ def test_labels_can_have_gaps_if_the_number_of_classes_is_not_set():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: samplers.weighted([1, -2, 1]), r"weight of sample 1 is -2\.0\. Give weighted\(\)"),
-        (lambda: samplers.weighted([1, float("nan")]), "weight of sample 1 is nan"),
-        (lambda: samplers.weighted([1, float("inf")]), "weight of sample 1 is inf"),
-        (lambda: samplers.weighted([0, 0]), "All weights are 0"),
-        (lambda: samplers.weighted([[1.0]]), r"weights have shape \(1, 1\)"),
+        (lambda: samplers.weighted([1, -2, 1]), r"\[1\.0, -2\.0, 1\.0\]\. Give one finite weight"),
+        (lambda: samplers.weighted([1, float("nan")]), "such as .*nan"),
+        (lambda: samplers.weighted([1, float("inf")]), "such as .*inf"),
+        (lambda: samplers.weighted([0, 0]), "and some above 0"),
+        (lambda: samplers.weighted([[1.0]]), r"weights of shape \(1, 1\)"),
+        (lambda: samplers.weighted(1.0), r"weights of shape \(\), such as \[1\.0\]"),
         (lambda: samplers.weighted(WEIGHTS, 0), r"weighted\(samples=0\) draws nothing"),
         (lambda: samplers.weighted([1.0] * 4).bind(FIVE), "4 weights and 5 training samples"),
         (
@@ -81,8 +70,12 @@ def test_labels_can_have_gaps_if_the_number_of_classes_is_not_set():
         ),
         (lambda: samplers.balanced().bind(FIVE), "finds no targets .* Give it the classes"),
         (lambda: samplers.balanced([0, 1]).bind(FIVE), r"each of the 5 samples, .* shape \(2,\)"),
+        (lambda: samplers.balanced([]).bind(FIVE), r"each of the 5 samples, .* shape \(0,\)"),
         (lambda: samplers.balanced([0.5] * 5).bind(FIVE), "got torch.float32"),
-        (lambda: samplers.balanced([0, -100, 1, 1, 1]).bind(FIVE), "smallest label is -100"),
+        (
+            lambda: samplers.balanced([0, -100, 1, 1, 1]).bind(FIVE),
+            r"shape \(5,\), such as \[0, -100",
+        ),
         (
             lambda: samplers.balanced([0, 0, 2, 2, 2], classes=3).bind(FIVE),
             r"each class from 0 to 2, and the data has no sample of class 1",

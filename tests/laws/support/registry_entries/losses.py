@@ -126,9 +126,7 @@ SGD = {"optim": {"name": "sgd", "lr": 0.1}}
 
 ENTRIES = {
     "binary": Entry(
-        Wrong(
-            "went through a sigmoid", parts=lambda: {"model": nn.Sequential(vector(), nn.Sigmoid())}
-        ),
+        Wrong("as after a sigmoid", parts=lambda: {"model": nn.Sequential(vector(), nn.Sigmoid())}),
         parts=trains(lambda: losses.binary(pos_weight="balanced"), vector, random(N)),
     ),
     "multiclass": Entry(
@@ -160,7 +158,7 @@ ENTRIES = {
         parts=trains(lambda: losses.huber(delta=0.3), columns, figures(N, 3)),
     ),
     "quantile": Entry(
-        Wrong("one for each of the 3 quantiles", parts=lambda: {"train": (X, figures(N, 3))}),
+        Wrong("number for each of the 3 quantiles", parts=lambda: {"train": (X, figures(N, 3))}),
         parts=trains(lambda: "quantile", columns, figures(N)),
     ),
     "margin": Entry(
@@ -192,7 +190,7 @@ ENTRIES = {
     ),
     "distillation": Entry(
         Wrong(
-            "takes the teacher's logits beside the labels",
+            "or let the targets be",
             parts=lambda: {"train": (X, CLASSES), "inputs": None},
         ),
         parts=trains(

@@ -58,7 +58,7 @@ ENTRIES = {
         **{"name": "inverse_sqrt", "warmup": "3 steps"},
     ),
     "warmup_stable_decay": of(
-        "together are longer than the run",
+        "longer than the run",
         {"decay": "80%"},
         **{"name": "warmup_stable_decay", "warmup": "25%", "decay": "50%"},
     ),

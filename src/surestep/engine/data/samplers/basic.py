@@ -41,30 +41,17 @@ class BasicOrder:
 
 @dataclass(frozen=True, eq=False)
 class CustomOrder:
-    """Indices from `read(seed, epoch)`, which is checked to repeat.
-
-    Attributes:
-        read: returns the indices of an epoch.
-        what: its name in errors.
-        instead: what to do if it cannot be used.
-        length: positions of an epoch; None until the first epoch was read.
-        count: number of samples.
-        name: its name in the Plan.
-    """
+    """Indices from `read(seed, epoch)`, which is checked to repeat."""
 
     read: Callable[[int, int], Iterable[int]]
-    what: str
-    instead: str
-    length: int | None = None
-    count: int = 0
+    what: str  # its name in errors
+    instead: str  # what to do if it cannot be used
+    length: int | None = None  # positions of an epoch; None until the first epoch was read
+    count: int = 0  # of samples
     name: str = "own"
 
     def bind(self, samples: DatasetView) -> "CustomOrder":
-        """Return the order over this data, after reading two epochs and one of them again.
-
-        Raises:
-            DataError: an epoch does not repeat, differs in length, or holds an invalid index.
-        """
+        """Return the order over this data, after reading two epochs and one of them again."""
         found = replace(self, count=samples.count)
         first = found._read(0, 0)
         found = replace(found, length=len(first) if self.length is None else self.length)
@@ -81,11 +68,7 @@ class CustomOrder:
         return self.length
 
     def indices(self, seed: int, epoch: int, batch_size: int) -> Tensor:
-        """Return the indices of an epoch.
-
-        Raises:
-            DataError: they are not as many as in the first epoch, or one is invalid.
-        """
+        """Return the indices of an epoch."""
         found = self._read(seed, epoch)
         if len(found) != len(self):
             raise DataError(
@@ -100,15 +83,13 @@ class CustomOrder:
             found = self.read(seed, epoch)
             if not isinstance(found, Tensor):
                 found = torch.tensor([int(index) for index in found], dtype=torch.int64)
-        if found.dim() != 1 or not len(found) or found.is_floating_point():
+        is_index = found.dim() == 1 and bool(len(found)) and not found.is_floating_point()
+        if not is_index or int(found.min()) < 0 or int(found.max()) >= self.count:
+            values = f" from {found.min()} to {found.max()}" if found.numel() else ""
             raise DataError(
-                f"{self.what} gave {found.dtype} of shape {tuple(found.shape)} for epoch "
-                f"{epoch + 1}. Give one index for each position. {self.instead}"
-            )
-        if int(found.min()) < 0 or int(found.max()) >= self.count:
-            raise DataError(
-                f"{self.what} gave indices from {int(found.min())} to {int(found.max())}, and "
-                f"there are {self.count} training samples. {self.instead}"
+                f"{self.what} gave {found.dtype} of shape {tuple(found.shape)}{values} for epoch "
+                f"{epoch + 1}, and there are {self.count} training samples. Give one index for "
+                f"each position. {self.instead}"
             )
         return found.long().cpu()
 

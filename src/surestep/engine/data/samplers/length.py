@@ -34,11 +34,7 @@ class ByLength:
     name: str = "by length"
 
     def bind(self, samples: DatasetView) -> "ByLength":
-        """Return the order over this data; a function is called on each sample.
-
-        Raises:
-            DataError: the lengths do not fit the samples, or one is negative.
-        """
+        """Return the order over this data; a function is called on each sample."""
         found = self.lengths
         if not isinstance(found, Tensor):
             found = torch.tensor([int(found(sample)) for sample in samples.each()])

@@ -17,26 +17,16 @@ class MixtureOrder:
 
     Each dataset is read in passes, each in a new order; an epoch continues the pass of the one
     before. The counts are the same in every epoch, so that position is a product.
-
-    Attributes:
-        shares: of each dataset, by name.
-        draws: positions of an epoch; None is the number of all samples.
-        sizes: number of samples of each dataset.
-        counts: how many samples of each dataset an epoch has.
     """
 
     shares: Mapping[str, float]
-    draws: int | None
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    counts: Mapping[str, int] = field(default_factory=dict)
+    draws: int | None  # positions of an epoch; None is the number of all samples
+    sizes: Mapping[str, int] = field(default_factory=dict)  # samples of each dataset
+    counts: Mapping[str, int] = field(default_factory=dict)  # of each dataset in an epoch
     name: str = "mixed"
 
     def bind(self, samples: DatasetView) -> "MixtureOrder":
-        """Return the order over these datasets.
-
-        Raises:
-            DataError: the shares have different names, or one is less than a sample.
-        """
+        """Return the order over these datasets."""
         sizes = samples.parts
         if set(sizes) != set(self.shares):
             there = f"the datasets {sorted(sizes)}" if sizes else "one dataset"
@@ -106,15 +96,11 @@ def mixture(shares: Mapping[str, float], samples: int | None = None) -> SampleOr
         DataError: a share is not positive, or the shares do not add up to 1.
     """
     total = math.fsum(shares.values())
-    bad = [name for name, share in shares.items() if not (share > 0 and math.isfinite(share))]
-    if bad:
+    if not math.isclose(total, 1.0, rel_tol=1e-6) or min(shares.values()) <= 0:
         raise DataError(
-            f"The share of {bad[0]!r} is {shares[bad[0]]}. Give mixture() shares above 0, or leave "
-            "the dataset out."
+            f"mixture() got the shares {dict(shares)}, which add up to {total:g}. Give shares "
+            "above 0 that add up to 1; to leave a dataset out, do not name it."
         )
-    if not math.isclose(total, 1.0, rel_tol=1e-6):
-        ones = ", ".join(f"{name!r}: {share / total:.4g}" for name, share in shares.items())
-        raise DataError(f"The shares add up to {total:g}, not 1. Did you mean mixture({{{ones}}})?")
     if samples is not None and samples < 1:
         raise DataError(f"mixture(samples={samples}) draws nothing. Use at least 1.")
     return MixtureOrder({name: share / total for name, share in shares.items()}, samples)

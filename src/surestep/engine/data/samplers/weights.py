@@ -9,32 +9,23 @@ from torch import Tensor
 from surestep.base.errors import DataError
 from surestep.engine.plan.batching import BatchLayout, DatasetView, SampleOrder, order_generator
 
-MULTINOMIAL_LIMIT = 2**24  # torch.multinomial takes no more categories
-
 
 @dataclass(frozen=True, eq=False)
 class Weighted:
     """Samples drawn by weight.
 
-    Attributes:
-        weights: of each sample, (samples,) float64; or a function that returns them for the data,
-            with a note for the Plan.
-        draws: positions of an epoch; None is the number of samples.
-        replacement: a sample may be drawn more than once in an epoch.
+    `weights` is of each sample, (samples,) float64, or a function that returns them for the data,
+    with a note for the Plan.
     """
 
     weights: Tensor | Callable[[DatasetView], tuple[Tensor, str]]
-    draws: int | None
+    draws: int | None  # positions of an epoch; None is the number of samples
     replacement: bool = True
     name: str = "weighted"
     note: str = ""
 
     def bind(self, samples: DatasetView) -> "Weighted":
-        """Return the order over this data.
-
-        Raises:
-            DataError: the weights do not fit the samples.
-        """
+        """Return the order over this data."""
         weights, note = self.weights, self.note
         if not isinstance(weights, Tensor):
             weights, note = weights(samples)
@@ -61,9 +52,7 @@ class Weighted:
         """Draw an epoch, as torch.utils.data.WeightedRandomSampler does under this generator."""
         assert isinstance(self.weights, Tensor), "bind() is called first"
         generator = order_generator(seed, epoch)
-        if len(self.weights) <= MULTINOMIAL_LIMIT:
-            return torch.multinomial(self.weights, len(self), self.replacement, generator=generator)
-        return _draw_many(self.weights, len(self), self.replacement, generator)
+        return torch.multinomial(self.weights, len(self), self.replacement, generator=generator)
 
     def explain(self, layout: BatchLayout, seed: int) -> str:
         """Describe how many samples are drawn from how many."""
@@ -71,22 +60,6 @@ class Weighted:
         how = "with" if self.replacement else "without"
         drawn = f"{len(self)} drawn {how} replacement from {len(self.weights)} samples"
         return f"{drawn}; {self.note}" if self.note else drawn
-
-
-def _draw_many(
-    weights: Tensor, draws: int, replacement: bool, generator: torch.Generator
-) -> Tensor:
-    """Draw from more samples than torch.multinomial takes.
-
-    Without replacement: the largest of log(u) / weight, which draws one after the other.
-    Source: Efraimidis and Spirakis 2006, https://doi.org/10.1016/j.ipl.2005.11.003
-    """
-    if not replacement:
-        drawn = torch.rand(len(weights), dtype=torch.float64, generator=generator)
-        return (drawn.log() / weights).topk(draws).indices
-    sums = weights.cumsum(0)
-    drawn = torch.rand(draws, dtype=torch.float64, generator=generator) * sums[-1]
-    return torch.searchsorted(sums, drawn, right=True).clamp_(max=len(weights) - 1)
 
 
 def weighted(
@@ -103,18 +76,13 @@ def weighted(
         DataError: a weight is negative, NaN or infinite, or all are zero.
     """
     found = torch.as_tensor(weights, dtype=torch.float64).cpu()
-    if found.dim() != 1 or not len(found):
+    are_valid = bool((torch.isfinite(found) & (found >= 0)).all())
+    if found.dim() != 1 or not are_valid or not bool(found.any()):
         raise DataError(
-            f"weights have shape {tuple(found.shape)}. Give weighted() one weight for each sample."
+            f"weighted() got weights of shape {tuple(found.shape)}, such as "
+            f"{found.flatten()[:8].tolist()}. Give one finite weight of at least 0 for each "
+            "sample, and some above 0."
         )
-    bad = (~torch.isfinite(found) | (found < 0)).nonzero().flatten()
-    if len(bad):
-        raise DataError(
-            f"The weight of sample {int(bad[0])} is {float(found[bad[0]])}. Give weighted() finite "
-            "weights of at least 0."
-        )
-    if not bool(found.any()):
-        raise DataError("All weights are 0, so there is nothing to draw. Give some samples more.")
     return Weighted(found, _check_draws(samples, "weighted"), replacement)
 
 
@@ -146,18 +114,15 @@ def _class_weights(labels: Tensor | None, samples: int, classes: int | None) -> 
             "balanced() finds no targets without loading every sample. Give it the classes: "
             "balanced(labels), one class index for each sample."
         )
-    if labels.dim() != 1 or labels.is_floating_point() or len(labels) != samples:
+    is_index = labels.dim() == 1 and not labels.is_floating_point() and len(labels) == samples
+    if not is_index or int(labels.min()) < 0:
         raise DataError(
-            f"balanced() takes one class index for each of the {samples} samples, and got "
-            f"{labels.dtype} of shape {tuple(labels.shape)}. Give balanced(labels), or "
+            f"balanced() takes one class index from 0 on for each of the {samples} samples, and "
+            f"got {labels.dtype} of shape {tuple(labels.shape)}, such as "
+            f"{labels.flatten()[:8].tolist()}. Give balanced(labels) without ignored ones, or "
             "weighted(weights)."
         )
     labels = labels.long()
-    if int(labels.min()) < 0:
-        raise DataError(
-            f"balanced() takes class indices from 0 on, and the smallest label is "
-            f"{int(labels.min())}. Give balanced(labels) without ignored ones."
-        )
     sizes = torch.bincount(labels, minlength=classes or 0)
     if classes is not None and (len(sizes) > classes or not bool(sizes.all())):
         empty = (sizes == 0).nonzero().flatten().tolist()

@@ -13,36 +13,35 @@ from surestep.engine.plan.context import PlanContext
 
 # Keys for speed and for output, which change no number.
 USER_KEYS = {
-    "": (
-        *("prescale_gradients", "gradient_predivide_factor", "steps_per_print"),
-        *("wall_clock_breakdown", "memory_breakdown", "dump_state", "log_level"),
-        *("disable_allgather", "disable_python_gc"),
-    ),
-    "zero_optimization": (
-        *("contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "allgather_partitions"),
-        *("allgather_bucket_size", "overlap_comm", "sub_group_size", "ignore_unused_parameters"),
-        *("use_multi_rank_bucket_allreduce", "parameter_alignment", "memory_efficient_linear"),
-        *("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"),
-        *("stage3_model_persistence_threshold", "stage3_max_live_parameters"),
-        *("stage3_max_reuse_distance", "stage3_gather_16bit_weights_on_model_save"),
-        *("stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential"),
-        *("zero_hpz_partition_size", "log_trace_cache_warnings", "enable_sanity_checks"),
-        *("offload_optimizer.pin_memory", "offload_optimizer.buffer_count"),
-        *("offload_optimizer.fast_init", "offload_optimizer.ratio", "offload_param.pin_memory"),
-        *("offload_param.buffer_count", "offload_param.buffer_size", "offload_param.max_in_cpu"),
-    ),
-    "fp16": ("hysteresis", "min_loss_scale", "consecutive_hysteresis"),
-    "comms_logger": ("enabled", "prof_all", "prof_ops", "verbose", "debug"),
-    "flops_profiler": (
-        *("enabled", "recompute_fwd_factor", "profile_step", "module_depth", "top_modules"),
-        *("detailed", "output_file"),
-    ),
-    "tensorboard": ("enabled", "output_path", "job_name"),
-    "csv_monitor": ("enabled", "output_path", "job_name"),
-    "wandb": ("enabled", "group", "team", "project"),
-    "aio": ("block_size", "queue_depth", "intra_op_parallelism", "single_submit", "overlap_events"),
+    "": """
+        prescale_gradients gradient_predivide_factor steps_per_print wall_clock_breakdown
+        memory_breakdown dump_state log_level disable_allgather disable_python_gc
+    """,
+    "zero_optimization": """
+        contiguous_gradients reduce_scatter reduce_bucket_size allgather_partitions
+        allgather_bucket_size overlap_comm sub_group_size ignore_unused_parameters
+        use_multi_rank_bucket_allreduce parameter_alignment memory_efficient_linear
+        stage3_prefetch_bucket_size stage3_param_persistence_threshold
+        stage3_model_persistence_threshold stage3_max_live_parameters stage3_max_reuse_distance
+        stage3_gather_16bit_weights_on_model_save stage3_use_all_reduce_for_fetch_params
+        stage3_allgather_sequential zero_hpz_partition_size log_trace_cache_warnings
+        enable_sanity_checks offload_optimizer.pin_memory offload_optimizer.buffer_count
+        offload_optimizer.fast_init offload_optimizer.ratio offload_param.pin_memory
+        offload_param.buffer_count offload_param.buffer_size offload_param.max_in_cpu
+    """,
+    "fp16": "hysteresis min_loss_scale consecutive_hysteresis",
+    "comms_logger": "enabled prof_all prof_ops verbose debug",
+    "flops_profiler": """
+        enabled recompute_fwd_factor profile_step module_depth top_modules detailed output_file
+    """,
+    "tensorboard": "enabled output_path job_name",
+    "csv_monitor": "enabled output_path job_name",
+    "wandb": "enabled group team project",
+    "aio": "block_size queue_depth intra_op_parallelism single_submit overlap_events",
 }
-PASSED = tuple(f"{table}.{key}".lstrip(".") for table, keys in USER_KEYS.items() for key in keys)
+PASSED = tuple(
+    f"{table}.{key}".lstrip(".") for table, keys in USER_KEYS.items() for key in keys.split()
+)
 # Keys and tables for which surestep has options.
 OPTIONS = {
     "train_batch_size": "batch_size",

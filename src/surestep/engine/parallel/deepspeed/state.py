@@ -48,17 +48,17 @@ class ZeroState:
         return {
             name: TensorMeta(
                 self._shape(parameter),
-                torch.float32 if self._is_trained(parameter) else parameter.dtype,
+                torch.float32 if parameter.requires_grad else parameter.dtype,
             )
             for name, parameter in self.named.items()
-            if self.is_cut or self._is_trained(parameter)
+            if self.is_cut or parameter.requires_grad
         }
 
     def weights(self) -> Iterator[tuple[str, TensorShard]]:
         """Yield the fp32 weights; of what is not trained, the only ones."""
         for index, name in enumerate(self.described()):
             parameter = self.named[name]
-            if self._is_trained(parameter):
+            if parameter.requires_grad:
                 cut = self._cut(name)
                 yield name, self._gathered(parameter, cut, cut.flat, index)
             else:
@@ -68,7 +68,7 @@ class ZeroState:
     def put_weight(self, name: str, whole: Tensor) -> None:
         """Give a parameter its value: the fp32 weights, and those that the model computes with."""
         parameter = self.named[name]
-        if self._is_trained(parameter):
+        if parameter.requires_grad:
             self._put(self._cut(name), self._cut(name).flat, whole)
         if not self.is_cut:
             parameter.data.copy_(whole)
@@ -82,10 +82,10 @@ class ZeroState:
 
     def slots(self, optimizer: str) -> Iterator[tuple[str, str, TensorShard]]:
         """Yield the optimizer's state: gathered, or one number for all shards."""
-        index = 0
+        index, state = 0, self.engine.optimizer.optimizer.state
         for name in self.group_of:
             cut = self._cut(name)
-            for slot, value in sorted(self._state.get(cut.flat, {}).items()):
+            for slot, value in sorted(state.get(cut.flat, {}).items()):
                 if isinstance(value, Tensor) and value.shape == cut.flat.shape:
                     yield name, slot, self._gathered(self.named[name], cut, value, index)
                 elif isinstance(value, Tensor):
@@ -95,7 +95,7 @@ class ZeroState:
     def put_slots(self, optimizer: str, parameter: str, slots: Mapping[str, Tensor]) -> None:
         """Give a parameter's optimizer state its values, in state that may not be there yet."""
         cut = self._cut(parameter)
-        state = self._state[cut.flat]
+        state = self.engine.optimizer.optimizer.state[cut.flat]
         shape = self._shape(self.named[parameter])
         for slot, value in slots.items():
             if tuple(value.shape) != shape:
@@ -104,13 +104,6 @@ class ZeroState:
             if slot not in state:
                 state[slot] = torch.zeros_like(cut.flat)
             self._put(cut, state[slot], value)
-
-    @property
-    def _state(self) -> Any:
-        return self.engine.optimizer.optimizer.state
-
-    def _is_trained(self, parameter: Tensor) -> bool:
-        return parameter.requires_grad
 
     def _shape(self, parameter: Any) -> tuple[int, ...]:
         return tuple(parameter.ds_shape if self.is_cut else parameter.shape)

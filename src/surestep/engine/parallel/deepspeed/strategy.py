@@ -15,7 +15,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,8 +27,7 @@ from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.parallel.deepspeed.state import ZeroState
 from surestep.engine.parallel.distributed import DistributedStrategy
 from surestep.engine.parallel.manual_allreduce import broadcast_module
-from surestep.engine.parallel.nonfinite_guard import all_finite
-from surestep.engine.parallel.single import NO_GRADIENT, NOTHING
+from surestep.engine.parallel.single import NO_GRADIENT, NOTHING, all_finite
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import WHOLE, State
 from surestep.engine.step_outcome import GradNorm, StepOutcome
@@ -52,7 +50,7 @@ class DeepSpeedStrategy(DistributedStrategy):
     """
 
     copies_model = False
-    has_zero_stages = True
+    takes = ("zero_stage", "deepspeed", "offload")
     extra = "deepspeed"
     has_param_grads = False
     runs_manual_steps = False
@@ -77,7 +75,7 @@ class DeepSpeedStrategy(DistributedStrategy):
         self.module = self.engine
         self.max_norm = None  # DeepSpeed clips, by "gradient_clipping"
         self.step = self._step
-        self.unscale = _nothing
+        self.unscale = lambda: None  # DeepSpeed does it in its step
         # bf16 with stage 1 uses a different optimizer: each rank has the gradients of all.
         self.has_all_grads = hasattr(self.engine.optimizer, "fp32_groups_gradient_flat_partition")
         self.offloads = plan.parallel_offload != "off"
@@ -87,7 +85,7 @@ class DeepSpeedStrategy(DistributedStrategy):
         self.has_buffers = any(True for _ in state.model.buffers())
         self._reached: set[str] = set()
         self._hooks = [
-            parameter.register_hook(partial(self._note_gradient, name))
+            parameter.register_hook(lambda _, name=name: self._reached.add(name))
             for name, parameter in zip(self.names, self.parameters, strict=True)
         ]
 
@@ -116,10 +114,7 @@ class DeepSpeedStrategy(DistributedStrategy):
         self.engine.backward(loss_sum * (self.world.size / items), scale_wrt_gas=False)
 
     def clip_grad_norm(self) -> GradNorm:
-        """Measure the norm over all ranks; DeepSpeed clips by it in its step.
-
-        Above stage 0 each rank has shards of gradients, so there are no norms of parameters.
-        """
+        """Measure the norm over all ranks, above stage 0 of all parameters together."""
         if self._hooks:
             self._check_all_reached()
         if not self.stage:
@@ -143,9 +138,6 @@ class DeepSpeedStrategy(DistributedStrategy):
         groups._release_process_group_references(None)
         torch_functional: Any = functional
         torch_functional.linear = self._linear
-
-    def _note_gradient(self, name: str, _: Tensor) -> None:
-        self._reached.add(name)
 
     def _check_all_reached(self) -> None:
         """Check in the first step that each parameter has a gradient on some rank.
@@ -202,16 +194,9 @@ class DeepSpeedStrategy(DistributedStrategy):
         return StepOutcome(False, overflow=overflow, nonfinite=not overflow)
 
 
-def _nothing() -> None:
-    """Do nothing: DeepSpeed removes its loss scale from the gradients in its step."""
-
-
 @contextmanager
 def _report_overflow(optimizer: Any) -> Iterator[None]:
-    """Have DeepSpeed's step see a norm that overflowed: it updates nothing, and clears up.
-
-    Its own check masks NaN with fp32 and bf16 in some stages.
-    """
+    """Have DeepSpeed skip its step and clear up; its own check misses NaN in some stages."""
     infinite = torch.tensor(math.inf)
     replaced: dict[str, Callable[..., Any]] = {
         "scaled_global_norm": lambda *_, **__: infinite,  # stages 1 and 2

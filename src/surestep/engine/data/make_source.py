@@ -1,26 +1,11 @@
-"""Open one split of the data: its source, the seeds of its loading, and its fingerprint."""
+"""Make the source of one split of the data, and find its seeds and its fingerprint."""
 
-from collections.abc import Iterable
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, default_collate
 
-from surestep.engine.data.dataloader import loader_settings, unsupported_loader_options
-from surestep.engine.data.dataset import (
-    as_samples,
-    count_samples,
-    dataset_of,
-    in_memory,
-    unwrap_loader,
-)
-from surestep.engine.data.sources import (
-    InMemory,
-    MapStyleSource,
-    Source,
-    batched_getter,
-    identity_collate,
-)
+from surestep.engine.data.dataset import count_samples, dataset_of, in_memory, unwrap_loader
+from surestep.engine.data.sources import InMemory, MapStyleSource, Source, batched_getter
 from surestep.engine.data.stream import (
     StreamReader,
     check_repeats,
@@ -31,45 +16,36 @@ from surestep.engine.data.stream import (
 )
 from surestep.engine.data.stream_loader import StreamLoader
 from surestep.engine.data.stream_state import BY_STATE
-from surestep.engine.generators import DatasetRNG, DatasetRNGs, LoadingSeedInfo
+from surestep.engine.own_generators import OwnGenerators
 from surestep.engine.plan.batching import BatchLayout
 from surestep.engine.plan.plan import Plan
 from surestep.engine.task.task import Task
 
 LOADED = 5  # samples of a dataset in its fingerprint: the first, the last, and three between
 IN_MEMORY = 1024  # rows of tensors in their fingerprint
+_PLAN_OPTIONS = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
+_LOADER_OPTIONS = ("timeout", "worker_init_fn", "multiprocessing_context")
 
 
 def make_source(
     data: Any, part: str, layout: BatchLayout, *, task: Task, plan: Plan, training: bool
 ) -> Source | StreamLoader:
-    """Return the source of a split, to train on or to measure.
-
-    Raises:
-        DataError: of an unknown kind, empty, or a stream that does not repeat or cannot be sharded.
-    """
+    """Return the source of a split, to train on or to measure."""
     dataset = dataset_of(data, part)
-    own = None if training else loader_settings(data)
-    options: dict[str, Any] = {
-        "num_workers": plan.data_num_workers,
-        "pin_memory": plan.data_pin_memory,
-        "persistent_workers": plan.data_persistent_workers,
-        "prefetch_factor": plan.data_prefetch_factor,
-    }
-    if own is not None:  # a DataLoader to measure by loads with its own settings
-        options = {name: own[name] for name in options}
-    options |= unsupported_loader_options(data)
+    options = {name: getattr(plan, f"data_{name}") for name in _PLAN_OPTIONS}
+    if isinstance(data, DataLoader):
+        own = () if training else _PLAN_OPTIONS  # to measure, it loads with its own settings
+        options |= {name: getattr(data, name) for name in (*own, *_LOADER_OPTIONS)}
     collate = task.collate_fn or getattr(data, "collate_fn", None)
     if not is_stream(data):
-        memory = in_memory(dataset)
-        if memory is not None and is_in_memory(data, task) and not options["num_workers"]:
-            return memory
-        if memory is not None and memory.index is None and collate is None:
-            dataset, collate = memory, identity_collate
-        return MapStyleSource(
-            as_samples(dataset), seed=plan.seed, collate=collate, options=options, part=part
-        )
-    if not training and (own is None or part == "train"):
+        if (
+            isinstance(dataset, InMemory)
+            and is_in_memory(data, task)
+            and not options["num_workers"]
+        ):
+            return dataset
+        return MapStyleSource(dataset, seed=plan.seed, collate=collate, options=options, part=part)
+    if not training and (part == "train" or not isinstance(data, DataLoader)):
         # Several workers would each need their own shard, and no one asked for several.
         options["num_workers"] = min(options["num_workers"], 1)
     reader = StreamReader(dataset, plan.seed, plan.data_shuffle_buffer if training else None)
@@ -86,45 +62,51 @@ def make_source(
 
 def is_in_memory(data: Any, task: Task) -> bool:
     """Return whether the data is plain tensors that no workers slice."""
-    workers = data.num_workers if isinstance(data, DataLoader) else 0
-    return _plain_tensors(data, task) is not None and not workers
+    return _plain_tensors(data, task) is not None and not getattr(data, "num_workers", 0)
 
 
 def _plain_tensors(data: Any, task: Task) -> InMemory | None:
     """Return data that is tensors in memory with torch's default collation."""
-    default = DataLoader(TensorDataset(torch.zeros(1))).collate_fn
-    if task.collate_fn is not None or getattr(data, "collate_fn", default) is not default:
-        return None
-    return in_memory(unwrap_loader(data))
+    collate = task.collate_fn or getattr(data, "collate_fn", None)
+    return in_memory(unwrap_loader(data)) if collate in (None, default_collate) else None
 
 
-def loading_seed_info(task: Task) -> LoadingSeedInfo:
-    """Return how the loading of the training data is seeded, for the Plan.
+def describe_randomness(task: Task) -> tuple[str, str]:
+    """Return how the loading of the training data is seeded, and the reason, for the Plan.
 
     Raises:
         DataError: it is empty or of an unknown kind.
     """
     if is_in_memory(task.train, task):
-        return LoadingSeedInfo(sliced=True)
+        return "none", "slicing tensors in memory draws no random numbers"
     if is_stream(task.train):
-        return LoadingSeedInfo()
+        return (
+            "by position in the stream",
+            "each sample is read with a seed of its position in the stream",
+        )
     dataset = dataset_of(task.train, "train")
     collate = task.collate_fn
     if collate is None and isinstance(task.train, DataLoader):
         collate = task.train.collate_fn
     if collate is default_collate:
         collate = None
-    together = {"__getitems__": batched_getter(dataset), "collate_fn": collate}
-    found = DatasetRNGs(dataset=dataset, collate_fn=collate).found
-    return LoadingSeedInfo(
-        together=tuple(name for name, function in together.items() if function is not None),
-        own=_names(rng for rng in found if rng.seed is not None),
-        unseeded=_names(rng for rng in found if rng.seed is None),
+    found = OwnGenerators(("dataset", dataset), ("collate_fn", collate)).found
+    for rng in found:
+        if rng.seed is None:
+            return "not exact", (
+                f"{rng} takes no seed, so no run over it can be repeated or resumed exactly; draw "
+                "from random.Random()"
+            )
+    own = f"; own generators too: {', '.join(map(str, found))}" if found else ""
+    many = {"__getitems__": batched_getter(dataset), "collate_fn": collate}
+    drawing = [name for name, function in many.items() if function is not None]
+    if not drawing:
+        return "by position", f"the same for any number of workers and any split{own}"
+    verb = "draws" if len(drawing) == 1 else "draw"
+    return "by first position", (
+        f"{' and '.join(drawing)} {verb} by the first position of the micro-batch: the same for "
+        f"any number of workers, not for another micro_batch_size{own}"
     )
-
-
-def _names(generators: Iterable[DatasetRNG]) -> tuple[str, ...]:
-    return tuple(f"{rng.path} ({rng.kind})" for rng in generators)
 
 
 def probe_indices(samples: int, count: int) -> list[int]:
@@ -145,12 +127,10 @@ def dataset_fingerprint(data: Any, part: str, *, task: Task, plan: Plan) -> str 
     assert samples is not None
     memory = _plain_tensors(data, task)
     if memory is not None:  # the same for any number of workers
-        rows = torch.tensor(probe_indices(samples, IN_MEMORY))
-        return digest(next(memory.read(0, rows, [range(len(rows))])))
-    own = loader_settings(data) or {}
+        return digest(memory.batch(probe_indices(samples, IN_MEMORY)))
     one = plan.replace(
         seed=0,
-        data_num_workers=min(max(plan.data_num_workers, own.get("num_workers", 0)), 1),
+        data_num_workers=min(max(plan.data_num_workers, getattr(data, "num_workers", 0)), 1),
         data_persistent_workers=False,
         data_pin_memory=False,
     )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from surestep.engine.generators import DatasetRNGs
+from surestep.engine.own_generators import OwnGenerators
 
 GLOBAL = random.Random(0)
 
@@ -57,7 +57,7 @@ def of_global(x):
 
 
 def paths(value):
-    return [each.path for each in DatasetRNGs(dataset=value).found]
+    return [each.path for each in OwnGenerators(("dataset", value)).found]
 
 
 FOUND = {
@@ -95,19 +95,19 @@ def test_random_generator_within_a_dataset_is_found(where):
 )
 def test_reseeded_generator_depends_only_on_the_seed(make, draw):
     one, other = make(), make()
-    (own,) = DatasetRNGs(dataset=Holder(rng=one)).found
-    (same,) = DatasetRNGs(dataset=Holder(rng=other)).found
+    (own,) = OwnGenerators(("dataset", Holder(rng=one))).found
+    (same,) = OwnGenerators(("dataset", Holder(rng=other))).found
     draw(one), draw(one), draw(other)
-    own.reseed(5), same.reseed(5)
+    own.manual_seed(5), same.manual_seed(5)
     drawn = [draw(one) for _ in range(3)]
     assert drawn == [draw(other) for _ in range(3)]
-    own.reseed(6)
+    own.manual_seed(6)
     assert draw(one) != drawn[0]
 
 
 def test_two_generators_of_one_dataset_are_seeded_differently():
     holder = Holder(a=random.Random(0), b=random.Random(0))
-    DatasetRNGs(dataset=holder).reseed(5)
+    OwnGenerators(("dataset", holder)).reseed(5)
     assert holder.a.random() != holder.b.random()
 
 
@@ -119,7 +119,7 @@ def test_two_generators_with_the_same_path_are_seeded_differently():
             self.rng = random.Random(0)
 
     holder = Shadowing()
-    found = DatasetRNGs(dataset=holder)
+    found = OwnGenerators(("dataset", holder))
     assert [each.path for each in found.found] == ["dataset.rng", "dataset.rng#2"]
     found.reseed(5)
     assert holder.rng.random() != Shadowing.rng.random()
@@ -132,16 +132,16 @@ def test_generator_referenced_twice_is_found_once():
 
 def test_set_sample_seed_hook_is_called_instead_of_reseeding():
     holder = Holder(transform=Hooked())
-    (own,) = DatasetRNGs(dataset=holder).found
+    (own,) = OwnGenerators(("dataset", holder)).found
     assert (own.path, own.kind) == ("dataset.transform", "Hooked")
-    own.reseed(5), own.reseed(6)
+    own.manual_seed(5), own.manual_seed(6)
     assert len(set(holder.transform.seeds)) == 2
 
 
 def test_system_random_has_no_seed():
-    (own,) = DatasetRNGs(dataset=Holder(rng=random.SystemRandom())).found
+    (own,) = OwnGenerators(("dataset", Holder(rng=random.SystemRandom()))).found
     assert own.seed is None
-    own.reseed(5)
+    own.manual_seed(5)
 
 
 def test_default_generator_and_large_containers_are_skipped():
@@ -165,7 +165,7 @@ def test_global_generators_of_libraries_are_skipped():
     ids=["None before", "missing before", "in an attribute", "in a dict"],
 )
 def test_generator_created_later_is_found(holder, make):
-    own = DatasetRNGs(dataset=holder)
+    own = OwnGenerators(("dataset", holder))
     assert not own.has_new()
     make(holder)
     assert own.has_new()
@@ -175,6 +175,6 @@ def test_generator_created_later_is_found(holder, make):
 
 def test_changed_attributes_that_are_not_generators_are_ignored():
     holder = Holder(last=None)
-    own = DatasetRNGs(dataset=holder)
+    own = OwnGenerators(("dataset", holder))
     holder.last, holder.more = 3, 4
     assert not own.has_new()

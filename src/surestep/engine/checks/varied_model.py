@@ -1,8 +1,4 @@
-"""Other outputs of a model, because a new model returns nearly the same for every sample.
-
-Then a mean over tokens equals a mean over samples. Outputs that can be split by sample are varied
-themselves, within their range; for others the last weights of the model are.
-"""
+"""A model with other last weights, because a new one returns nearly the same for every sample."""
 
 import math
 from typing import Any
@@ -15,78 +11,18 @@ from torch.nn.modules.module import register_module_forward_hook
 from surestep.engine.batch import map_tensors
 from surestep.engine.losses.base import HALF
 
-_SUM_TOLERANCE = 1e-2
 _LAYERS = 3  # the last ones with a weight of their own
 _VARIED = (torch.float64, torch.float32, *HALF)  # no arithmetic is defined for 8 bits
 _LARGEST = 2**30  # elements in half precision above which no copy in fp32 is made
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)  # their rounding errors grow with their weights
 
 
-def vary_outputs(outputs: Any, generator: torch.Generator) -> Any:
-    """Return outputs with every floating point number varied, some samples more than others.
-
-    Probabilities stay probabilities, and what has one sign keeps it: a loss may be defined only
-    there.
-
-    Args:
-        outputs: nested tensors whose first dimension is the samples.
-        generator: on the CPU.
-    """
-
-    def vary(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point() or not tensor.numel():
-            return tensor
-        noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
-        sizes = [len(tensor)] + [1] * (tensor.dim() - 1)
-        amplitude = torch.rand(sizes, generator=generator)
-        dtype = torch.float64 if tensor.dtype is torch.float64 else torch.float32
-        values = tensor.detach().to(dtype)
-        return _vary(values, noise.to(values), amplitude.to(values)).to(tensor.dtype)
-
-    return map_tensors(outputs, vary)
-
-
-def _vary(values: Tensor, noise: Tensor, amplitude: Tensor) -> Tensor:
-    """Vary within the range of the values.
-
-    Args:
-        values: floating point numbers.
-        noise: normal, of the same shape.
-        amplitude: 0 to 1 for each sample, broadcast over the rest.
-    """
-    low, high = float(values.min()), float(values.max())
-    if low == high == 0:
-        return noise.abs().clamp(max=4) / 4 * amplitude
-    if low >= 0 and high <= 1:
-        dim = _dim_of_sum(values)
-        other = noise.sigmoid() if dim is None else (2 * noise).softmax(dim)
-        return values + amplitude * (other - values)
-    if high <= 0 and (dim := _dim_of_sum(values.exp())) is not None:
-        return (values + 3 * amplitude * noise).log_softmax(dim)
-    if high <= 0 or low >= 0:
-        return values * (amplitude * noise).exp()
-    scale = max(float(values.square().mean().sqrt()), 1.0)
-    return values + 2 * scale * amplitude * noise
-
-
-def _dim_of_sum(values: Tensor) -> int | None:
-    """Return the dimension along which values sum to 1, the last of several."""
-    for dim in reversed(range(values.dim())):
-        sums = values.sum(dim)
-        if values.shape[dim] > 1 and bool(((sums - 1).abs() < _SUM_TOLERANCE).all()):
-            return dim
-    return None
-
-
 class VariedModel:
     """Calls a model with varied weights; the model itself keeps its own.
 
     Weights, buffers and inputs in half precision are computed in fp32, which shows smaller
-    differences. The layers before the last keep their weights, so that the rounding stays the same.
-
-    Args:
-        model: as it is. Copies in fp32 are made once, for all calls of `vary`.
-        last: the weights to vary, by name.
+    differences; the copies are made once. The layers before the last keep their weights, so that
+    the rounding stays the same.
     """
 
     def __init__(self, model: nn.Module, last: dict[str, nn.Parameter]) -> None:

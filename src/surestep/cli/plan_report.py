@@ -8,25 +8,25 @@ from typing import Any
 
 from torch import nn
 
-from surestep.base.places import set_where
+from surestep.base.locations import set_where
 from surestep.base.text import format_bytes, print_escaped, print_json
 from surestep.cli import output as show
-from surestep.cli.options import ParsedCommand
+from surestep.cli.help import Choice, applies
 from surestep.cli.plot_schedule import plot_schedule
-from surestep.cli.relevant_options import Choice, applies
 from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.engine.model.layers import layers_of
 from surestep.engine.optim.freezing import freeze_permanent
 from surestep.engine.optim.multi import arrange_groups
 from surestep.engine.optim.param_groups import ParameterGroup, make_param_groups
 from surestep.engine.plan.plan import Plan, ResolvedOption
-from surestep.engine.plan.system import read_facts
+from surestep.engine.plan.system import read_system
 from surestep.engine.profile.memory_estimate import MemoryEstimate, RankMemory, estimate_memory
 from surestep.engine.schedule.lr import lr_summary
+from surestep.recipes.load import RecipeCall
 from surestep.record.io import dumps
+from surestep.record.pretrained import load_init_weights
 from surestep.trainer.planning import (
     PreparedTask,
-    apply_init_weights,
     estimate_memory_per_rank,
     measure_task_activations,
     plan_task,
@@ -35,40 +35,45 @@ from surestep.trainer.planning import (
 FOR_GOOD = "for good"
 
 
-def show_plan(asked: ParsedCommand[Any], launched: LaunchInfo | None) -> int:
+def print_plan(
+    call: RecipeCall,
+    launched: LaunchInfo | None,
+    *,
+    plot: str | None,
+    shows_all: bool,
+    as_json: bool,
+) -> int:
     """Print the Plan; return the exit code.
 
-    Args:
-        asked: the parsed command.
-        launched: the processes of --ranks, planned without loading initial weights; None is this
-            machine.
+    `launched` are the processes of --ranks, planned without loading initial weights; None is this
+    machine.
     """
-    own, task, facts = asked.own, asked.task(), read_facts()
+    task, system = call.task(), read_system()
     if launched is not None:
-        facts = replace(facts, launched=launched)
-    planned = plan_task(task, asked.config, origin=asked.origin, facts=facts)
-    init = apply_init_weights(planned) if launched is None else None
+        system = replace(system, launched=launched)
+    planned = plan_task(task, call.config, origin=call.origin, system=system)
+    init = load_init_weights(planned.model, planned.task.init) if launched is None else None
     plan, groups = planned.plan, _collect_param_groups(planned)
     with freeze_permanent(planned.model, groups):
-        measured = measure_task_activations(planned)
-        known = None if isinstance(measured, str) else measured
+        activations = measure_task_activations(planned)
+        known = None if isinstance(activations, str) else activations
         memory = estimate_memory(planned.model, plan, known)
     ranks = [] if launched is None else estimate_memory_per_rank(planned, memory)
     group_rows, layers = _group_rows(groups, planned.model), _layer_rows(planned.model, plan)
     rates = None
     if plan.optim_lr is not None:
         rates = lr_summary(plan.schedule, plan.optim_lr, task.schedule)
-    if own.plot is not None:
-        plot_schedule(plan, Path(own.plot), task.schedule)
-        print_escaped(f"Drawn: {own.plot}", file=sys.stderr)
-    if own.json:
+    if plot is not None:
+        plot_schedule(plan, Path(plot), task.schedule)
+        print_escaped(f"Drawn: {plot}", file=sys.stderr)
+    if as_json:
         decisions = [decision._asdict() for decision in plan.decisions]
-        shown = {"decisions": decisions, "rates": rates, "footprint": asdict(memory)}
-        shown["ranks"] = [{**asdict(rank), "total": rank.total} for rank in ranks]
-        shown |= {} if init is None else {"init": asdict(init)}
-        print_json(dumps({**shown, "groups": group_rows, "layers": layers}, indent=1))
+        report = {"decisions": decisions, "rates": rates, "footprint": asdict(memory)}
+        report["ranks"] = [{**asdict(rank), "total": rank.total} for rank in ranks]
+        report |= {} if init is None else {"init": asdict(init)}
+        print_json(dumps({**report, "groups": group_rows, "layers": layers}, indent=1))
         return 0
-    _print_decisions(plan, asked)
+    _print_decisions(plan, call, shows_all=shows_all)
     if init is not None:
         title = f"Initial weights: {init.source}"
         show.print_table(title, ("what", "how many", "which"), init.rows())
@@ -79,12 +84,12 @@ def show_plan(asked: ParsedCommand[Any], launched: LaunchInfo | None) -> int:
     _print_memory(memory)
     if launched is not None:
         _print_ranks(ranks, plan, launched)
-    if isinstance(measured, str):
-        print_escaped(f"The activations are not known: {measured}.")
+    if isinstance(activations, str):
+        print_escaped(f"The activations are not known: {activations}.")
     return 0
 
 
-def is_decided(decision: ResolvedOption, chosen: Choice) -> bool:
+def _is_decided(decision: ResolvedOption, chosen: Choice) -> bool:
     """Return whether an option of the Plan was set, or decided by surestep.
 
     The others belong to what was not chosen, are off, or have torch's default.
@@ -97,11 +102,9 @@ def is_decided(decision: ResolvedOption, chosen: Choice) -> bool:
     return value not in ("off", "none", "auto", (), {}) and applies(option, chosen)
 
 
-def _print_decisions(plan: Plan, asked: ParsedCommand[Any]) -> None:
+def _print_decisions(plan: Plan, call: RecipeCall, *, shows_all: bool) -> None:
     chosen = {option: value for option, value, _ in plan.decisions}.get
-    shown = [
-        decision for decision in plan.decisions if asked.own.all or is_decided(decision, chosen)
-    ]
+    shown = [entry for entry in plan.decisions if shows_all or _is_decided(entry, chosen)]
     rows = []
     for option, value, reason in shown:
         if option == "steps_per_epoch" and value is None:
@@ -109,17 +112,16 @@ def _print_decisions(plan: Plan, asked: ParsedCommand[Any]) -> None:
         elif option == "parallel.deepspeed" and value:
             value = "see below"
         rows.append((option, value, reason))
-    for name, parameter in asked.recipe.parameters.items():
-        place = asked.set_options.get(f"task.{name}")
+    for name, parameter in call.recipe.parameters.items():
+        place = call.set_options.get(f"task.{name}")
         reason = f"set {set_where(place)}" if place else "the recipe's default"
-        rows.append((f"task.{name}", asked.parameters.get(name, parameter.default), reason))
+        rows.append((f"task.{name}", call.parameters.get(name, parameter.default), reason))
     show.print_table("Plan", ("option", "value", "reason"), rows)
     if plan.parallel_deepspeed:
         print("DeepSpeed's configuration:", dumps(dict(plan.parallel_deepspeed), indent=1))
-    if len(shown) < len(plan.decisions):
-        left = len(plan.decisions) - len(shown)
+    if hidden := len(plan.decisions) - len(shown):
         print_escaped(
-            f"{left} options are off, at torch's default or of no use here: --all shows them."
+            f"{hidden} options are off, have torch's default or do not apply: --all shows them."
         )
 
 
