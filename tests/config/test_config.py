@@ -97,6 +97,8 @@ def test_unknown_option_is_rejected_with_the_nearest_name(options, sentence):
         ),
         ({"checkpoint.every": "often"}, r"checkpoint\.every='often' .* such as '2 epochs'"),
         ({"schedule.warmup": "120%"}, r"schedule\.warmup='120%' .* between 0% and 100%"),
+        ({"schedule.warmup": "5k%"}, r"schedule\.warmup='5k%' .* between 0% and 100%"),
+        ({"schedule.min_lr_ratio": "5k%"}, r"schedule\.min_lr_ratio='5k%' .* a valid number"),
         ({"schedule.warmup": "x%"}, r"schedule\.warmup='x%' .* between 0% and 100%"),
         ({"max_grad_norm": "on"}, "max_grad_norm='on' is not allowed: .*'off'"),
         ({"logging.progress": "loud"}, r"logging\.progress='loud' .* 'quiet'"),

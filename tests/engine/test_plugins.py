@@ -22,7 +22,7 @@ from tests.test_docs import ROOT, blocks
 
 EXAMPLES = {
     LOSSES: "log_cosh = log_cosh:LogCosh",
-    SCHEDULES: "root_decay = root_decay:root_decay",
+    SCHEDULES: "root_decay = root_decay:root_decay\nphases = phases:phases",
     OPTIMIZERS: "sign_momentum = sign_momentum:SignMomentum",
 }
 LOAD = {
@@ -32,6 +32,11 @@ LOAD = {
     STRATEGIES: strategy_class,
     OPTIONS: load_option,
 }
+# It takes options of built-in schedules, without the others that are checked with them.
+PHASES = """
+def phases(step, length, *, decay=None, three_phase=True):
+    return 1.0
+"""
 SCRIPT = """
 import json, torch, surestep
 from torch import nn
@@ -48,6 +53,9 @@ with surestep.prepare(task, config, run="run") as session:
     results = [(result.loss, result.lr) for result in session.steps()]
     reasons = {each.option: (each.value, each.reason) for each in session.plan.decisions}
     kind = type(session.state.optimizer).__name__
+config = surestep.Config(max_steps=8, batch_size=16, schedule={"name": "phases"})
+with surestep.prepare(task, config) as session:
+    reasons["phases"] = session.plan.reason("schedule.decay")
 print(json.dumps([results, reasons, kind], default=str))
 """
 
@@ -66,6 +74,7 @@ def write_examples(folder):
     for block in blocks((ROOT / "docs/extending.md").read_text()):
         if (name := re.match(r"# (\w+\.py)\n", block.code)) is not None:
             (folder / name[1]).write_text(block.code)
+    (folder / "phases.py").write_text(PHASES)
 
 
 @pytest.fixture
@@ -110,6 +119,7 @@ def test_plugins_train_by_name_and_the_plan_gives_their_reasons(tmp_path):
     assert reasons["schedule.name"][0] == "root_decay"
     assert reasons["schedule.min_lr_mode"][1].startswith("the curve reaches the minimum")
     assert reasons["loss"][0].startswith("log_cosh")
+    assert reasons["phases"] == "the default of phases"
     assert results[-1][0] < results[0][0]
     expected = [0.05, 0.075, *(0.1 * (1 - place / 6) for place in range(6))]
     assert [lr for _, lr in results] == pytest.approx(expected)

@@ -1,6 +1,7 @@
 """Fixtures: one launch of torchrun per number of ranks runs all cases for all tests."""
 
 import shutil
+import subprocess
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -43,7 +44,7 @@ def launch(tmp_path_factory) -> Callable[[int], Path]:
     """Run all cases on a number of ranks, once; return the folder of the results."""
 
     @cache
-    def launched(count: int) -> Path:
+    def run_cases(count: int) -> tuple[Path, subprocess.CompletedProcess[str]]:
         folder = tmp_path_factory.mktemp(f"ranks-{count}-")
         half(folder / "begun by one")
         half_of_a_stream(folder / "stream begun by one")
@@ -55,7 +56,11 @@ def launch(tmp_path_factory) -> Callable[[int], Path]:
                 for two in dict.fromkeys(["ddp", way]):
                     to = folder / f"two as {two} goes on as {way}"
                     shutil.copytree(launched(2) / f"half of {two}", to)
-        check_ended_well(torchrun(str(count), "-m", "tests.multi_rank.child", str(folder)))
+        return folder, torchrun(str(count), "-m", "tests.multi_rank.child", str(folder))
+
+    def launched(count: int) -> Path:
+        folder, process = run_cases(count)  # a launch that fails is not repeated for each test
+        check_ended_well(process)
         return folder
 
     return launched

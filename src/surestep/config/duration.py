@@ -20,6 +20,12 @@ _NUMBER = re.compile(r"([0-9._]+(?:e[+-]?[0-9]+)?)\s*([km]?)", re.IGNORECASE)
 _SCALES = {"": 1.0, "k": 1e3, "m": 1e6}
 
 
+def parse_percent(text: str) -> float | None:
+    """Parse the number before the "%" of "10%"; return None if it is not a finite number."""
+    number = text.strip().removesuffix("%")
+    return None if number.strip()[-1:].isalpha() else parse_number(number)
+
+
 def parse_number(text: str) -> float | None:
     """Parse "1_000", "1e4", "1.5k" or "2M"; return None if it is not a finite number."""
     match = _NUMBER.fullmatch(text.strip())

@@ -17,7 +17,7 @@ from pydantic import (
 
 from surestep.base.errors import ConfigError, suggest_names
 from surestep.base.locations import shown_place, user_line
-from surestep.config.duration import parse_number
+from surestep.config.duration import parse_number, parse_percent
 from surestep.config.not_set import NOT_SET, NotSet
 from surestep.config.option import UNKNOWN, ResumeEffect, list_types
 from surestep.config.spellings import OFF, plain_value, read_word, what_to_use
@@ -192,11 +192,11 @@ def _number(value: Any) -> Any:
     """Parse "1k", "1_000", "1e4" or "10%"; return any other value unchanged."""
     if not isinstance(value, str):
         return value
-    text = value.strip()
-    number = parse_number(text.removesuffix("%"))
-    if number is None:
-        return value
-    return round(number / 100, 12) if text.endswith("%") else number
+    if not value.strip().endswith("%"):
+        number = parse_number(value)
+        return value if number is None else number
+    percent = parse_percent(value)
+    return value if percent is None else round(percent / 100, 12)
 
 
 def _sentences(

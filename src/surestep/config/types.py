@@ -11,7 +11,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from surestep.config.duration import Unit, format_number, parse_duration, parse_number
+from surestep.config.duration import (
+    Unit,
+    format_number,
+    parse_duration,
+    parse_number,
+    parse_percent,
+)
 
 
 def _period(
@@ -29,7 +35,7 @@ def _period(
     if zero and text in ("0", "0 steps", "0 epochs", "0%"):
         return "0%"
     if shares and text.endswith("%"):
-        percent = parse_number(text[:-1])
+        percent = parse_percent(text)
         if percent is None or not 0 < percent <= 100:
             raise ValueError("must be a share of the run between 0% and 100%")
         return f"{format_number(percent)}%"

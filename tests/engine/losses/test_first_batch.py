@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -394,6 +395,12 @@ OPTIONS = {
     "triplet margin": (lambda: losses.triplet(margin=0), "margin=0 is not above 0"),
     "balanced focus": (lambda: losses.focal(alpha="balanced"), "alpha='balanced' is not known"),
 }
+
+
+def test_quantiles_may_be_an_array():
+    outputs, targets = torch.randn(4, 2), torch.randn(4)
+    loss = losses.quantile(quantiles=np.array([0.1, 0.9]))
+    assert loss(outputs, targets) == losses.quantile(quantiles=(0.1, 0.9))(outputs, targets)
 
 
 @pytest.mark.parametrize(("make", "sentence"), OPTIONS.values(), ids=OPTIONS)

@@ -82,6 +82,13 @@ def test_mode_comes_from_higher_is_better_of_the_metric():
     assert metric_modes("m", accuracy)["m"] is None
 
 
+def test_higher_is_better_that_is_no_bool_says_nothing():
+    class Odd(torchmetrics.MeanSquaredError):
+        higher_is_better = ["loss"]
+
+    assert metric_modes("m", Odd()) == {"m": None}
+
+
 def test_log_rejects_values_that_are_not_scalar_tensors():
     with pytest.raises(TaskError, match=r"log\('x', ...\) takes a scalar tensor, and got \(2,\)"):
         surestep.log("x", torch.zeros(2))

@@ -1,7 +1,7 @@
 """Regression: numbers compared element by element."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -103,14 +103,16 @@ class Quantile(LossModule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shares = self.quantiles if isinstance(self.quantiles, Sequence) else ()
+        shares = list(self.quantiles) if isinstance(self.quantiles, Iterable) else []
         rising = all(a < b for a, b in itertools.pairwise(shares))
         if not shares or not rising or not shares[0] > 0 or not shares[-1] < 1:
             raise TaskError(
                 f"quantiles={self.quantiles} are not rising shares between 0 and 1. Use "
                 "(0.1, 0.5, 0.9)."
             )
-        self.register_buffer("shares", torch.tensor(shares, dtype=torch.float64), persistent=False)
+        self.register_buffer(
+            "shares", torch.as_tensor(shares, dtype=torch.float64), persistent=False
+        )
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the pinball loss summed."""

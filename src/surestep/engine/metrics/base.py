@@ -177,10 +177,15 @@ def metric_modes(name: str, metric: Any) -> dict[str, Literal["min", "max"] | No
     higher = getattr(metric, "higher_is_better", None)
     if isinstance(metric, nn.ModuleDict):
         higher = {key: getattr(part, "higher_is_better", None) for key, part in metric.items()}
-    modes: dict[bool | None, Literal["min", "max"] | None] = {True: "max", False: "min", None: None}
     if isinstance(higher, Mapping):
-        return {f"{name}_{key}": modes[one] for key, one in higher.items()}
-    return {name: modes[higher]}
+        return {f"{name}_{key}": _mode(one) for key, one in higher.items()}
+    return {name: _mode(higher)}
+
+
+def _mode(higher_is_better: Any) -> Literal["min", "max"] | None:
+    if not isinstance(higher_is_better, bool):
+        return None
+    return "max" if higher_is_better else "min"
 
 
 def table_metric_names(metrics: Mapping[str, Any]) -> tuple[str, ...]:

@@ -96,11 +96,12 @@ def _curve_options(ctx: PlanContext, values: Mapping[str, Any], warmup: float) -
 
 def _check_lengths(ctx: PlanContext, spec: ScheduleSpec) -> None:
     own, run = spec.curve_options, f"the run of {spec.total} steps"
-    if spec.warmup + own.get("decay", 0) > spec.total:
+    decay_steps = own.get("decay") or 0
+    if spec.warmup + decay_steps > spec.total:
         decay = f" and schedule.decay={ctx['schedule.decay']!r}" if "decay" in own else ""
         ctx.reject(
             f"schedule.warmup={ctx['schedule.warmup']!r}{decay}: "
-            f"{spec.warmup + own.get('decay', 0):g} steps are longer than {run}. Use a shorter "
+            f"{spec.warmup + decay_steps:g} steps are longer than {run}. Use a shorter "
             "warm-up or a longer run."
         )
     steps = own.get("milestones", ())
@@ -136,7 +137,7 @@ def _check_values(ctx: PlanContext, spec: ScheduleSpec) -> None:
         )
     if spec.name == "cyclic" and ctx.is_set("schedule.gamma") and own["mode"] != "exp_range":
         ctx.reject("schedule.gamma is for one mode of cyclic: set schedule.mode='exp_range'.")
-    if own.get("three_phase") and own["pct_start"] > 0.5:
+    if spec.name == "one_cycle" and own["three_phase"] and own["pct_start"] > 0.5:
         ctx.reject(
             f"schedule.pct_start={own['pct_start']} with schedule.three_phase=True leaves no time "
             "for the last phase: the learning rate falls as long as it rises. Use at most 0.5."
