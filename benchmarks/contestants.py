@@ -26,7 +26,7 @@ class Contestant:
 CONTESTANTS = [
     Contestant("plain", "Plain loop", "plain", "torch"),
     Contestant("retained", "Plain loop, freed memory retained", "plain_retained", "torch"),
-    Contestant("fast", "Plain loop made fast by hand", "fast_by_hand", "torch"),
+    Contestant("fast", "Plain loop, hand-optimized", "fast_by_hand", "torch"),
     Contestant("surestep", "surestep, defaults", "surestep_loop", "surestep"),
     Contestant("ignite", "Ignite", "ignite_loop", "pytorch-ignite", is_peer=True),
     Contestant("fabric", "Fabric", "fabric_loop", "lightning", is_peer=True),

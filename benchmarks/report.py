@@ -13,22 +13,23 @@ Rounds = Mapping[str, Sequence[Measurement]]  # by contestant, one measurement p
 
 NOTES = """\
 Every contestant trains the same model from the same weights on the same in-memory data, on one
-thread: AdamW (lr 1e-3, weight decay 0.01), gradients clipped to norm 1.0, a schedule per step
-(linear warm-up, cosine), the loss read on the host every 50 steps. Start-up and tear-down are not
-timed. `make bench` (`python -m benchmarks.run`) runs every contestant in five rounds, each in a
-fresh process and in a new order, since the speed of a step depends on what the process allocated
-before. Ratios are taken within each round; the table shows their median with the lowest and
-highest. The benchmark fails if a contestant takes a different number of optimizer steps or ends
-with a different loss.
+thread. All use AdamW (lr 1e-3, weight decay 0.01), clip the gradients to norm 1.0, change the
+learning rate in each step (linear warm-up, cosine), and read the loss on the host every 50 steps.
+Start-up and shutdown are not timed. `make bench` (`python -m benchmarks.run`) runs every contestant
+in five rounds, in a new order in each round. Each run has a fresh process, since the speed of a
+step depends on what the process has allocated before. Ratios are computed within each round; the
+table shows their median, with the lowest and the highest. The benchmark fails if a contestant takes
+a different number of optimizer steps or ends with a different loss.
 
 - **CPU** is the processor time of the process. Other programs on the machine affect it less than
   wall time.
-- **Faults** are the page faults of a step: memory that glibc returned to the kernel and got back.
+- **Faults** are the page faults per step. They occur when glibc has returned memory to the kernel
+  and needs it again.
 - **MB** is the peak resident memory of the process, imports included.
 - **Plain loop**: `DataLoader`, default `AdamW`, `LambdaLR`, `clip_grad_norm_`, no check for NaN.
 - **Plain loop, freed memory retained**: the same, with the allocator settings of
   `cpu_allocator="huge_pages"` ([memory and speed](memory-and-speed.md)).
-- **Plain loop made fast by hand**: all optimizations in `benchmarks/loops/fast_by_hand.py`, the
+- **Plain loop, hand-optimized**: all optimizations in `benchmarks/loops/fast_by_hand.py`, the
   same allocator settings, and surestep's check for NaN.
 - **surestep, defaults**: clipping, schedule, NaN check and events file are on; no checkpoints.
 - **Other libraries**: progress bars, loggers, checkpoints and NaN filter are off, fused `AdamW` is
@@ -71,16 +72,18 @@ def row(title: str, measurements: Sequence[Measurement], plain: Sequence[Measure
 
 
 def comparisons(rounds: Rounds) -> list[str]:
-    """Compare surestep with the loop made fast by hand and with the fastest peer."""
+    """Compare surestep with the hand-optimized loop and with the fastest other library."""
     if "surestep" not in rounds:
         return []
     ours, lines = rounds["surestep"], []
     if "fast" in rounds:
-        lines.append(f"- surestep / loop made fast by hand: {_both(ours, rounds['fast'])}")
+        lines.append(f"- surestep / hand-optimized loop: {_both(ours, rounds['fast'])}")
     peers = [c for c in CONTESTANTS if c.is_peer and c.name in rounds]
     if peers:
         best = min(peers, key=lambda peer: median(cpu_times(rounds[peer.name])))
-        lines.append(f"- surestep / fastest peer, {best.title}: {_both(ours, rounds[best.name])}")
+        lines.append(
+            f"- surestep / fastest other library, {best.title}: {_both(ours, rounds[best.name])}"
+        )
     return lines
 
 
