@@ -135,7 +135,9 @@ def _table(value: Any) -> str:
     """Read a JSON object from a dict, a file or text, and return it as text."""
     if isinstance(value, Mapping):
         return json.dumps(value)
-    text = os.fspath(value)
+    if not isinstance(value, (str, os.PathLike)):
+        raise ValueError("it must be a JSON object, or the name of a file with one")
+    text = str(os.fspath(value))
     if not text.lstrip().startswith("{"):
         try:
             text = Path(text).read_text(encoding="utf-8")

@@ -120,6 +120,8 @@ def test_file_equals_its_contents(tmp_path):
         ({"tensorboard": True}, "does not take 'tensorboard'"),
         ("ds.json", "cannot be read"),
         ("{'a': 1}", "a JSON object"),
+        (True, "a JSON object"),  # deepspeed = true in a TOML file
+        (3, "a JSON object"),
     ],
 )
 def test_keys_that_are_not_passed_are_rejected(own, words):
