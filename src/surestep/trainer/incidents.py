@@ -19,9 +19,11 @@ from surestep.engine.diagnose.diagnose import (
     describe_samples,
     diagnose,
 )
+from surestep.engine.distributed.rank_status import capitalize_first
+from surestep.engine.plan.plan import Plan
 from surestep.engine.profile.oom import memory_snapshot
 from surestep.engine.state.state import Progress
-from surestep.engine.step.log_point import SKIP, SkippedStep, describe_nonfinite_step
+from surestep.engine.step.log_point import SkippedStep, describe_nonfinite_step, skip_hint
 from surestep.engine.step.loop import Loop
 from surestep.engine.step.train_step import StepResult
 from surestep.record.batch_dump import BatchDump, gather_batch
@@ -132,7 +134,7 @@ class NonFiniteHandler:
                 where = f"Replay the step with: {command}"
             except SurestepError as failed:
                 where = f"No incident is saved: {failed}"
-        _explain(error, result, found, where)
+        _explain(error, result, found, where, self._loop.plan)
         return error
 
     def _inspect(self, result: StepResult, manual: Batch | None) -> _Findings:
@@ -191,12 +193,14 @@ class NonFiniteHandler:
         return folder
 
 
-def _explain(error: NonFiniteError, result: StepResult, found: _Findings, where: str) -> None:
+def _explain(
+    error: NonFiniteError, result: StepResult, found: _Findings, where: str, plan: Plan
+) -> None:
     """Add to the error its cause, its samples, what to do, and how to replay the step."""
     diagnosis = found.diagnosis
     samples = () if diagnosis is None else diagnosis.samples.samples
     indices = [sample.index for sample in samples if sample.index is not None]
-    advice = f"To skip such steps, set {SKIP}"
+    advice = capitalize_first(skip_hint(plan))
     if diagnosis is not None and diagnosis.samples.is_specific:
         if len(indices) == len(samples):
             typed = " ".join(map(str, indices))

@@ -138,8 +138,11 @@ def test_skipped_nonfinite_steps_are_counted(tmp_path):
 def test_too_many_nonfinite_steps_fail(tmp_path):
     options = {"on_nonfinite": "skip", "max_nonfinite_steps": 1, **ORDERED}
     with tiny.prepare(tmp_path, nonfinite_data(12), **options) as session:
-        assert nonfinite(session).step == 5
+        error = nonfinite(session)
+        assert error.step == 5
         assert session.state.counts.nonfinite == 1
+    assert "To skip more than 1 such steps, set a larger --max-nonfinite-steps" in str(error)
+    assert "--on-nonfinite skip" not in str(error), "it is set already"
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ import torch
 from surestep.base.errors import NonFiniteError
 from surestep.engine.batch import Batch
 from surestep.engine.distributed.communicator import ALONE, Communicator
+from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import Progress
 from surestep.engine.step.train_step import StepResult
 
 Reason = Literal["overflow", "nonfinite", "no_items", "spike"]
 Logged = dict[str, list[float | None]]  # by name, an entry for each step
-SKIP = "--on-nonfinite skip (on_nonfinite='skip' in Python)"  # the option that skips them
 
 
 class SkippedStep(NamedTuple):
@@ -115,7 +115,17 @@ def is_fatal(result: StepResult, loss: float | None, norm: float | None) -> bool
     return result.is_fatal or (result.outcome.nonfinite_flag is not None and not finite)
 
 
-def nonfinite_error(result: StepResult, loss: float | None) -> NonFiniteError:
+def skip_hint(plan: Plan) -> str:
+    """Return how to skip steps that are not finite, or more of them."""
+    if plan.on_nonfinite == "skip":
+        return (
+            f"to skip more than {plan.max_nonfinite_steps} such steps, set a larger "
+            "--max-nonfinite-steps (max_nonfinite_steps in Python)"
+        )
+    return "to skip such steps, set --on-nonfinite skip (on_nonfinite='skip' in Python)"
+
+
+def nonfinite_error(result: StepResult, loss: float | None, plan: Plan) -> NonFiniteError:
     """Return the error that names a step, its loss and the parameters it would have corrupted."""
     names: list[str] = []
     if result.norms is not None:
@@ -124,7 +134,7 @@ def nonfinite_error(result: StepResult, loss: float | None) -> NonFiniteError:
     return NonFiniteError(
         f"{describe_nonfinite_step(result, loss, names)} The state is the one before that step. "
         f"Check the batch in epoch {result.epoch + 1} at position "
-        f"{result.progress_before.position}; lower optim.lr; or skip such steps with {SKIP}.",
+        f"{result.progress_before.position}; lower optim.lr; or, {skip_hint(plan)}.",
         step=result.step,
         loss=float("nan") if loss is None else loss,
         parameters=names,

@@ -309,7 +309,8 @@ class Loop:
             self.parts.strategy.reset_guard()
         self._report(pending[:bad], means[:bad], norms[:bad])
         if bad < len(pending) and not self.rolled_back:
-            error, result = nonfinite_error(pending[bad], means[bad]), pending[bad]
+            result = pending[bad]
+            error = nonfinite_error(result, means[bad], self.plan)
             raise error if self.explain is None else self.explain(error, result, own)
 
     def on_rollback(self) -> None:
