@@ -97,6 +97,23 @@ def test_draws_of_a_model_follow_from_the_position(folder, source, begins):
     check_draws(folder, lambda: task_of(Noisy(SOURCES[source], begins=begins)))
 
 
+class DrawsOneOfAPair(surestep.Callback):
+    """Draw a gaussian after the second step: Python stores another one for the next call."""
+
+    def on_step(self, state, result):
+        if result.step == 2:
+            random.gauss(0, 1)
+
+
+def test_gaussian_that_a_callback_stored_is_not_drawn_by_the_model(folder):
+    results = []
+    for callbacks in ([], [DrawsOneOfAPair()]):
+        random.seed(0)  # drops a gaussian that is stored already
+        task = task_of(Noisy(SOURCES["python, gaussian"], begins=5))
+        results.append(snapshot(train(task, folder(), callbacks=callbacks, **OPTIONS)))
+    assert_same(*results)
+
+
 def test_draws_of_a_loss_follow_from_the_position(folder):
     check_draws(folder, lambda: task_of(Noisy(lambda: 0.0), noisy_loss))
 

@@ -60,6 +60,10 @@ def cross_entropy(outputs, targets):
     return functional.cross_entropy(outputs, targets)
 
 
+def summed(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets, reduction="sum")
+
+
 def contrastive(outputs, targets):
     scores = outputs @ outputs.T
     return functional.cross_entropy(scores, torch.arange(len(scores)))
@@ -285,6 +289,12 @@ def test_first_batch_that_is_not_finite_is_left_to_the_step_that_skips_it(tmp_pa
 def test_other_samples_of_a_first_batch_that_is_not_finite_are_checked(tmp_path):
     parts = {"train": (spoiled(torch.nan), Y + 2)}
     with pytest.raises(DataError, match="run from 2 to 4"):
+        tiny.prepare(tmp_path / "run", parts, on_nonfinite="skip", **ORDERED).close()
+
+
+def test_loss_of_a_first_batch_that_is_not_finite_is_checked_on_finite_samples(tmp_path):
+    parts = {"train": (spoiled(torch.nan), Y), "loss": summed}
+    with pytest.raises(TaskError, match="is not a mean over its items"):
         tiny.prepare(tmp_path / "run", parts, on_nonfinite="skip", **ORDERED).close()
 
 
