@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from surestep.engine.own_generators import OwnGenerators
+from surestep.engine.own_generators import OwnGenerators, own_generators, seed_late_generators
 
 GLOBAL = random.Random(0)
 
@@ -178,3 +178,17 @@ def test_changed_attributes_that_are_not_generators_are_ignored():
     own = OwnGenerators(("dataset", holder))
     holder.last, holder.more = 3, 4
     assert not own.has_new()
+
+
+def test_generator_made_in_the_first_step_is_seeded_from_then_on():
+    model, generators = nn.Linear(2, 1), []
+    found = own_generators(model, {})
+    model.rng = np.random.default_rng()
+    with pytest.warns(UserWarning, match=r"model\.rng .* was made in the first step"):
+        seed_late_generators(found, generators)
+    drawn = []
+    for _ in range(2):
+        for generator in generators:
+            generator.manual_seed(3)
+        drawn.append(model.rng.random())
+    assert drawn[0] == drawn[1]

@@ -26,6 +26,17 @@ def test_stream_in_a_mixture_is_rejected():
         dataset_of({"a": Squares(), "b": Unsized()}, "train")
 
 
+@pytest.mark.parametrize(
+    "make", [lambda x: TensorDataset(x, -x), lambda x: {"x": x, "y": -x}], ids=["tuple", "dict"]
+)
+def test_sample_of_a_subset_in_memory_is_that_of_its_index(make):
+    data = make(torch.arange(6.0))
+    few = in_memory(Subset(data if isinstance(data, Dataset) else in_memory(data), [4, 1]))
+    samples = [few[0], few[1]]
+    values = [list(s.values()) if isinstance(s, dict) else list(s) for s in samples]
+    assert values == [[4.0, -4.0], [1.0, -1.0]]
+
+
 def test_dataset_subclass_with_its_own_getitem_is_not_sliced():
     class Doubled(TensorDataset):
         def __getitem__(self, index):
