@@ -16,7 +16,7 @@ def incident(surestep, recipe, folder):
     """Train until a sample stops the run; return the incident that the error names."""
     answer = surestep("train", recipe(BAD), "--run", "r", "--data.shuffle", "False")
     assert answer.code == 1
-    assert "Sample 20 (position 20) did it" in answer.err
+    assert "Sample 20 (position 20) caused it" in answer.err
     typed = answer.err.partition("Replay the step with: ")[2].splitlines()[0]
     return typed.removeprefix("surestep replay ")
 
@@ -25,7 +25,9 @@ def test_step_is_replayed_bitwise_identically(surestep, incident):
     answer = surestep("replay", incident)
     assert answer.code == 0
     assert "are bitwise identical" in answer.out
-    assert "Sample 20 (position 20) did it: alone it is not finite." in " ".join(answer.out.split())
+    assert "Sample 20 (position 20) caused it: it is not finite alone." in " ".join(
+        answer.out.split()
+    )
 
 
 @pytest.mark.parametrize("up", [0, 1])

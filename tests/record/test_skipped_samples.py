@@ -183,9 +183,8 @@ def test_full_batch_is_recorded_if_no_single_sample_overflows(tmp_path, capsys):
         list(session.steps())
     (step,) = session.run.skipped.steps
     assert step["samples"] == [4, 5, 6, 7]
-    assert (
-        "Step 2 was not finite and is skipped: No sample in particular did it: each alone is"
-        in (capsys.readouterr().err)
+    assert "Step 2 was not finite and is skipped: No single sample caused it: each sample is" in (
+        capsys.readouterr().err
     )
 
 

@@ -121,7 +121,7 @@ def test_replay_in_a_different_precision_avoids_the_fp16_overflow(tmp_path):
     parts, said, *_ = CASES["fp16 overflow in one layer"]
     said = {**said, "scaler": {"init_scale": 2.0}}
     error = failed(tmp_path / "run", parts, said)
-    assert "float16 ends at 65,504" in str(error)
+    assert "the largest float16 value is 65,504" in str(error)
     done = surestep.replay(error.incident, task(parts), precision="fp32")
     assert done.now.finite
     assert done.now.text == "It is finite."
@@ -130,7 +130,7 @@ def test_replay_in_a_different_precision_avoids_the_fp16_overflow(tmp_path):
 def test_exploded_learning_rate_is_visible_in_the_steps_before(tmp_path):
     parts, said, *_ = CASES["exploding learning rate"]
     text = str(failed(tmp_path / "run", parts, said))
-    assert "No sample in particular" in text
+    assert "No single sample" in text
     assert "lr 3e+38" in text
     assert "The largest weights: " in text
 
@@ -188,7 +188,7 @@ def test_batch_without_tensors_is_read_again_by_its_position(tmp_path):
     record = read_json(Path(error.incident) / "incident.json")
     assert record["not_saved"] == ["0.targets: Targets"]
     assert surestep.replay(error.incident, task(parts)).as_recorded
-    assert "Which samples did it is not known" in str(error)
+    assert "It is not known which samples caused it" in str(error)
 
 
 class Targets:
@@ -298,6 +298,6 @@ def test_data_that_change_on_every_read_are_not_named_as_the_cause(tmp_path):
     trainer = surestep.Trainer(task(parts), config, run=tmp_path / "run", callbacks=[Teller()])
     with pytest.raises(NonFiniteError, match="Step 5 ") as caught:
         trainer.fit()
-    assert "Taken again from the same state, the step is finite" in str(caught.value)
+    assert "Repeated from the same state, the step is finite" in str(caught.value)
     assert caught.value.samples == ()
     assert caught.value.operation is None

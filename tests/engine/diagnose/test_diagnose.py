@@ -103,7 +103,7 @@ def test_exploded_weight_is_not_blamed_on_a_sample(tmp_path):
     assert found.cause.module == "3"
     assert samples(found) == []
     assert found.samples.known
-    assert "No sample in particular" in describe_diagnosis(found)
+    assert "No single sample" in describe_diagnosis(found)
     assert "3.weight 3e+38" in describe_diagnosis(found)
 
 
@@ -153,7 +153,7 @@ def test_step_that_is_finite_when_repeated_is_reported_as_finite(tmp_path):
         found = diagnosed(session)
     assert not found.reproduced
     assert found.cause is None
-    assert "Taken again from the same state, the step is finite" in describe_diagnosis(found)
+    assert "Repeated from the same state, the step is finite" in describe_diagnosis(found)
 
 
 def test_line_of_user_code_is_named(tmp_path):
@@ -188,7 +188,7 @@ def test_diagnosis_with_batch_norm_names_only_the_faulty_samples(tmp_path, micro
         session.loop.loader.source.tensors[0][list(bad)] = math.nan
         found = diagnosed(session)
     assert positions(found) == list(bad)
-    assert "so none was tried alone" in found.samples.how
+    assert "so none was tested alone" in found.samples.how
 
 
 class Spreads(nn.Module):
@@ -232,7 +232,7 @@ def test_samples_that_overflow_only_in_their_sum_are_not_named(tmp_path):
         found = diagnosed(session)
     assert found.reproduced
     assert positions(found) == []
-    assert "each alone is finite, and several of them together are not" in describe_diagnosis(found)
+    assert "each sample is finite alone, but several together are not" in describe_diagnosis(found)
 
 
 def test_no_sample_is_named_if_every_micro_batch_is_nonfinite(tmp_path):
@@ -241,4 +241,4 @@ def test_no_sample_is_named_if_every_micro_batch_is_nonfinite(tmp_path):
         session.loop.loader.source.tensors[0][BAD] = math.nan
         found = diagnosed(session)
     assert positions(found) == []
-    assert "none can be tried alone" in describe_diagnosis(found)
+    assert "none can be tested alone" in describe_diagnosis(found)

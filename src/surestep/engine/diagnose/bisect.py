@@ -118,7 +118,11 @@ class _Search:
         if alone:
             first = samples[:: max(1, len(samples) // _FIRST)][:_FIRST]
             if all(self._fails([sample]) for sample in first):
-                return [], f"each of {len(first)} that were tried is not finite alone", True
+                return (
+                    [],
+                    f"each of {len(first)} samples that were tested alone is not finite",
+                    True,
+                )
         found: list[Sample] = []
         has_untried = False
         for group in groups:
@@ -135,21 +139,22 @@ class _Search:
         if self.tries >= MAX_TRIES:
             return f"the search ended after {self.tries} tries"
         if count and alone:
-            return "each alone is not finite" if count > 1 else "alone it is not finite"
+            return "each is not finite alone" if count > 1 else "it is not finite alone"
         if count:
-            who = "each beside finite samples is" if count > 1 else "beside finite samples it is"
+            who, rest = ("each is", "them") if count > 1 else ("it is", "it")
             return (
-                f"{who} not finite, and without it they are (the model or the loss compares "
-                "samples, so none was tried alone)"
+                f"{who} not finite together with other samples, which are finite without {rest} "
+                "(the "
+                "model or the loss compares samples, so none was tested alone)"
             )
         if has_untried:
             return (
                 "no part of a micro-batch is finite, and the model or the loss compares its "
-                "samples, so none can be tried alone"
+                "samples, so none can be tested alone"
             )
         if alone:
-            return "each alone is finite, and several of them together are not"
-        return "every half of the step is finite, and only all together are not"
+            return "each sample is finite alone, but several together are not"
+        return "both halves of the step are finite, but the full step is not"
 
     def _halve(self, samples: list[Sample], companions: list[Sample]) -> list[Sample]:
         """Return the samples that fail beside their companions."""

@@ -108,7 +108,7 @@ def diagnose(parts: StepContext, batch: Batch, *, index: Tensor | range | None) 
         parts.freeze(parts.state.progress.steps_taken)
     outputs = OutputFingerprint()
     loss, bad, cause = _follow(parts, batch, divisor, outputs)
-    samples = BisectResult(how="the step taken again is finite", known=False, of=batch.samples)
+    samples = BisectResult(how="the repeated step is finite", known=False, of=batch.samples)
     if bad:
         samples = _search(parts, batch, divisor, index)
     return Diagnosis(loss, bad, cause, samples, _largest_weights(parts), outputs.value)
@@ -271,11 +271,11 @@ def describe_diagnosis(diagnosis: Diagnosis, history: StepHistory | None = None)
     """Return a few sentences; with the steps before if no sample in particular is the cause."""
     if not diagnosis.reproduced:
         return (
-            "Taken again from the same state, the step is finite, so the cause is not known: "
-            "something in it does not depend on its position, such as a generator of the data."
+            "Repeated from the same state, the step is finite, so the cause is not known. "
+            "Something in the step is not restored with the state, such as a generator of the data."
         )
     if diagnosis.cause is None:
-        first = "The operation that made it is not known: torch shows no non-finite value."
+        first = "The operation that caused it is not known: torch reports no non-finite value."
     else:
         first = diagnosis.cause.describe()
     before = "" if history is None or diagnosis.samples.is_specific else history.describe()
@@ -297,13 +297,13 @@ def describe_samples(diagnosis: Diagnosis) -> str:
         rest = len(found.samples) - _LISTED
         listed = ", ".join(names) + (f" and {rest} more" if rest > 0 else "")
         noun = "Sample" if len(found.samples) == 1 else "Samples"
-        return f"{noun} {listed} did it: {found.how}{more}."
+        return f"{noun} {listed} caused it: {found.how}{more}."
     if found.samples:
         share = f"{len(found.samples)} of its {found.of} samples"
         return (
-            f"Single samples are hardly the cause: {share} do it alone{more}. The largest "
-            f"weights: {largest}."
+            f"Single samples are probably not the cause: {share} are not finite alone{more}. The "
+            f"largest weights: {largest}."
         )
     if not found.known:
-        return f"Which samples did it is not known: {found.how}."
-    return f"No sample in particular did it: {found.how}. The largest weights: {largest}."
+        return f"It is not known which samples caused it: {found.how}."
+    return f"No single sample caused it: {found.how}. The largest weights: {largest}."

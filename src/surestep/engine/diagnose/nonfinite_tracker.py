@@ -75,7 +75,7 @@ class NonFiniteCause:
             return f"The batch itself is not finite: {self.name} is {self.output}."
         if self.phase == "weights":
             return f"{self.name} was not finite before the step: it is {self.output}."
-        place = "in no module of the model, as in the loss"
+        place = "outside the modules of the model, such as in the loss"
         if self.module is not None:
             place = f"in {self.module!r}" if self.module else "in the model itself"
         if self.line:
@@ -84,16 +84,16 @@ class NonFiniteCause:
             return f"A tensor from before the step is not finite: {self.output}, {place}."
         maker = f"{self.operation}"
         if self.phase == "backward":
-            maker = f"{maker} in the backward of {self.called or 'an operation'}"
+            maker = f"{maker} in the backward pass of {self.called or 'an operation'}"
         elif self.called is not None and not maker.endswith(f".{self.called}"):
             maker = f"{maker} of {self.called}"
         inputs = " and ".join(map(str, self.inputs[:3])) or "nothing"
         limit = ""
         if self.output is not None and self.output.dtype == "float16" and self.output.inf:
-            limit = f"; float16 ends at {torch.finfo(torch.float16).max:,.0f}"
+            limit = f"; the largest float16 value is {torch.finfo(torch.float16).max:,.0f}"
         return (
-            f"The first value that is not finite was made by {maker}, {place}: from {inputs} it "
-            f"made {self.output}{limit}."
+            f"The first value that is not finite was computed by {maker}, {place}: from {inputs} "
+            f"it computed {self.output}{limit}."
         )
 
 
