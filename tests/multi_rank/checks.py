@@ -65,10 +65,10 @@ def check_stopped(ranks: Sequence[Found], *, asked_in: int) -> None:
 def check_drift_is_reported(said: str, name: str) -> None:
     """Check that diverging replicas are reported with the parameter."""
     assert "are no longer the same after step 3: " in said
-    assert f"{name} has other values on rank 1" in said
+    assert f"{name} has different values on rank 1" in said
 
 
 def check_differences_are_reported(said: str, *lines: str) -> None:
     """Check that different options of ranks are reported with both values."""
-    assert "ParallelError: The ranks do not train the same:\n" in said
+    assert "ParallelError: The ranks have different setups:\n" in said
     assert all(f"  {line}\n" in said for line in lines)

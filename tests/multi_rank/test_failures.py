@@ -61,7 +61,7 @@ def test_hanging_rank_is_named_before_the_timeout(ended, name, rank, step, funct
     told, error = told[0], error[2]
     lines = [each for each in told.splitlines() if f"), in step {step}: " in each]
     assert f"Rank {rank} (node 0 '{os.uname().nodename}', process " in told
-    assert f"keeps the others waiting in step {step} for" in told
+    assert f"has kept the others waiting in step {step} for" in told
     (line,) = [each for each in lines if each.startswith(f"  rank {rank} ")]
     assert ": tests/multi_rank/failures.py:" in line
     assert f"in {function}: time.sleep(" in line
@@ -202,4 +202,4 @@ def test_weights_that_depend_on_the_rank_are_detected_at_the_start(ended, rank):
     case = ended["other weights"]
     assert case.codes == [1, 1]
     assert "The model starts with different weights on some ranks: " in case.wrote[rank]
-    assert "0.weight has other values on rank 1" in case.wrote[rank]
+    assert "0.weight has different values on rank 1" in case.wrote[rank]

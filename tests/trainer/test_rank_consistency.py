@@ -1,4 +1,4 @@
-"""Errors for ranks that do not train the same."""
+"""Errors for ranks with different setups."""
 
 import json
 from dataclasses import replace

@@ -119,7 +119,7 @@ def describe_differences(ranks: list[dict[str, str]]) -> str:
     if any(name.endswith(FIRST_SAMPLES) for name in names):
         hints.append(_SPLIT_STREAM)
     listed = "\n".join(lines[:_LISTED])
-    return f"The ranks do not train the same:\n{listed}{more}\n{' '.join(hints)}"
+    return f"The ranks have different setups:\n{listed}{more}\n{' '.join(hints)}"
 
 
 def _check_own_gpus(gpus: list[str]) -> None:
@@ -149,7 +149,7 @@ def check_same_weights(world: Communicator, model: nn.Module) -> None:
 def _describe_mismatched(ranks: Mapping[str, str]) -> str:
     name = next(iter(ranks))
     more = f", and so have {len(ranks) - 1} more parameters" if len(ranks) > 1 else ""
-    return f"{name} has other values on rank {ranks[name]}{more}"
+    return f"{name} has different values on rank {ranks[name]}{more}"
 
 
 def make_replica_check(

@@ -94,7 +94,7 @@ def test_gloo_network_errors_and_timeouts_are_recognized(text, is_network, is_ti
 
 def test_hang_summary_names_rank_and_step():
     assert hang_summary(statuses(WAITING, WAITING, BUSY), (), 4.25) == (
-        "Rank 2 (n) keeps the others waiting in step 5 for 4.25 s."
+        "Rank 2 (n) has kept the others waiting in step 5 for 4.25 s."
     )
     assert "does not answer" in hang_summary(statuses(WAITING, BUSY), (1,), 4)
     assert hang_summary(statuses(WAITING, WAITING), (), 4).startswith("All ranks have waited")

@@ -267,7 +267,10 @@ class HangMonitor:
 
         A rank is silent if it sent no status for `late_s`.
         """
-        end = f"The run ends with an error after {self.timeouts.seconds:g} s of that."
+        timeout_s = self.timeouts.seconds
+        end = (
+            f"If nothing changes, the run ends with an error {timeout_s:g} s after the wait began."
+        )
         if now - self._heard_at > late_s:
             self._report(f"{self._describe_lost_store()} {end}", [self.status()])
             return True
@@ -291,7 +294,7 @@ class HangMonitor:
         """Return which store cannot be reached, and which ranks may be cut off."""
         own = self.status()
         others = [status.name for status in self._statuses.values() if status.node != own.node]
-        far = f" Out of reach may be {', '.join(others[:8])}." if others else ""
+        far = f" These ranks may be unreachable: {', '.join(others[:8])}." if others else ""
         return (
             f"{capitalize_first(own.name)} gets no answer from the launcher's store at "
             f"{self._address}: the process there is stopped or gone, or the network is down.{far}\n"

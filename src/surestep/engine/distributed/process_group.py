@@ -239,8 +239,8 @@ def agree_on_prefix(
                 print_escaped(
                     f"Rank 0 has waited {report_s:g} s for ranks {format_ranks(missing)} of "
                     f"{launched.size} (nodes {format_ranks(nodes)}). Reading the recipe may take "
-                    "long there, or the process hangs. The run ends with an error after "
-                    f"{timeout_s:g} s of that.",
+                    "long there, or the process hangs. If nothing changes, the run ends with an "
+                    f"error {timeout_s:g} s after the wait began.",
                     sys.stderr,
                 )
             time.sleep(_POLL_S if missing else 0)

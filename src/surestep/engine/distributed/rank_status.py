@@ -146,8 +146,8 @@ def hang_summary(
     if silent:
         verb = "does" if is_one else "do"
         return f"{who} {verb} not answer; the others have waited {where} for {waited_s:.3g} s."
-    verb = "keeps" if is_one else "keep"
-    return f"{who} {verb} the others waiting {where} for {waited_s:.3g} s."
+    verb = "has" if is_one else "have"
+    return f"{who} {verb} kept the others waiting {where} for {waited_s:.3g} s."
 
 
 def rank_table(statuses: Mapping[int, RankStatus], silent: Collection[int]) -> list[str]:
