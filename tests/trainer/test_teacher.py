@@ -86,7 +86,7 @@ def test_teacher_can_be_built_by_a_function_and_is_used_in_evaluation(tmp_path):
         (lambda: {"teacher": lambda: 3}, "The function given as teacher returned a int"),
         (
             lambda: {"teacher": nn.Linear(10, 4)},
-            r"Both models return logits of",
+            r"Both models must return logits of",
         ),
         (
             lambda: {"teacher": nn.Sequential(nn.Linear(10, 3), nn.Softmax(1))},

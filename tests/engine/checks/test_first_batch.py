@@ -97,12 +97,12 @@ REFUSED = {
     "broadcast": (
         regression(torch.randn(20)),
         TaskError,
-        r"outputs have shape \(8, 1\) and the targets \(8,\).*each with each.*squeeze\(-1\)",
+        r"outputs have shape \(8, 1\) and the targets \(8,\).*would broadcast.*squeeze\(-1\)",
     ),
     "broadcast in a custom loss": (
         regression(torch.randn(20), lambda o, t: (o - t).square().mean()),
         TaskError,
-        r"shape \(8, 1\) is combined with one of shape \(8,\).*targets\.unsqueeze\(-1\)",
+        r"shape \(8, 1\) with one of shape \(8,\).*targets\.unsqueeze\(-1\)",
     ),
     "class too large": (
         {"train": (X, Y + 2)},
@@ -123,7 +123,7 @@ REFUSED = {
     "int32 classes": (
         {"train": (X, Y.int())},
         DataError,
-        r"are int64, and the targets torch\.int32",
+        r"are int64, but the targets are torch\.int32",
     ),
     "integer regression": (
         regression(Y[:, None]),
@@ -153,7 +153,7 @@ REFUSED = {
             "loss": cross_entropy,
         },
         TaskError,
-        r"not a mean over its items: 8 samples give.*Task\(items='tokens'\)",
+        r"not a mean over its items: for 8 samples it is .*Task\(items='tokens'\)",
     ),
     "ignored targets by samples": (
         {"model": Embedded(), "train": (TOKENS, MASKED), "loss": cross_entropy},
@@ -168,7 +168,7 @@ REFUSED = {
     "contrastive": (
         {"loss": contrastive},
         TaskError,
-        r"Task\(loss_is_separable=False\) where it compares samples",
+        r"Task\(loss_is_separable=False\) if it compares samples",
     ),
     "wrong inputs": (
         {"model": nn.Linear(5, 3)},
@@ -267,7 +267,7 @@ def test_trainable_task_is_accepted_and_trains(tmp_path, parts):
 def test_first_loss_far_above_guessing_causes_a_warning(tmp_path):
     x, y = 100 * X, Y
     with pytest.warns(
-        UserWarning, match=r"first loss is .*guessing evenly among 3 classes .* 1\.1"
+        UserWarning, match=r"first loss is .*equal probabilities for 3 classes .* 1\.1"
     ):
         tiny.prepare(tmp_path / "run", {"model": nn.Linear(4, 3), "train": (x, y)}).close()
 

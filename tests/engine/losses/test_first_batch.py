@@ -26,14 +26,19 @@ LONG = (torch.ones(N, 2).long(), torch.full((N,), 2), torch.full((N,), 2))
 REFUSED = {
     "softmax": (CE, LOGITS.softmax(1), Y, r"outputs are probabilities, .*Leave the softmax out"),
     "softmax of pixels": (CE, P.softmax(1), R, "outputs are probabilities"),
-    "one-hot": (CE, LOGITS, ONE_HOT, r"they are one-hot, and class indices .*targets\.argmax\(1\)"),
+    "one-hot": (
+        CE,
+        LOGITS,
+        ONE_HOT,
+        r"they are one-hot, but .*class indices.*targets\.argmax\(1\)",
+    ),
     "one-hot bool": (CE, LOGITS, ONE_HOT.bool(), r"targets\.argmax\(1\)"),
-    "multi-hot": (CE, LOGITS, MANY, r"several or none for a sample.*losses\.multilabel\(\)"),
+    "multi-hot": (CE, LOGITS, MANY, r"several 1s or none.*losses\.multilabel\(\)"),
     "float multi-hot": (
         CE,
         LOGITS,
         MANY.double(),
-        r"several or none for a sample.*losses\.multilabel\(\)",
+        r"several 1s or none.*losses\.multilabel\(\)",
     ),
     "regression targets": (
         CE,
@@ -79,7 +84,7 @@ REFUSED = {
         BCE,
         LOGITS[:, :1],
         YES,
-        r"each with each.*targets\.unsqueeze\(-1\)",
+        r"broadcast.*targets\.unsqueeze\(-1\)",
     ),
     "binary of two outputs": (BCE, LOGITS[:, :2], YES, r"two outputs.*losses\.multiclass\(\)"),
     "binary of -1 and 1": (BCE, LOGITS[:, 0], 2 * YES - 1, r"use \(targets \+ 1\) / 2"),
@@ -106,7 +111,7 @@ REFUSED = {
         losses.multilabel(pos_weight=[1, 2]),
         *(LOGITS, MANY, "2 numbers in pos_weight, and the model has 3 outputs"),
     ),
-    "mse broadcast": ("mse", LOGITS[:, :1], LOGITS[:, 0], r"each with each.*squeeze\(-1\)"),
+    "mse broadcast": ("mse", LOGITS[:, :1], LOGITS[:, 0], r"would broadcast.*squeeze\(-1\)"),
     "mse of classes": ("mse", LOGITS, Y, r"3 outputs use surestep\.losses\.multiclass\(\)"),
     "mse of integers": ("mse", LOGITS[:, 0], Y, r"mse takes floating point numbers.*\.float\(\)"),
     "quantile count": (
@@ -138,19 +143,19 @@ REFUSED = {
         "triplet",
         (LOGITS, LOGITS, LOGITS[:3]),
         None,
-        "three embeddings have one shape",
+        "three embeddings must have the same shape",
     ),
     "contrastive of one": (
         "contrastive",
         (LOGITS[:1], LOGITS[:1]),
         None,
-        "of at least two samples",
+        "with at least two samples",
     ),
     "contrastive of shapes": (
         "contrastive_pairs",
         (LOGITS, LOGITS[:, :2]),
         None,
-        "two embeddings have one shape",
+        "two embeddings must have the same shape",
     ),
     "no teacher": (
         "distillation",
@@ -162,7 +167,7 @@ REFUSED = {
         "distillation",
         LOGITS,
         (Y, LOGITS[:, :2]),
-        "logits of one shape",
+        "logits of the same shape",
     ),
     "teacher's softmax": ("distillation", LOGITS, (Y, LOGITS.softmax(1)), "Leave its softmax out"),
     "student's softmax": (
@@ -194,7 +199,7 @@ REFUSED = {
         *("dice_ce", P, P.softmax(1)),
         r"targets: indices \(N, \.\.\.\) int64. Use targets\.argmax\(1\)",
     ),
-    "focal of classes": ("focal", LOGITS, LOGITS[:, :2], "each with each"),
+    "focal of classes": ("focal", LOGITS, LOGITS[:, :2], "would broadcast"),
     "focal alpha": (losses.focal(alpha=0.3), LOGITS, Y, "a number for each of 3 classes"),
     "vocabulary second": ("next_token", W.transpose(1, 2), TOKENS, r"Use class_dim=1\."),
     "vocabulary last": (
@@ -267,7 +272,7 @@ REFUSED = {
     ),
     "ignored probabilities": (
         losses.multiclass(ignore_index=1),
-        *(LOGITS, LOGITS.softmax(1), "ignore_index=1 is of indices, .* Leave it out"),
+        *(LOGITS, LOGITS.softmax(1), "ignore_index=1 is for class indices, .* Leave it out"),
     ),
     "binary weights": (
         losses.binary(pos_weight=[1, 2]),
@@ -275,7 +280,7 @@ REFUSED = {
     ),
     "dice ignoring masks": (
         losses.dice(ignore_index=0),
-        *(P, M, "ignore_index=0 is of indices, and the targets are masks"),
+        *(P, M, "ignore_index=0 is for class indices, but the targets are masks"),
     ),
     "dice_bce of a region": ("dice_bce", P[:, :1], M[:, 0], r"use targets\.unsqueeze\(1\)"),
     "focal alpha of masks": (losses.focal(alpha=2.0), P, M, "alpha=2.0 is not a share"),

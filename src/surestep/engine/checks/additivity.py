@@ -364,9 +364,10 @@ def _explain(loss: Loss, gap: Gap, name: str) -> str:
     declared = "a mean over its items" if loss.divides else "a sum"
     called = "loss that the model computes" if loss.kind in ("model", "in training") else "loss"
     gives = (
-        f"The {called} is not {declared}: {whole.samples} samples give "
-        f"{whole.total / divisor:.6g}, and their {len(gap.parts)} parts put together "
-        f"{together:.6g}{' (outputs varied at random)' if gap.varied else ''}. "
+        f"The {called} is not {declared}: for {whole.samples} samples it is "
+        f"{whole.total / divisor:.6g}, but {together:.6g} if it is computed from "
+        f"{len(gap.parts)} parts of them"
+        f"{' (with outputs varied at random)' if gap.varied else ''}. "
     )
     if _adds_up(gap, lambda term: 1.0):
         return gives + (
@@ -381,8 +382,8 @@ def _explain(loss: Loss, gap: Gap, name: str) -> str:
         return f"{gives}It is a mean over the targets that are not -100: {items}."
     items = setting("items", "a function of the batch that counts them")
     return gives + (
-        f"Declare what it is a mean over, {items}, or Task(loss_is_separable=False) where it "
-        "compares samples."
+        f"Declare what it is a mean over, {items}, or Task(loss_is_separable=False) if it "
+        "compares samples with each other."
     )
 
 

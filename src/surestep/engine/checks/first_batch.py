@@ -304,7 +304,7 @@ def _compute_metric(opened: OpenMetric) -> dict[str, Value]:
         except TaskError as error:
             if isinstance(error.__cause__, (TypeError, AttributeError, NameError)):
                 raise
-            text = f"{error} So it is on the first training batch; on all of a set it may not be."
+            text = f"{error} It fails on the first training batch; on a full set it may not."
     warn(text)
     return {}
 

@@ -87,14 +87,16 @@ def compute_checked_loss(loss: Loss, outputs: Any, targets: Any, micro: MicroBat
     # torch's own losses broadcast where a dispatch mode does not see it, but warn.
     if broadcast.found or any("Using a target size" in str(entry.message) for entry in warned):
         raise TaskError(
-            f"In the loss, a tensor of shape ({samples}, 1) is combined with one of shape "
-            f"({samples},): each is compared with each. Use outputs.squeeze(-1) or "
+            f"The loss combines a tensor of shape ({samples}, 1) with one of shape ({samples},), "
+            f"which torch broadcasts to ({samples}, {samples}). Use outputs.squeeze(-1) or "
             "targets.unsqueeze(-1)."
         )
     for name, part in value.items() if isinstance(value, Mapping) else [("", value)]:
         called = f"The loss part {name!r}" if name else "The loss"
         if not isinstance(part, Tensor):
-            raise TaskError(f"{called} is a {type(part).__name__}. Return a tensor, undetached.")
+            raise TaskError(
+                f"{called} is a {type(part).__name__}. Return a tensor that is not detached."
+            )
         if part.dim() != 0:
             raise TaskError(
                 f"{called} has shape {tuple(part.shape)}, and a step needs one number. Return its "
@@ -109,6 +111,7 @@ def check_first_loss(loss: float, classes: int, name: str = "") -> None:
     called = f"The first loss {name!r}" if name else "The first loss"
     if loss > 2 * expected + 0.5:
         warn(
-            f"{called} is {loss:.3g}, and guessing evenly among {classes} classes would give "
-            f"{expected:.3g}. Check the scale of the inputs and the last layer's first weights.",
+            f"{called} is {loss:.3g}, but equal probabilities for {classes} classes would give "
+            f"{expected:.3g}. Check the scale of the inputs and the initial weights of the last "
+            "layer.",
         )

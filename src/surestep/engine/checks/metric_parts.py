@@ -80,9 +80,9 @@ def _compare(name: str, metric: Any, outputs: Any, micro: MicroBatch, loss: Loss
         for key, (value, size) in whole.items():
             other, scale = parts.get(key, (math.nan, 0.0))
             if math.isfinite(value) and not abs(other - value) <= tolerance * (scale + size):
-                varied = "" if split.seed is None else " (outputs varied at random)"
-                text = f"{len(split.rows)} samples give {value:.6g}, and their parts put together "
-                raise _not_a_mean(name, metric, f"{text}{other:.6g}{varied}")
+                varied = "" if split.seed is None else " (with outputs varied at random)"
+                text = f"for {len(split.rows)} samples it is {value:.6g}, but {other:.6g} if it is "
+                raise _not_a_mean(name, metric, f"{text}computed from parts of them{varied}")
 
 
 def _with_both_signs(outputs: Any, varied: Any) -> Any:

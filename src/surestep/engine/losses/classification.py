@@ -167,7 +167,7 @@ class MultiClass(WeightedLossModule):
         expect.check_classes(first, ignored=self.ignore_index, called=self.name)
         if first.targets.is_floating_point() and self.ignore_index != IGNORED:
             raise TaskError(
-                f"ignore_index={self.ignore_index} is of indices, and the targets are "
+                f"ignore_index={self.ignore_index} is for class indices, but the targets are "
                 "probabilities. Leave it out."
             )
         classes = first.outputs.shape[1]
@@ -284,8 +284,9 @@ class Binary(WeightedLossModule):
         expect.check_labels(first, called=self.name, ignored=self.ignore_index)
         if not self.per_label and self.weights is not None and self.weights.numel() > 1:
             raise TaskError(
-                f"There are {self.weights.numel()} numbers in pos_weight, and binary takes one: "
-                "what a target of 1 weighs. For several labels use surestep.losses.multilabel()."
+                f"There are {self.weights.numel()} numbers in pos_weight, but binary takes one: "
+                "the weight of targets that are 1. For several labels use "
+                "surestep.losses.multilabel()."
             )
 
 

@@ -88,7 +88,7 @@ class Distillation(LossModule):
         labels, teacher = first.targets
         shape = getattr(first.outputs, "shape", None)
         if shape is None or shape != getattr(teacher, "shape", None):
-            raise self.shape_error(first, "Both models return logits of one shape.")
+            raise self.shape_error(first, "Both models must return logits of the same shape.")
         if labels.is_floating_point():
             raise self.shape_error(first, "Labels are class indices: use labels.long().")
         student = first._replace(targets=labels)

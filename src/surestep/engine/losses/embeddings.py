@@ -70,7 +70,7 @@ class Triplet(LossModule):
         _TORCH.format("TripletMarginLoss"),
     )
 
-    above_zero = {"margin": "All points in one would do. Use 1.0."}
+    above_zero = {"margin": "Equal embeddings would have a loss of 0. Use 1.0."}
     margin: float = 1.0
     p: float = 2.0
 
@@ -86,7 +86,7 @@ class Triplet(LossModule):
         """Check that there are three embeddings of one shape."""
         parts = as_tuple(first.outputs, ("anchor", "positive", "negative"), self.name)
         if len({part.shape for part in parts}) > 1 or parts[0].dim() != 2:
-            raise self.shape_error(first, "The three embeddings have one shape.")
+            raise self.shape_error(first, "The three embeddings must have the same shape.")
 
 
 class _Contrastive(LossModule):
@@ -101,7 +101,7 @@ class _Contrastive(LossModule):
         """Check that there are two embeddings of one shape, and more than one sample."""
         a, b = as_tuple(first.outputs, ("a", "b"), self.name)
         if a.shape != b.shape or a.dim() != 2 or len(a) < 2:
-            hint = "The two embeddings have one shape, of at least two samples."
+            hint = "The two embeddings must have the same shape, with at least two samples."
             raise self.shape_error(first, hint)
 
 

@@ -92,14 +92,14 @@ def check_class_targets(first: FirstBatch, *, ignored: int, called: str) -> None
         same = "" if targets.shape == shape else " and targets.unsqueeze(1)"
         raise TaskError(
             f"The model has one output for each target (shape {tuple(shape)}), and {called} of one "
-            f"class is always 0. For yes or no use surestep.losses.binary(){same}; for numbers "
-            "surestep.losses.mse()."
+            f"class is always 0. For binary classification use surestep.losses.binary(){same}; for "
+            "regression use surestep.losses.mse()."
         )
     is_hot = targets.shape == shape and bool(((targets == 0) | (targets == 1)).all())
     if is_hot and bool((targets.sum(1) != 1).any()):
         raise DataError(
-            f"The targets of shape {tuple(shape)} are 0 and 1, several or none for a sample. For "
-            "labels that do not exclude each other use surestep.losses.multilabel() "
+            f"The targets of shape {tuple(shape)} are 0 and 1, and a sample may have several 1s or "
+            "none. For labels that do not exclude each other use surestep.losses.multilabel() "
             "(nn.BCEWithLogitsLoss())."
         )
     if targets.is_floating_point():
@@ -115,11 +115,13 @@ def check_class_targets(first: FirstBatch, *, ignored: int, called: str) -> None
     if is_hot:
         raise DataError(
             f"The model's outputs have shape {tuple(shape)} and the targets {tuple(shape)}: they "
-            "are one-hot, and class indices belong here. Use targets.argmax(1), or "
-            "targets.float() to take them as probabilities."
+            "are one-hot, but the loss takes class indices. Use targets.argmax(1), or "
+            "targets.float() to pass them as probabilities."
         )
     if targets.dtype not in INDEX_TYPES:
-        raise DataError(f"Class indices are int64, and the targets {targets.dtype}: use .long().")
+        raise DataError(
+            f"Class indices are int64, but the targets are {targets.dtype}: use .long()."
+        )
     if targets.dtype is torch.uint8 and not 0 <= ignored < 256 and ignored % 256 < shape[1]:
         raise DataError(
             f"The targets are torch.uint8, in which ignore_index={ignored} is the class "
@@ -128,7 +130,7 @@ def check_class_targets(first: FirstBatch, *, ignored: int, called: str) -> None
     if outputs.dim() < 2 or targets.shape != expected:
         hint = "flatten or transpose the outputs."
         if targets.dim() > 1 and targets.shape[1] == 1 and targets.squeeze(1).shape == expected:
-            hint = "there is a dimension of one too many. Use targets.squeeze(1)."
+            hint = "the targets have an additional dimension of size 1. Use targets.squeeze(1)."
         elif outputs.dim() == 3 and targets.shape == shape[:2] and targets.shape[1] > 1:
             hint = (
                 "the classes are last. Use surestep.losses.multiclass(class_dim=-1), or "
@@ -170,8 +172,8 @@ def check_same_shape(first: FirstBatch) -> tuple[Tensor, Tensor]:
             instead = f" For class indices with {count} outputs use surestep.losses.multiclass()."
     raise TaskError(
         f"The model's outputs have shape {tuple(outputs.shape)} and the targets "
-        f"{tuple(targets.shape)}: the loss would compare each with each. Use "
-        f"outputs.squeeze(-1) or targets.unsqueeze(-1) so that they are equal.{instead}"
+        f"{tuple(targets.shape)}: the loss would broadcast them. Use "
+        f"outputs.squeeze(-1) or targets.unsqueeze(-1), so that the shapes are equal.{instead}"
     )
 
 

@@ -102,8 +102,8 @@ class Dice(LossModule):
         """Check masks of 0 to 1."""
         if self.ignore_index != IGNORED:
             raise TaskError(
-                f"ignore_index={self.ignore_index} is of indices, and the targets are masks. Leave "
-                "it out, or give class indices (samples, height, width)."
+                f"ignore_index={self.ignore_index} is for class indices, but the targets are "
+                "masks. Leave it out, or give class indices (samples, height, width)."
             )
         if first.outputs.dim() < 4:
             raise self.shape_error(first, "Where there is one channel, use unsqueeze(1) on both.")
@@ -241,7 +241,8 @@ class Focal(WeightedLossModule):
         super().__post_init__()
         if self.gamma < 0:
             raise TaskError(
-                f"gamma={self.gamma} is below 0, and would weigh the easy most. Use 2.0."
+                f"gamma={self.gamma} is below 0, so easy examples would get the largest weights. "
+                "Use 2.0."
             )
         if isinstance(self.alpha, str):
             raise TaskError(

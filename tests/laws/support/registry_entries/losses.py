@@ -146,7 +146,7 @@ ENTRIES = {
         ),
     ),
     "mse": Entry(
-        Wrong("compare each with each", parts=lambda: {"train": (X, figures(N))}),
+        Wrong("would broadcast", parts=lambda: {"train": (X, figures(N))}),
         parts=trains(lambda: "mse", columns, figures(N, 3)),
     ),
     "mae": Entry(
@@ -154,7 +154,7 @@ ENTRIES = {
         parts=trains(lambda: "mae", columns, figures(N, 3)),
     ),
     "huber": Entry(
-        Wrong("compare each with each", parts=lambda: {"train": (X, figures(N, 2))}),
+        Wrong("would broadcast", parts=lambda: {"train": (X, figures(N, 2))}),
         parts=trains(lambda: losses.huber(delta=0.3), columns, figures(N, 3)),
     ),
     "quantile": Entry(
