@@ -109,7 +109,7 @@ def test_unfreezing_by_hand_is_rejected(by_hand, tmp_path):
     trainer = surestep.Trainer(
         tiny.task(model=model), config, run=tmp_path / "run", callbacks=[UnfreezeCallback()]
     )
-    with pytest.raises(TaskError, match=r"0\.0\.weight.* got requires_grad=True in mid-run"):
+    with pytest.raises(TaskError, match=r"0\.0\.weight.* got requires_grad=True during the run"):
         trainer.fit()
 
 

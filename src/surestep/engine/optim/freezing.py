@@ -122,8 +122,8 @@ def detect_unfreezing(model: nn.Module) -> Callable[[object], None]:
         thawed = [name for name, parameter in frozen if parameter.requires_grad]
         if thawed:
             raise TaskError(
-                f"{', '.join(thawed[:8])} got requires_grad=True in mid-run, and no optimizer "
-                "holds what was frozen at the start. Set when it is to be trained: "
+                f"{', '.join(thawed[:8])} got requires_grad=True during the run, but a parameter "
+                "that was frozen at the start is in no optimizer. Set when it is to be trained: "
                 f"optim.groups=[\"{thawed[0]} freeze='2 epochs'\"]."
             )
 

@@ -292,7 +292,7 @@ def check_groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     for wrong, what, mend in (
         (missing, "in no group of the optimizer and would never be trained", "Add them"),
         (twice, "in two groups of the optimizer and would be updated twice", "Keep one"),
-        (foreign, "frozen or foreign, and in the optimizer all the same", "Leave them out"),
+        (foreign, "frozen or not part of the model, but in the optimizer", "Leave them out"),
     ):
         if wrong:
             raise TaskError(f"These parameters are {what}: {summarize_names(wrong)}. {mend}.")

@@ -77,7 +77,7 @@ class OptimizerInfo:
 BUILT_IN: Mapping[str, OptimizerInfo] = {
     "adadelta": OptimizerInfo(
         "torch.optim.Adadelta",
-        "Updates scaled by past updates; hardly needs a learning rate.",
+        "Updates scaled by past updates; the learning rate needs little tuning.",
         "https://arxiv.org/abs/1212.5701",
         ("rho", "eps"),
     ),
@@ -90,14 +90,14 @@ BUILT_IN: Mapping[str, OptimizerInfo] = {
     ),
     "adagrad": OptimizerInfo(
         "torch.optim.Adagrad",
-        "Rare features; the learning rate of each weight only falls.",
+        "Sparse features; the learning rate of each weight only decreases.",
         "https://jmlr.org/papers/v12/duchi11a.html",
         ("lr_decay", "initial_accumulator_value", "eps"),
         takes_sparse=True,
     ),
     "adam": OptimizerInfo(
         "torch.optim.Adam",
-        "Adaptive learning rates; its weight decay is an L2 penalty: for decay use AdamW.",
+        "Adaptive learning rates; its weight decay is an L2 penalty (AdamW decouples it).",
         "https://arxiv.org/abs/1412.6980",
         ("betas", "eps", "amsgrad", "decoupled_weight_decay"),
     ),
