@@ -22,7 +22,7 @@ def test_run_at_an_object_store_address_is_rejected(surestep, command):
     # As with diff and cmp, 1 means "different".
     trouble = 2 if command == "ckpt diff" else 1
     assert (answer.code, answer.out) == (trouble, "")
-    assert f"'{COMMANDS[command][0]}' is an address, and only folders of a file" in answer.err
+    assert f"'{COMMANDS[command][0]}' is an address, but surestep needs a folder" in answer.err
 
 
 @pytest.mark.parametrize("words", [["ckpt", "export", "r@best"], ["predict", "r", "--out"]])

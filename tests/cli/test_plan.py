@@ -222,9 +222,9 @@ def test_plan_for_ranks_builds_a_shipped_recipe_on_the_meta_device(surestep):
     [
         (
             ["--ranks", "6", "--local-ranks", "4"],
-            "4 ranks each. Use --local-ranks 3, or --ranks 8",
+            "4 ranks per machine. Use --local-ranks 3, or --ranks 8",
         ),
-        (["--ranks", "12"], "ranks each, the default of --local-ranks. Use --local-ranks 6"),
+        (["--ranks", "12"], "ranks per machine, the default of --local-ranks. Use --local-ranks 6"),
         (["--ranks", "0"], "--ranks 0"),
         (["--local-ranks", "4"], "--ranks 32"),
     ],

@@ -66,7 +66,7 @@ READING = [
 ]
 WRONG = [
     (["trian", "digits"], "Did you mean 'train'?"),
-    (["train"], "Which recipe?"),
+    (["train"], "The recipe is missing."),
     (["train", "digit"], "Did you mean 'digits'?"),
     (["train", "gone.py"], "gone.py is not there"),
     (["train", "mine.py", "--epoch", "3"], "Did you mean '--epochs'"),

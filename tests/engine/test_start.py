@@ -128,7 +128,11 @@ BASE = {"body.0.weight": torch.zeros(5, 4)}
     ("change", "said", "sentence"),
     [
         (lambda t: t.pop("head.bias"), {}, r"lacks head.bias. .* skip=\['head'\]"),
-        (lambda t: t.update(x=torch.ones(1)), {}, r"has x, which the model has not.* skip=\['x'\]"),
+        (
+            lambda t: t.update(x=torch.ones(1)),
+            {},
+            r"has x, which the model does not have.* skip=\['x'\]",
+        ),
         (lambda t: t.update(weights(classes=9)), {}, r"head.weight is \(9, 5\) there but \(3, 5\)"),
         (lambda t: t.update({"head.bias": torch.ones(3).int()}), {}, "torch.int32 there but"),
         (lambda t: t.clear(), {}, "Nothing in the state dict matches"),

@@ -189,7 +189,7 @@ def test_generator_made_in_the_first_step_causes_a_warning(folder):
                 return self.last(self.first(x))
             return super().forward(x)
 
-    with pytest.warns(UserWarning, match=r"\.rng \(Generator\) was made in the first step"):
+    with pytest.warns(UserWarning, match=r"\.rng \(Generator\) was created in the first step"):
         train(task_of(Late(MAKERS["numpy"], late=True)), folder(), **OPTIONS)
 
 
@@ -204,7 +204,7 @@ def test_generator_that_a_loss_of_a_deep_model_makes_in_the_first_step_causes_a_
             return nn.functional.cross_entropy(outputs, targets)
 
     model = nn.Sequential(*(nn.Linear(10, 10) for _ in range(100)))
-    with pytest.warns(UserWarning, match=r"loss\.rng \(Generator\) was made in the first step"):
+    with pytest.warns(UserWarning, match=r"loss\.rng \(Generator\) was created in the first step"):
         train(task_of(model, LateLoss()), folder(), **{**OPTIONS, "max_steps": 2})
 
 

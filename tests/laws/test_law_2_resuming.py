@@ -199,7 +199,7 @@ def test_added_and_removed_callbacks_are_reported(folder, capsys):
             next(session.steps())
             session.save()
     output = capsys.readouterr().err
-    assert "The checkpoint has a state of Patience, which is not here now" in output
+    assert "The checkpoint has a state of Patience, which this run does not have" in output
     assert "Counting has no state in the checkpoint, and starts with its own." in output
 
 

@@ -198,7 +198,7 @@ FOUR = (symbols(0, 6)[:, None], torch.arange(6), torch.ones(6).bool())
             {"sampler": surestep.samplers.shuffled()},
             {},
             DataError,
-            "in lanes.*order is 'shuffled'. Leave the order out",
+            "in lanes.*sampler is 'shuffled'. Leave Task\\(sampler=...\\) out",
         ),
         (
             {"train": (*FOUR, symbols(0, 6)[:, None])},

@@ -92,7 +92,7 @@ def test_evaluation_in_the_middle_of_a_stream_does_not_advance_it(tmp_path):
 def test_sampler_for_a_stream_is_rejected():
     from surestep import samplers
 
-    with pytest.raises(DataError, match=r"order 'sequential', which needs positions"):
+    with pytest.raises(DataError, match=r"sampler 'sequential' needs indices"):
         tiny.plan({"train": Unsized(), "sampler": samplers.sequential()}, max_steps=3)
 
 

@@ -21,8 +21,7 @@ def require_local_path(path: str | os.PathLike[str]) -> Path:
     if _ADDRESS.match(text) is None:
         return Path(text)
     raise RunError(
-        f"{text!r} is an address, and only folders of a file system are written and read: a "
-        "checkpoint is published by a rename, and a lock keeps others out. Pass a local folder, "
-        "such as runs/mine, and copy it, for instance by `aws s3 sync` or `gcloud storage rsync`; "
-        "or pass the folder that the store is mounted at."
+        f"{text!r} is an address, but surestep needs a folder of a file system, which supports "
+        "renames and locks. Pass a local folder, such as runs/mine, and copy it, for example with "
+        "`aws s3 sync` or `gcloud storage rsync`; or pass the folder where the store is mounted."
     )

@@ -195,9 +195,9 @@ def export_weights(
         more = len(exported.lacks) - 3
         names = ", ".join(exported.lacks[:3]) + (f" and {more} more" if more > 0 else "")
         print_escaped(
-            f"This is what was trained. {len(exported.lacks)} tensors of the frozen base are not "
-            f"in the checkpoint, and not in this file: {names}. Build the model with its base, "
-            "then model.load_state_dict(weights, strict=False).",
+            "The file has only the trained weights, as the checkpoint does: "
+            f"{len(exported.lacks)} tensors of the frozen base are missing: {names}. Build the "
+            "model with its base, and then call model.load_state_dict(weights, strict=False).",
             file=sys.stderr,
         )
     if json:

@@ -63,7 +63,7 @@ def imagined_launch(ranks: int | None, local: int | None) -> LaunchInfo | None:
     if ranks % local:
         part = max(number for number in range(1, local) if ranks % number == 0)
         raise ConfigError(
-            f"--ranks {ranks} does not fill machines of {local} ranks each{default}. Use "
+            f"--ranks {ranks} is not a multiple of {local} ranks per machine{default}. Use "
             f"--local-ranks {part}, or --ranks {ranks - ranks % local + local}."
         )
     return LaunchInfo(size=ranks, local_size=local, launcher="--ranks", is_simulated=True)

@@ -83,12 +83,12 @@ def split_batch(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
         if len(named) == 1:
             return (), {key: batch[key] for key in batch if key != named[0]}, batch[named[0]]
         raise DataError(
-            f"A batch has the keys {sorted(map(str, batch))}, and which holds the targets is not "
-            "clear. Set Task(inputs=lambda batch: ({'x': batch['x']}, batch['y']))."
+            f"A batch has the keys {sorted(map(str, batch))}, and it is not clear which of them "
+            "has the targets. Set Task(inputs=lambda batch: ({'x': batch['x']}, batch['y']))."
         )
     raise DataError(
-        f"A batch is a {type(batch).__name__}, and which part is the targets is not clear. Let the "
-        "dataset return (x, y), or set Task(inputs=lambda batch: (batch, targets))."
+        f"A batch is a {type(batch).__name__}, and it is not clear which part is the targets. "
+        "Let the dataset return (x, y), or set Task(inputs=lambda batch: (batch, targets))."
     )
 
 

@@ -242,7 +242,8 @@ def check_own_generators(found: OwnGenerators, model: nn.Module, checkpointing: 
     for rng in found.found:
         if rng.seed is None:
             warn(
-                f"{rng} takes no seed, so a resumed run draws other numbers. Use random.Random, "
+                f"{rng} takes no seed, so a resumed run draws different numbers. Use "
+                "random.Random, "
                 "numpy.random.default_rng() or torch.Generator."
             )
 
@@ -259,6 +260,6 @@ def seed_late_generators(found: OwnGenerators, generators: list[Any]) -> None:
     generators.extend(late)
     if late:
         warn(
-            f"{late[0]} was made in the first step. So the first step of a resumed run draws other "
-            "numbers. Make it in __init__: then it is seeded for each micro-batch."
+            f"{late[0]} was created in the first step, so the first step of a resumed run draws "
+            "different numbers. Create it in __init__: then it is seeded for each micro-batch."
         )

@@ -53,7 +53,7 @@ def validate(schema: TypeAdapter[Any], value: Any) -> Any:
     if first["type"] == "missing":
         raise ValueError(f"{_path(above)} lacks {last}")
     if first["type"] == "extra_forbidden":
-        raise ValueError(f"{_path(above)} has {format_value(last)} besides")
+        raise ValueError(f"{_path(above)} has {format_value(last)}, which is not a known key")
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
     raise ValueError(f"{_path(first['loc'])} is {format_value(first['input'])}: {message}")
 

@@ -171,8 +171,8 @@ def clips_most_steps(case: Case) -> Finding | None:
         f"{seen.clipped} of {seen.steps} steps ({seen.clipped / seen.steps:.0%}) were clipped: "
         f"their gradient norm was {ratio:.3g} times max_grad_norm={limit:g} (median).",
         {"clipped": seen.clipped, "steps": seen.steps, "ratio": ratio, "limit": limit},
-        "The length of the gradient then hardly matters, and optim.lr alone sets the length of a "
-        f"step. If that is not meant, set max_grad_norm={enough:g}, or 'off' "
+        "The gradient norm then has little effect: optim.lr alone sets the size of an update. "
+        f"If this is not intended, set max_grad_norm={enough:g}, or 'off' "
         "to only measure it.",
     )
 

@@ -265,7 +265,7 @@ def handle_signals(session: Session) -> Iterator[list[str]]:
         session.loop.request(name)
         if has_agent and name == "SIGTERM":
             name = f"{name} (torchrun sends it to all ranks if a process has died)"
-        again = "Once more" if name == "Ctrl-C" else "Ctrl-C"
+        again = "Another Ctrl-C" if name == "Ctrl-C" else "Ctrl-C"
         _print_in_handler(session, f"{name}: stopping after this step. {again} stops at once.")
 
     with ExitStack() as stack:

@@ -61,7 +61,7 @@ def test_data_that_is_not_tensors_is_not_sliced(data):
 
 @pytest.mark.parametrize("data", [None, 3])
 def test_object_that_is_not_a_dataset_is_rejected(data):
-    with pytest.raises(DataError, match=r"The val data is a \w+, and not samples\. Give a"):
+    with pytest.raises(DataError, match=r"The val data is a \w+, which has no samples\. Give a"):
         dataset_of(data, "val")
 
 

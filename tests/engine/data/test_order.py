@@ -146,12 +146,12 @@ def test_plan_reports_the_order_with_its_reason(parts, said, expected):
         (
             {"train": DataLoader(Rows(), 8, shuffle=True), "sampler": samplers.sequential()},
             DataError,
-            "order 'sequential', and its DataLoader a RandomSampler. Use one of them",
+            "is 'sequential', but the DataLoader has a RandomSampler. Use one of them",
         ),
         (
             {"train": DataLoader(Rows(), 8, sampler=[1, 2]), "sampler": samplers.shuffled()},
             DataError,
-            "order 'shuffled', and its DataLoader a list",
+            "is 'shuffled', but the DataLoader has a list",
         ),
         (
             {"train": {"a": (X, Y), "b": Rows()}},

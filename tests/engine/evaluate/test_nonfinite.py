@@ -76,8 +76,8 @@ def test_nonfinite_set_read_from_a_dataset_is_explained_once_it_is_evaluated(tmp
     )
     (text,) = notices(run)
     assert text == (
-        "val/loss is not finite: sample 13 has NaN or infinite values in the inputs. No weights "
-        "can be called the best by it. Repair or remove 1 sample of val (numbers count from 0)."
+        "val/loss is not finite: sample 13 has NaN or infinite values in the inputs. It cannot "
+        "decide which checkpoint is best. Correct or remove 1 sample of val (numbers count from 0)."
     )
 
 

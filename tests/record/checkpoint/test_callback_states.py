@@ -91,7 +91,7 @@ def test_added_or_missing_callback_is_reported_without_an_error(tmp_path):
     declared, record = loaded(tmp_path, "stays", "new", stays=1, gone=2)
     assert (declared["stays"].value, declared["new"].value) == (1, None)
     gone, new = unmatched_states(record, declaring(stays=None, new=None))
-    assert "has a state of gone, which is not here now" in gone
+    assert "has a state of gone, which this run does not have" in gone
     assert "new has no state in the checkpoint" in new
     assert unmatched_states(record, declaring(stays=None, gone=None)) == []
 

@@ -29,7 +29,7 @@ def test_wrong_shape_is_named_and_nothing_is_loaded(path):
 def test_sharded_model_of_zero_3_is_reported(path):
     model = net()
     model[0].weight.ds_tensor = torch.zeros(16)  # as after ZeRO 3
-    with pytest.raises(CheckpointError, match="Build a new model, and load into that one"):
+    with pytest.raises(CheckpointError, match="Build a new model, and load the checkpoint"):
         load_model(path, model)
 
 

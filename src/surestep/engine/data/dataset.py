@@ -70,7 +70,7 @@ def dataset_of(data: Any, part: str) -> Any:
     if not hasattr(dataset, "__getitem__") or isinstance(dataset, str):
         shown = f"the text {dataset!r}" if isinstance(dataset, str) else f"a {kind}"
         raise DataError(
-            f"The {part} data is {shown}, and not samples. Give a dataset with __len__ and "
+            f"The {part} data is {shown}, which has no samples. Give a dataset with __len__ and "
             "__getitem__, a tuple of tensors, a stream with __iter__, or a DataLoader over one."
         )
     if len(dataset) == 0:

@@ -53,15 +53,15 @@ def apply_order(task: Task, skips: ExcludedSamples | None = None) -> Task:
     if is_stream(train):
         if order is not None:
             raise DataError(
-                f"The Task has the order {order.name!r}, which needs positions, and its training "
-                "data is a stream. Leave the order out; data.shuffle_buffer=1000 mixes."
+                f"The sampler {order.name!r} needs indices, but the training data is a stream. "
+                "Leave Task(sampler=...) out; to shuffle, set data.shuffle_buffer=1000."
             )
         return task
     if isinstance(train, BPTTDataset):
         if order is not None and order.name != "sequential":
             raise DataError(
-                "The training data is in lanes, whose windows follow each other, and the order is "
-                f"{order.name!r}. Leave the order out."
+                "The training data is in lanes, whose windows must be read in order, but the "
+                f"sampler is {order.name!r}. Leave Task(sampler=...) out."
             )
         return replace(task, sampler=BasicOrder(shuffle=False).bind(dataset_view(task)))
     if isinstance(train, DataLoader):
@@ -69,9 +69,9 @@ def apply_order(task: Task, skips: ExcludedSamples | None = None) -> Task:
         shuffles = isinstance(sampler_of(train), RandomSampler)
         if order is not None and (sampled is not None or shuffles):
             raise DataError(
-                f"The Task has the order {order.name!r}, and its DataLoader a "
+                f"Task(sampler=...) is {order.name!r}, but the DataLoader has a "
                 f"{type(sampler_of(train)).__name__}. Use one of them: give a DataLoader without "
-                "shuffle and sampler, or leave the order out."
+                "shuffle and sampler, or leave Task(sampler=...) out."
             )
         order = sampled if order is None else order
     if order is None:

@@ -171,13 +171,13 @@ def _describe(worker: BaseProcess, workers: int, stuck: set[int]) -> str:
         what = f"did not begin within {_BEGIN_S:g} s: Python's fork can block if threads run"
         what_to_do = "Start the run again; data.num_workers=0 forks nothing."
     elif how == "SIGKILL":
-        what = "was killed, by the kernel for memory?"
+        what = "was killed, possibly by the kernel because memory ran out"
         what_to_do = f"{fewer} a smaller data.prefetch_factor; dmesg names what the kernel killed."
     elif how == "SIGBUS":
         what = "crashed: shared memory may be full"
         what_to_do = f"{fewer} enlarge /dev/shm (docker run --shm-size)."
     else:
-        what = "ended by itself" if code > 0 else "was ended by a signal"
+        what = "exited" if code > 0 else "was killed by a signal"
     return f"A data worker {what} (pid {worker.pid}, {how}). {what_to_do}"
 
 

@@ -129,8 +129,8 @@ def _describe_data(part: str, what: str, positions: list[int]) -> str:
     listed = ", ".join(map(str, positions[:_LISTED])) + (", ..." * (len(positions) > _LISTED))
     which = f"sample {listed} has" if len(positions) == 1 else f"samples {listed} have"
     return (
-        f"{part}/loss is not finite: {which} NaN or infinite values in the {what}. No weights can "
-        f"be called the best by it. Repair or remove {len(positions)} "
+        f"{part}/loss is not finite: {which} NaN or infinite values in the {what}. It "
+        f"cannot decide which checkpoint is best. Correct or remove {len(positions)} "
         f"sample{'s' * (len(positions) > 1)} of {part} (numbers count from 0)."
     )
 

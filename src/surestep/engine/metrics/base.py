@@ -203,8 +203,8 @@ def check_metrics_of_ranks(metrics: Mapping[str, Any]) -> None:
     for name, metric in metrics.items():
         if hasattr(metric, "compute") and not has_torchmetrics(metric):
             raise TaskError(
-                f"metrics[{name!r}] is a {type(metric).__name__}, and what several ranks have seen "
-                f"cannot be put together. {_BY_SUMS}, surestep.whole_set(fn) of a function over "
+                f"metrics[{name!r}] is a {type(metric).__name__}, and its states on several "
+                f"ranks cannot be merged. {_BY_SUMS}, surestep.whole_set(fn) of a function over "
                 "all predictions, or a torchmetrics.Metric."
             )
         for part in _parts(metric):
@@ -216,8 +216,8 @@ def check_metrics_of_ranks(metrics: Mapping[str, Any]) -> None:
                 if is_list or getattr(how, "__name__", "") == "dim_zero_mean":
                     raise TaskError(
                         f"metrics[{name!r}]: the state {state!r} of {type(part).__name__} is a "
-                        "mean or a list that torchmetrics cannot put together exactly from "
-                        f"several ranks. {_BY_SUMS}."
+                        "mean or a list that torchmetrics cannot merge exactly over several "
+                        f"ranks. {_BY_SUMS}."
                     )
 
 

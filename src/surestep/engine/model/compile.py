@@ -132,8 +132,8 @@ def recompile_counter() -> Callable[[], str | None]:
         if first:
             return f"torch.compile made {seen - before} graphs."
         return (
-            f"torch.compile compiled again: {seen - before} graphs more. An evaluation's first "
-            "batch is one; else a shape or a type has changed: data.drop_last=True leaves out a "
+            f"torch.compile compiled again: {seen - before} more graphs. The first evaluation adds "
+            "a graph. Otherwise a shape or a dtype has changed: data.drop_last=True leaves out a "
             "smaller last batch."
         )
 

@@ -189,7 +189,9 @@ def _check_names(
     if missing:
         problems.append(f"{init.name} lacks {summarize_names(missing)}")
     if unexpected:
-        problems.append(f"{init.name} has {summarize_names(unexpected)}, which the model has not")
+        problems.append(
+            f"{init.name} has {summarize_names(unexpected)}, which the model does not have"
+        )
     if problems:
         raise CheckpointError(
             f"{'; '.join(problems)}. If that is intended, use "

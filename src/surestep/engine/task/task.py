@@ -266,7 +266,7 @@ class Task:
         if self.loss is None and (self.val is not None or self.test is not None):
             raise TaskError(
                 "The Task has data to evaluate on and no loss to measure. Pass Task(loss=...), "
-                "which the model's forward is measured by; your own step does not use it."
+                "which evaluations compute from the model's outputs; your own step does not use it."
             )
         if self.optimizers and self.optimizer is not None:
             raise TaskError("Task has optimizer= and optimizers=. Put the first among the others.")

@@ -109,7 +109,7 @@ def decode_states(found: CheckpointReader) -> dict[str, Any]:
 def unmatched_states(record: Mapping[str, Any], state: State) -> list[str]:
     """Describe states that only the checkpoint has, or only the callbacks of this run."""
     saved, here = {*record[CALLBACK_STATES], STREAM}, {*state.callback_states, STREAM}
-    gone = "The checkpoint has a state of {}, which is not here now; the next one will not."
+    gone = "The checkpoint has a state of {}, which this run does not have. It is not loaded."
     new = "{} has no state in the checkpoint, and starts with its own."
     return [
         *(gone.format(name) for name in sorted(saved - here)),
@@ -122,7 +122,7 @@ def _match_buffers(found: CheckpointReader, state: State) -> dict[str, Tensor]:
     tensors = found.tensors(BUFFERS) if BUFFERS in found.manifest.tensors else {}
     if foreign := sorted(tensors.keys() - state.built.keys()):
         raise CheckpointError(
-            f"{found.name} is of another model: it has the buffers {_few(foreign)} besides. Build "
+            f"{found.name} is of a different model: it also has the buffers {_few(foreign)}. Build "
             "the model that was trained."
         )
     known = {name: tensor for name, tensor in state.built.items() if tensor is not None}
@@ -152,9 +152,9 @@ def load_weights(
     model = unwrap_module(model)
     if keeper is None and is_model_sharded(model) and not dist.is_initialized():
         raise CheckpointError(
-            f"{found.name} cannot be loaded into this model: it holds parts of its parameters, as "
-            "the processes that shared it left it, and those are gone. Build a new model, and load "
-            "into that one."
+            f"{found.name} cannot be loaded into this model: its parameters are still sharded over "
+            "the processes of a run that has ended. Build a new model, and load the checkpoint "
+            "into it."
         )
     weights = _match_weights(found, model, keeper=keeper)
     if average and keeper is not None:
@@ -199,8 +199,8 @@ def _match_weights(
     missing, foreign = sorted(here - there), sorted(there - here - empty_buffers(model))
     if missing or foreign:
         raise CheckpointError(
-            f"{found.name} is of another model: it lacks {_few(missing)} and has "
-            f"{_few(foreign)} besides. Build the model that was trained."
+            f"{found.name} is of a different model: it lacks {_few(missing)} and has "
+            f"{_few(foreign)} that this model does not have. Build the model that was trained."
         )
     return loaded
 
