@@ -1,5 +1,7 @@
 """Plug-ins: what installed packages add to surestep by an entry point."""
 
+import warnings
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -13,9 +15,26 @@ SCHEDULES = "surestep.schedules"
 OPTIMIZERS = "surestep.optimizers"
 
 
-def plugin_names(group: str) -> tuple[str, ...]:
-    """Return the names that installed packages register in an entry point group."""
-    return tuple(sorted(_plugins(group)))
+def plugin_names(group: str, built_in: Iterable[str]) -> tuple[str, ...]:
+    """Return the names that installed packages register in an entry point group.
+
+    The names of `built_in` are left out, with a warning: a plug-in cannot replace what surestep
+    has.
+    """
+    names = set(_plugins(group))
+    for name in sorted(names & set(built_in)):
+        _warn_ignored(group, name)
+    return tuple(sorted(names - set(built_in)))
+
+
+@cache
+def _warn_ignored(group: str, name: str) -> None:
+    value = _plugins(group)[name].value
+    warnings.warn(
+        f"The entry point {name!r} of {group} ({value}) is ignored: surestep has its own {name!r}. "
+        "Give it another name.",
+        stacklevel=2,
+    )
 
 
 def load_plugin(

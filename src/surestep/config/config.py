@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from surestep.base.errors import ConfigError, suggest_names
+from surestep.base.plugins import OPTIONS, plugin_names
 from surestep.config.group import MAIN, ConfigGroup, Locations, placed
 from surestep.config.groups import Average, Checkpoint, Data, EarlyStop, Logging, Scaler, Validation
 from surestep.config.not_set import NOT_SET, NotSet
@@ -350,10 +351,17 @@ def _declarations() -> dict[str, OptionInfo]:
     groups = {name: type(field.default) for name, field in Config.model_fields.items()}
     return {
         name: describe_plugin(name)[1]
-        if name in PLUGINS
+        if name in plugin_options()
         else describe_option(groups[name.partition(".")[0]] if "." in name else Config, field)
         for name, field in iter_options()
     }
+
+
+@cache
+def plugin_options() -> tuple[str, ...]:
+    """Return the options that installed packages add."""
+    names = plugin_names(OPTIONS, Config.__annotations__)
+    return tuple(name for name in PLUGINS if name in names)
 
 
 def iter_options() -> Iterator[tuple[str, Any]]:
@@ -363,4 +371,4 @@ def iter_options() -> Iterator[tuple[str, Any]]:
             for inner, inner_field in type(field.default).model_fields.items():
                 yield f"{name}.{inner}", inner_field
         else:
-            yield name, describe_plugin(name)[0] if name in PLUGINS else field
+            yield name, describe_plugin(name)[0] if name in plugin_options() else field

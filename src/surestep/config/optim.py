@@ -23,7 +23,7 @@ BUILT_IN = (
 if TYPE_CHECKING:
     Name = str
 else:
-    Name = Literal[(*BUILT_IN, *plugin_names(OPTIMIZERS))]
+    Name = Literal[(*BUILT_IN, *plugin_names(OPTIMIZERS, BUILT_IN))]
 
 
 def _one_or_two(value: object) -> object:

@@ -79,6 +79,7 @@ class OptionInfo:
         resume: the effect of a change when a run resumes; None is the effect of the group.
         is_duration: its text is an interval, which the Plan holds as a Duration.
         rule: decides it, for an option of a plug-in.
+        callback: makes the Callback that does what it says, for an option of a plug-in.
     """
 
     help_text: str
@@ -88,6 +89,7 @@ class OptionInfo:
     resume: ResumeEffect | None = None
     is_duration: bool = False
     rule: Callable[[Any], tuple[Any, str] | None] | None = None
+    callback: Callable[[Any], Any] | None = None
 
 
 def option(
@@ -127,8 +129,10 @@ class PluginOption:
         resume: the effect of a change when a run resumes; by default it has to be allowed.
         requires: the values that other options must have, as in `option`.
         excludes: full names of options that cannot be set together with it.
-        rule: called with a PlanContext `k`; returns the value and its reason, often by
-            `k.set_or(value, reason)`, and rejects values by `k.reject(message)`.
+        rule: called with a PlanContext `ctx`; returns the value and its reason, often by
+            `ctx.set_or(value, reason)`, and rejects values by `ctx.reject(message)`.
+        callback: called with the value in the Plan, unless the option is off; returns the Callback
+            that does what the option says.
 
     Example:
         >>> from surestep.config.option import PluginOption, safe
@@ -146,10 +150,18 @@ class PluginOption:
         requires: Mapping[str, Any] | None = None,
         excludes: tuple[str, ...] = (),
         rule: Callable[[Any], tuple[Any, str] | None] | None = None,
+        callback: Callable[[Any], Any] | None = None,
     ) -> None:
         self.kind = kind
         self.info = OptionInfo(
-            help_text, default, requires or {}, excludes, resume, DURATION in list_types(kind), rule
+            help_text,
+            default,
+            requires or {},
+            excludes,
+            resume,
+            is_duration=DURATION in list_types(kind),
+            rule=rule,
+            callback=callback,
         )
 
 

@@ -32,9 +32,8 @@ DDP = {PROCESSES: ON, OUR_STEP: ON}
 if TYPE_CHECKING:
     StrategyName = str
 else:
-    StrategyName = Literal[
-        ("auto", "single", "ddp", "fsdp", "deepspeed", "accelerate", *plugin_names(STRATEGIES))
-    ]
+    BUILT_IN = ("auto", "single", "ddp", "fsdp", "deepspeed", "accelerate")
+    StrategyName = Literal[(*BUILT_IN, *plugin_names(STRATEGIES, BUILT_IN))]
 
 
 class Parallel(ConfigGroup):

@@ -48,7 +48,7 @@ def _read(name: str, value: Any) -> Any:
         ) from None
 
 
-PLUGINS = tuple(name for name in plugin_names(OPTIONS) if name.isidentifier())
+PLUGINS = tuple(name for name in plugin_names(OPTIONS, ()) if name.isidentifier())
 
 if TYPE_CHECKING:
     PluginOptions = ConfigGroup

@@ -24,14 +24,12 @@ Ratio = Annotated[float, Field(ge=0, le=1)]
 if TYPE_CHECKING:
     ScheduleName = str
 else:
-    ScheduleName = Literal[
-        (
-            *("constant", "linear", "cosine", "cosine_restarts", "step", "multi_step"),
-            *("exponential", "polynomial", "inverse_sqrt", "warmup_stable_decay", "one_cycle"),
-            *("cyclic", "reduce_on_plateau"),
-            *plugin_names(SCHEDULES),
-        )
-    ]
+    BUILT_IN = (
+        *("constant", "linear", "cosine", "cosine_restarts", "step", "multi_step"),
+        *("exponential", "polynomial", "inverse_sqrt", "warmup_stable_decay", "one_cycle"),
+        *("cyclic", "reduce_on_plateau"),
+    )
+    ScheduleName = Literal[(*BUILT_IN, *plugin_names(SCHEDULES, BUILT_IN))]
 
 
 class Schedule(ConfigGroup):

@@ -14,7 +14,8 @@ from torch import nn
 
 from surestep.base.errors import ConfigError, RunError, SurestepError, TaskError
 from surestep.base.paths import require_local_path
-from surestep.config.config import Config
+from surestep.config.config import Config, option_info, plugin_options
+from surestep.config.option import is_off
 from surestep.engine.data.stream_loader import describe_resume
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.distributed.hang_monitor import GroupTimeouts
@@ -126,7 +127,8 @@ def prepare(
             world, lambda: decide_resume(writer, origin, planned, resume, allow, from_)
         )
         with world.explain_errors():
-            session, init = _open_session(planned, decision, writer, settings, world, callbacks)
+            own = [*callbacks, *_plugin_callbacks(plan)]
+            session, init = _open_session(planned, decision, writer, settings, world, own)
         if not decision.finished:
             record = partial(_record_start, writer, decision, planned, session, init)
             run_on_rank_zero(world, record)
@@ -170,6 +172,23 @@ def check_arguments(task: Any, config: Any, run: Any, callbacks: Any) -> None:
                 "your class from it, and pass an object: callbacks=[MyCallback()]."
             )
         check_hooks(callback)
+
+
+def _plugin_callbacks(plan: Plan) -> list[Callback]:
+    """Return the callbacks of the options that packages add, and that are not off."""
+    found = []
+    for name in plugin_options():
+        info, value = option_info(name), getattr(plan, name)
+        if info is None or info.callback is None or is_off(value):
+            continue
+        found.append(callback := info.callback(value))
+        if not isinstance(callback, Callback):
+            raise ConfigError(
+                f"The callback of the option {name!r} returned {_shown(callback)}, not an object "
+                "of a surestep.Callback. Change it in the package that adds the option."
+            )
+        check_hooks(callback)
+    return found
 
 
 def _shown(value: Any) -> str:

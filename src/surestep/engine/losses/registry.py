@@ -28,7 +28,7 @@ _OF_MODEL = ("model", "model in training")
 
 def loss_names() -> tuple[str, ...]:
     """List the losses, plug-ins last."""
-    return (*BUILT_IN, *plugin_names(LOSSES))
+    return (*BUILT_IN, *plugin_names(LOSSES, BUILT_IN))
 
 
 def loss_class(name: str) -> type[LossModule]:
@@ -38,14 +38,14 @@ def loss_class(name: str) -> type[LossModule]:
         TaskError: there is none.
         ConfigError: the plug-in cannot be loaded, or is not a LossModule.
     """
-    if name in BUILT_IN:
-        return BUILT_IN[name]
     if name not in loss_names():
         raise TaskError(
             f"loss={name!r} is not a loss. {suggest_names(name, (*loss_names(), *_OF_MODEL))} "
             "`surestep losses` explains them; 'model' takes the .loss that the model returns, and "
             "'model in training' its dict of losses."
         )
+    if name in BUILT_IN:
+        return BUILT_IN[name]
     found: type[LossModule] = load_plugin(LOSSES, name, LossModule)
     return found
 

@@ -267,4 +267,4 @@ def schedule_info(name: str) -> ScheduleInfo:
 
 def schedule_names() -> tuple[str, ...]:
     """List the schedules, plug-ins last."""
-    return (*BUILT_IN, *plugin_names(SCHEDULES))
+    return (*BUILT_IN, *plugin_names(SCHEDULES, BUILT_IN))
