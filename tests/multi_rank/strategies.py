@@ -2,7 +2,9 @@
 
 A strategy runs all of them on the fewest ranks, and each split once on more.
 
-A new strategy adds one row here; the launches of `test_ranks.py` then run its cells.
+A new strategy adds one row here, and its numbers of ranks to TABLE in `test_ranks.py`, whose
+launches run its cells. If the memory formula describes it, add it to CALLED in
+`test_memory_formula.py`.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,7 +42,8 @@ class Way:
         weights: returns the full weights, on each rank.
         shows: called on a rank after training; returns evidence of what the strategy does.
         proves: checks the evidence, given the number of ranks.
-        tolerance: of law 1, |a - b| / |a| over all weights after 20 steps.
+        tolerance: of law 1, |a - b| / |a| over all weights after 20 steps; ten times as much for
+            a loss or a metric.
     """
 
     options: Mapping[str, Any]
@@ -52,7 +55,7 @@ class Way:
 
 
 WHOLE = sum(each.numel() for each in task().build_model().parameters())
-# The loss in one number; items, requests and time in 9 numbers each.
+# The loss, the items as nine digits, requests and time.
 CARGO = 1 + 9 + 2
 
 

@@ -171,7 +171,7 @@ def test_every_strategy_resumes_runs_of_the_others(one, ranks):
     for name in begun:
         far = [distance(one[GOES_ON]["weights"], each[name]["weights"]) for each in ranks]
         print(f"{name[1]} on {len(ranks)} ranks: {max(far):.1e}")
-        assert max(far) <= 1e-6
+        assert max(far) <= WAYS[name[1].rpartition(" as ")[2]].tolerance
 
 
 @pytest.mark.parametrize(("way", "count"), TABLE)
@@ -183,11 +183,12 @@ def test_one_process_resumes_runs_of_every_strategy(one, launch, way, count, tmp
         launch, count
     ):  # they evaluate what one process saved, and restore their own weights
         there = each["measured", way]
-        assert there["last"] == pytest.approx(measured, rel=1e-5)
+        assert there["last"] == pytest.approx(measured, rel=10 * WAYS[way].tolerance)
         assert there["own"] == there["last"]
     found = cell.run(tmp_path / "half", None)
-    assert distance(one[GOES_ON]["weights"], found["weights"]) <= 1e-6
-    assert found["losses"] == pytest.approx(one[GOES_ON]["losses"][7:], rel=1e-5)
+    tolerance = WAYS[way].tolerance
+    assert distance(one[GOES_ON]["weights"], found["weights"]) <= tolerance
+    assert found["losses"] == pytest.approx(one[GOES_ON]["losses"][7:], rel=10 * tolerance)
 
 
 @pytest.mark.parametrize(("way", "count"), TABLE)
@@ -203,10 +204,10 @@ def test_every_strategy_ends_with_the_weights_of_one_process(one, launch, way, c
 
 def _worst(one: dict[str, Any], ranks: list[dict[str, Any]], name: tuple[str, str, str]) -> float:
     """Return the largest distance of a rank to one process; the losses must be equal."""
-    alone = one[name[1:]]
+    alone, near = one[name[1:]], 10 * WAYS[name[0]].tolerance
     for each in ranks:
-        assert each[name]["losses"] == pytest.approx(alone["losses"], rel=1e-5)
-        assert each[name]["metrics"] == pytest.approx(alone["metrics"], rel=1e-5)
+        assert each[name]["losses"] == pytest.approx(alone["losses"], rel=near)
+        assert each[name]["metrics"] == pytest.approx(alone["metrics"], rel=near)
         assert each[name]["place"] == alone["place"]
     return max(distance(alone["weights"], each[name]["weights"]) for each in ranks)
 

@@ -64,8 +64,8 @@ def ranks(ctx: PlanContext) -> Decision:
         ):
             if holds:
                 ctx.reject(
-                    f"{cause}, which needs the full model in each process, and parallel.strategy="
-                    f"{name!r} does not keep it there. Use parallel.strategy='ddp'."
+                    f"{cause}, and parallel.strategy={name!r} does not run such steps. Use "
+                    "parallel.strategy='ddp'."
                 )
     config = ctx.system.accelerate
     if config is not None and config.engine and strategy_class(name).extra == "accelerate":
