@@ -34,9 +34,10 @@ class BufferSnapshot:
     def save(self) -> None:
         """Copy the buffers."""
         with torch.no_grad():
+            before = self._kept or [None] * len(self.slots)
             self._kept = [
-                None if (now := owner[name]) is None else _Kept(now.clone(), now, _version(now))
-                for owner, name in self.slots
+                _copy(owner[name], kept)
+                for (owner, name), kept in zip(self.slots, before, strict=True)
             ]
 
     @torch.no_grad()
@@ -72,6 +73,15 @@ class _Kept(NamedTuple):
     def has_changed(self, now: Tensor | None) -> bool:
         """Return whether the buffer was replaced or written to."""
         return now is not self.tensor or _version(self.tensor) != self.version
+
+
+def _copy(now: Tensor | None, before: _Kept | None) -> _Kept | None:
+    """Copy a buffer; a sparse one, which is large and rarely changes, only if it has changed."""
+    if now is None:
+        return None
+    if now.layout is not torch.strided and before is not None and not before.has_changed(now):
+        return before
+    return _Kept(now.clone(), now, _version(now))
 
 
 def _version(tensor: Tensor) -> int:
