@@ -127,8 +127,7 @@ def prepare(
             world, lambda: decide_resume(writer, origin, planned, resume, allow, from_)
         )
         with world.explain_errors():
-            own = [*callbacks, *_plugin_callbacks(plan)]
-            session, init = _open_session(planned, decision, writer, settings, world, own)
+            session, init = _open_session(planned, decision, writer, settings, world, callbacks)
         if not decision.finished:
             record = partial(_record_start, writer, decision, planned, session, init)
             run_on_rank_zero(world, record)
@@ -234,7 +233,8 @@ def _open_session(
     if checkpoint is None:
         check_same_weights(world, planned.model)
     is_fresh = checkpoint is None and init is None
-    loop = build(planned, settings, callbacks, fresh=is_fresh, world=world)
+    every_callback = [*callbacks, *_plugin_callbacks(plan)]
+    loop = build(planned, settings, every_callback, fresh=is_fresh, world=world)
     evaluator = Evaluator(plan, task, loop, make_eval_loaders(planned))
     evaluator.check_in_memory()
     session = Session(plan, task, loop, evaluator, recorder, settings, planned.system)
