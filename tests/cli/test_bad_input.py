@@ -22,6 +22,11 @@ def task(body="", parameters="", **parts):
 
 RECIPES = {
     "no task": (HEAD + CONFIG, 2, "mine.py has no function called task. Write: def task("),
+    "a task that is no function": (
+        f"{HEAD}{CONFIG}task: object = 3",
+        2,
+        "mine.py has no function called task. Write: def task(",
+    ),
     "no config": (HEAD + "def task(): ...", 2, "mine.py has no config. Write: config = surestep."),
     "another config": (
         HEAD + "config = {}\ndef task(): ...",
@@ -29,12 +34,20 @@ RECIPES = {
         "mine.py has no config. Write: config = surestep.Config(",
     ),
     "a bad config": (
-        "import surestep\nconfig = surestep.Config(epoch=3)",
+        "import surestep\nconfig = surestep.Config(epoch=3)\ndef task(): ...",
         2,
         "There is no option 'epoch'. Did you mean 'epochs'?",
     ),
-    "raises at import": ("\nraise ValueError('boo')", 2, "mine.py, line 2: ValueError: boo"),
-    "missing import": ("import nowhere_at_all", 2, "mine.py, line 1: ModuleNotFound"),
+    "raises at import": (
+        "\nraise ValueError('boo')\ndef task(): ...",
+        2,
+        "mine.py, line 2: ValueError: boo",
+    ),
+    "missing import": (
+        "import nowhere_at_all\ndef task(): ...",
+        2,
+        "mine.py, line 1: ModuleNotFound",
+    ),
     "raises when called": (task("1 / 0"), 2, "mine.py, line 10: ZeroDivisionError: division by"),
     "raises in the model": (
         task(model="lambda: nn.Linear(4)"),

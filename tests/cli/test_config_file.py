@@ -63,6 +63,7 @@ def test_all_errors_of_file_and_command_line_are_shown_together(surestep, recipe
 
 def test_error_in_the_recipe_names_its_line(surestep, recipe):
     text = "import surestep\n\nconfig = surestep.Config(\n    epochs=1, optim={'lr': 'fast'}\n)\n"
+    text += "def task(): ...\n"
     answer = surestep("plan", recipe(text))
     assert answer.code == 2
     assert "mine.py:3: optim.lr='fast' is not allowed" in answer.err

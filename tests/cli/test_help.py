@@ -7,7 +7,7 @@ from surestep.cli.help import COMMON, DEFAULTS
 from surestep.config.config import iter_options
 from surestep.recipes.find import BUILT_IN, COMPUTED, find
 from surestep.recipes.load import load
-from tests.cli.conftest import RECIPE
+from tests.cli.conftest import HEAD, RECIPE
 
 # Options that do not apply to the recipe of these tests, each with what makes them apply.
 OF_NO_USE = {
@@ -115,3 +115,14 @@ def test_defaults_used_by_help_are_those_of_the_plan(surestep, recipe):
     rows = json.loads(surestep("plan", bare, "--json").out)["decisions"]
     decided = {each["option"]: str(each["value"]) for each in rows}
     assert {name: decided[name] for name in DEFAULTS} == DEFAULTS
+
+
+@pytest.mark.parametrize("command", [["train"], ["plan"], ["train", "--help"]])
+def test_script_that_trains_is_rejected_without_training(surestep, recipe, folder, command):
+    script = f"{HEAD}task = surestep.Task(nn.Linear(4, 3), nn.CrossEntropyLoss(), train=(x, y))\n"
+    script += "config = surestep.Config(epochs=1, batch_size=8)\n"
+    recipe(f"{script}surestep.Trainer(task, config, run='runs/script').fit()\n", "script.py")
+    answer = surestep(command[0], "script.py", *command[1:])
+    assert (answer.code, answer.out) == (2, "")
+    assert "script.py has no function called task. Write: def task(" in answer.err
+    assert not (folder / "runs").exists()

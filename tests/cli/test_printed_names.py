@@ -153,6 +153,7 @@ from surestep.base.errors import ConfigError
 error = ConfigError("no")
 error.add_note({RAW!r})
 raise error
+def task(): ...
 """
     answer = answers("train", recipe(text), "--run", "r")
     assert answer.code == 2

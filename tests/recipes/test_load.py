@@ -77,10 +77,10 @@ def test_recipe_is_read_again_at_each_load(recipe):
 
 def test_failing_recipe_leaves_no_module_behind(recipe):
     with pytest.raises(RecipeError, match=r"mine\.py, line 1: ZeroDivisionError"):
-        load(recipe("1 / 0"))
+        load(recipe("1 / 0\ndef task(): ..."))
     assert "mine" not in sys.modules
     with pytest.raises(ConfigError, match="epoch"):
-        load(recipe("import surestep\nsurestep.Config(epoch=1)"))
+        load(recipe("import surestep\nsurestep.Config(epoch=1)\ndef task(): ..."))
     assert "mine" not in sys.modules
     assert load(recipe()).name == "mine"
 
@@ -176,3 +176,47 @@ def test_loader_module_is_not_a_recipe():
     assert Path(module.__file__).stem == "load"
     with pytest.raises(RecipeError, match="There is no recipe 'load'"):
         load("load")
+
+
+RAN = "import pathlib\npathlib.Path('ran').touch()\n"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "",
+        "task = surestep.Task(model)",
+        "if True:\n    task: Task = Task(model)",
+        "def make():\n    task = 1\n    return task",
+        "class A:\n    def task(self): ...",
+        "import task.parts as parts",
+        "print(task)",
+    ],
+)
+def test_script_without_a_function_called_task_is_rejected_before_it_runs(recipe, folder, source):
+    with pytest.raises(
+        RecipeError, match=r"mine\.py has no function called task\. Write: def task"
+    ):
+        load(recipe(RAN + source))
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def task(): ...",
+        "try:\n    def task(): ...\nfinally:\n    pass",
+        "if True:\n    task = lambda: None",
+        "from parts import *",
+        "from parts import build as task",
+        "def build(): ...\ntask = build",
+        "def build():\n    global task\n    task = print\nbuild()",
+        "globals()['task'] = print",
+        "def __getattr__(name): return print",
+        "with open('mine.py') as task: pass\ntask = print",
+    ],
+)
+def test_every_way_to_bind_the_function_is_accepted(recipe, folder, source):
+    recipe("def task(): ...\nbuild = task\n", "parts.py")
+    assert callable(load(recipe(RAN + source)).function)
+    assert (folder / "ran").exists()

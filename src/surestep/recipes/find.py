@@ -29,6 +29,10 @@ BUILT_IN = (
 )
 SHIPPED = Path(__file__).parent
 COMPUTED = "computed by the recipe"  # the value of an option that the source does not show
+NO_TASK = (
+    "{path} has no function called task. Write: def task(hidden: int = 128) -> surestep.Task: ..."
+)
+_ADDS_NAMES = ("exec", "globals")  # functions that can bind any name
 
 
 class Parameter(NamedTuple):
@@ -67,6 +71,19 @@ class RecipeFile:
         """Whether it is one of surestep's own."""
         return self.name in BUILT_IN and self.path.parent == SHIPPED
 
+    def check_task(self) -> None:
+        """Reject a file that cannot bind a function to `task`, such as a script that trains.
+
+        Raises:
+            RecipeError: its source binds nothing to `task`, or only a Task.
+        """
+        try:
+            tree = ast.parse(self.path.read_bytes())
+        except (OSError, SyntaxError, ValueError):  # loading it says what is wrong
+            return
+        if not any(map(_may_bind_task, _list_module_nodes(tree))):
+            raise RecipeError(NO_TASK.format(path=self.path))
+
     def outline(self) -> Outline:
         """Read what the source shows; a file that cannot be parsed shows nothing."""
         try:
@@ -83,7 +100,8 @@ def find(name: str) -> RecipeFile:
     """Find a recipe: the name of one that ships, or the path of a file.
 
     Raises:
-        RecipeError: there is none, or its name is a module's that is used already.
+        RecipeError: there is none, its name is a module's that is used already, or it has no
+            function called task.
     """
     if name in BUILT_IN:
         return RecipeFile(name, SHIPPED / f"{name}.py")
@@ -95,7 +113,9 @@ def find(name: str) -> RecipeFile:
         raise RecipeError(f"{name} is not there. Built-in recipes: {', '.join(BUILT_IN)}.")
     path = path.resolve()
     _check_name(path.stem, path)
-    return RecipeFile(path.stem, path)
+    found = RecipeFile(path.stem, path)
+    found.check_task()  # by its source, since running a script may train
+    return found
 
 
 def _check_name(name: str, path: Path) -> None:
@@ -112,6 +132,35 @@ def _check_name(name: str, path: Path) -> None:
             f"{path.name} has the name of a module that is used already: {name}. Rename it, for "
             f"example to my_{name}.py."
         )
+
+
+def _list_module_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what runs when a module is imported, and each `global` statement."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            yield from (inner for inner in ast.walk(child) if isinstance(inner, ast.Global))
+        elif not _makes_task(child):
+            yield from _list_module_nodes(child)
+
+
+def _may_bind_task(node: ast.AST) -> bool:
+    """Return whether a node that runs may bind a function to `task`."""
+    if isinstance(node, ast.Global):
+        return "task" in node.names
+    if isinstance(node, ast.Name):
+        return node.id in _ADDS_NAMES or (node.id == "task" and isinstance(node.ctx, ast.Store))
+    if isinstance(node, ast.alias):
+        return (node.asname or node.name) in ("task", "*")
+    return getattr(node, "name", None) in ("task", "__getattr__")
+
+
+def _makes_task(node: ast.AST) -> bool:
+    """Return whether a statement is `task = surestep.Task(...)`, which binds no function."""
+    if not isinstance(node, ast.Assign | ast.AnnAssign) or not isinstance(node.value, ast.Call):
+        return False
+    called = node.value.func
+    return getattr(called, "attr", getattr(called, "id", None)) == "Task"
 
 
 def _bound(tree: ast.Module, name: str) -> ast.stmt | None:

@@ -26,7 +26,14 @@ from surestep.engine.rng import set_seed
 from surestep.engine.rules.resolve import resolve_device, resolve_seed
 from surestep.engine.step.callback import Callback
 from surestep.engine.task.task import Task
-from surestep.recipes.find import Parameter, RecipeFile, find, parse_attributes, sha256
+from surestep.recipes.find import (
+    NO_TASK,
+    Parameter,
+    RecipeFile,
+    find,
+    parse_attributes,
+    sha256,
+)
 from surestep.trainer.planning import TaskOrigin
 
 
@@ -59,10 +66,7 @@ class Recipe:
         """The recipe's function, which returns a Task."""
         function: Callable[..., Any] | None = getattr(self.module, "task", None)
         if function is None or not callable(function):
-            raise RecipeError(
-                f"{self.path} has no function called task. Write: def task(hidden: int = 128) -> "
-                "surestep.Task: ..."
-            )
+            raise RecipeError(NO_TASK.format(path=self.path))
         return function
 
     @property
