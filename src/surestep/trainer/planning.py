@@ -89,11 +89,12 @@ def plan_task(
     task = apply_order(task, excluded)
     for name, data in task.val_sets().items():
         check_no_sampler(data, name)
-        check_dtypes(task.train, data, name)
     if not isinstance(task.model, nn.Module):
         set_seed(resolve_seed(config))
     with use_device(resolve_device(config, system)), _meta_init(task, config, system):
         model = unwrap_compiled(task.build_model())
+    for name, data in task.val_sets().items():
+        check_dtypes(task.train, data, name, model)
     loss = task.build_loss(model)
     check_loss(task.loss)
     if lazy_names(model):

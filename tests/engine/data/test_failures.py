@@ -239,6 +239,21 @@ def test_validation_data_of_a_different_dtype_is_rejected_before_the_run(tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("train", "val", "says"),
+    [
+        ((X.double(), Y), (X, Y), r"Convert the training data with \.to\(torch\.float32\)"),
+        ((X, Y), (X.double(), Y), r"Convert the val data with \.to\(torch\.float32\)"),
+        ((X, Y.float()), (X, Y), r"Class indices are integers \(\.long\(\)\)"),
+        ((X, Y), (X, Y.int()), r"Convert both with \.long\(\)"),
+        ((X.half(), Y), (X.double(), Y), r"Convert both with \.to\(torch\.float32\)"),
+    ],
+)
+def test_data_of_two_dtypes_is_to_be_converted_to_what_fits(tmp_path, train, val, says):
+    with pytest.raises(DataError, match=says):
+        fit(tmp_path / "run", train, val=val)
+
+
 def test_tensors_of_different_lengths_are_named_with_their_split(tmp_path):
     with pytest.raises(
         DataError, match=r"of the val data have different lengths: 20 and 19\. Inputs"

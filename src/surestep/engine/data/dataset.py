@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from surestep.base.errors import DataError
@@ -102,7 +102,7 @@ def first_samples(data: Any, samples: int, part: str) -> Any:
     return DataLoader(few, batch_size=size, collate_fn=data.collate_fn)
 
 
-def check_dtypes(train: Any, data: Any, part: str) -> None:
+def check_dtypes(train: Any, data: Any, part: str, model: nn.Module) -> None:
     """Check that tensors in memory to evaluate on have the dtypes of those to train on."""
     own, other = in_memory(unwrap_loader(train)), in_memory(unwrap_loader(data))
     if own is None or other is None or own.by_name.keys() != other.by_name.keys():
@@ -110,7 +110,23 @@ def check_dtypes(train: Any, data: Any, part: str) -> None:
     for name, tensor in other.by_name.items():
         got, wanted = tensor.dtype, own.by_name[name].dtype
         if got != wanted:
+            fits = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
             raise DataError(
                 f"Tensor {name!r} of the {part} data is {got}, and in the training data {wanted}. "
-                f"Convert with .to({wanted}) (in numpy .astype({str(wanted)[6:]!r}))."
+                f"{_conversion({part: got, 'training': wanted}, fits)}"
             )
+
+
+def _conversion(dtypes: dict[str, torch.dtype], fits: torch.dtype | None) -> str:
+    """Return how to make the dtypes of two sets equal, for a model of dtype `fits`."""
+    n_floating = sum(dtype.is_floating_point for dtype in dtypes.values())
+    if n_floating == 0:
+        return "Convert both with .long()."
+    if n_floating == 1 or fits is None:
+        return (
+            "Give both the same dtype. Class indices are integers (.long()), and numbers to "
+            "compute with are floating point (.float())."
+        )
+    parts = [part for part, dtype in dtypes.items() if dtype != fits]
+    which = f"the {parts[0]} data" if len(parts) == 1 else "both"
+    return f"Convert {which} with .to({fits}) (in numpy .astype({str(fits)[6:]!r}))."
