@@ -10,6 +10,7 @@ from torch import Tensor
 
 from surestep.base.errors import DataError
 
+_LISTED = 4  # tensors that a message describes
 TARGETS = ("target", "targets", "label", "labels", "y")
 
 
@@ -179,6 +180,23 @@ def flatten_tensors(value: Any) -> list[Tensor]:
     if isinstance(value, (tuple, list)):
         return [tensor for member in value for tensor in flatten_tensors(member)]
     return []
+
+
+def describe_shapes(value: Any) -> str:
+    """Return the shapes of the first nested tensors, for a message."""
+    return f"[{_first_few(str(tuple(tensor.shape)) for tensor in flatten_tensors(value))}]"
+
+
+def describe_tensors(value: Any) -> str:
+    """Return the shapes and dtypes of the first nested tensors, for a message."""
+    tensors = flatten_tensors(value)
+    return _first_few(f"{tuple(x.shape)} of {x.dtype}" for x in tensors) or "no tensor"
+
+
+def _first_few(texts: Iterable[str]) -> str:
+    texts = list(texts)
+    more = f", and {len(texts) - _LISTED} more" if len(texts) > _LISTED else ""
+    return ", ".join(texts[:_LISTED]) + more
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from surestep.base.errors import TaskError
 from surestep.base.warn import warn
-from surestep.engine.batch import MicroBatch, batch_size_of, flatten_tensors
+from surestep.engine.batch import MicroBatch, batch_size_of, describe_shapes
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.base import Squash
 from surestep.engine.model.compile import DispatchMode
@@ -79,10 +79,9 @@ def compute_checked_loss(loss: Loss, outputs: Any, targets: Any, micro: MicroBat
         try:
             value = loss.value(outputs, targets)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            shapes = [tuple(tensor.shape) for tensor in flatten_tensors((outputs, targets))]
             raise TaskError(
                 f"The loss fails on the first batch, whose outputs and targets have shapes "
-                f"{shapes}: {error}"
+                f"{describe_shapes((outputs, targets))}: {error}"
             ) from error
     # torch's own losses broadcast where a dispatch mode does not see it, but warn.
     if broadcast.found or any("Using a target size" in str(entry.message) for entry in warned):

@@ -15,6 +15,7 @@ from surestep.engine.device import ran_out
 
 _OUT_OF_BOUNDS = re.compile(r"Target (-?\d+) is out of bounds")
 _LISTED = 8  # samples of an error
+_PARTS = 3  # parts of a sample that an error describes
 
 
 class Failed(NamedTuple):
@@ -61,9 +62,17 @@ def name_samples(
         usual = Counter(forms).most_common(1)[0][0]
         for index, form in zip(wanted, forms, strict=False):
             if form != usual:
+                odd, other = samples[forms.index(form)], samples[forms.index(usual)]
+                advice = "Return"
+                if isinstance(odd, list) or isinstance(other, list):
+                    advice = (
+                        "If the data is Python lists, convert them to tensors: torch.tensor(data). "
+                        "Otherwise, return"
+                    )
                 return DataError(
-                    f"Sample {index} of the {part} data is {form}, and most of its batch are "
-                    f"{usual} {where}: {_shown(error)}. Return the same parts for every sample, or "
+                    f"Sample {index} of the {part} data is {_form(odd, _PARTS)}, and most of its "
+                    f"batch are {_form(other, _PARTS)} {where}: {_shown(error)}. {advice} "
+                    "the same parts for every sample, or "
                     "pad them to one length in Task(collate_fn=...); or, if each element of the "
                     "data is a batch already, pass Task(batched=True)."
                 )
@@ -94,13 +103,19 @@ def _shown(error: Exception) -> str:
     return f"{text} ({where})" if where else text
 
 
-def _form(sample: Any) -> str:
-    """Describe what torch's `default_collate` needs to be equal: the parts, names and shapes."""
-    if isinstance(sample, Mapping):
-        parts = (f"{key!r}: {_form(sample[key])}" for key in sorted(sample, key=repr))
-        return f"a dict of ({', '.join(parts)})"
-    if isinstance(sample, (tuple, list)):
-        return f"a {type(sample).__name__} of ({', '.join(map(_form, sample))})"
+def _form(sample: Any, most: int | None = None) -> str:
+    """Describe what torch's `default_collate` needs to be equal: the parts, names and shapes.
+
+    At most `most` parts of a tuple, list or dict are named, if it is given.
+    """
+    if isinstance(sample, (Mapping, tuple, list)):
+        is_dict = isinstance(sample, Mapping)
+        names = sorted(sample, key=repr) if is_dict else range(len(sample))
+        parts = [
+            (f"{name!r}: " if is_dict else "") + _form(sample[name], most) for name in names[:most]
+        ]
+        more = f", ... {len(sample)} in all" if len(parts) < len(sample) else ""
+        return f"a {'dict' if is_dict else type(sample).__name__} of ({', '.join(parts)}{more})"
     shape = getattr(sample, "shape", None)
     return f"a {type(sample).__name__}" + ("" if shape is None else f" of shape {tuple(shape)}")
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import DataError
-from surestep.engine.batch import MicroBatch, flatten_tensors
+from surestep.engine.batch import MicroBatch, describe_tensors, flatten_tensors
 
 _CALL = nn.Module._call_impl.__code__
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -27,9 +27,13 @@ def explain_forward(error: Exception, model: nn.Module, micro: MicroBatch) -> st
     module, got = calls[-1].f_locals["self"], flatten_tensors(calls[-1].f_locals["args"])
     names = {id(part): name for name, part in model.named_modules()}
     name = names.get(id(module)) or type(module).__name__
-    shapes = ", ".join(f"{tuple(x.shape)} of {x.dtype}" for x in got) or "no tensor"
-    where = f"module {name!r} ({type(module).__name__}) got {shapes}."
+    where = f"module {name!r} ({type(module).__name__}) got {describe_tensors(got)}."
     inputs = flatten_tensors((micro.args, dict(micro.kwargs)))
+    if len(got) > 1 and all(x.shape == (micro.samples,) for x in inputs):
+        return (
+            f"{where} Each sample is several numbers, and torch makes an input of each. If the "
+            "samples are Python lists, convert them to tensors: torch.tensor(data)."
+        )
     hint = _hint(module, got[0], inputs=inputs) if got else ""
     return f"{where} {hint}" if hint else f"{text}: {where}"
 
