@@ -177,6 +177,17 @@ REFUSED = {
     ),
     "nothing to train": ({"model": frozen()}, TaskError, "No parameter of the model is trained"),
     "no parameters": ({"model": nn.Identity()}, TaskError, "No parameter of the model is trained"),
+    "lists as samples": (
+        {"train": list(zip(X.tolist(), Y.tolist(), strict=True))},
+        TaskError,
+        r"shapes \[\(8,\), \(8,\), \(8,\), \(8,\)\]: .*Python lists.*torch\.tensor\(data\)",
+    ),
+    "metric": (
+        {"metrics": {"hits": lambda logits, y: (logits == y).mean()}},
+        TaskError,
+        r"metrics\['hits'\] fails on the first batch: RuntimeError: The size of tensor a .*It got "
+        r"outputs \(8, 3\) of torch.float32 and targets \(8,\) of torch.int64\.$",
+    ),
     "two devices": (
         {"model": OnTwoDevices()},
         TaskError,
@@ -197,6 +208,17 @@ def test_untrainable_task_is_rejected_at_the_start(tmp_path, parts, error, sente
         tiny.prepare(tmp_path / "run", parts, **ORDERED).close()
     assert caught.match(f"(?s){sentence}")
     assert not (tmp_path / "run").exists()
+
+
+def test_metric_that_cannot_take_bf16_is_told_to_convert_the_outputs(tmp_path):
+    parts = {"metrics": {"auc": lambda logits, y: logits.numpy().mean()}}
+    says = (
+        r"Got unsupported ScalarType BFloat16.* It got outputs \(8, 3\) of torch.bfloat16 and "
+        r"targets .*numpy has no bfloat16: use outputs\.float\(\) in the metric, or "
+        r"surestep\.whole_set\(fn\)"
+    )
+    with pytest.raises(TaskError, match=says):
+        tiny.prepare(tmp_path / "run", parts, precision="bf16").close()
 
 
 class Waiting(nn.Linear):

@@ -17,7 +17,13 @@ from surestep.base.errors import (
     suggest_names,
 )
 from surestep.base.warn import warn
-from surestep.engine.batch import MicroBatch, batch_size_of, flatten_tensors, map_tensors
+from surestep.engine.batch import (
+    MicroBatch,
+    batch_size_of,
+    describe_shapes,
+    flatten_tensors,
+    map_tensors,
+)
 from surestep.engine.checks.additivity import MeasuredBatch, check_additivity
 from surestep.engine.checks.batch_norm import watch_norms
 from surestep.engine.checks.loss import (
@@ -47,7 +53,7 @@ from surestep.engine.losses.multi import (
     with_items,
 )
 from surestep.engine.metrics.base import OpenMetric, init_metrics, input_metric_outputs, pop_logged
-from surestep.engine.metrics.whole_set import WholeSetMetric
+from surestep.engine.metrics.whole_set import WholeSetMetric, metric_error
 from surestep.engine.model.forward_errors import FAILURES, explain_forward
 from surestep.engine.model.preserve import TrainModes, preserve_buffers, preserve_modes
 from surestep.engine.rng import ModelRNG, preserve_torch_rng
@@ -167,7 +173,7 @@ class _Checks:
         except (*FAILURES, MemoryError) as error:
             if is_network_error(error):  # the model waits for other ranks, as FSDP's does
                 raise
-            shapes = [tuple(t.shape) for t in flatten_tensors((micro.args, dict(micro.kwargs)))]
+            shapes = describe_shapes((micro.args, dict(micro.kwargs)))
             if ran_out(error):
                 raise OutOfMemoryError(
                     f"Memory ran out at the first batch, whose inputs have shapes {shapes}: "
@@ -267,11 +273,13 @@ class _Checks:
         """Try each metric: its failure would come at the end of an epoch."""
         found: dict[str, Value] = {}
         for name, metric in self.task.metrics.items():
+            given = outputs
             try:
                 (opened,) = init_metrics({name: metric}, self.loader.device)
                 seen = input_metric_outputs(opened, self.model, micro)
                 count = metric_weight(self.loader.loss, micro)
-                given = outputs if seen is None else seen
+                if seen is not None:
+                    given = seen
                 opened.update(given, micro.targets, count, positions_of(micro))
                 found |= _compute_metric(opened)
                 is_whole_set = isinstance(opened, WholeSetMetric)
@@ -280,8 +288,8 @@ class _Checks:
             except TaskError:
                 raise
             except Exception as error:
-                raise TaskError(
-                    f"metrics[{name!r}] fails on the first batch: {type(error).__name__}: {error}"
+                raise metric_error(
+                    name, "on the first batch", error, given, micro.targets
                 ) from error
             if hasattr(metric, "reset"):
                 metric.reset()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from surestep.base.errors import SurestepError, TaskError
-from surestep.engine.batch import MicroBatch, flatten_tensors
+from surestep.engine.batch import MicroBatch, describe_shapes
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.failures import explain_target
 from surestep.engine.device import ran_out, sum_dtype
@@ -25,6 +25,7 @@ from surestep.engine.metrics.base import (
     input_metric_outputs,
     pop_logged,
 )
+from surestep.engine.metrics.whole_set import metric_error
 from surestep.engine.model.forward_errors import FAILURES, explain_forward
 from surestep.engine.model.preserve import preserve_buffers, preserve_modes
 from surestep.engine.own_generators import own_generators
@@ -151,7 +152,13 @@ def eval_step(
     for metric in totals.metrics if micro.samples else ():
         seen = input_metric_outputs(metric, model, micro)
         predictions = loss.predictions(outputs) if seen is None else seen
-        metric.update(predictions, micro.targets, count, positions_of(micro))
+        try:
+            metric.update(predictions, micro.targets, count, positions_of(micro))
+        except FAILURES as error:
+            if ran_out(error):
+                raise
+            where = f"on samples from position {micro.position}"
+            raise metric_error(metric.name, where, error, predictions, micro.targets) from error
 
 
 def metric_weight(loss: Loss, micro: MicroBatch) -> int:
@@ -202,7 +209,7 @@ def _explained(
         target = explain_target(error, [micro], None, where)
         if target is not None:
             return target
-    shapes = [tuple(x.shape) for x in flatten_tensors((micro.args, dict(micro.kwargs)))]
+    shapes = describe_shapes((micro.args, dict(micro.kwargs)))
     why = explain_forward(error, model, micro)
     return TaskError(
         f"The model or the loss fails on the {loader.subset} data, whose inputs have shapes "

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from surestep.base.errors import TaskError
-from surestep.engine.batch import flatten_tensors, map_tensors
+from surestep.engine.batch import describe_tensors, flatten_tensors, map_tensors
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.metrics.row_buffer import RowBuffer
 from surestep.engine.value import Value
@@ -85,6 +85,21 @@ def whole_set(
     return WholeSet(function, preprocess, higher_is_better)
 
 
+def metric_error(name: str, where: str, error: Exception, outputs: Any, targets: Any) -> TaskError:
+    """Return an error of a metric with what it got, and what to change if that is known."""
+    text = f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(".")
+    remedy = ""
+    if "ScalarType BFloat16" in text:
+        remedy = (
+            " numpy has no bfloat16: use outputs.float() in the metric, or surestep.whole_set(fn), "
+            "whose function gets float32."
+        )
+    return TaskError(
+        f"metrics[{name!r}] fails {where}: {text}. It got outputs {describe_tensors(outputs)} and "
+        f"targets {describe_tensors(targets)}.{remedy}"
+    )
+
+
 class Piece(NamedTuple):
     """The rows that one micro-batch added, from which position of the set on, and on which rank."""
 
@@ -146,10 +161,8 @@ class WholeSetMetric:
         try:
             return named_values(self.name, self.metric.function(outputs, targets))
         except Exception as error:  # whatever the user's function raises
-            raise TaskError(
-                f"metrics[{self.name!r}] fails on all {sum(piece.rows for piece in pieces)} rows: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+            where = f"on all {sum(piece.rows for piece in pieces)} rows"
+            raise metric_error(self.name, where, error, outputs, targets) from error
 
     def _value_of_ranks(self, world: Communicator) -> dict[str, Value]:
         """Gather all rows on the rank that has the first, and have it compute."""
