@@ -290,7 +290,11 @@ class Config(PluginOptions):
     def from_options(
         cls, options: Mapping[str, Any], locations: Locations | None = None
     ) -> "Config":
-        """Build a Config from full names, as `set_options()` returns them.
+        """Return a Config of options by full name, as `set_options()` returns them.
+
+        Args:
+            options: the options; a group may also be one value, a dict or an object.
+            locations: where each was set, as errors show it ("run.toml:7", "command line").
 
         Raises:
             ConfigError: lists everything that is wrong with them.

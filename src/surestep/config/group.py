@@ -96,7 +96,11 @@ class ConfigGroup(BaseModel):
         return made
 
     def place(self, option: str) -> str:
-        """Return where an option was set, such as "recipe.py:12"; "" if it is not known."""
+        """Return where an option was set, such as "recipe.py:12"; "" if it is not known.
+
+        Args:
+            option: its full name.
+        """
         locations = self.__dict__.get(_LOCATIONS, {})
         return str(locations.get(option) or locations.get(None, ""))
 

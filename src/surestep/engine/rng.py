@@ -44,6 +44,12 @@ def derive_seed(*place: str | int) -> int:
     It is blake2b with a digest of 8 bytes (little-endian) over the values as text joined by spaces,
     without the lowest bit. Similar values give unrelated seeds.
 
+    Args:
+        place: text and integers that identify what the seed is for.
+
+    Returns:
+        An integer from 0 to 2**63 - 1.
+
     Example:
         >>> import surestep
         >>> surestep.derive_seed("order", 0, 1) == surestep.derive_seed("order", 0, 1)

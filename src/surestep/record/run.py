@@ -123,12 +123,20 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The options that were set, by full name, and the recipe with its parameters."""
+        """The options that were set, by full name, and the recipe with its parameters.
+
+        Raises:
+            RunError: `config.json` is missing, cannot be read, or is of a newer surestep.
+        """
         return dict(read_json(self.path / "config.json", CONFIG))
 
     @property
     def status(self) -> dict[str, Any]:
-        """The content of `status.json`: whether and how the run ended."""
+        """The content of `status.json`: whether and how the run ended.
+
+        Raises:
+            RunError: the file is missing, cannot be read, or is of a newer surestep.
+        """
         newest = shlex.quote(f"{self.path}@last")
         branch = f"surestep train RECIPE --from {newest} --run NEW"
         hint = f"Put a copy of it back, or start a new run from its newest checkpoint: {branch}"
@@ -197,10 +205,21 @@ class Run:
         return chosen.saved
 
     def choose(self, which: Which | int) -> SelectedWeights:
-        """Verify every byte of a checkpoint, and return it; arguments and errors of load_model.
+        """Verify every byte of a checkpoint, and return it.
 
         If the last one is corrupted, the newest valid one is returned, with a warning. The best
         checkpoint and that of a step are never replaced by another.
+
+        Args:
+            which: as for load_model.
+
+        Returns:
+            The checkpoint; its `load(model)` loads the weights.
+
+        Raises:
+            ConfigError: `which` is invalid.
+            CorruptCheckpointError: the best checkpoint, or that of the step, is corrupted.
+            CheckpointError: there is no valid checkpoint.
         """
         if which not in ("last", "average"):
             return self._choose(which)
@@ -228,6 +247,11 @@ class Run:
 
     def saved(self, which: Which | int) -> CheckpointInfo:
         """Return the best checkpoint, the last (also for "average"), or that of a step.
+
+        No tensor is read.
+
+        Args:
+            which: as for load_model.
 
         Raises:
             ConfigError: `which` is invalid.
@@ -266,6 +290,9 @@ class Run:
             average: export the averaged weights of that checkpoint.
             overwrite: replace an existing file.
 
+        Returns:
+            The file, and what was written to it.
+
         Raises:
             ConfigError: the extension is invalid, the folder is missing, or the file exists.
             CheckpointError: the checkpoint is missing or corrupted, has no average, or the disk
@@ -282,6 +309,9 @@ class Run:
     def verify(self) -> list[InspectionResult]:
         """Read every byte of each checkpoint, also of corrupted ones that were renamed.
 
+        Returns:
+            Each checkpoint with what is wrong with it, oldest first.
+
         Raises:
             CheckpointError: the checkpoint folder cannot be listed.
         """
@@ -289,6 +319,9 @@ class Run:
 
     def folder_of(self, step: int) -> Path:
         """Return the folder of the checkpoint of a step; it may be corrupted.
+
+        Args:
+            step: number of global batches consumed.
 
         Raises:
             CheckpointError: there is no such checkpoint; the message lists the existing ones.
@@ -300,5 +333,9 @@ class Run:
         return found[step]
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield the events of the run, in order."""
+        """Yield the events of the run, in order; an incomplete last line is left out.
+
+        Raises:
+            RunError: the file is missing, cannot be read, or is of a newer surestep.
+        """
         return read_events(self.path / "events.jsonl")

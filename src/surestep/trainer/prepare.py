@@ -82,6 +82,9 @@ def prepare(
         callbacks: called at the hooks of the run.
         origin: where the Task came from.
 
+    Returns:
+        The open Session. Close it, or use it in a `with` statement.
+
     Raises:
         ConfigError, TaskError, DataError: an option is invalid, or the task does not fit together.
         RunError: the folder is locked, cannot be written, or has a run with a different config.

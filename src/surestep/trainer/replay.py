@@ -98,6 +98,9 @@ def replay(
         without: samples to exclude, by index in the dataset; by row if the batch was made by your
             own loop.
 
+    Returns:
+        The numbers of the step in the run and now, on the host.
+
     Raises:
         RunError: there is no incident, its batch was not saved and cannot be read again, or the
             model fails on it.

@@ -87,7 +87,13 @@ class Session:
         loop.out_of_memory = partial(out_of_memory, recorder, loop)
 
     def open(self, progress: NullProgress, checkpoint: Path | None, *, finished: bool) -> None:
-        """Start the progress display; `prepare()` calls this once."""
+        """Start the progress display; `prepare()` calls this once.
+
+        Args:
+            progress: the display.
+            checkpoint: folder of the checkpoint of this run that was loaded; None if none was.
+            finished: whether the run in the folder is finished.
+        """
         self._progress, self.finished = progress, finished
         if checkpoint is not None:
             self.saving.step, self.saving.path = self.state.progress.step, checkpoint
@@ -121,7 +127,10 @@ class Session:
         """Train from the current progress to the end of the run, yielding after each step.
 
         You can break out of the loop at any time, and save, evaluate, or continue with another
-        `steps()`. Reading a tensor of the yielded result waits for the device.
+        `steps()`.
+
+        Yields:
+            What the step did; reading one of its tensors waits for the device.
 
         Raises:
             NonFiniteError: the loss or a gradient is not finite; the state is the one before.
@@ -136,11 +145,13 @@ class Session:
     def train_step(self, micro_batches: Sequence[Any]) -> StepResult:
         """Take one step on your own batches, which together are the global batch.
 
-        The position in the training data does not change. Reading a tensor of the result waits for
-        the device.
+        The position in the training data does not change.
 
         Args:
             micro_batches: batches like those of the Task's data, of any sizes.
+
+        Returns:
+            What the step did; reading one of its tensors waits for the device.
 
         Raises:
             ConfigError: there are no batches, or an option needs those of the training data.
@@ -223,7 +234,19 @@ class Session:
         return metrics
 
     def evaluate_checkpoint(self, split: str, which: Which) -> dict[str, Value]:
-        """Evaluate a split with the weights of a checkpoint; the model's weights are restored."""
+        """Evaluate a split with the weights of a checkpoint; the model's weights are restored.
+
+        Args:
+            split: the name of a validation set, "train" or "test".
+            which: the best checkpoint, the last, or the newest average.
+
+        Returns:
+            Numbers on the host, by "split/metric".
+
+        Raises:
+            ConfigError: there is no such split.
+            CheckpointError: there is no such checkpoint, or it is corrupted.
+        """
         self._evaluator.check(split)
         with self._evaluator.using_checkpoint(self.run, which) as saved:
             metrics = self._evaluator.evaluate(split, self._notice_once)
@@ -248,6 +271,7 @@ class Session:
         Raises:
             ConfigError: there is no such split.
             TaskError: the model has no dropout, or the outputs do not have one row per sample.
+            CheckpointError: there is no such checkpoint, or it is corrupted.
         """
         if which is not None:
             with self._evaluator.using_checkpoint(self.run, which):
@@ -269,12 +293,23 @@ class Session:
         return self.saving.save()
 
     def ensure_saved(self) -> Path:
-        """Save a checkpoint if the current step has none; return its folder."""
+        """Save a checkpoint if the current step has none, and wait until it is on disk.
+
+        Returns:
+            Its folder.
+
+        Raises:
+            CheckpointError: the disk is full or read-only; older checkpoints are unchanged.
+        """
         self.saving.flush()
         return self._recorder.checkpoints / f"step-{self.state.progress.step:08d}"
 
     def rollback(self, checkpoint: CheckpointReader) -> None:
-        """Load an earlier checkpoint of this run, and continue from there."""
+        """Load an earlier checkpoint of this run, and continue from there.
+
+        Args:
+            checkpoint: the checkpoint, of which every byte was verified.
+        """
         load_checkpoint(self.loop.world, checkpoint, self.state)
         self.saving.step = None
         self.loop.on_rollback()
@@ -291,13 +326,24 @@ class Session:
         return self.saving.step == self.state.progress.step
 
     def print_line(self, text: str) -> None:
-        """Print a line to the progress display."""
+        """Print a line to the progress display.
+
+        Args:
+            text: the line.
+        """
         self._progress.print_line(text)
 
     def end(self, status: str, **more: Any) -> None:
         """Write how the run ended: finished, stopped or failed.
 
         Without this call, `close()` writes it.
+
+        Args:
+            status: "finished", "stopped" or "failed".
+            more: other entries of `status.json`, such as `reason`.
+
+        Raises:
+            StatusWriteError: `status.json` cannot be written; saved checkpoints are unchanged.
         """
         self._has_end = True
         self.saving.wait()
@@ -386,7 +432,11 @@ class Session:
                 self.notify(text)
 
     def notify(self, text: str) -> None:
-        """Print a line and write it to the events."""
+        """Print a line and write it to the events.
+
+        Args:
+            text: the line.
+        """
         self._recorder.event("notice", step=self.state.progress.step, text=text)
         self.print_line(text)
 

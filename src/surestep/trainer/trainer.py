@@ -92,6 +92,10 @@ class Trainer:
 
         Returns:
             The loss and the metrics, by "split/metric", as numbers on the host.
+
+        Raises:
+            ConfigError: there is no such split.
+            CheckpointError: there is no such checkpoint, or it is corrupted.
         """
         return self.session.evaluate_checkpoint(split, which)
 
@@ -107,5 +111,10 @@ class Trainer:
 
         Returns:
             numpy arrays by name ("index", "output", ...), one row per sample, in stored order.
+
+        Raises:
+            ConfigError: there is no such split.
+            TaskError: the model has no dropout, or the outputs do not have one row per sample.
+            CheckpointError: there is no such checkpoint, or it is corrupted.
         """
         return self.session.predict(split, which, mc_dropout=mc_dropout)

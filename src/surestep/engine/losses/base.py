@@ -163,6 +163,9 @@ class LossModule(nn.Module):
     Called, it returns its mean; a training step adds up its `total`. The options of surestep's own
     losses are fields of a dataclass; another subclass passes them to `__init__`.
 
+    Args:
+        options: its options by name, as messages show them.
+
     Attributes:
         name: its name in the table.
         doc: its row in the table.
@@ -170,6 +173,9 @@ class LossModule(nn.Module):
             `ignore_index` ("kept").
         above_zero: options that are above 0, each with what to use instead of other values.
         is_separable: False if it compares the samples of a batch with each other.
+
+    Raises:
+        TaskError: an option is out of its range.
     """
 
     name: ClassVar[str]
@@ -201,15 +207,31 @@ class LossModule(nn.Module):
         return f"{self.name}({', '.join(shown)})"
 
     def total(self, outputs: Any, targets: Any) -> Tensor | Mapping[str, Tensor]:
-        """Return the sum over items, (), or its named parts."""
+        """Return the sum over items, (), or its named parts, on the device.
+
+        Args:
+            outputs: what the model returned for a micro-batch.
+            targets: its targets.
+        """
         raise NotImplementedError
 
     def labels(self, targets: Any) -> Any:
-        """Return the part of the targets that is counted."""
+        """Return the part of the targets that is counted.
+
+        Args:
+            targets: the targets of a batch.
+        """
         return targets
 
     def items(self, batch: Any, targets: Any) -> float:
-        """Count what the mean is over."""
+        """Return what the mean is divided by: a number of items, or the sum of their weights.
+
+        A step calls it with tensors on the host, before they are moved to the device.
+
+        Args:
+            batch: a micro-batch as it was read; it is used only if `targets` is None.
+            targets: its targets.
+        """
         if self.over == "samples":
             return batch_size_of(batch if targets is None else targets)
         if self.over == "elements" or self.ignore_index is None:
@@ -217,7 +239,12 @@ class LossModule(nn.Module):
         return int((self.labels(targets) != self.ignore_index).sum())
 
     def count(self, targets: Any) -> int:
-        """Count what a metric's mean is over: samples, or targets that are not ignored."""
+        """Return what a metric's mean is over: number of samples, or of targets not ignored.
+
+        Args:
+            targets: the targets of a micro-batch. Counting those that are not ignored on a device
+                waits for it.
+        """
         if self.over != "kept" or self.ignore_index is None:
             return batch_size_of(targets)
         return int((self.labels(targets) != self.ignore_index).sum())
@@ -225,12 +252,20 @@ class LossModule(nn.Module):
     def check(self, first: FirstBatch) -> None:
         """Check that the first batch is what the loss takes.
 
+        Args:
+            first: outputs, targets and inputs of the first batch.
+
         Raises:
             TaskError, DataError: it is not.
         """
 
     def shape_error(self, first: FirstBatch, hint: str) -> TaskError:
-        """Return the error for outputs and targets of shapes that the loss does not take."""
+        """Return the error for outputs and targets of shapes that the loss does not take.
+
+        Args:
+            first: the first batch.
+            hint: a sentence that says what to change.
+        """
         return TaskError(
             f"The model returns {describe_shape(first.outputs)}, and the targets are "
             f"{describe_shape(first.targets)}. {self.name} takes outputs: {self.doc.outputs}; "
@@ -243,7 +278,14 @@ class LossModule(nn.Module):
         return False
 
     def fit(self, targets: Iterable[Any]) -> str:
-        """Compute options from the training targets, batch by batch; return them as text."""
+        """Compute options from the training targets, before the run.
+
+        Args:
+            targets: the training targets, batch by batch.
+
+        Returns:
+            The options as text, for the Plan.
+        """
         raise NotImplementedError
 
     def forward(self, outputs: Any, targets: Any) -> Tensor:

@@ -55,7 +55,11 @@ class WeightedLossModule(LossModule):
         return isinstance(self.options[self.weight_option], str) and self.weights is None
 
     def balanced(self, targets: Iterable[Any]) -> Tensor:
-        """Return the weights that balance the targets."""
+        """Return the weights that balance the targets, (classes or labels,) float64 on the host.
+
+        Args:
+            targets: the training targets, batch by batch.
+        """
         raise NotImplementedError
 
     def fit(self, targets: Iterable[Any]) -> str:
@@ -153,7 +157,11 @@ class MultiClass(WeightedLossModule):
         return targets.flatten(0, -2) if targets.is_floating_point() else targets.flatten()
 
     def count_classes(self, outputs: Tensor) -> int:
-        """Count the classes that outputs choose among."""
+        """Return how many classes the outputs choose among.
+
+        Args:
+            outputs: logits (N, C, ...), or (N, ..., C) with class_dim=-1.
+        """
         rows = outputs if self.class_dim == 1 else outputs.flatten(0, -2)
         return int(torch.atleast_2d(rows).shape[1])
 
@@ -219,6 +227,9 @@ class Binary(WeightedLossModule):
             targets of 1 in the training data.
         label_smoothing: share by which targets are moved toward 1/2.
         ignore_index: targets with this value are ignored.
+
+    Raises:
+        TaskError: an option is out of its range.
     """
 
     name = "binary"

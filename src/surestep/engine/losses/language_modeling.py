@@ -74,6 +74,9 @@ class NextToken(_Tokens):
         z_loss: weight of the squared log-sum-exp of the logits; 1e-4 keeps logits small.
         label_smoothing: share of each target that is spread over the vocabulary.
         class_dim: dimension of the logits that has the vocabulary: -1, or 1 for (N, V, T).
+
+    Raises:
+        TaskError: an option is out of its range.
     """
 
     name = "next_token"

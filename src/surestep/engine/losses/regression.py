@@ -86,6 +86,9 @@ class Quantile(LossModule):
 
     Args:
         quantiles: increasing shares between 0 and 1.
+
+    Raises:
+        TaskError: the quantiles do not increase, or one is not between 0 and 1.
     """
 
     name = "quantile"

@@ -36,6 +36,9 @@ class Dice(LossModule):
             which is not separable into micro-batches.
         smooth: added to numerator and denominator, so that empty regions do not divide by zero.
         ignore_index: pixels with this class index are ignored.
+
+    Raises:
+        TaskError: an option is out of its range.
     """
 
     name = "dice"
@@ -64,7 +67,12 @@ class Dice(LossModule):
         return self.dice(at_least_fp32(outputs), targets)
 
     def dice(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return one minus the overlap, summed over samples."""
+        """Return one minus the overlap, summed over samples, ().
+
+        Args:
+            outputs: logits (N, C, ...) of at least fp32.
+            targets: indices (N, ...), or masks of 0 to 1 with the shape of the outputs.
+        """
         if outputs.shape == targets.shape:
             shares, wanted = outputs.sigmoid(), targets.to(outputs.dtype)
             kept = torch.ones(len(outputs), dtype=torch.bool, device=outputs.device)
@@ -99,7 +107,14 @@ class Dice(LossModule):
             self.check_indices(first)
 
     def check_masks(self, first: FirstBatch) -> None:
-        """Check masks of 0 to 1."""
+        """Check masks of 0 to 1.
+
+        Args:
+            first: the first batch.
+
+        Raises:
+            TaskError, DataError: they do not fit the loss or the outputs.
+        """
         if self.ignore_index != IGNORED:
             raise TaskError(
                 f"ignore_index={self.ignore_index} is for class indices, but the targets are "
@@ -110,7 +125,14 @@ class Dice(LossModule):
         expect.check_labels(first, called=self.name)
 
     def check_indices(self, first: FirstBatch) -> None:
-        """Check indices of classes."""
+        """Check indices of classes.
+
+        Args:
+            first: the first batch.
+
+        Raises:
+            TaskError, DataError: they do not fit the loss or the outputs.
+        """
         outputs, targets = expect.require_tensors(first)
         hint = ""
         if outputs.dim() == targets.dim() + 1 and outputs.shape[1] == 1:
@@ -220,6 +242,9 @@ class Focal(WeightedLossModule):
         alpha: weight of targets of 1, with 1 - alpha for targets of 0, for masks and labels; or one
             weight per class.
         ignore_index: targets with this value are ignored.
+
+    Raises:
+        TaskError: an option is out of its range.
     """
 
     name = "focal"

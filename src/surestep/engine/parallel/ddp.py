@@ -39,6 +39,9 @@ _MAX_ITEMS = _UNIT * 2 ** (_BITS * _DIGITS)  # 1.1e12
 class DDPStrategy(DistributedStrategy):
     """The methods of a step on a copy of the model in each process.
 
+    Args:
+        plan, state, world, name: as for SingleProcessStrategy.
+
     Attributes:
         sends_loss_with_gradients: the loss, the items and the requests of the ranks are in a
             bucket of DDP. A subclass with a communication hook sets it to False: the hook would
@@ -69,7 +72,12 @@ class DDPStrategy(DistributedStrategy):
         self._sends_items = reads and self._piggyback is not None
 
     def wrap_model(self, model: nn.Module, plan: Plan) -> nn.Module:
-        """Return the model in a wrapper that sums its gradients."""
+        """Return the model in a wrapper that averages its gradients over the ranks.
+
+        Args:
+            model: the model, on its device; it may have the additional parameter.
+            plan: the Plan of the run.
+        """
         on_gpu = plan.device.type == "cuda"
         return DistributedDataParallel(
             model,

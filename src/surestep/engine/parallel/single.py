@@ -49,6 +49,12 @@ class SingleProcessStrategy:
 
     An instance belongs to one optimizer. Strategies differ by class attributes and methods.
 
+    Args:
+        plan: the Plan of the run.
+        state: the state, with the model and the optimizers on their device.
+        world: the processes that share a step.
+        name: the optimizer, as in `state.optimizers`.
+
     Attributes:
         shares_step: several processes can share a step.
         needs_ranks: it makes no sense in one process.
@@ -114,45 +120,85 @@ class SingleProcessStrategy:
 
     @classmethod
     def label(cls, plan: Plan) -> str:
-        """Return the strategy's name for the first line of a run."""
+        """Return the strategy's name for the first line of a run.
+
+        Args:
+            plan: the Plan of the run.
+        """
         return str(plan.parallel_strategy)
 
     @classmethod
     def prepare_model(cls, model: nn.Module, plan: Plan) -> nn.Module:
-        """Return the model on its device, as the ranks have it, before it has an optimizer."""
+        """Return the model on its device, as the ranks have it, before it has an optimizer.
+
+        Args:
+            model: the model of the Task.
+            plan: the Plan of the run.
+        """
         return place_model(model, plan)
 
     @classmethod
     def make_optimizer(cls, plan: Plan, groups: Any) -> torch.optim.Optimizer | None:
-        """Return the strategy's own implementation of the Plan's optimizer; None: use torch's."""
+        """Return the strategy's own implementation of the Plan's optimizer; None: use torch's.
+
+        Args:
+            plan: the Plan of the run, or that of one of several optimizers.
+            groups: parameter groups, as torch's optimizers take them.
+        """
         if (plan.optim_name, plan.optim_implementation) != ("adamw", "fused"):
             return None
         assert plan.optim_lr is not None
         return FusedAdamW(groups, lr=plan.optim_lr, **plan.optim_options, fused=True)
 
     def count_items(self, batch: Batch, loss: Loss) -> Batch:
-        """Return the batch itself."""
+        """Return the batch with the items of all ranks: here, the batch itself.
+
+        Args:
+            batch: the micro-batches and the items of this rank.
+            loss: the loss that the items are of.
+        """
         return batch
 
     def finish_backward(self, gradients: Gradients) -> Gradients:
-        """Return the gradients of all ranks, after the last backward of a step."""
+        """Return the gradients of all ranks, after the last backward of a step.
+
+        Args:
+            gradients: loss, items and logged values of this rank's backward passes; the gradients
+                themselves are in `.grad`.
+        """
         return gradients
 
     def reduce_loss(self, loss_sum: Tensor) -> Tensor:
-        """Return the loss itself."""
+        """Return the loss of all ranks, (): here, the loss itself.
+
+        Args:
+            loss_sum: the loss of this rank, summed over its items, ().
+        """
         return loss_sum
 
     def reduce_grads(self) -> None:
         """Do nothing: no other rank has gradients."""
 
     def sync_grads(self, *, when: bool) -> AbstractContextManager[Any]:
-        """Return a context that does nothing."""
+        """Return the context of a forward and backward pass: here, one that does nothing.
+
+        Args:
+            when: this is the last micro-batch of the step, so gradients are summed over the ranks.
+        """
         return NOTHING
 
     def backward(self, loss_sum: Tensor, items: float) -> None:
         """Go backward from 1 / items: a division of the loss would cost another node.
 
         `torch.full` fills on the device; making the tensor from a number would wait for a copy.
+
+        Args:
+            loss_sum: the loss of a micro-batch, summed over its items, ().
+            items: what the loss is divided by: the items of the global batch, or 1 for a loss that
+                is declared a sum.
+
+        Raises:
+            TaskError: the loss depends on no trained parameter.
         """
         if not loss_sum.requires_grad:
             raise TaskError(NO_GRADIENT)
@@ -167,6 +213,13 @@ class SingleProcessStrategy:
         """Do what torch.nn.utils.clip_grad_norm_ does, bit for bit, and keep each norm.
 
         The kernels are called without torch's sorting by device and dtype: 25 µs against 54.
+
+        Returns:
+            The norms before clipping, on the device; reading them waits for the device.
+
+        Raises:
+            TaskError: no parameter has a gradient.
+
         Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html
         """
         names, grads = self.names, []

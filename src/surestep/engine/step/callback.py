@@ -92,40 +92,101 @@ class Callback:
     """
 
     def on_start(self, state: "State") -> Request | None:
-        """Called before the first step of this process."""
+        """Called before the first step of this process.
+
+        Args:
+            state: the initial state, or that of the checkpoint from which the run resumes.
+
+        Returns:
+            A request, or None.
+        """
 
     def on_batch(self, state: "State", batch: "Batch") -> Request | None:
-        """Called with each global batch, before its forward pass."""
+        """Called with each global batch, before its forward pass.
+
+        Args:
+            state: the state before the step.
+            batch: the batch on the device, before `batch_transform`; with several ranks, what this
+                rank has read of it.
+
+        Returns:
+            A request, or None.
+        """
 
     def on_backward(self, state: "State") -> Request | None:
-        """Called after the backward pass; gradients are unscaled and not yet clipped."""
+        """Called after the backward pass; gradients are unscaled and not yet clipped.
+
+        A manual step calls it before each clipping.
+
+        Args:
+            state: the state before the step; `.grad` of its parameters is that of all ranks, and
+                sharded if they are. Reading a gradient waits for the device.
+
+        Returns:
+            A request, or None.
+        """
 
     def on_step(self, state: "State", result: "StepResult") -> Request | None:
-        """Called after each step; reading a tensor of `result` waits for the device."""
+        """Called after each step.
+
+        Args:
+            state: the state after the step.
+            result: what the step did; reading one of its tensors waits for the device.
+
+        Returns:
+            A request, or None.
+        """
 
     def on_evaluate(self, state: "State", metrics: "Mapping[str, Value]") -> Request | None:
-        """Called after each evaluation, with its metrics by "set/metric"."""
+        """Called after an evaluation of all validation sets, once per step.
+
+        Args:
+            state: the state; its model has the training weights, not their average.
+            metrics: numbers and tables on the host, by "set/metric".
+
+        Returns:
+            A request, or None.
+        """
 
     def on_log(self, state: "State", point: "LogPoint") -> Request | None:
         """Called at each log point: every `logging.every`, and before evaluations and checkpoints.
 
-        `point` has the steps since the last log point; reading it never waits for the device.
+        Args:
+            state: the state after the last of these steps.
+            point: values of the steps since the last log point; reading them never waits for the
+                device.
+
+        Returns:
+            A request, or None.
         """
 
     def on_save(self, state: "State", checkpoint: SavedCheckpoint) -> Request | None:
         """Called when a checkpoint is on disk and verified.
 
-        With `checkpoint.async_save`, training is some steps further by then.
+        Args:
+            state: the current state; with `checkpoint.async_save` it may be some steps further.
+            checkpoint: its folder, step and metrics.
+
+        Returns:
+            A request, or None.
         """
 
     def on_exception(self, state: "State", error: BaseException) -> None:
         """Called with the error that ends the run, before `on_end`.
 
         It is not called if a signal, `max_time` or `Request.PAUSE` stops the run.
+
+        Args:
+            state: the current state; for a NonFiniteError the one before that step.
+            error: the error; it is raised afterwards.
         """
 
     def on_end(self, state: "State") -> None:
-        """Called when the session closes; requests are no longer possible."""
+        """Called when the session closes; requests are no longer possible.
+
+        Args:
+            state: the state after the last step.
+        """
 
 
 HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))

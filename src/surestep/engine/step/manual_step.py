@@ -220,6 +220,11 @@ class ManualStep:
     def step(self, name: str) -> None:
         """Update the parameters of an optimizer: unscale, clip if `clip` was not called, and step.
 
+        It waits for the device if the host checks for values that are not finite, as under fp16.
+
+        Args:
+            name: the optimizer.
+
         Raises:
             TaskError: there are no gradients, or micro-batches are missing.
         """
@@ -239,18 +244,42 @@ class ManualStep:
         self._optimizers.step(name, current.loss, norm.total, pending=bool(self._ready))
 
     def log(self, name: str, value: Tensor) -> None:
-        """Log the mean of a scalar tensor over the step, without waiting for the device."""
+        """Log the mean of a scalar tensor over the step, without waiting for the device.
+
+        Args:
+            name: its name in the events.
+            value: a scalar tensor; it is detached here.
+
+        Raises:
+            TaskError: the value is not a scalar tensor.
+        """
         metrics.log(name, value)
 
     def randn(self, micro: MicroBatch, *size: int) -> Tensor:
-        """Draw normal noise for each sample of `micro`: (samples, *size).
+        """Draw normal noise for each sample of a micro-batch.
 
         A sample gets the same noise however the global batch is split.
+
+        Args:
+            micro: the current micro-batch of the loop.
+            size: the shape of the noise of one sample.
+
+        Returns:
+            A tensor on the device in torch's default dtype, (samples, *size); with
+            Task(batched=True) it has a row for each row of the element.
         """
         return self._draw(torch.randn, micro, size)
 
     def rand(self, micro: MicroBatch, *size: int) -> Tensor:
-        """Draw uniform noise from 0 to 1 for each sample of `micro`: (samples, *size)."""
+        """Draw uniform noise from 0 to 1 for each sample of a micro-batch, as `randn` does.
+
+        Args:
+            micro: the current micro-batch of the loop.
+            size: the shape of the noise of one sample.
+
+        Returns:
+            A tensor like that of `randn`.
+        """
         return self._draw(torch.rand, micro, size)
 
     def finish(self) -> None:

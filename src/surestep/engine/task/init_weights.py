@@ -21,6 +21,9 @@ class InitWeights:
         into: the submodule of the model to load them into, such as "backbone".
         skip: names to skip, in the model and in the file: "head", "layers.*.bias".
 
+    Raises:
+        TaskError: `weights` or `skip` has the wrong type.
+
     Example:
         >>> import torch
         >>> import surestep

@@ -295,7 +295,14 @@ class Task:
         return _built(self.model, "model")
 
     def build_loss(self, model: nn.Module) -> Loss:
-        """Return the loss with its denominator; where it is the model's own, by the model."""
+        """Return the loss with its denominator; where it is the model's own, by the model.
+
+        Args:
+            model: the built model; if it has 16-bit parameters, the loss is summed in fp32.
+
+        Raises:
+            TaskError: the denominator is not known, or the teacher cannot be built.
+        """
         return self._loss_of(model).for_model(model)
 
     def _loss_of(self, model: nn.Module) -> Loss:
@@ -316,7 +323,14 @@ class Task:
         return replace(loss, teacher=teacher)
 
     def split_batch(self, batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
-        """Return the batch as (args, kwargs, targets) of the model."""
+        """Return the batch as (args, kwargs, targets) of the model.
+
+        Args:
+            batch: as `collate_fn` or the data returned it.
+
+        Raises:
+            DataError: `inputs` is not set, and it is not clear which part is the targets.
+        """
         if self.inputs is None:
             if self.loss is None:
                 return batch_as_inputs(batch)

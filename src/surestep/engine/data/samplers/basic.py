@@ -113,6 +113,10 @@ def custom(function: Callable[[int, int], Iterable[int]]) -> SampleOrder:
 
     The generators of Python, numpy and torch are seeded while it runs, so it may draw random
     numbers. It is called twice for one epoch before the run, to check that it repeats.
+
+    Args:
+        function: returns the index of the sample at each position of an epoch: an integer tensor,
+            (positions,), or an iterable of int. Every epoch has as many positions.
     """
     what = getattr(function, "__name__", type(function).__name__)
     instead = "Make it depend on (seed, epoch) alone, and return indices of samples."
