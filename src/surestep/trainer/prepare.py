@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from surestep.base.arguments import suggest_arguments
 from surestep.base.errors import ConfigError, RunError, SurestepError, TaskError
 from surestep.base.paths import require_local_path
 from surestep.config.config import Config, option_info, plugin_options
@@ -58,6 +59,7 @@ from surestep.trainer.session import Session
 from surestep.trainer.spike_rollback import SpikeWatch
 
 
+@suggest_arguments(ConfigError)
 def prepare(
     task: Task,
     config: Config,

@@ -1,9 +1,12 @@
 """The Trainer: a full run in one call."""
 
+import inspect
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from surestep.base.arguments import suggest_arguments
+from surestep.base.errors import ConfigError
 from surestep.config.config import Config
 from surestep.engine.evaluate.predict import Predictions
 from surestep.engine.step.callback import Callback
@@ -14,8 +17,10 @@ from surestep.trainer.fit import fit
 from surestep.trainer.planning import TaskOrigin
 from surestep.trainer.prepare import prepare
 from surestep.trainer.resume import Resume
+from surestep.trainer.session import Session
 
 
+@suggest_arguments(ConfigError)
 class Trainer:
     """Train a task with a config, and evaluate it.
 
@@ -60,8 +65,10 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         origin: TaskOrigin | None = None,
     ) -> None:
-        self._prepare = partial(prepare, task, config, callbacks=callbacks, origin=origin)
-        self.session = self._prepare(run=run, resume=resume, allow=allow, from_=from_)
+        self._prepare = partial(
+            inspect.unwrap(prepare), task, config, callbacks=callbacks, origin=origin
+        )
+        self.session: Session = self._prepare(run=run, resume=resume, allow=allow, from_=from_)
 
     def fit(self) -> Run:
         """Train to the end of the run, or resume it; the last weights stay in the model.

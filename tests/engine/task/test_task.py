@@ -33,6 +33,12 @@ def test_model_can_be_a_function_that_builds_it():
     assert isinstance(tiny.task(model=tiny.model).build_model(), nn.Sequential)
 
 
+def test_model_function_with_arguments_is_rejected():
+    says = "model must be a function without arguments, and this one takes x"
+    with pytest.raises(TaskError, match=says):
+        tiny.task(model=lambda x, *, y=1: x).build_model()
+
+
 def test_model_function_that_returns_no_module_is_rejected():
     with pytest.raises(TaskError, match="The function given as model returned a int"):
         tiny.task(model=lambda: 3).build_model()

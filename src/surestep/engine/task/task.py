@@ -1,5 +1,6 @@
 """What the user brings: model, loss, data, metrics."""
 
+import inspect
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from surestep.base.arguments import suggest_arguments
 from surestep.base.errors import TaskError
 from surestep.config.optim import Optim
 from surestep.config.schedule import Schedule
@@ -53,6 +55,7 @@ class OptimizerSpec:
     modules: Sequence[str] = ()
 
 
+@suggest_arguments(TaskError)
 @dataclass(frozen=True)
 class Task:
     """What to train, on which data, and how to measure it.
@@ -361,9 +364,27 @@ class Task:
         return dict(self.val) if several else {"val": self.val}
 
 
+def _needed_arguments(given: Callable[..., Any]) -> list[str]:
+    """Return the arguments of a function that have no default."""
+    if isinstance(given, type):  # its error names them
+        return []
+    try:
+        parameters = inspect.signature(given).parameters.values()
+    except ValueError:  # some builtins have none
+        return []
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
+
+
 def _built(given: nn.Module | Callable[[], nn.Module], what: str) -> nn.Module:
     if isinstance(given, nn.Module):
         return given
+    if _needed_arguments(given):
+        raise TaskError(
+            f"{what} must be a function without arguments, and this one takes "
+            f"{', '.join(_needed_arguments(given))}. Pass a function that returns an nn.Module, or "
+            "the module itself."
+        )
     try:
         built = given()
     except Exception as error:
