@@ -102,6 +102,16 @@ def test_clipping_is_reported_above_half_of_the_steps(tmp_path):
     assert found(tmp_path / "b", max_grad_norm=100.0) == {}
 
 
+def test_skipped_steps_are_not_counted_as_clipped_or_not_clipped(tmp_path):
+    x = X.index_fill(0, torch.tensor([5]), torch.nan)
+    options = {"epochs": 5, "max_steps": None, "batch_size": 8, "on_nonfinite": "skip"}
+    parts = {"train": (x, Y)}
+    run = tiny.fit(tmp_path / "run", parts, **{**options, "max_grad_norm": 0.01})
+    (each,) = (each for each in run.status["findings"] if each["rule"] == "clips-most-steps")
+    assert run.status["steps_taken"] == 35
+    assert f"{run.status['clipped']} of 35 steps" in each["message"]
+
+
 def test_loss_that_never_decreases_is_reported(tmp_path):
     each = found(tmp_path, optim={"lr": 1e-9})["loss-is-flat"]
     assert each["evidence"]["steps"] == 120

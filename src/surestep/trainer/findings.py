@@ -47,7 +47,6 @@ class Observed:
     seconds: float = 0.0
     data_wait_s: float = 0.0
     first_step: int = 0
-    clipped: int = 0
     ratios: deque[float] = field(default_factory=lambda: deque(maxlen=4096))  # norm / limit
     losses: Any = field(default_factory=lambda: np.zeros((_BINS, 3)))  # number, sum, squares
     no_gradient: dict[str, nn.Parameter] = field(default_factory=dict)  # at no log point so far
@@ -65,9 +64,7 @@ class Observed:
         self.steps += count
         if (limit := self.plan.max_grad_norm) is not None:
             ratios = [norm / limit for norm in point.grad_norm if norm is not None]
-            above = [ratio for ratio in ratios if 1 < ratio < math.inf]
-            self.clipped += len(above)
-            self.ratios.extend(above)
+            self.ratios.extend(ratio for ratio in ratios if 1 < ratio < math.inf)
         for step, loss in enumerate(point.loss, start=point.first_step):
             if loss is not None and math.isfinite(loss):
                 bin_ = (step - 1) * _BINS // max(self.plan.total_steps, step)
@@ -159,21 +156,22 @@ def waits_for_data(case: Case) -> Finding | None:
 
 
 def clips_most_steps(case: Case) -> Finding | None:
-    """Report gradients that are clipped in most steps."""
-    seen, limit = case.observed, case.loop.plan.max_grad_norm
-    if limit is None or seen.steps < _MIN_STEPS or seen.clipped <= _CLIPPED_SHARE * seen.steps:
+    """Report gradients that are clipped in most of the steps that were taken."""
+    state, limit, ratios = case.loop.state, case.loop.plan.max_grad_norm, case.observed.ratios
+    taken, clipped = state.progress.steps_taken, state.counts.clipped
+    if limit is None or taken < _MIN_STEPS or clipped <= _CLIPPED_SHARE * taken or not ratios:
         return None
-    ratio = median(seen.ratios)
+    ratio = median(ratios)
     enough = float(f"{2 * ratio * limit:.1g}")
     return Finding(
         "clips-most-steps",
         "info",
-        f"{seen.clipped} of {seen.steps} steps ({seen.clipped / seen.steps:.0%}) were clipped: "
+        f"{clipped} of {taken} steps ({clipped / taken:.0%}) were clipped: "
         f"their gradient norm was {ratio:.3g} times max_grad_norm={limit:g} (median).",
-        {"clipped": seen.clipped, "steps": seen.steps, "ratio": ratio, "limit": limit},
+        {"clipped": clipped, "steps": taken, "ratio": ratio, "limit": limit},
         "The gradient norm then has little effect: optim.lr alone sets the size of an update. "
-        f"If this is not intended, set max_grad_norm={enough:g}, or 'off' "
-        "to only measure it.",
+        f"To clip fewer steps, set max_grad_norm={enough:g}; to clip none and only measure the "
+        "norm, 'off'.",
     )
 
 
