@@ -8,6 +8,11 @@ def test_similar_names_are_suggested():
     )
 
 
+def test_option_of_a_group_is_suggested_for_its_own_name():
+    known = ["average.lr", "optim.lr", "optim.name", *map(str, range(99))]
+    assert suggest_names("lr", known) == "Did you mean 'optim.lr' or 'average.lr'?"
+
+
 def test_all_names_are_listed_if_none_is_similar():
     assert suggest_names("zzz", ["epochs", "seed"]) == "Known: epochs, seed."
     assert suggest_names("zzz", []) == "There are none here."

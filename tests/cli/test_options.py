@@ -268,6 +268,8 @@ def test_none_on_the_command_line_is_a_value_and_not_the_default(surestep, recip
     ("words", "message"),
     [
         (["--epoch", "5"], "There is no option '--epoch'. Did you mean '--epochs'"),
+        (["--lr", "1"], "no option '--lr'. Did you mean '--optim.lr' or '--average.lr'?"),
+        (["--optm.lr", "1"], "'--optm.lr'. Did you mean '--optim.lr' or '--average.lr'?"),
         (["--optim.lrr", "1"], "There is no option '--optim.lrr'. Did you mean '--optim.lr'?"),
         (["--task.hiden", "3"], "no option '--task.hiden'. Did you mean '--task.hidden'?"),
         (["extra"], "Unrecognized options: extra"),

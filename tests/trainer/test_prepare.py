@@ -52,6 +52,13 @@ def test_unfinished_run_resumes_and_reports_it(tmp_path, capsys):
     assert "resume" in [event["event"] for event in Run(tmp_path).events()]
 
 
+def test_run_resumed_after_its_last_step_names_no_epoch(tmp_path, capsys):
+    parts, stop = {"val": tiny.data(8)}, {"early_stop": {"patience": 2}}
+    tiny.fit(tmp_path, parts)
+    prepare(tmp_path, parts=parts, **stop, **PLAIN).close()
+    assert f"Resuming {tmp_path} from step 6, which is the last." in spoken(capsys)
+
+
 def test_finished_run_does_nothing_and_reports_it(tmp_path, capsys):
     tiny.fit(tmp_path)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p.name != "lock"}
@@ -94,7 +101,8 @@ def test_resume_never_rejects_a_folder_that_contains_a_run(tmp_path):
 
 
 def test_resume_must_rejects_a_folder_without_a_run(tmp_path):
-    with pytest.raises(CheckpointError, match="no checkpoint to resume from, and resume is 'must'"):
+    says = r"no checkpoint to resume .* is 'must'\. To start a new run, use --resume auto"
+    with pytest.raises(CheckpointError, match=says):
         prepare(tmp_path / "run", resume="must")
     assert not (tmp_path / "run").exists()
 

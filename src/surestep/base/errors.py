@@ -90,7 +90,12 @@ _MAX_LISTED = 60  # names that a message lists
 def suggest_names(name: str, known: Iterable[str], prefix: str = "") -> str:
     """Return a sentence for the end of an error message: which known names are close to `name`."""
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    close = sorted(
+        (option for option in known if option.endswith(f".{name}")),
+        key=lambda option: (
+            not option.startswith("optim.")
+        ),  # optim.lr is meant more often than others
+    ) or difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     if close:
         return f"Did you mean {' or '.join(repr(prefix + each) for each in close)}?"
     if not known:

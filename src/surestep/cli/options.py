@@ -145,9 +145,6 @@ def _similar(name: str, known: list[str]) -> str:
     inner = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == group]
     if group and inner:
         return suggest_names(own, inner, f"--{group}.")
-    in_groups = [f"--{name}" for name in known if name.endswith(f".{own}")]
-    if in_groups:
-        return f"Did you mean {' or '.join(map(repr, in_groups))}?"
     return suggest_names(own, known, "--")
 
 

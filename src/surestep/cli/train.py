@@ -33,8 +33,8 @@ class Options(CommandOptions):
 
     Attributes:
         run: Run folder; the default is runs/RECIPE-TIME. Under torchrun use --run-folder.
-        resume: If the folder has a run: auto resumes it, never is an error. must: it is an error if
-            not.
+        resume: auto resumes the run in the folder if there is one. never: it is an error if there
+            is one. must: it is an error if there is none.
         allow: What may differ from the run on resume: optim.lr,epochs,data.
         from_: Start a new run from a checkpoint of another: RUN@200, RUN@best, RUN@last.
         dry_run: Only try one step, one evaluation, one save and one load.

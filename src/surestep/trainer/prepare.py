@@ -344,10 +344,9 @@ def _report_progress(session: Session, recorder: RunWriter) -> None:
     elif progress.step:
         recorder.event("resume", step=progress.step)
         how = describe_resume(session.loop.loader.source, session.plan, progress)
-        session.print_line(
-            f"{restart}Resuming {folder} from step {progress.step}, epoch {progress.epoch + 1}"
-            f"{how}."
-        )
+        is_last = progress.step >= session.plan.total_steps
+        where = "which is the last" if is_last else f"epoch {progress.epoch + 1}"
+        session.print_line(f"{restart}Resuming {folder} from step {progress.step}, {where}{how}.")
     elif recorder.published:
         recorder.event("restart", step=0)
         session.print_line(f"{restart}Starting from scratch: {folder} has no checkpoint yet.")

@@ -93,7 +93,11 @@ def decide_resume(
     if recorder.published:
         checkpoint = recorder.newest_valid(_plausibility_check(recorder, planned.plan))
     if resume == "must" and checkpoint is None:
-        raise CheckpointError(f"{folder} has no checkpoint to resume from, and resume is 'must'.")
+        raise CheckpointError(
+            f"{folder} has no checkpoint to resume from, and resume is 'must'. To start a new run, "
+            "use --resume auto (resume='auto' in Python); to resume another, pass its folder with "
+            "--run (run= in Python)."
+        )
     before = recorder.run.config if recorder.published else {}
     if recorder.published and from_ is not None:
         _check_parent(recorder, before.get("from"), from_)
