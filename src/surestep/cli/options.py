@@ -62,8 +62,8 @@ def read_command_line(command: str, words: list[str], options: type[Own]) -> tup
     wants_help = asks_for_help(words)
     if name is None and not wants_help:
         raise RecipeError(
-            f"The recipe is missing. Type its name or its file first: `surestep {command} digits`. "
-            f"Built-in recipes: {', '.join(BUILT_IN)}."
+            f"The recipe is missing. Type `surestep {command} digits`, or a file, before the "
+            f"options. Built-in recipes: {', '.join(BUILT_IN)}."
         )
     file = None if name is None else find(name)
     outline = Outline(parameters={}) if file is None else file.outline()
