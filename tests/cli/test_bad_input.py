@@ -160,8 +160,11 @@ def test_later_nan_is_reported_with_the_step_and_the_gradients(surestep, recipe,
     assert "NonFiniteError: Step 4 was not finite: its loss is nan" in answer.err
     assert "2 of 2 gradients are not finite: weight, bias" in answer.err
     assert "set --on-nonfinite skip (on_nonfinite='skip' in Python)" in answer.err
-    assert "--exclude-samples 30 (exclude_samples=[30] in Python)" in answer.err
+    advice = "--exclude-samples 30 --allow exclude_samples"
+    assert f"{advice} (exclude_samples=[30], and allow=('exclude_samples',) to " in answer.err
     assert "Saved as r/checkpoints/step-00000003." in answer.err
+    again = surestep("train", "mine.py", "--run", "r", "--data.shuffle", "False", *advice.split())
+    assert again.code == 0, again.err
 
 
 def test_skipped_steps_are_counted_in_the_last_table(surestep, recipe):

@@ -57,7 +57,7 @@ class Preempted(SurestepError):
 
 
 class NonFiniteError(SurestepError):
-    """A loss or gradient is not finite; the state is the one before that step.
+    """A loss or gradient is not finite; the weights and the optimizer are those before that step.
 
     Attributes:
         step: the first step that was not finite, counted from 1.

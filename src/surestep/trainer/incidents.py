@@ -23,7 +23,12 @@ from surestep.engine.distributed.rank_status import capitalize_first
 from surestep.engine.plan.plan import Plan
 from surestep.engine.profile.oom import memory_snapshot
 from surestep.engine.state.state import Progress
-from surestep.engine.step.log_point import SkippedStep, describe_nonfinite_step, skip_hint
+from surestep.engine.step.log_point import (
+    STATE_BEFORE,
+    SkippedStep,
+    describe_nonfinite_step,
+    skip_hint,
+)
 from surestep.engine.step.loop import Loop
 from surestep.engine.step.train_step import StepResult
 from surestep.record.batch_dump import BatchDump, gather_batch
@@ -61,8 +66,15 @@ def sample_indices(loader: BatchLoader, skip: SkippedStep) -> list[int] | None:
 
 
 @dataclass(frozen=True)
-class _Findings:
-    """What is known of a non-finite step; `batch` is what the incident saves."""
+class _Cause:
+    """What is known of why a step is not finite.
+
+    Attributes:
+        text: sentences for the error.
+        diagnosis: None if the step was not run again, or failed.
+        batch: what the incident saves of it.
+        is_manual: it was passed to `train_step`, so it cannot be read from the data.
+    """
 
     text: str
     diagnosis: Diagnosis | None
@@ -74,7 +86,10 @@ class NonFiniteHandler:
     """Explains non-finite steps and saves incidents; see `explain` and `blame` of `Loop`.
 
     One process runs the step again to find its cause. Several ranks leave that to a replay. `save`
-    saves the state before the step if needed. A dry run keeps no incidents.
+    saves the state before the step if needed.
+
+    Attributes:
+        keeps: whether incidents are saved; False in a dry run.
     """
 
     def __init__(
@@ -91,11 +106,13 @@ class NonFiniteHandler:
         self._print_line = print_line
         self._recent = StepHistory()
         loop.on_log.append(self._recent)
-        loop.explain, loop.blame = self, self.blame
+        loop.explain, loop.blame = self.explain, self.blame
 
     def blame(self, result: StepResult, batch: Batch) -> tuple[int, ...] | None:
         """Report a skipped step; return the positions of the samples that caused it, if known."""
         state, found = self._loop.state, None
+        # `diagnose` takes the step's number from the progress, for the transform of the batch, the
+        # learning rate and the frozen parts; the skipped step has been added to it already.
         now, state.progress = state.progress, result.progress_before
         if self._loop.world.size == 1:
             is_manual = result.progress_before.step in self._loop.manual_batches
@@ -113,7 +130,7 @@ class NonFiniteHandler:
             return None
         return tuple(sample.position for sample in found.samples.samples)
 
-    def __call__(
+    def explain(
         self, error: NonFiniteError, result: StepResult, manual: Mapping[int, Batch]
     ) -> NonFiniteError:
         """Save the state, find the cause, write the incident; return the error with all of it."""
@@ -134,10 +151,10 @@ class NonFiniteHandler:
                 where = f"Replay the step with: {command}"
             except SurestepError as failed:
                 where = f"No incident is saved: {failed}"
-        _explain(error, result, found, where, self._loop.plan)
+        _add_explanation(error, result, found, where, self._loop.plan)
         return error
 
-    def _inspect(self, result: StepResult, manual: Batch | None) -> _Findings:
+    def _inspect(self, result: StepResult, manual: Batch | None) -> _Cause:
         """Run the step again and find its cause; on several ranks only collect its batch."""
         loop, progress, is_manual = self._loop, result.progress_before, manual is not None
         if loop.world.size > 1:
@@ -148,7 +165,7 @@ class NonFiniteHandler:
             dump = BatchDump(())
             if manual is not None:
                 dump = gather_batch(loop.world, manual.micro_batches)
-            return _Findings(text, None, dump, is_manual)
+            return _Cause(text, None, dump, is_manual)
         diagnosis, dump = None, BatchDump(())
         try:
             if manual is None:
@@ -162,9 +179,9 @@ class NonFiniteHandler:
         except Exception as error:  # of the user's code; the run's own error must be reported
             first = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             text = f"The cause is not known: running the step again failed ({first})."
-        return _Findings(text, diagnosis, dump, is_manual)
+        return _Cause(text, diagnosis, dump, is_manual)
 
-    def _write(self, result: StepResult, found: _Findings, checkpoint: Path) -> Path:
+    def _write(self, result: StepResult, found: _Cause, checkpoint: Path) -> Path:
         """Write the incident's folder on rank 0."""
         run, norms = self._recorder.run, result.norms
         folder = folder_of(run.path, result.step)
@@ -193,8 +210,8 @@ class NonFiniteHandler:
         return folder
 
 
-def _explain(
-    error: NonFiniteError, result: StepResult, found: _Findings, where: str, plan: Plan
+def _add_explanation(
+    error: NonFiniteError, result: StepResult, found: _Cause, where: str, plan: Plan
 ) -> None:
     """Add to the error its cause, its samples, what to do, and how to replay the step."""
     diagnosis = found.diagnosis
@@ -205,14 +222,15 @@ def _explain(
         if len(indices) == len(samples):
             typed = " ".join(map(str, indices))
             advice += (
-                f"; to exclude the samples, --exclude-samples {typed} "
-                f"(exclude_samples={indices} in Python)"
+                f"; to exclude the samples, --exclude-samples {typed} --allow exclude_samples "
+                f"(exclude_samples={indices}, and allow=('exclude_samples',) to resume this run, "
+                "in Python)"
             )
     elif diagnosis is not None and diagnosis.samples.known:
         advice = f"Use a lower optim.lr, or inspect the weights. {advice}"
     head = describe_nonfinite_step(result, error.loss, error.parameters)
     at = f"epoch {result.epoch + 1} at position {result.progress_before.position}"
-    text = f"{head} {found.text} The state is the one before it, in {at}. {advice}. {where}"
+    text = f"{head} {found.text} {STATE_BEFORE} It is in {at}. {advice}. {where}"
     error.args = (text.strip(),)
     if diagnosis is not None and diagnosis.cause is not None:
         error.module, error.operation = diagnosis.cause.module, diagnosis.cause.operation

@@ -133,7 +133,7 @@ class Session:
             What the step did; reading one of its tensors waits for the device.
 
         Raises:
-            NonFiniteError: the loss or a gradient is not finite; the state is the one before.
+            NonFiniteError: the loss or a gradient is not finite; the state is that before the step.
             RunError: the session is closed.
         """
         self._check_open()

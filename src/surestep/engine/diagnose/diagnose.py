@@ -97,7 +97,7 @@ def diagnose(parts: StepContext, batch: Batch, *, index: Tensor | range | None) 
     of steps, and reads the device after each operation.
 
     Args:
-        parts: whose state is the one before the step.
+        parts: with the state before the step.
         batch: of the step, on the device, as it was read.
         index: of the sample at each position of the epoch; None if there is none.
     """

@@ -115,6 +115,9 @@ def is_fatal(result: StepResult, loss: float | None, norm: float | None) -> bool
     return result.is_fatal or (result.outcome.nonfinite_flag is not None and not finite)
 
 
+STATE_BEFORE = "The weights and the optimizer are those before this step."
+
+
 def skip_hint(plan: Plan) -> str:
     """Return how to skip steps that are not finite, or more of them."""
     if plan.on_nonfinite == "skip":
@@ -132,7 +135,7 @@ def nonfinite_error(result: StepResult, loss: float | None, plan: Plan) -> NonFi
         bad = (~torch.isfinite(result.norms.per_parameter)).tolist()
         names = [name for name, is_bad in zip(result.norms.names, bad, strict=True) if is_bad]
     return NonFiniteError(
-        f"{describe_nonfinite_step(result, loss, names)} The state is the one before that step. "
+        f"{describe_nonfinite_step(result, loss, names)} {STATE_BEFORE} "
         f"Check the batch in epoch {result.epoch + 1} at position "
         f"{result.progress_before.position}; lower optim.lr; or, {skip_hint(plan)}.",
         step=result.step,
