@@ -227,7 +227,7 @@ def test_custom_loop_left_early_leaves_a_resumable_stopped_run(tmp_path):
 def test_run_on_batches_of_the_caller_is_never_finished(tmp_path):
     with tiny.prepare(tmp_path, epochs=None, max_steps=1) as session:
         session.train_step([(X[:8], Y[:8])])
-    assert status_of(tmp_path) == ("stopped", "the session was closed after step 1 of 1", True)
+    assert status_of(tmp_path) == ("stopped", "the session was closed after step 1 of 1", False)
 
 
 def test_callback_that_stops_a_loop_finishes_the_run(tmp_path):
@@ -246,8 +246,8 @@ def test_callback_that_stops_a_loop_finishes_the_run(tmp_path):
     ("error", "expected"),
     [
         (ZeroDivisionError("by hand"), ("failed", "ZeroDivisionError: by hand", None)),
-        (KeyboardInterrupt(), ("stopped", "KeyboardInterrupt after step 1 of 6", True)),
-        (SystemExit(3), ("stopped", "SystemExit after step 1 of 6", True)),
+        (KeyboardInterrupt(), ("stopped", "KeyboardInterrupt after step 1 of 6", False)),
+        (SystemExit(3), ("stopped", "SystemExit after step 1 of 6", False)),
     ],
     ids=["error", "ctrl-c", "exit"],
 )

@@ -85,7 +85,7 @@ def dry_run(task: Task, config: Config, *, callbacks: Sequence[Callback] = ()) -
 
 
 def _one_step(session: Session) -> float:
-    result = next(session.steps())
+    result = next(session.fit_steps())
     session.loop.log_point()
     return float(result.loss)
 

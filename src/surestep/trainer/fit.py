@@ -70,7 +70,8 @@ def fit(session: Session) -> Run:
                 session.print_line(str(error))  # now, since saving may take long
             error.add_note(_save_before(session))
             reason = f"{type(error).__name__}: {error}" if is_worker else str(error)
-            _fail(session, error, reason, **({"resumable": True} if is_worker else {}))
+            saved = bool(list_checkpoints(session.run.checkpoints))
+            _fail(session, error, reason, **({"resumable": saved} if is_worker else {}))
             raise
         except Exception as error:
             _fail(session, error, f"{type(error).__name__}: {error}")
@@ -111,7 +112,7 @@ def _train(session: Session) -> bool:
     if has_val and plan.validation_on_start and not session.state.progress.step:
         loop.start()
         evaluate()
-    for result in session.steps():
+    for result in session.fit_steps():
         progress, before, now = session.state.progress, result.progress_before, loop.world.seconds
         if result.step <= last_step:  # the run was rolled back
             eval_trigger.start(before.items, now)
@@ -212,11 +213,12 @@ def _stop_at_once(session: Session, name: str) -> None:
     session.saving.wait()
     step, existing = session.state.progress.step, list_checkpoints(session.run.checkpoints)
     was = "was" if existing and step_of(existing[-1]) == step else "was not"
-    session.end("stopped", reason=f"{name}, then Ctrl-C: this step {was} saved", resumable=True)
-    newest = "no checkpoint was written yet"
+    reason = f"{name}, then Ctrl-C: this step {was} saved"
+    session.end("stopped", reason=reason, resumable=bool(existing))
+    newest = "no checkpoint was written yet."
     if existing:
-        newest = f"the newest checkpoint is {existing[-1]}"
-    session.print_line(f"Stopped at once after step {step}; {newest}.{_resume_hint(session)}")
+        newest = f"the newest checkpoint is {existing[-1]}.{_resume_hint(session)}"
+    session.print_line(f"Stopped at once after step {step}; {newest}")
 
 
 def _resume_hint(session: Session) -> str:

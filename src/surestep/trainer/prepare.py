@@ -40,6 +40,7 @@ from surestep.trainer.build import build
 from surestep.trainer.checkpointing import check_disk_space
 from surestep.trainer.config_diff import table
 from surestep.trainer.evaluator import Evaluator
+from surestep.trainer.own_loop import describe_ignored
 from surestep.trainer.planning import (
     PreparedTask,
     TaskOrigin,
@@ -243,6 +244,7 @@ def _open_session(
     evaluator = Evaluator(plan, task, loop, make_eval_loaders(planned))
     evaluator.check_in_memory()
     session = Session(plan, task, loop, evaluator, recorder, settings, planned.system)
+    session.ignored = describe_ignored(planned.config)
     if checkpoint is not None:
         load_checkpoint(world, checkpoint, session.state)
     check_can_be_saved(session.state, is_started=False)

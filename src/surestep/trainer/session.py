@@ -26,6 +26,7 @@ from surestep.engine.step.loop import Loop
 from surestep.engine.step.train_step import StepResult
 from surestep.engine.task.task import Task
 from surestep.engine.value import Value, shown
+from surestep.record.checkpoint.discovery import list_checkpoints
 from surestep.record.checkpoint.reader import CheckpointReader
 from surestep.record.checkpoint.staging import check_can_be_saved
 from surestep.record.progress_display import NullProgress
@@ -50,6 +51,7 @@ class Session:
         system: of the machine.
         finished: whether the run in the folder is finished; there are no steps left then.
         closed: whether `close()` was called; steps, evaluations and saves are rejected then.
+        ignored: a notice about options that your own loop ignores; may be empty.
         incidents: handles steps that are not finite.
         saving: saves checkpoints.
     """
@@ -69,6 +71,7 @@ class Session:
         self.loop = loop
         self.system = system
         self.finished = self.closed = False
+        self.ignored = ""
         self._has_end = self._has_manual_steps = False
         self._error: BaseException | None = None  # the error that left the `with` block
         self.timed = ThroughputCounter()
@@ -126,14 +129,28 @@ class Session:
     def steps(self) -> Iterator[StepResult]:
         """Train from the current progress to the end of the run, yielding after each step.
 
-        You can break out of the loop at any time, and save, evaluate, or continue with another
-        `steps()`.
+        Only you evaluate and save: call `evaluate()` and `save()`. You can break out of the loop at
+        any time, and save, evaluate, or continue with another `steps()`.
 
         Yields:
             What the step did; reading one of its tensors waits for the device.
 
         Raises:
             NonFiniteError: the loss or a gradient is not finite; the state is that before the step.
+            RunError: the session is closed.
+        """
+        self._check_open()
+        if not self.finished:
+            self._notice_once(self.ignored)
+        return self.fit_steps()
+
+    def fit_steps(self) -> Iterator[StepResult]:
+        """Return the steps for `fit()`, which acts on all options; see `steps()`.
+
+        Yields:
+            What the step did.
+
+        Raises:
             RunError: the session is closed.
         """
         self._check_open()
@@ -159,6 +176,7 @@ class Session:
         """
         self._check_open()
         check_train_step(self.plan, micro_batches)
+        self._notice_once(self.ignored)
         loader, progress = self.loop.loader, self.state.progress
         position = (progress.epoch, progress.position, progress.position)
         batch = loader.make_batch(micro_batches, position)
@@ -365,7 +383,7 @@ class Session:
         """Unlock the run folder and restore every module's mode; a second call does nothing.
 
         It first writes how the run ended, unless `end()` did: "finished" if all steps are done,
-        "failed" if an error left the `with` block, otherwise "stopped" and resumable.
+        "failed" if an error left the `with` block, otherwise "stopped".
         """
         if self.closed:
             return
@@ -408,7 +426,10 @@ class Session:
             return
         error = self._error or late
         status, reason = end_of_loop(self.loop, error, is_manual=self._has_manual_steps)
-        self.end(status, reason=reason, **({"resumable": True} if status == "stopped" else {}))
+        can_resume = bool(list_checkpoints(self._recorder.checkpoints))
+        self.end(
+            status, reason=reason, **({"resumable": can_resume} if status == "stopped" else {})
+        )
 
     def _call_on_exception(self, error: BaseException) -> None:
         for callback in self.loop.callbacks:
@@ -441,7 +462,7 @@ class Session:
         self.print_line(text)
 
     def _notice_once(self, text: str) -> None:
-        if text not in self._noticed:
+        if text and text not in self._noticed:
             self._noticed.add(text)
             self.notify(text)
 
