@@ -206,6 +206,32 @@ def test_retain_graph_allows_a_second_backward(tmp_path):
     torch.testing.assert_close(grads[0], once[0])
 
 
+@pytest.mark.parametrize("interval", [1, 100])
+def test_loss_scale_does_not_change_while_gradients_are_pending(tmp_path, interval):
+    """Gradients of both optimizers come from one pass; the scale grows after each good step."""
+
+    def step(manual_step):
+        for micro in manual_step.micro_batches():
+            outputs = [each(micro.args[0]).mean() for each in manual_step.models.values()]
+            manual_step.backward(sum(outputs), micro)
+        manual_step.step("a")
+        scales.append(manual_step._optimizers.scaler.get_scale())
+        manual_step.step("b")
+        scales.append(manual_step._optimizers.scaler.get_scale())
+
+    scales = []
+    parts = {"optimizers": dict.fromkeys("ab", surestep.Optim(name="sgd", lr=0.1))}
+    net = model()
+    net["b"].load_state_dict(net["a"].state_dict())
+    task = surestep.Task(net, train=(tiny.data()[0],), step=step, **parts)
+    scaler = {"init_scale": 64.0, "growth_interval": interval}
+    said = tiny.config(max_steps=2, precision="fp16", scaler=scaler)
+    with surestep.prepare(task, said, run=tmp_path / "run") as session:
+        list(session.steps())
+    assert scales == ([64, 128, 128, 256] if interval == 1 else [64] * 4)
+    assert torch.equal(net["a"].weight, net["b"].weight)
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"precision": "fp16", "scaler": {"init_scale": 64.0}}], ids=["fp32", "fp16"]
 )
