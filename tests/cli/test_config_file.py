@@ -41,6 +41,13 @@ def test_option_in_an_inline_table_has_the_line_of_the_table():
     assert read_config_file(Path("run.toml")).places["optim.lr"] == "run.toml:2"
 
 
+def test_array_of_tables_has_its_line_and_not_that_of_the_table_before(surestep, recipe):
+    Path("run.toml").write_text("epochs = 1\n[optim]\nlr = 0.1\n[[schedule]]\nname = 'cosine'\n")
+    assert read_config_file(Path("run.toml")).places["schedule"] == "run.toml:4"
+    answer = surestep("plan", recipe(), "--config", "run.toml")
+    assert (answer.code, "run.toml:4: schedule" in answer.err) == (2, True), answer.err
+
+
 @pytest.mark.parametrize("text", ["epochs = \n", "epochs: 5\n", '{"precision": "bf16"}'])
 def test_file_that_is_not_toml_is_rejected_with_an_example(text):
     Path("run.toml").write_text(text)

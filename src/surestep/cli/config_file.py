@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from surestep.base.errors import ConfigError
 
-_TABLE = re.compile(r"\s*\[\s*([\w.\-]+)\s*\]")
+_TABLE = re.compile(r"\s*\[\[?\s*([\w.\-]+)\s*\]")
 _KEY = re.compile(r"\s*([\w.\-]+)\s*=")
 
 
