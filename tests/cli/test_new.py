@@ -19,6 +19,7 @@ tasks = []
 def hand_on(number, frame):
     for task in tasks:
         task.send_signal(number)
+    open("signaled", "x").close()
 signal.signal(signal.SIGUSR1, hand_on)
 for rank in range(2):
     own = {{"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NTASKS": "2"}}
@@ -30,15 +31,19 @@ echo "$*" >> calls
 [ "$1" = show ] && echo localhost
 """
 FSDP = ("--parallel.shard", "full")
-# In its fourth step of the first start, time is almost up: Slurm signals the processes.
+# In its fourth step of the first start, time is almost up: Slurm signals the processes. They wait
+# for it, since on a busy machine they could take the last steps before.
 WARNED = (
     RECIPE
     + """
-import os, signal
+import os, signal, time
 class Slurm(surestep.Callback):
     def on_step(self, state, result):
-        if result.step == 4 and os.environ["SLURM_PROCID"] == "0":
-            os.kill(os.getppid(), signal.SIGUSR1)
+        if result.step == 4:
+            if os.environ["SLURM_PROCID"] == "0":
+                os.kill(os.getppid(), signal.SIGUSR1)
+            while not os.path.exists("signaled"):
+                time.sleep(0.01)
 
 callbacks = [Slurm()]
 """
