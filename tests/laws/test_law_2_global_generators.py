@@ -98,19 +98,24 @@ def test_draws_of_a_model_follow_from_the_position(folder, source, begins):
 
 
 class DrawsOneOfAPair(surestep.Callback):
-    """Draw a gaussian after the second step: Python stores another one for the next call."""
+    """Draw a gaussian after the second step: another one is stored for the next call."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        self.draw = draw
 
     def on_step(self, state, result):
         if result.step == 2:
-            random.gauss(0, 1)
+            self.draw()
 
 
-def test_gaussian_that_a_callback_stored_is_not_drawn_by_the_model(folder):
-    results = []
-    for callbacks in ([], [DrawsOneOfAPair()]):
-        random.seed(0)  # drops a gaussian that is stored already
-        task = task_of(Noisy(SOURCES["python, gaussian"], begins=5))
-        results.append(snapshot(train(task, folder(), callbacks=callbacks, **OPTIONS)))
+@pytest.mark.parametrize("source", ["python, gaussian"])
+def test_gaussian_that_a_callback_stored_is_not_drawn_by_the_model(folder, source):
+    draw, results = SOURCES[source], []
+    for callbacks in ([], [DrawsOneOfAPair(draw)]):
+        random.seed(0), np.random.seed(0)  # drops a gaussian that is stored already
+        task = task_of(Noisy(draw, begins=5))
+        options = OPTIONS | {"micro_batch_size": 9, "callbacks": callbacks}
+        results.append(snapshot(train(task, folder(), **options)))
     assert_same(*results)
 
 
@@ -170,16 +175,21 @@ def test_draws_equal_those_of_a_plain_loop(folder):
     assert float(result.loss) == pytest.approx(total / 9, rel=1e-6)
 
 
-@pytest.mark.parametrize("draws", [True, False])
-def test_generators_of_the_caller_are_restored(folder, draws):
-    model = Noisy(SOURCES["both"] if draws else lambda: 0.0, evaluates=draws)
+def gaussians() -> float:
+    return random.gauss(0, 1) + float(np.random.randn())
+
+
+@pytest.mark.parametrize("draw", [lambda: 0.0, SOURCES["both"], gaussians])
+@pytest.mark.parametrize("begins", [0, 2, 5], ids="from micro-batch {}".format)
+def test_generators_of_the_caller_are_restored(folder, draw, begins):
+    model = Noisy(draw, begins=begins, evaluates=not begins)
     with session_of(task_of(model), folder(), **OPTIONS) as session:
         random.seed(3), np.random.seed(3)
-        expected = [random.random() for _ in range(4)], np.random.rand(4).tolist()
+        expected = [random.gauss(0, 1) for _ in range(4)], np.random.rand(4).tolist()
         random.seed(3), np.random.seed(3)
         found: tuple[list[float], list[float]] = ([], [])
         for result in session.steps():
-            found[0].append(random.random())
+            found[0].append(random.gauss(0, 1))
             found[1].append(np.random.rand())
             session.evaluate()
             if result.step == 4:

@@ -187,11 +187,13 @@ class GlobalGenerators:
 
     To seed them takes 20 us a micro-batch, so it is done only if something draws: the first step of
     a process is seeded and watched. If nothing drew, later steps compare 8 bytes of each generator
-    before and after. A step in which something draws for the first time is computed again, seeded.
+    before and after. A step in which something draws for the first time is computed again, seeded,
+    after the states before it are restored.
 
     Attributes:
         seeded: call `seed` for each micro-batch, within `preserved`.
         watched: 8 bytes of Python's and of numpy's, which a draw changes; for steps without seeds.
+        memory: all of the state of Python's and of numpy's.
         python: Python's generator, whose `gauss_next` the second of two gaussians changes.
     """
 
@@ -205,6 +207,7 @@ class GlobalGenerators:
             index = python[:8].cast("Q")
             self.watched = index, numpy[_WORDS - 4 :].cast("Q")
             self._in_step = index, own[_WORDS - 4 :].cast("Q")
+            self.memory = python, numpy
             self._detects = True
         self._seeded_state: tuple[int, ...] = ()
 
@@ -229,8 +232,14 @@ class GlobalGenerators:
                 self._check_draws()
                 self.seeded, self._detects = self._drew, not self._drew
 
-    def seed_from_now_on(self) -> None:
-        """Seed every step, since something drew in one that was only watched."""
+    def seed_from_now_on(self, *states: bytes, gauss_next: float | None) -> None:
+        """Seed every step, since something drew in one that was only watched.
+
+        `states`, of `memory`, and `gauss_next` are those before that step; they are restored.
+        """
+        for memory, state in zip(self.memory, states, strict=True):
+            memory[:] = state
+        self.python.gauss_next = gauss_next
         self.seeded, self._detects = True, False
 
     def _check_draws(self) -> None:
