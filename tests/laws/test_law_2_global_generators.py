@@ -108,7 +108,7 @@ class DrawsOneOfAPair(surestep.Callback):
             self.draw()
 
 
-@pytest.mark.parametrize("source", ["python, gaussian"])
+@pytest.mark.parametrize("source", ["numpy, gaussian", "python, gaussian"])
 def test_gaussian_that_a_callback_stored_is_not_drawn_by_the_model(folder, source):
     draw, results = SOURCES[source], []
     for callbacks in ([], [DrawsOneOfAPair(draw)]):

@@ -195,12 +195,13 @@ class GlobalGenerators:
         watched: 8 bytes of Python's and of numpy's, which a draw changes; for steps without seeds.
         memory: all of the state of Python's and of numpy's.
         python: Python's generator, whose `gauss_next` the second of two gaussians changes.
+        numpy_seen: the bytes of numpy's in `watched` when `drop_stored` was last called.
     """
 
     def __init__(self, *, can_recompute: bool) -> None:
         self._own = np.random.MT19937(0)  # draws in seeded steps
         self._bits = get_bit_generator()  # kept alive: its memory is watched
-        self.python = _PYTHON
+        self.python, self.numpy_seen = _PYTHON, -1
         numpy, own, python = _numpy_memory(self._bits), _numpy_memory(self._own), _python_memory()
         self.seeded, self._detects, self._drew = True, False, False
         if can_recompute and numpy is not None and own is not None and python is not None:
@@ -231,6 +232,11 @@ class GlobalGenerators:
             if self._detects:
                 self._check_draws()
                 self.seeded, self._detects = self._drew, not self._drew
+
+    def drop_stored(self) -> None:
+        """Drop a gaussian that numpy stored since the last call; to draw it changes no byte."""
+        clear_numpy_gauss_cache()
+        self.numpy_seen = self.watched[1][0]
 
     def seed_from_now_on(self, *states: bytes, gauss_next: float | None) -> None:
         """Seed every step, since something drew in one that was only watched.

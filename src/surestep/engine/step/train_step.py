@@ -178,6 +178,8 @@ def _compute_gradients(context: StepContext, batch: Batch, divisor: float) -> Gr
             return forward_backward(context, batch, divisor)
     python, numpy = generators.watched  # nothing has drawn from these generators in a step so far
     before = python[0], numpy[0], generators.python.gauss_next
+    if before[1] != generators.numpy_seen:  # code between the steps drew from numpy's
+        generators.drop_stored()
     states = generators.memory[0].tobytes(), generators.memory[1].tobytes()  # in 0.1 us
     gradients = forward_backward(context, batch, divisor)
     if before == (python[0], numpy[0], generators.python.gauss_next):
