@@ -165,3 +165,24 @@ def test_wrong_block_is_reported(fresh, text, error):
 )
 def test_correct_block_and_block_that_is_not_run_pass(fresh, text):
     run_page(text, "page.md")
+
+
+DRAW = re.compile(r"^\S.*torch\.(?:rand|randn|randint)\(", re.MULTILINE)
+RUN_FOLDER = re.compile(r"""(?:run=["']|from_=["']|--run |--run-folder )(runs/[\w-]+)""")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_random_data_of_a_page_is_seeded(page):
+    """The same script, run twice, has the same data: otherwise the run would not resume."""
+    code = "".join(block.code for block in blocks(page.read_text()) if block.language == "python")
+    first = DRAW.search(code)
+    assert first is None or "manual_seed" in code[: code.index("\n", first.end())]
+
+
+def test_no_two_pages_share_a_run_folder():
+    pages = {}
+    for page in PAGES:
+        code = "\n".join(block.code for block in blocks(page.read_text()))
+        for folder in RUN_FOLDER.findall(code):
+            pages.setdefault(folder, set()).add(page.name)
+    assert {folder: names for folder, names in pages.items() if len(names) > 1} == {}

@@ -153,6 +153,15 @@ def test_change_of_the_run_is_rejected_unless_allowed(tmp_path, parts, said, nam
     assert len(resume_run(tmp_path, parts, **said)) == 1  # the run has adopted it
 
 
+@pytest.mark.parametrize(("samples", "is_mentioned"), [(20, True), (19, False)])
+def test_error_for_other_samples_mentions_random_data(tmp_path, samples, is_mentioned):
+    unfinished(tmp_path)
+    with pytest.raises(RunError) as caught:
+        prepare(tmp_path, {"train": tiny.data(samples, seed=7)})
+    sentence = "If the script creates the data at random, seed it: torch.manual_seed(0). To resume"
+    assert (sentence in str(caught.value)) == is_mentioned
+
+
 def test_every_rejected_change_must_be_allowed_by_name(tmp_path):
     unfinished(tmp_path)
     with pytest.raises(RunError, match="--allow seed "):

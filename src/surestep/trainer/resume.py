@@ -17,6 +17,8 @@ from surestep.record.io import read_json
 from surestep.record.run_writer import RunWriter
 from surestep.record.schemas import PLAN
 from surestep.trainer.config_diff import (
+    FIRST_SAMPLES,
+    SOME_SAMPLES,
     ConfigChange,
     apply_allow,
     check_allow,
@@ -173,6 +175,10 @@ def _resume(
         if all(change.resume.effect == "blocked" for change in bad):
             names = tuple(dict.fromkeys(change.name for change in bad))
             hint = f" To resume anyway: --allow {','.join(names)} (allow={names!r} in Python)."
+        if any(change.shown in (SOME_SAMPLES, FIRST_SAMPLES) for change in bad):
+            hint = (
+                " If the script creates the data at random, seed it: torch.manual_seed(0)." + hint
+            )
         raise RunError(
             f"{recorder.folder} has a run with a different config:\n"
             + "\n".join(table(changes))
