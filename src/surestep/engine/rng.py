@@ -238,14 +238,14 @@ class GlobalGenerators:
         clear_numpy_gauss_cache()
         self.numpy_seen = self.watched[1][0]
 
-    def seed_from_now_on(self, *states: bytes, gauss_next: float | None) -> None:
-        """Seed every step, since something drew in one that was only watched.
-
-        `states`, of `memory`, and `gauss_next` are those before that step; they are restored.
-        """
+    def restore(self, states: tuple[bytes, bytes], gauss_next: float | None) -> None:
+        """Restore what was copied from `memory`, and Python's `gauss_next`."""
         for memory, state in zip(self.memory, states, strict=True):
             memory[:] = state
         self.python.gauss_next = gauss_next
+
+    def seed_from_now_on(self) -> None:
+        """Seed every step, since something drew in one that was only watched."""
         self.seeded, self._detects = True, False
 
     def _check_draws(self) -> None:

@@ -184,15 +184,16 @@ def _compute_gradients(context: StepContext, batch: Batch, divisor: float) -> Gr
     gradients = forward_backward(context, batch, divisor)
     if before == (python[0], numpy[0], generators.python.gauss_next):
         return gradients
-    generators.seed_from_now_on(*states, gauss_next=before[2])
+    generators.restore(states, before[2])
     return _recompute_seeded(context, batch, divisor)
 
 
 def _recompute_seeded(context: StepContext, batch: Batch, divisor: float) -> Gradients:
-    """Compute the gradients again with seeded generators.
+    """Compute the gradients again with seeded generators, and seed them from now on.
 
     A resumed run, for example, would otherwise have other numbers at this step.
     """
+    context.generators.seed_from_now_on()
     context.buffers.restore(StepOutcome(False))
     metrics.pop_logged()
     with context.generators.preserved():
