@@ -2,6 +2,8 @@ import json
 
 import pytest
 
+from surestep.recipes.load import load
+from surestep.trainer.planning import plan_task
 from tests import tiny
 from tests.cli.conftest import HEAD, RECIPE, STREAM
 
@@ -47,6 +49,33 @@ def test_plan_shows_only_the_relevant_decisions(surestep, recipe):
     assert {"schedule.T_0", "average.every", "parallel.timeout_s"} <= hidden  # not chosen
     assert f"\n{len(left)} options are off, have torch's default or do not apply" in shown.out
     assert len(inside) < 0.4 * len(found["decisions"])
+
+
+def test_plan_always_shows_the_learning_rate_and_the_weight_decay(surestep, recipe):
+    shown = surestep("plan", recipe(RECIPE.replace("optim=surestep.Optim(lr=0.01),", ""))).out
+    assert " optim.lr 0.001 torch's default " in shown
+    assert " optim.weight_decay 0.01 torch's default " in shown
+
+
+def test_printed_plan_has_the_rows_of_the_command(surestep, recipe):
+    shown = surestep("plan", recipe()).out
+    read = load(recipe())
+    *rows, rest = str(plan_task(read.build({}, read.config), read.config).plan).splitlines()
+    names = [row.split()[0] for row in rows]
+    assert {"optim.lr", "batch_size", "total_steps"} <= set(names)
+    places = [shown.index(f"\n {name} ") for name in names]
+    assert places == sorted(places)
+    assert f"\n{rest.partition(':')[0]}: --all shows them." in shown
+    assert rest.endswith(": they are in plan.decisions.")
+    (rate,) = (row for row in rows if row.startswith("optim.lr "))
+    assert rate.split() == ["optim.lr", "0.01", "set"]
+
+
+def test_run_folder_is_rejected_with_where_its_plan_is(surestep, recipe):
+    surestep("train", recipe(), "--run", "r")
+    answer = surestep("plan", "r")
+    assert (answer.code, answer.out) == (2, "")
+    assert "r is a run folder, not a recipe: r/plan.json has its options" in answer.err
 
 
 def test_plan_with_all_shows_every_decision(surestep, recipe):

@@ -9,10 +9,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from surestep.base.errors import ConfigError
 from surestep.base.locations import flag
-from surestep.config.config import iter_options, option_info
+from surestep.config.config import Choice, has_requirements, iter_options
 from surestep.config.not_set import NotSet
 from surestep.config.optim import OF_ALL
-from surestep.config.option import ON, is_met
 from surestep.engine.distributed.launcher_env import NPROC
 from surestep.engine.optim.registry import own_option_names
 from surestep.engine.schedule.registry import schedule_info
@@ -53,30 +52,16 @@ _GROUPS = {
 _CONFIG_FILE = "TOML file with options; the command line overrides it."
 _COLUMN, _WIDEST, _LONGEST_METAVAR = 30, 100, 60
 Entry = tuple[str, str]  # ("--epochs FLOAT", its description)
-Choice = Callable[[str], Any]  # the value of an option by its full name; None if it is not known
-
-_NOT_COMPARED = ("device", "validation.every")  # required, but almost always right
-_ALWAYS = ("average.kind", "parallel.strategy")  # others require these
 
 
 def applies(option: str, chosen: Choice) -> bool:
     """Return whether an option means anything with what was chosen."""
-    if option in _ALWAYS:
-        return True
     group, _, own = option.rpartition(".")
     if group == "optim" and own not in OF_ALL:
         return own in _options(own_option_names, chosen("optim.name"))
     if group == "schedule" and own != "name":
         return own in _options(lambda name: schedule_info(name).takes, chosen("schedule.name"))
-    if group == "parallel" and str(chosen("parallel.ranks")) == "1":
-        return False
-    info = option_info(option)
-    required = {} if info is None else info.requires
-    return all(
-        _is_met(allowed, str(chosen(name)))
-        for name, allowed in required.items()
-        if name not in _NOT_COMPARED and option_info(name) is not None
-    )
+    return has_requirements(option, chosen)
 
 
 def _options(names: Callable[[str], Iterable[str]], name: Any) -> Iterable[str]:
@@ -85,11 +70,6 @@ def _options(names: Callable[[str], Iterable[str]], name: Any) -> Iterable[str]:
         return names(str(name))
     except (KeyError, ConfigError):
         return ()
-
-
-def _is_met(allowed: Any, value: str) -> bool:
-    """Compare a value that may be text, as it is typed."""
-    return value not in ("None", "0", "off", "none") if allowed is ON else is_met(allowed, value)
 
 
 def asks_for_help(words: Collection[str]) -> bool:

@@ -18,7 +18,7 @@ from surestep.engine.distributed.launcher_env import LaunchInfo, read_launched
 COMMANDS = {
     "train": "train RECIPE: train the model of a recipe",
     "resume": "resume RUN: resume a run from its newest checkpoint",
-    "plan": "plan RECIPE: show every option of a run with its reason, without training",
+    "plan": "plan RECIPE: show the options of a run with their reasons, without training",
     "evaluate": "evaluate RUN: evaluate the best model of a run",
     "new": "new --slurm RECIPE: write an sbatch file that trains a recipe under Slurm",
     "predict": "predict RUN: write the best model's prediction for every sample",

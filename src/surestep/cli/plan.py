@@ -16,7 +16,7 @@ from surestep.engine.distributed.launcher_env import LaunchInfo
 
 @dataclass(frozen=True)
 class Options(CommandOptions):
-    """Show every option of a run with its reason, without training.
+    """Show the options of a run with their reasons, without training.
 
     Attributes:
         json: Print the plan as JSON.
@@ -40,7 +40,7 @@ class Options(CommandOptions):
 
 
 def run(words: list[str]) -> int:
-    """Show every option with its reason, the learning rates, parameters and memory."""
+    """Show the options with their reasons, the learning rates, parameters and memory."""
     call, own = read_command_line("plan", words, Options)
     from surestep.cli.plan_report import print_plan  # torch is imported once all is checked
 

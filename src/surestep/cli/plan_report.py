@@ -11,14 +11,13 @@ from torch import nn
 from surestep.base.locations import set_where
 from surestep.base.text import format_bytes, print_escaped, print_json
 from surestep.cli import output as show
-from surestep.cli.help import Choice, applies
 from surestep.cli.plot_schedule import plot_schedule
 from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.engine.model.layers import layers_of
 from surestep.engine.optim.freezing import freeze_permanent
 from surestep.engine.optim.multi import arrange_groups
 from surestep.engine.optim.param_groups import ParameterGroup, make_param_groups
-from surestep.engine.plan.plan import Plan, ResolvedOption
+from surestep.engine.plan.plan import HIDDEN, Plan
 from surestep.engine.plan.system import read_system
 from surestep.engine.profile.memory_estimate import MemoryEstimate, RankMemory, estimate_memory
 from surestep.engine.schedule.lr import lr_summary
@@ -89,22 +88,8 @@ def print_plan(
     return 0
 
 
-def _is_decided(decision: ResolvedOption, chosen: Choice) -> bool:
-    """Return whether an option of the Plan was set, or decided by surestep.
-
-    The others belong to what was not chosen, are off, or have torch's default.
-    """
-    option, value, reason = decision
-    if reason.startswith("set ") or ", set " in reason or option == "steps_per_epoch":
-        return True
-    if reason.startswith("torch's default") or value is None or value is False:
-        return False
-    return value not in ("off", "none", "auto", (), {}) and applies(option, chosen)
-
-
 def _print_decisions(plan: Plan, call: RecipeCall, *, shows_all: bool) -> None:
-    chosen = {option: value for option, value, _ in plan.decisions}.get
-    shown = [entry for entry in plan.decisions if shows_all or _is_decided(entry, chosen)]
+    shown = plan.decisions if shows_all else plan.relevant()
     rows = []
     for option, value, reason in shown:
         if option == "steps_per_epoch" and value is None:
@@ -120,9 +105,7 @@ def _print_decisions(plan: Plan, call: RecipeCall, *, shows_all: bool) -> None:
     if plan.parallel_deepspeed:
         print("DeepSpeed's configuration:", dumps(dict(plan.parallel_deepspeed), indent=1))
     if hidden := len(plan.decisions) - len(shown):
-        print_escaped(
-            f"{hidden} options are off, have torch's default or do not apply: --all shows them."
-        )
+        print_escaped(f"{hidden} {HIDDEN}: --all shows them.")
 
 
 def _collect_param_groups(planned: PreparedTask) -> tuple[ParameterGroup, ...]:

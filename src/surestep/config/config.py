@@ -4,7 +4,7 @@ Options have the same names in Python, in TOML and on the command line. This pac
 each option means; the rules in `engine/rules/` decide the options that are not set.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from operator import attrgetter
 from typing import Annotated, Any, Literal, Self
@@ -32,6 +32,7 @@ from surestep.config.option import (
     OptionInfo,
     blocked,
     describe_option,
+    is_met,
     not_bitwise,
     option,
     safe,
@@ -326,6 +327,9 @@ class Config(PluginOptions):
 
 
 LENGTHS = ("epochs", "max_steps")
+Choice = Callable[[str], Any]  # the value of an option by its full name; None if it is not known
+_NOT_COMPARED = ("device", "validation.every")  # required, but almost always right
+_ALWAYS = ("average.kind", "parallel.strategy")  # others require these
 
 
 def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -348,6 +352,26 @@ def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
 def option_info(name: str) -> OptionInfo | None:
     """Return what the declaration of an option says, by its full name; None if there is none."""
     return _declarations().get(name)
+
+
+def has_requirements(option: str, chosen: Choice) -> bool:
+    """Return whether the other options have the values that an option requires."""
+    if option in _ALWAYS:
+        return True
+    if option.startswith("parallel.") and str(chosen("parallel.ranks")) == "1":
+        return False
+    info = option_info(option)
+    required = {} if info is None else info.requires
+    return all(
+        _is_met(allowed, str(chosen(name)))
+        for name, allowed in required.items()
+        if name not in _NOT_COMPARED and option_info(name) is not None
+    )
+
+
+def _is_met(allowed: Any, value: str) -> bool:
+    """Compare a value that may be text, as it is typed."""
+    return value not in ("None", "0", "off", "none") if allowed is ON else is_met(allowed, value)
 
 
 @cache

@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import inspect
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -100,12 +101,17 @@ def find(name: str) -> RecipeFile:
     """Find a recipe: the name of one that ships, or the path of a file.
 
     Raises:
-        RecipeError: there is none, its name is a module's that is used already, or it has no
-            function called task.
+        RecipeError: there is none, it is a run folder, it has no function called task, or its name
+            is a module's that is used already.
     """
     if name in BUILT_IN:
         return RecipeFile(name, SHIPPED / f"{name}.py")
     path = Path(name)
+    if (path / "config.json").is_file():
+        raise RecipeError(
+            f"{name} is a run folder, not a recipe: {path / 'plan.json'} has its options with "
+            f"values and reasons, and surestep resume {shlex.quote(name)} resumes it."
+        )
     if path.suffix != ".py":
         hint = f"Or give a file, such as {name}.py." if not path.exists() else "Give a .py file."
         raise RecipeError(f"There is no recipe {name!r}. {suggest_names(name, BUILT_IN)} {hint}")

@@ -5,10 +5,13 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
+from surestep.config.config import Choice, has_requirements
 from surestep.engine.plan.batching import SampleOrder
 from surestep.engine.plan.specs import AveragingSpec, ExcludedSamples, WrapUnits, no_blocks
 from surestep.engine.schedule.registry import ScheduleSpec
 
+HIDDEN = "options are off, have torch's default or do not apply"
+_WIDEST = 30  # of the columns of a printed Plan but the last
 Guard = Literal["device", "host", "grad_scaler", "line_search"]
 
 
@@ -147,3 +150,32 @@ class Plan:
     def reason(self, option: str) -> str:
         """Return why `option` ("optim.lr") was decided as it was."""
         return next(found.reason for found in self.decisions if found.option == option)
+
+    def relevant(self) -> tuple[ResolvedOption, ...]:
+        """Return the options that were set, or decided by surestep, in the order of `decisions`.
+
+        The others belong to what was not chosen, are off, or have torch's default.
+        """
+        chosen = {option: value for option, value, _ in self.decisions}.get
+        return tuple(entry for entry in self.decisions if _is_relevant(entry, chosen))
+
+    def __str__(self) -> str:
+        rows = [(option, str(value), reason) for option, value, reason in self.relevant()]
+        names, values, _ = zip(*rows, strict=True)
+        first, second = (min(_WIDEST, max(map(len, cells))) for cells in (names, values))
+        lines = [
+            f"{option:<{first}}  {value:<{second}}  {reason}" for option, value, reason in rows
+        ]
+        hidden = len(self.decisions) - len(rows)
+        return "\n".join([*lines, f"{hidden} {HIDDEN}: they are in plan.decisions."])
+
+
+def _is_relevant(decision: ResolvedOption, chosen: Choice) -> bool:
+    option, value, reason = decision
+    if reason.startswith("set ") or ", set " in reason or option == "steps_per_epoch":
+        return True
+    if value is None or value is False or value in ("off", "none", "auto", (), {}):
+        return False
+    if option.endswith(("optim.lr", "optim.weight_decay")):
+        return True
+    return not reason.startswith("torch's default") and has_requirements(option, chosen)
