@@ -74,6 +74,16 @@ def test_every_changelog_fragment_has_a_name_and_a_type():
     assert [name for name in fragments if not fits.fullmatch(name)] == []
 
 
+def test_packages_that_messages_say_to_install_are_those_of_the_extras():
+    extras = PROJECT["project"]["optional-dependencies"]
+    packages = {re.match(r"[\w-]+", entry)[0] for entries in extras.values() for entry in entries}
+    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    named = re.findall(r"Install it: pip install ([\w-]+)", text)
+    assert len(named) >= 4
+    assert set(named) <= packages
+    assert "surestep[" not in text
+
+
 def test_changelog_has_this_version_and_the_marker_of_towncrier():
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     marker = "<!-- towncrier release notes start -->"

@@ -32,7 +32,7 @@ def check_plot_path(path: Path) -> None:
     if path.is_dir():
         raise ConfigError(f"--plot {path} is a folder. Name a file in it.")
     if find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib: pip install 'surestep[plot]'.")
+        raise ConfigError("--plot needs matplotlib. Install it: pip install matplotlib.")
 
 
 def plot_schedule(plan: Plan, path: Path, function: UserFunction | None = None) -> None:

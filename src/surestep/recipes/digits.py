@@ -21,7 +21,9 @@ def images() -> tuple[Tensor, Tensor]:
     """Return images (1797, 1, 8, 8) in [0, 1] and digits (1797,), shuffled once for all."""
     found = find_spec("sklearn")  # not imported: that takes a second
     if found is None or found.origin is None:
-        raise ModuleNotFoundError("the images are in scikit-learn: pip install scikit-learn")
+        raise ModuleNotFoundError(
+            "The images are in scikit-learn. Install it: pip install scikit-learn."
+        )
     table = np.loadtxt(Path(found.origin).parent / "datasets/data/digits.csv.gz", delimiter=",")
     x = torch.tensor(table[:, :-1], dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))

@@ -74,7 +74,7 @@ def llama(width: int, layers: int, heads: int, length: int) -> Any:
         from transformers import LlamaConfig, LlamaForCausalLM
     except ImportError as error:
         raise ImportError(
-            "The recipe hf needs transformers. Run `pip install 'surestep[hf]'`."
+            "The recipe hf needs transformers. Install it: pip install transformers."
         ) from error
     return LlamaForCausalLM(
         LlamaConfig(

@@ -40,7 +40,7 @@ COMPILED = {"system": lambda: replace(MANY["system"](), compiler=True)}
 
 DEEPSPEED: list[Case] = [
     (ZERO, {}, "torchrun --nproc-per-node 2"),
-    (ZERO, BARE, "pip install --no-build-isolation 'surestep[deepspeed]'"),
+    (ZERO, BARE, "pip install --no-build-isolation 'deepspeed<0.20'"),
     (
         {**ZERO, "batch_size": 16, "parallel.deepspeed": '{"train_batch_size": 3}'},
         *(HERE, "set batch_size instead"),

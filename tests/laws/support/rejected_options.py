@@ -156,7 +156,11 @@ DATA: list[Case] = [
 OPTIM: list[Case] = [
     ({"optim.lr": 0.1}, OWN, "leave Task(optimizer=...) out"),
     ({"optim.name": "sgd"}, OWN, "leave Task(optimizer=...) out"),
-    ({"optim.name": "adamw8bit"}, {"system": without(extras=())}, "pip install 'surestep[bnb]'"),
+    (
+        {"optim.name": "adamw8bit"},
+        {"system": without(extras=())},
+        "Install it: pip install bitsandbytes.",
+    ),
     ({"optim.name": "adafactor"}, COMPLEX, "Use optim.name='adamw'"),
     ({"optim.name": "adamw"}, SPARSE, "optim.name='sparse_adam'; or build the table with"),
     ({"optim.name": "sparse_adam"}, {}, "optim.name='adamw'"),

@@ -44,7 +44,7 @@ def _check_name(ctx: PlanContext, wanted: str) -> None:
     if wanted == "adamw8bit" and "bitsandbytes" not in ctx.system.extras:
         ctx.reject(
             "optim.name='adamw8bit' needs the package bitsandbytes, which is not installed. "
-            "Install it: pip install 'surestep[bnb]'."
+            "Install it: pip install bitsandbytes."
         )
     if not task.floating and not info.takes_complex:
         ctx.reject(

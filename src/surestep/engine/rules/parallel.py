@@ -9,7 +9,10 @@ _SHARDS = {
     "grad_op": "parameters are full from forward to backward; the rest is sharded",
     "hybrid": "sharded within a group of ranks; the groups are replicas of each other",
 }
-_INSTALL = {"deepspeed": "pip install setuptools wheel, then pip install --no-build-isolation"}
+_INSTALL = {
+    "deepspeed": "pip install setuptools wheel, then pip install --no-build-isolation "
+    "'deepspeed<0.20'"
+}
 # Optimizers that need the full tensors, of which a rank of FSDP or ZeRO has shards.
 NEEDS_FULL_TENSORS = {
     "adafactor": "computes means over the rows and columns of full matrices",
@@ -38,7 +41,7 @@ def strategy(ctx: PlanContext) -> Decision:
         if extra and extra not in ctx.system.extras:
             ctx.reject(
                 f"parallel.strategy={wanted!r} needs the package {extra}, which is not installed. "
-                f"Install it: {_INSTALL.get(extra, 'pip install')} 'surestep[{extra}]'."
+                f"Install it: {_INSTALL.get(extra, f'pip install {extra}')}."
             )
         return ctx.set_value()
     if launched.size == 1:
