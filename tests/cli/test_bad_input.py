@@ -121,7 +121,7 @@ def test_bad_recipe_gives_one_sentence_and_no_run(surestep, recipe, folder, case
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("missing.py", f"missing.py is not there. Built-in recipes: {', '.join(SHIPPED)}."),
+        ("missing.py", f"missing.py does not exist. Built-in recipes: {', '.join(SHIPPED)}."),
         ("digit", "There is no recipe 'digit'. Did you mean 'digits'? Or give a file"),
         ("notes.txt", "Give a .py file."),
         (".", "There is no recipe '.'"),

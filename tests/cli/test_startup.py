@@ -68,7 +68,7 @@ WRONG = [
     (["trian", "digits"], "Did you mean 'train'?"),
     (["train"], "The recipe is missing."),
     (["train", "digit"], "Did you mean 'digits'?"),
-    (["train", "gone.py"], "gone.py is not there"),
+    (["train", "gone.py"], "gone.py does not exist"),
     (["train", "mine.py", "--epoch", "3"], "Did you mean '--epochs'"),
     (["train", "mine.py", "--task.hiden", "3"], "--task.hidden"),
     (["train", "mine.py", "--optim.lr", "-3"], "optim.lr='-3' is not allowed"),

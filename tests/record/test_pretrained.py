@@ -129,7 +129,7 @@ def test_truncated_file_is_rejected(name, size, tmp_path):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda folder: folder / "none.pt", "is not there. Check the path"),
+        (lambda folder: folder / "none.pt", "does not exist. Check the path"),
         (lambda folder: folder, "is a folder without weights: it has none of model.safetensors"),
         (lambda folder: write(folder, "w.npz"), "has an unknown format. Known: .safetensors"),
         (lambda folder: write(folder, "w.pt", {}), "no tensors by name: it has a dict"),

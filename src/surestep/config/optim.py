@@ -141,6 +141,6 @@ class Optim(ConfigGroup):
         default=((), "not set: all parameters have the same options"),
     )
     layerwise_lr_decay: Annotated[float, Field(gt=0, le=1)] | NotSet | None = option(
-        "Learning rate of each layer divided by that of the layer above it.",
+        "Each layer gets the learning rate of the layer above it times this factor.",
         default=(None, "not set: one learning rate for all layers"),
     )

@@ -116,7 +116,7 @@ def find(name: str) -> RecipeFile:
         hint = f"Or give a file, such as {name}.py." if not path.exists() else "Give a .py file."
         raise RecipeError(f"There is no recipe {name!r}. {suggest_names(name, BUILT_IN)} {hint}")
     if not path.is_file():
-        raise RecipeError(f"{name} is not there. Built-in recipes: {', '.join(BUILT_IN)}.")
+        raise RecipeError(f"{name} does not exist. Built-in recipes: {', '.join(BUILT_IN)}.")
     path = path.resolve()
     _check_name(path.stem, path)
     found = RecipeFile(path.stem, path)

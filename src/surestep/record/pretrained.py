@@ -72,7 +72,7 @@ def _find_files(path: Path) -> list[Path]:
             )
         path = file
     if not path.is_file():
-        raise CheckpointError(f"init={str(path)!r} is not there. Check the path.")
+        raise CheckpointError(f"init={str(path)!r} does not exist. Check the path.")
     return _shards(path) if path.name.endswith(".index.json") else [path]
 
 

@@ -167,13 +167,13 @@ def _stop_early(session: Session) -> None:
     plan, best = session.plan, session.state.best
     patience = plan.early_stop_patience
     if patience is not None and best.since_best >= patience:
-        compared = "NaN"
+        evaluations = f"{patience} evaluation{'s' if patience > 1 else ''}"
+        found = f"was NaN in {evaluations}"
         if best.best is not None:
-            compared = f"no better than {best.best:.4g} (step {best.best_step})"
-        session.loop.stopping = (
-            f"early stop: {plan.validation_metric} is {compared} after {patience} "
-            f"evaluation{'s' if patience > 1 else ''}"
-        )
+            found = (
+                f"did not improve on {best.best:.4g} in {evaluations} since step {best.best_step}"
+            )
+        session.loop.stopping = f"early stop: {plan.validation_metric} {found}"
         session.print_line(session.loop.stopping)
 
 

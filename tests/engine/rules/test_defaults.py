@@ -145,8 +145,8 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
         ("max_grad_norm", {}, FACTS, GIVEN, 1.0, "limits the effect of one bad batch"),
         ("max_grad_norm", {"max_grad_norm": "off"}, FACTS, GIVEN, None, "off, set in Python"),
         ("max_grad_norm", {"clip_value": 1.0}, FACTS, GIVEN, None, "clip_value clips instead"),
-        ("guard", {}, FACTS, GIVEN, "device", "the device skips a bad step"),
-        ("guard", {"precision": "bf16"}, FACTS, GIVEN, "device", "the device skips a bad step"),
+        ("guard", {}, FACTS, GIVEN, "device", "the device skips a step that"),
+        ("guard", {"precision": "bf16"}, FACTS, GIVEN, "device", "the device skips a step that"),
         ("guard", {"precision": "fp16"}, FACTS, GIVEN, "grad_scaler", "fp16 may overflow"),
         (
             *("guard", {"parallel.strategy": "fsdp", "parallel.offload": "all"}, GPUS, GIVEN),

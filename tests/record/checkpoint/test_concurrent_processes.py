@@ -108,7 +108,7 @@ def test_file_of_a_deleted_checkpoint_is_reported_as_vanished(tmp_path):
     found = open_checkpoint(session.save())
     session.close()
     delete([found.path])
-    with pytest.raises(CheckpointVanishedError, match="is not there: it was deleted or moved"):
+    with pytest.raises(CheckpointVanishedError, match="does not exist: it was deleted or moved"):
         found.tensors("model")
 
 
@@ -123,5 +123,5 @@ def test_file_deleted_while_it_is_opened_is_reported_as_vanished(tmp_path, monke
         raise RuntimeError("unable to open file: No such file or directory (2)")
 
     monkeypatch.setattr(opened, "safe_open", gone)
-    with pytest.raises(CheckpointVanishedError, match="is not there: it was deleted or moved"):
+    with pytest.raises(CheckpointVanishedError, match="does not exist: it was deleted or moved"):
         open_checkpoint(path)

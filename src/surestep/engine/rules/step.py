@@ -72,4 +72,7 @@ def guard(ctx: PlanContext) -> Decision:
         return "host", "not verified that the fused kernel can skip a step on mps"
     if ctx["optim.dampening"] and ctx["optim.momentum"]:
         return "host", "with dampening torch's first step cannot be skipped on the device"
-    return "device", "the device skips a bad step by itself; the host reads it only at log points"
+    return (
+        "device",
+        "the device skips a step that is not finite; the host learns of it at the next log point",
+    )

@@ -65,7 +65,7 @@ def checkpoint_error(path: Path, file: str, what: object) -> CheckpointError:
     if isinstance(what, OSError) and not lost and what.errno not in _LOST:
         return CheckpointError(f"{path} cannot be read: {file}: {what.strerror or what}.")
     if not os.path.isdir(path):
-        return CheckpointVanishedError(f"{path} is not there: it was deleted or moved.")
+        return CheckpointVanishedError(f"{path} does not exist: it was deleted or moved.")
     text = str((what.strerror or what) if isinstance(what, OSError) else what)
     text = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
     plain = "".join(char if char.isprintable() else "?" for char in text)

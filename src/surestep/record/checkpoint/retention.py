@@ -61,7 +61,8 @@ def retention_reasons(
 ) -> dict[Path, list[str]]:
     """Return why each of the checkpoints, oldest first, is kept.
 
-    The reasons are "best", "last", "milestone", "cycle" (its end was saved) and "incident".
+    The reasons are "best", "last", "milestone", "cycle" (its end was saved), "incident", and "best
+    before": the best of those before the newest, because a rollback may delete the newest.
     """
     found: dict[Path, list[str]] = {}
     if policy.metric is not None:
