@@ -236,4 +236,4 @@ def test_mode_that_must_read_reads_once_a_step_and_the_plan_reports_it(folder, m
 
 def test_default_plan_reports_no_read(folder):
     with session_of(task_of(), folder(), **OPTIONS) as session:
-        assert session.plan.reason("guard").endswith("only at log points")
+        assert session.plan.reason("guard").endswith("at the next log point")
