@@ -68,7 +68,7 @@ def test_printed_plan_has_the_rows_of_the_command(surestep, recipe):
     assert f"\n{rest.partition(':')[0]}: --all shows them." in shown
     assert rest.endswith(": they are in plan.decisions.")
     (rate,) = (row for row in rows if row.startswith("optim.lr "))
-    assert rate.split() == ["optim.lr", "0.01", "set"]
+    assert rate.split()[:3] == ["optim.lr", "0.01", "set"]
 
 
 def test_run_folder_is_rejected_with_where_its_plan_is(surestep, recipe):
