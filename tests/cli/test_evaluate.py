@@ -132,6 +132,12 @@ def test_run_started_from_python_shows_how_to_load_it(surestep, folder):
     assert (answer.code, answer.out) == (1, "")
     assert "was started from Python, not from a recipe" in answer.err
     assert "surestep.Run(path).load_model(model)" in answer.err
+    by_trainer = 'surestep.Trainer(task, config, run=path).evaluate("test")'
+    assert by_trainer in answer.err
+    assert by_trainer in surestep("predict", "r").err
+    trainer = package.Trainer(tiny.task(test=tiny.data()), tiny.config(), run=folder / "r")
+    assert trainer.evaluate("test")["test/loss"] > 0
+    trainer.close()
     path, model = folder / "r", tiny.model(seed=5)
     assert package.Run(path).load_model(model).step == 6
 

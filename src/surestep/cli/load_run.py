@@ -64,9 +64,10 @@ def _check_recipe(folder: Run, recorded: dict[str, Any], *, allow_changed: bool)
     """Return the path of a run's recipe; reject a file that is missing or has changed."""
     if not recorded:
         raise RunError(
-            f"{folder.path} was started from Python, not from a recipe. In Python, load its "
-            "weights with surestep.Run(path).load_model(model), or resume it with "
-            "surestep.Trainer(task, config, run=path)."
+            f"{folder.path} was started from Python, not from a recipe. In Python, evaluate it "
+            'with surestep.Trainer(task, config, run=path).evaluate("test") or predict with '
+            '.predict("test"), load its weights with surestep.Run(path).load_model(model), or '
+            "resume it with surestep.Trainer(task, config, run=path).fit()."
         )
     path = Path(recorded["path"])
     if not path.is_file():
