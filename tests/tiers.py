@@ -29,6 +29,7 @@ SLOW = {
     "tests/cli/test_options.py::test_typed_option_is_planned_and_shown_as_set_by_the_user": (
         "needs bitsandbytes, deepspeed and a C++ compiler"
     ),
+    "tests/cli/test_runs.py::test_run_is_running_until_it_is_killed": KILLS,
     "tests/cli/test_startup.py": LAUNCHES,
     "tests/engine/checks/test_additivity.py::test_no_registered_or_torch_loss_is_rejected": PRODUCT,
     "tests/engine/checks/test_metric_parts.py::test_metric_that_is_a_mean_is_accepted": PRODUCT,

@@ -58,11 +58,12 @@ HELP = [
     *(["evaluate", "--help"], ["predict", "--help"], ["replay", "--help"], ["ckpt", "--help"]),
     *(["ckpt", each, "--help"] for each in ("list", "verify", "export", "diff")),
     *(["schedules", "--help"], ["losses", "--help"], ["train", "--help-all"]),
+    *(["runs", "--help"],),
 ]
 READING = [
     *(["--version"], ["ckpt", "list", "r"], ["ckpt", "list", "r", "--json"]),
     *(["ckpt", "verify", "r"], ["ckpt", "verify", "r@best"]),
-    *(["schedules"], ["schedules", "cosine"]),
+    *(["schedules"], ["schedules", "cosine"], ["runs", "."]),
 ]
 WRONG = [
     (["trian", "digits"], "Did you mean 'train'?"),

@@ -1,9 +1,10 @@
 import json
+import math
 
 import pytest
 
 from surestep.base.errors import RunError
-from surestep.record.events import EventWriter, read_events
+from surestep.record.events import EventWriter, last_step, read_events
 from surestep.record.schemas import EVENTS_FORMAT
 
 
@@ -116,3 +117,17 @@ def test_events_of_a_full_disk_are_kept_in_memory_and_written_later(path):
     with pytest.raises(RunError, match="last 1 events are lost"):
         writer.close()
     assert full.closed
+
+
+def test_last_step_is_read_from_the_end_of_the_file(path):
+    assert last_step(path) is None
+    writer = EventWriter(path)
+    assert last_step(path) is None
+    writer.write("steps", first=1, loss=[0.5] * 50)
+    writer.write("steps", first=51, loss=[0.5, math.nan])
+    writer.write("note", text="x" * 2**19)
+    writer.close()
+    assert last_step(path) == 52
+    with path.open("ab") as file:
+        file.write(b'{"event": "steps", "first": 53, "lo')
+    assert last_step(path) == 52

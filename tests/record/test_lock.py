@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 from surestep.base.errors import RunError
-from surestep.record.lock import RunLock
+from surestep.record.lock import RunLock, is_locked
 from surestep.record.run_writer import RunWriter
 
 HOLDER = textwrap.dedent(
@@ -100,3 +100,22 @@ def test_empty_lock_file_still_reports_a_different_process(tmp_path, holder):
     (tmp_path / "lock").write_text("")
     with pytest.raises(RunError, match="is in use by another process"):
         RunLock(tmp_path)
+
+
+def test_lock_of_another_process_is_seen_without_taking_it(tmp_path, holder):
+    assert is_locked(tmp_path)
+    holder[0].kill()
+    holder[0].wait()
+    assert not is_locked(tmp_path)
+    assert not is_locked(tmp_path / "nothing")
+
+
+def test_lock_of_this_process_is_seen_and_kept(tmp_path):
+    lock = RunLock(tmp_path)
+    assert is_locked(tmp_path)
+    code = "import sys; from pathlib import Path; from surestep.record.lock import is_locked\n"
+    code += "sys.exit(is_locked(Path(sys.argv[1])))"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert done.returncode == 1
+    lock.release()
+    assert not is_locked(tmp_path)

@@ -22,6 +22,7 @@ COMMANDS = {
     "evaluate": "evaluate RUN: evaluate the best model of a run",
     "new": "new --slurm RECIPE: write an sbatch file that trains a recipe under Slurm",
     "predict": "predict RUN: write the best model's prediction for every sample",
+    "runs": "runs [FOLDER]: list the runs in a folder with state, step and best metric",
     "ckpt": "ckpt list|verify|export|diff: inspect the checkpoints of a run",
     "replay": "replay INCIDENT: run a failed step again",
     "schedules": "schedules [SCHEDULE]: explain the learning-rate schedules",

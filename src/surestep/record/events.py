@@ -7,6 +7,7 @@ loss, grad_norm, lr, and what the task logged. NaN and infinity are text; unknow
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from io import BufferedReader, FileIO
 from pathlib import Path
@@ -25,7 +26,9 @@ from surestep.record.io import (
     size_of,
     unreadable_error,
 )
-from surestep.record.schemas import EVENT, EVENTS, EVENTS_FORMAT, NewerFormatError, validate
+from surestep.record.schemas import EVENT, EVENTS, EVENTS_FORMAT, STEPS, NewerFormatError, validate
+
+_TAIL = 2**20  # bytes
 
 
 class EventWriter:
@@ -114,6 +117,24 @@ def _remove_torn_line(path: Path) -> None:
     except ValueError as error:
         raise unreadable_error(path, error) from error
     next(read_events(path), None)
+
+
+def last_step(path: Path) -> int | None:
+    """Return the last step that the end of an events file has; None if it has none.
+
+    At most 1 MiB is read, so that this takes as long for a long run as for a short one.
+    """
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, size_of(path) - _TAIL))
+            lines = file.read(_TAIL).split(b"\n")
+    except (OSError, ValueError):
+        return None
+    for line in reversed(lines):
+        with suppress(ValueError):
+            event = validate(STEPS, parse_json(line))
+            return int(event["first"]) + len(event["loss"]) - 1
+    return None
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:

@@ -11,13 +11,15 @@ import os
 import shutil
 import socket
 import stat
+import struct
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from surestep.base.errors import RunError
 from surestep.base.text import escape_control_chars
-from surestep.record.io import fsync, read_regular, temp_name
+from surestep.record.io import fsync, open_regular, read_regular, temp_name
 
 LOCK = "lock"
 _MAX_SHOWN = 200  # characters of the lock file
@@ -97,6 +99,25 @@ def _lock(file: IO[str], folder: Path) -> bool:
             "--run (run= in Python)."
         ) from None
     return True
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether a process holds a folder; nothing is locked or changed to find out.
+
+    False on a file system without locks.
+    """
+    if folder.resolve() in _held:  # closing the file here would release the lock
+        return True
+    is_darwin = sys.platform == "darwin"
+    layout = struct.Struct("@qqihh" if is_darwin else "@hhqqi")
+    whole_file = (0, 0, 0, fcntl.F_WRLCK, 0) if is_darwin else (fcntl.F_WRLCK, 0, 0, 0, 0)
+    try:
+        with open_regular(folder / LOCK) as file:
+            answer = fcntl.fcntl(file, fcntl.F_GETLK, layout.pack(*whole_file))
+    except (OSError, ValueError):
+        return False
+    kind: int = layout.unpack(answer)[3 if is_darwin else 0]
+    return kind != fcntl.F_UNLCK
 
 
 def lock_owner(folder: Path) -> str:
