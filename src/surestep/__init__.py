@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from surestep.engine.task.task import OptimizerSpec as OptimizerSpec
     from surestep.engine.task.task import Task as Task
     from surestep.record.run import Run as Run
+    from surestep.tracking.tracker import Tracker as Tracker
     from surestep.trainer.prepare import prepare as prepare
     from surestep.trainer.replay import replay as replay
     from surestep.trainer.trainer import Trainer as Trainer
@@ -72,6 +73,7 @@ _HOMES = {
     "StatefulRNN": "surestep.engine.model.stateful_rnn",
     "SurestepError": "surestep.base.errors",
     "Task": "surestep.engine.task.task",
+    "Tracker": "surestep.tracking.tracker",
     "Trainer": "surestep.trainer.trainer",
     "Validation": "surestep.config.groups",
     "batch_by_tokens": "surestep.engine.data.batched",

@@ -13,6 +13,7 @@ STRATEGIES = "surestep.strategies"
 LOSSES = "surestep.losses"
 SCHEDULES = "surestep.schedules"
 OPTIMIZERS = "surestep.optimizers"
+TRACKERS = "surestep.trackers"
 
 
 def plugin_names(group: str, built_in: Iterable[str]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from surestep.recipes.find import COMPUTED, Outline, Parameter, parse_attributes
 
 HELP, HELP_ALL = ("-h", "--help"), "--help-all"
 # torchrun reads --run, anywhere on the line, as an abbreviation of its own --run-path.
-ALIASES = {"run_folder": "run"}
+ALIASES = {"run_folder": "run", "track": "logging.trackers"}
 COMMON = (
     *("epochs", "max_steps", "batch_size", "micro_batch_size", "optim.name", "optim.lr"),
     *("optim.weight_decay", "schedule.name", "schedule.warmup", "max_grad_norm", "precision"),

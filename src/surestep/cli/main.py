@@ -23,6 +23,7 @@ COMMANDS = {
     "new": "new --slurm RECIPE: write an sbatch file that trains a recipe under Slurm",
     "predict": "predict RUN: write the best model's prediction for every sample",
     "runs": "runs [FOLDER]: list the runs in a folder with state, step and best metric",
+    "track": "track replay RUN --to TRACKER: send what a run recorded to a tracker",
     "ckpt": "ckpt list|verify|export|diff: inspect the checkpoints of a run",
     "replay": "replay INCIDENT: run a failed step again",
     "schedules": "schedules [SCHEDULE]: explain the learning-rate schedules",

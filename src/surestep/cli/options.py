@@ -107,7 +107,7 @@ def split_words(words: list[str], options: type[Any], parameters: Iterable[str])
         elif not values:
             result.faults.append(f"{flag(name)} has no value. Write {flag(name)} VALUE.")
         elif name in of_config and "tuple" in str(of_config[name].annotation):
-            result.options[name] = tuple(values)
+            result.options[name] = (*result.options.get(name, ()), *values)
         else:
             result.options[name] = values[0]
             result.own.extend(values[1:])  # the parser rejects them

@@ -119,8 +119,9 @@ def train(
         from surestep.trainer.fit import fit
         from surestep.trainer.prepare import prepare
 
-    task, callbacks = call.task(), call.recipe.callbacks
-    with prepare(task, call.config, callbacks=callbacks, origin=call.origin, **options) as session:
+    task, recipe = call.task(), call.recipe
+    options |= {"callbacks": recipe.callbacks, "trackers": recipe.trackers, "origin": call.origin}
+    with prepare(task, call.config, **options) as session:
         try:
             done = fit(session)
         except (KeyboardInterrupt, Preempted):

@@ -1,10 +1,11 @@
 """Options of loading, loss scaling, evaluation, averages, checkpoints and logging."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
+from surestep.base.plugins import TRACKERS, plugin_names
 from surestep.config.group import ConfigGroup
 from surestep.config.not_set import NotSet
 from surestep.config.option import (
@@ -215,6 +216,16 @@ class Checkpoint(ConfigGroup):
     )
 
 
+if TYPE_CHECKING:
+    TrackerName = str
+else:
+    TrackerName = Literal[("tensorboard", *plugin_names(TRACKERS))]
+
+
+def _as_tuple(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
 class Logging(ConfigGroup):
     """When to log, and what to show."""
 
@@ -226,4 +237,8 @@ class Logging(ConfigGroup):
     )
     progress: Literal["auto", "bar", "plain", "quiet"] | NotSet = option(
         "How to show progress: a bar, plain lines, or nothing."
+    )
+    trackers: Annotated[tuple[TrackerName, ...], BeforeValidator(_as_tuple)] | NotSet = option(
+        "Trackers that get what a run records, besides the run folder.",
+        default=((), "not set: the run folder alone has the records"),
     )

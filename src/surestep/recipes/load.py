@@ -34,6 +34,7 @@ from surestep.recipes.find import (
     parse_attributes,
     sha256,
 )
+from surestep.tracking.tracker import Tracker
 from surestep.trainer.planning import TaskOrigin
 
 
@@ -60,6 +61,12 @@ class Recipe:
         """The recipe's callbacks; `prepare` checks them."""
         callbacks: list[Callback] = getattr(self.module, "callbacks", [])
         return callbacks
+
+    @property
+    def trackers(self) -> list[Tracker]:
+        """The recipe's own trackers; `prepare` checks them."""
+        trackers: list[Tracker] = getattr(self.module, "trackers", [])
+        return trackers
 
     @property
     def function(self) -> Callable[..., Any]:

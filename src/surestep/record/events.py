@@ -155,6 +155,26 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
         raise unreadable_error(path, error) from error
 
 
+def read_new_events(path: Path, offset: int) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield the complete events from a byte offset on, each with the offset after it.
+
+    Raises:
+        RunError: the file is missing, shorter than the offset, or a line is not an event.
+    """
+    try:
+        with open_regular(path) as file:
+            if size_of(path) < offset:
+                raise ValueError(f"it has less than the {offset} bytes that were read before")
+            file.seek(offset)
+            while (line := file.readline(LARGEST)).endswith(b"\n"):
+                offset += len(line)
+                event = _event(path, 0, line)
+                if event is not None:
+                    yield event, offset
+    except (OSError, ValueError) as error:
+        raise unreadable_error(path, error) from error
+
+
 def _event(path: Path, number: int, line: bytes) -> dict[str, Any] | None:
     """Return the event of a line; None if the line is empty or incomplete."""
     if line == b"\n":

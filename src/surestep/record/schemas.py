@@ -258,6 +258,7 @@ def _as_options(found: Any) -> Any:
 PLAN = _adapter(_annotated[Any, PlainValidator(_as_options)])  # value by option
 EVENT = _adapter(_open({"event": str}, {"time": Number}))
 _AT_STEP = _adapter(_open({"step": Count}))
+TRACKER = _adapter(_open({"offset": Size, "state": dict[str, Any]}))
 STEPS = _adapter(_open({"event": Literal["steps"], "first": Count, "loss": list[Number]}))
 EVENTS: dict[str, TypeAdapter[Any]] = {  # those that are read again
     "format": _adapter(_open({"version": _version(EVENTS_FORMAT)})),

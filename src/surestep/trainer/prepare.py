@@ -35,6 +35,9 @@ from surestep.record.io import os_error_hint
 from surestep.record.pretrained import load_init_weights
 from surestep.record.progress_display import NullProgress, TqdmProgress, open_progress
 from surestep.record.run_writer import RunWriter
+from surestep.tracking.follower import Delivery, Follower
+from surestep.tracking.registry import tracker_class
+from surestep.tracking.tracker import Tracker
 from surestep.trainer.best_metric import reset_best
 from surestep.trainer.build import build
 from surestep.trainer.checkpointing import check_disk_space
@@ -70,6 +73,7 @@ def prepare(
     allow: Sequence[str] = (),
     from_: str | None = None,
     callbacks: Sequence[Callback] = (),
+    trackers: Sequence[Tracker] = (),
     origin: TaskOrigin | None = None,
 ) -> Session:
     """Check the task, open the run folder, resume the run if there is one, and return a Session.
@@ -83,6 +87,7 @@ def prepare(
         allow: names of what may differ from the run on resume, such as ("optim.lr",).
         from_: a checkpoint of another run to start from: "RUN@STEP", "RUN@best" or "RUN@last".
         callbacks: called at the hooks of the run.
+        trackers: get what the run records, beside those of `logging.trackers`.
         origin: where the Task came from.
 
     Returns:
@@ -106,6 +111,7 @@ def prepare(
     """
     start_time, origin = time.monotonic(), origin or TaskOrigin()
     check_arguments(task, config, run, callbacks)
+    check_trackers(trackers)
     check_resume_arguments(resume, allow, from_)
     folder = None if run is None else require_local_path(run)
     settings, recorder, world = ExitStack(), None, ALONE
@@ -140,6 +146,7 @@ def prepare(
         if plan.max_time is not None:
             session.loop.deadline = start_time + plan.max_time.amount * 60
         _start_session(session, writer, decision)
+        _start_trackers(session, trackers)
         if init is not None:
             session.print_line(init.sentence())
         if "balanced" in planned.loss.label:
@@ -326,6 +333,33 @@ def _start_session(session: Session, recorder: RunWriter, decision: ResumeDecisi
         session.loop.on_log.append(SpikeWatch(session, recorder))
         if plan.on_spike == "rollback" and not step:
             session.saving.save_async()  # the first checkpoint to go back to
+
+
+def check_trackers(trackers: Any) -> None:
+    """Check that these are objects of trackers, of different names."""
+    if isinstance(trackers, str) or not isinstance(trackers, Sequence):
+        raise ConfigError(
+            f"trackers is {_shown(trackers)}, not a list. Pass objects: trackers=[MyTracker()], or "
+            "names: Config(logging={'trackers': ['tensorboard']})."
+        )
+    for tracker in trackers:
+        if not isinstance(tracker, Tracker):
+            raise ConfigError(
+                f"trackers has {_shown(tracker)}, not an object of a surestep.Tracker. Derive your "
+                "class from it, and pass an object: trackers=[MyTracker()]."
+            )
+
+
+def _start_trackers(session: Session, own: Sequence[Tracker]) -> None:
+    """Let each tracker follow the events of the run, on rank 0, until the session closes."""
+    if session.finished or not session.loop.world.is_first:
+        return
+    by_name = [tracker_class(name)() for name in session.plan.logging_trackers]
+    for tracker in [*by_name, *own]:
+        follower = Follower(Delivery(session.run.path, tracker))
+        follower.start()
+        session.loop.notices.append(follower.notice)
+        session.at_end(partial(follower.close, session.print_line))
 
 
 def describe_ranks(plan: Plan, size: int) -> str:

@@ -1,6 +1,6 @@
 """A Session: an open run, with its steps, evaluations, checkpoints and progress display."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -100,6 +100,10 @@ class Session:
         self._progress, self.finished = progress, finished
         if checkpoint is not None:
             self.saving.step, self.saving.path = self.state.progress.step, checkpoint
+
+    def at_end(self, close: Callable[[], None]) -> None:
+        """Call this when the session closes, after the end of the run is written."""
+        self._settings.callback(close)
 
     @property
     def state(self) -> State:

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from surestep.base.arguments import suggest_arguments
 from surestep.base.errors import ConfigError
@@ -13,6 +14,7 @@ from surestep.engine.step.callback import Callback
 from surestep.engine.task.task import Task
 from surestep.engine.value import Value
 from surestep.record.run import Run, Which
+from surestep.tracking.tracker import Tracker
 from surestep.trainer.fit import fit
 from surestep.trainer.planning import TaskOrigin
 from surestep.trainer.prepare import prepare
@@ -35,6 +37,7 @@ class Trainer:
         allow: names of what may differ from the run on resume, such as ("optim.lr",).
         from_: a checkpoint of another run to start from, such as "runs/digits@200".
         callbacks: called at the hooks of the run.
+        trackers: get what the run records, beside those of `logging.trackers`.
         origin: where the Task came from, for the records.
 
     Raises:
@@ -63,11 +66,11 @@ class Trainer:
         allow: Sequence[str] = (),
         from_: str | None = None,
         callbacks: Sequence[Callback] = (),
+        trackers: Sequence[Tracker] = (),
         origin: TaskOrigin | None = None,
     ) -> None:
-        self._prepare = partial(
-            inspect.unwrap(prepare), task, config, callbacks=callbacks, origin=origin
-        )
+        given: dict[str, Any] = {"callbacks": callbacks, "trackers": trackers, "origin": origin}
+        self._prepare = partial(inspect.unwrap(prepare), task, config, **given)
         self.session: Session = self._prepare(run=run, resume=resume, allow=allow, from_=from_)
 
     def fit(self) -> Run:

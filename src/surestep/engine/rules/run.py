@@ -5,6 +5,8 @@ import torch
 from surestep.engine.distributed.launcher_env import AccelerateConfig
 from surestep.engine.plan.context import Decision, PlanContext, rule
 
+_TRACKERS = ("tensorboard",)  # each needs the package, and the extra, of its name
+
 
 @rule("device")
 def device(ctx: PlanContext) -> Decision:
@@ -144,6 +146,18 @@ def saved_weights(ctx: PlanContext) -> Decision:
         reason = "adapters on a frozen base, which is built or read again and verified"
         return ctx.set_or("trained", reason)
     return ctx.set_or("all", "a checkpoint is complete by itself")
+
+
+@rule("logging.trackers")
+def trackers(ctx: PlanContext) -> Decision:
+    """Check that the package of each built-in tracker is installed."""
+    for name in ctx.get("logging.trackers", ()):
+        if name in _TRACKERS and name not in ctx.system.extras:
+            ctx.reject(
+                f"logging.trackers has {name!r}, whose package is not installed. Install it: "
+                f"pip install 'surestep[{name}]'."
+            )
+    return ctx.declared()
 
 
 @rule("logging.progress")

@@ -1,0 +1,180 @@
+"""Send the events of a run to a tracker, in a thread that reads the run folder.
+
+The events are the queue: however slow or broken a tracker is, training only appends to a file. What
+was delivered is recorded as a byte offset in `trackers/NAME.json`, so a restart goes on from there.
+"""
+
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from surestep.record.events import read_new_events
+from surestep.record.io import read_json, write_json
+from surestep.record.schemas import TRACKER
+from surestep.tracking.points import numbers_of, read_points
+from surestep.tracking.tracker import Point, TrackedRun, Tracker
+
+INTERVAL_S = 1.0  # between two looks at the events
+LONGEST_PAUSE_S = 30.0  # between two attempts to reach a tracker
+LAST_S = 20.0  # for what is left when a run ends
+BATCH = 500  # events that are sent, and recorded as delivered, at once
+
+
+class Delivery:
+    """Sends the events of a run to a tracker, from where the last delivery ended.
+
+    Args:
+        folder: of the run.
+        tracker: gets them.
+        from_start: send also what was delivered before.
+
+    Attributes:
+        offset: bytes of the events that were delivered.
+    """
+
+    def __init__(self, folder: Path, tracker: Tracker, *, from_start: bool = False) -> None:
+        self.folder = folder
+        self.tracker = tracker
+        self._events = folder / "events.jsonl"
+        self._record_path = folder / "trackers" / f"{tracker.name}.json"
+        self._is_started = False
+        record: dict[str, Any] = {"offset": 0, "state": {}}
+        if self._record_path.exists():
+            record = read_json(self._record_path, TRACKER)
+        self.offset: int = 0 if from_start else record["offset"]
+        self._state: dict[str, Any] = record["state"]
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are events that were not delivered."""
+        return self._events.exists() and self._events.stat().st_size > self.offset
+
+    def deliver(self) -> None:
+        """Send what is new; an exception of the tracker leaves the rest for the next call."""
+        events = read_new_events(self._events, self.offset)
+        while batch := list(islice(events, BATCH)):
+            if not self._is_started:
+                self._start()
+            self._send(event for event, _ in batch)
+            self.offset = batch[-1][1]
+            self._record()
+
+    def close(self) -> None:
+        """Disconnect the tracker, if it was started."""
+        if self._is_started:
+            self._is_started = False
+            self.tracker.close()
+
+    def _start(self) -> None:
+        options = {d["option"]: d["value"] for d in read_json(self.folder / "plan.json")}
+        task = read_json(self.folder / "config.json").get("task", {})
+        run = TrackedRun(
+            path=self.folder,
+            name=self.folder.resolve().name,
+            options=options | {f"task.{name}": value for name, value in task.items()},
+            environment=read_json(self.folder / "environment.json"),
+            state=self._state,
+        )
+        self._state = dict(self.tracker.start(run) or self._state)
+        self._is_started = True
+        self._record()
+
+    def _send(self, events: Iterator[dict[str, Any]]) -> None:
+        points: list[Point] = []
+        for event in events:
+            points += read_points(event)
+            if event["event"] not in ("checkpoint", "end"):
+                continue
+            self._log(points)
+            if event["event"] == "checkpoint":
+                path = self.folder / event["path"]
+                self.tracker.checkpoint(path, event["step"], numbers_of(event.get("metrics", {})))
+            else:
+                self.tracker.end(event["status"], event)
+        self._log(points)
+
+    def _log(self, points: list[Point]) -> None:
+        if points:
+            self.tracker.log(tuple(points))
+            points.clear()
+
+    def _record(self) -> None:
+        self._record_path.parent.mkdir(exist_ok=True)
+        write_json(self._record_path, {"offset": self.offset, "state": self._state})
+
+
+class Follower:
+    """Delivers the events of a running run in a thread, again and again until it is closed.
+
+    Args:
+        delivery: to the tracker.
+    """
+
+    def __init__(self, delivery: Delivery) -> None:
+        self.delivery = delivery
+        self._closing = Event()
+        self._gave_up = Event()
+        self._message: str | None = None
+        self._failures = 0
+        name = f"surestep-{delivery.tracker.name}"
+        self._thread = Thread(target=self._follow, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def notice(self) -> str | None:
+        """Return a message about the tracker, each once."""
+        message, self._message = self._message, None
+        return message
+
+    def close(self, print_line: Callable[[str], None]) -> None:
+        """Deliver the rest, for at most LAST_S seconds; print if something is still missing."""
+        self._closing.set()
+        self._thread.join(LAST_S)
+        self._gave_up.set()
+        if self._thread.is_alive() or self.delivery.pending:
+            tracker, folder = self.delivery.tracker.name, self.delivery.folder
+            print_line(
+                f"{tracker} did not take everything that was recorded. To send the rest: surestep "
+                f"track replay {shlex.quote(str(folder))} --to {tracker}."
+            )
+
+    def _follow(self) -> None:
+        pause, is_last = INTERVAL_S, False
+        while not self._gave_up.is_set():
+            is_last = self._closing.wait(pause)
+            try:
+                if self.delivery.pending:
+                    self.delivery.deliver()
+                pause = INTERVAL_S
+                if self._failures:
+                    self._failures = 0
+                    self._message = f"{self.delivery.tracker.name} has got what it had missed."
+            except Exception as error:  # whatever the tracker's library raises
+                self._failures += 1
+                pause = min(LONGEST_PAUSE_S, 2.0 ** min(self._failures, 5))
+                if self._failures == 1:
+                    self._message = self._describe(error)
+                with suppress(Exception):
+                    self.delivery.close()
+                if is_last:
+                    time.sleep(min(pause, 1.0))
+                    continue
+            if is_last and not self.delivery.pending:
+                break
+        with suppress(Exception):
+            self.delivery.close()
+
+    def _describe(self, error: Exception) -> str:
+        name = self.delivery.tracker.name
+        text = str(error).strip().partition("\n")[0][:300]
+        return (
+            f"{name} does not take what is recorded: {type(error).__name__}: {text}. Training "
+            "continues, and the rest is sent when it does."
+        )

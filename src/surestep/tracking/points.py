@@ -1,0 +1,50 @@
+"""From an event of a run to the values that trackers record."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from surestep.tracking.tracker import Point
+
+
+def read_points(event: Mapping[str, Any]) -> Iterator[Point]:
+    """Yield the points of an event: one for a log point or an evaluation, none for another event.
+
+    A log point has the means over its steps, at its last step. Tables, such as confusion matrices,
+    are left out.
+    """
+    if event["event"] == "evaluation" and (values := numbers_of(event["metrics"])):
+        yield Point(event["step"], event["time"], values)
+    if event["event"] == "steps" and event["loss"]:
+        last = event["first"] + len(event["loss"]) - 1
+        yield Point(last, event["time"], _log_point(event))
+
+
+def _log_point(event: Mapping[str, Any]) -> dict[str, float]:
+    seconds = event["seconds"]
+    series = {
+        "train/loss": event["loss"],
+        "grad_norm": event["grad_norm"],
+        **{f"train/{name}": entries for name, entries in event.get("logged", {}).items()},
+    }
+    values = {name: _mean(entries) for name, entries in series.items()}
+    values |= {"lr": event["lr"][-1], "epoch": float(event["epoch"])}
+    if seconds > 0:
+        values["throughput/items_per_s"] = event["items"] / seconds
+        values["throughput/samples_per_s"] = event["samples"] / seconds
+        values["time/data_wait_share"] = event["data_wait_s"] / seconds
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics that are numbers; NaN and infinity are text in JSON."""
+    return {
+        name: float(value)
+        for name, value in metrics.items()
+        if value is not None and not isinstance(value, list)
+    }
+
+
+def _mean(entries: list[Any]) -> float | None:
+    """Return the mean of the steps that have a value; None if there are none."""
+    known = [float(entry) for entry in entries if entry is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,82 @@
+"""What a tracker is, and what it is given.
+
+A tracker is told what the events of a run folder say, in their order, in a thread of its own. So it
+never delays a step, and what it misses is read again from the folder.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+
+class Point(NamedTuple):
+    """Values of a run at one step.
+
+    Attributes:
+        step: the number of the step, from 1; 0 is before the first.
+        time: when they were recorded, in seconds since 1970.
+        values: by name, such as "train/loss", "val/accuracy" or "lr".
+    """
+
+    step: int
+    time: float
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """The run that a tracker is told about.
+
+    Attributes:
+        path: the run folder.
+        name: the name of that folder.
+        options: every option with its value, by name, and the parameters of the recipe as "task.X".
+        environment: versions, devices, git commit; the content of `environment.json`.
+        state: what `start` returned for this run before; empty the first time.
+    """
+
+    path: Path
+    name: str
+    options: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    state: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Tracker:
+    """Base class of trackers; override what you need.
+
+    The methods are called one after another, in one thread, which is not the one that trains:
+    `start`, then `log` and `checkpoint` in the order of the events, `end`, and `close`. The values
+    of a test split come after `end`. If a method raises an exception, training continues, and the
+    exception is reported once. After a pause, `start` and the same call are repeated. So a method
+    may get some values twice, with the same step and time.
+
+    Attributes:
+        name: of the tracker, for messages and for the file with its state.
+
+    Example:
+        >>> import surestep
+        >>> class PrintLoss(surestep.Tracker):
+        ...     name = "print-loss"
+        ...     def log(self, points):
+        ...         for point in points:
+        ...             print(point.step, point.values["train/loss"])
+    """
+
+    name: ClassVar[str]
+
+    def start(self, run: TrackedRun) -> Mapping[str, Any] | None:
+        """Connect. Return what identifies the run there, as JSON; a resumed run gets it again."""
+
+    def log(self, points: Sequence[Point]) -> None:
+        """Record values; there is at least one point."""
+
+    def checkpoint(self, path: Path, step: int, metrics: Mapping[str, float]) -> None:
+        """Record a checkpoint that was written and verified; it may have been deleted since."""
+
+    def end(self, status: str, summary: Mapping[str, Any]) -> None:
+        """Record how the run ended: "finished", "stopped" or "failed", with its summary."""
+
+    def close(self) -> None:
+        """Disconnect. Called once after the last call, and after an exception."""

@@ -1,0 +1,174 @@
+"""Trackers get every event of a run, whatever happens to them, and never delay it."""
+
+import json
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import surestep
+from surestep.base.errors import RunError
+from surestep.tracking import follower
+from surestep.tracking.follower import Delivery
+
+STEPS = 12
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Look at the events often, and do not wait long for a tracker that fails."""
+    monkeypatch.setattr(follower, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(follower, "LONGEST_PAUSE_S", 0.02)
+
+
+class Recorder(surestep.Tracker):
+    """Records its calls. It fails at the first calls of a method, if asked."""
+
+    name = "recorder"
+
+    def __init__(self, **failures):
+        self.calls, self.failures = [], failures
+
+    def __getattribute__(self, name):
+        if name in ("start", "log", "checkpoint", "end", "close"):
+            return lambda *given: self._call(name, given)
+        return super().__getattribute__(name)
+
+    def _call(self, name, given):
+        if self.failures.get(name, 0):
+            self.failures[name] -= 1
+            raise ConnectionError("the server is away\nmore text")
+        self.calls.append((name, given))
+        return {"id": 7} if name == "start" else None
+
+    def of(self, name):
+        return [given for called, given in self.calls if called == name]
+
+    def points(self):
+        return [point for (points,) in self.of("log") for point in points]
+
+
+def train(folder, *trackers, **options):
+    x = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))
+    data = (x, x.sum(1, keepdim=True))
+    torch.manual_seed(0)
+    task = surestep.Task(nn.Linear(3, 1), "mse", data, val=data)
+    options = {"max_steps": STEPS, "batch_size": 8, "validation.every": "6 steps", **options}
+    options |= {"logging.every": "2 steps", "logging.progress": "plain"}
+    config = surestep.Config.from_options(options)
+    return surestep.Trainer(task, config, run=folder, trackers=trackers).fit()
+
+
+def expected_points(run):
+    """Return step and values of every log point and evaluation in the events."""
+    found = []
+    for event in run.events():
+        if event["event"] == "steps":
+            last = event["first"] + len(event["loss"]) - 1
+            found.append((last, "train/loss", sum(event["loss"]) / len(event["loss"])))
+        if event["event"] == "evaluation":
+            found.append((event["step"], "val/loss", event["metrics"]["val/loss"]))
+    return found
+
+
+def losses(tracker):
+    return [
+        (point.step, name, point.values[name])
+        for point in tracker.points()
+        for name in ("train/loss", "val/loss")
+        if name in point.values
+    ]
+
+
+def test_tracker_gets_every_point_in_order(tmp_path):
+    recorder = Recorder()
+    run = train(tmp_path, recorder)
+    assert losses(recorder) == expected_points(run)
+    names = [name for name, _ in recorder.calls]
+    assert (names[0], names[-2:]) == ("start", ["end", "close"])
+    ((status, summary),) = recorder.of("end")
+    assert (status, summary["step"]) == ("finished", STEPS)
+    assert [step for _, step, _ in recorder.of("checkpoint")][-1] == STEPS
+    first = recorder.points()[0].values
+    assert first.keys() >= {"lr", "grad_norm", "epoch", "throughput/items_per_s"}
+    ((started,),) = recorder.of("start")
+    assert started.options["optim.name"] == "adamw"
+    assert (started.name, started.state) == (tmp_path.name, {})
+
+
+@pytest.mark.parametrize("method", ["start", "log", "checkpoint", "end"])
+def test_tracker_that_fails_for_a_while_misses_nothing(tmp_path, method, capfd):
+    recorder = Recorder(**{method: 3})
+    run = train(tmp_path, recorder)
+    assert set(losses(recorder)) == set(expected_points(run))
+    assert len(recorder.of("end")) == 1
+    assert recorder.of("start")[-1][0].state == ({} if method == "start" else {"id": 7})
+    printed = capfd.readouterr().err
+    assert printed.count("ConnectionError: the server is away.") <= 1
+
+
+def test_tracker_that_always_fails_does_not_harm_the_run(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(follower, "LAST_S", 0.2)
+    plain = train(tmp_path / "plain")
+    tracked = train(tmp_path / "tracked", Recorder(start=10**9))
+    model = [nn.Linear(3, 1), nn.Linear(3, 1)]
+    for run, one in zip((plain, tracked), model, strict=True):
+        run.load_model(one, which="last")
+    assert torch.equal(model[0].weight, model[1].weight)
+    printed = capfd.readouterr().err
+    assert f"surestep track replay {tmp_path / 'tracked'} --to recorder" in printed
+
+
+def test_what_was_missed_is_delivered_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(follower, "LAST_S", 0.2)
+    run = train(tmp_path, Recorder(log=10**9))
+    late = Recorder()
+    Delivery(tmp_path, late).deliver()
+    assert losses(late) == expected_points(run)
+    again = Recorder()
+    Delivery(tmp_path, again).deliver()
+    assert again.calls == []
+    everything = Recorder()
+    Delivery(tmp_path, everything, from_start=True).deliver()
+    assert losses(everything) == expected_points(run)
+
+
+def test_resumed_run_continues_with_the_state_of_the_tracker(tmp_path):
+    train(tmp_path, Recorder(), max_steps=6)
+    recorder = Recorder()
+    run = surestep.Run(tmp_path)
+    before = len(expected_points(run))
+    train(tmp_path, recorder)
+    ((started,),) = recorder.of("start")
+    assert started.state == {"id": 7}
+    assert losses(recorder) == expected_points(run)[before:]
+
+
+def test_slow_tracker_does_not_delay_the_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(follower, "LAST_S", 0.1)
+
+    class Slow(surestep.Tracker):
+        name = "slow"
+
+        def log(self, points):
+            time.sleep(30)
+
+    begin = time.monotonic()
+    train(tmp_path, Slow())
+    assert time.monotonic() - begin < 15
+
+
+def test_damaged_record_of_a_delivery_is_named(tmp_path):
+    train(tmp_path, Recorder())
+    (tmp_path / "trackers" / "recorder.json").write_text('{"offset": "many"}')
+    with pytest.raises(RunError, match=r"recorder\.json"):
+        Delivery(tmp_path, Recorder())
+
+
+def test_record_beyond_the_events_is_an_error(tmp_path):
+    train(tmp_path, Recorder())
+    record = tmp_path / "trackers" / "recorder.json"
+    record.write_text(json.dumps({"offset": 10**9, "state": {}}))
+    with pytest.raises(RunError, match="less than"):
+        Delivery(tmp_path, Recorder()).deliver()
