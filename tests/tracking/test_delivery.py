@@ -54,7 +54,10 @@ def train(folder, *trackers, **options):
     data = (x, x.sum(1, keepdim=True))
     torch.manual_seed(0)
     task = surestep.Task(nn.Linear(3, 1), "mse", data, val=data)
-    options = {"max_steps": STEPS, "batch_size": 8, "validation.every": "6 steps", **options}
+    options = {
+        **{"max_steps": STEPS, "batch_size": 8, "optim.groups": ["*bias lr=0.5x"]},
+        **{"validation.every": "6 steps", **options},
+    }
     options |= {"logging.every": "2 steps", "logging.progress": "plain"}
     config = surestep.Config.from_options(options)
     return surestep.Trainer(task, config, run=folder, trackers=trackers).fit()
@@ -91,7 +94,8 @@ def test_tracker_gets_every_point_in_order(tmp_path):
     assert (status, summary["step"]) == ("finished", STEPS)
     assert [step for _, step, _ in recorder.of("checkpoint")][-1] == STEPS
     first = recorder.points()[0].values
-    assert first.keys() >= {"lr", "grad_norm", "epoch", "throughput/items_per_s"}
+    assert first.keys() >= {"lr", "grad_norm", "epoch", "throughput/items_per_s", "memory/peak"}
+    assert first["lr/*bias, no decay"] == first["lr"] / 2
     ((started,),) = recorder.of("start")
     assert started.options["optim.name"] == "adamw"
     assert (started.name, started.state) == (tmp_path.name, {})

@@ -1,5 +1,7 @@
 """Differences between devices: which GPU "cuda" is, memory that ran out, dtypes of sums."""
 
+import resource
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -28,3 +30,11 @@ def ran_out(error: BaseException) -> bool:
 def sum_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype of long sums: float64, or float32 on MPS, which has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most bytes that torch had on a CUDA device, or this process on the host."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024  # from KiB

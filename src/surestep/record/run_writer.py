@@ -3,7 +3,7 @@
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib import metadata
@@ -187,8 +187,8 @@ class RunWriter:
         """Return a message about the folder itself, if there is one."""
         return None if self._events is None else self._events.notice()
 
-    def steps(self, point: LogPoint) -> None:
-        """Append the steps of a log point."""
+    def steps(self, point: LogPoint, group_rates: Mapping[str, float], peak_memory: int) -> None:
+        """Append the steps of a log point, and at its end the rate of each group."""
         self.event(
             "steps",
             first=point.first_step,
@@ -201,6 +201,8 @@ class RunWriter:
             samples=point.samples,
             seconds=round(point.seconds, 4),
             data_wait_s=round(point.data_wait_s, 4),
+            **({"group_lr": group_rates} if group_rates else {}),
+            peak_memory=peak_memory,
         )
 
     def skipped(self, skip: SkippedStep, samples: list[int] | None) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 from surestep.record.events import read_new_events
@@ -42,7 +42,8 @@ class Delivery:
         self.tracker = tracker
         self._events = folder / "events.jsonl"
         self._record_path = folder / "trackers" / f"{tracker.name}.json"
-        self._is_started = False
+        self._is_started = self._is_abandoned = False
+        self._lock = Lock()
         record: dict[str, Any] = {"offset": 0, "state": {}}
         if self._record_path.exists():
             record = read_json(self._record_path, TRACKER)
@@ -103,9 +104,16 @@ class Delivery:
             self.tracker.log(tuple(points))
             points.clear()
 
+    def abandon(self) -> None:
+        """Record nothing from now on: a call of the tracker may still return, at any time."""
+        with self._lock:
+            self._is_abandoned = True
+
     def _record(self) -> None:
-        self._record_path.parent.mkdir(exist_ok=True)
-        write_json(self._record_path, {"offset": self.offset, "state": self._state})
+        with self._lock:
+            if not self._is_abandoned:
+                self._record_path.parent.mkdir(exist_ok=True)
+                write_json(self._record_path, {"offset": self.offset, "state": self._state})
 
 
 class Follower:
@@ -138,6 +146,7 @@ class Follower:
         self._closing.set()
         self._thread.join(LAST_S)
         self._gave_up.set()
+        self.delivery.abandon()
         if self._thread.is_alive() or self.delivery.pending:
             tracker, folder = self.delivery.tracker.name, self.delivery.folder
             print_line(

@@ -28,6 +28,8 @@ def _log_point(event: Mapping[str, Any]) -> dict[str, float]:
     }
     values = {name: _mean(entries) for name, entries in series.items()}
     values |= {"lr": event["lr"][-1], "epoch": float(event["epoch"])}
+    values |= {f"lr/{name}": rate for name, rate in event.get("group_lr", {}).items()}
+    values["memory/peak"] = event.get("peak_memory")
     if seconds > 0:
         values["throughput/items_per_s"] = event["items"] / seconds
         values["throughput/samples_per_s"] = event["samples"] / seconds

@@ -13,6 +13,7 @@ from torch import nn
 
 from surestep.base.errors import ConfigError, RunError, SurestepError
 from surestep.engine.batch import Batch
+from surestep.engine.device import peak_memory
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.evaluate.predict import Predictions
 from surestep.engine.plan.plan import Plan
@@ -446,7 +447,7 @@ class Session:
     def _log(self, point: LogPoint) -> None:
         self.timed.add(point)
         self.observed(point)
-        self._recorder.steps(point)
+        self._recorder.steps(point, self._group_rates(), peak_memory(self.plan.device))
         if self.loop.world.size == 1 or not self.closed:  # no barriers while closing
             self.saving.collect()
         self._progress.log(point)
@@ -455,6 +456,16 @@ class Session:
         for notice in self.loop.notices:
             if (text := notice()) is not None:
                 self.notify(text)
+
+    def _group_rates(self) -> dict[str, float]:
+        """Return the learning rate of each parameter group; empty if all have the same."""
+        optimizers = self.state.optimizers
+        rates = {
+            f"{f'{name}/' if len(optimizers) > 1 else ''}{group.get('name', index)}": group["lr"]
+            for name, optimizer in optimizers.items()
+            for index, group in enumerate(optimizer.param_groups)
+        }
+        return rates if len(set(rates.values())) > 1 else {}
 
     def notify(self, text: str) -> None:
         """Print a line and write it to the events.

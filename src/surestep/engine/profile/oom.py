@@ -1,8 +1,6 @@
 """What is in memory, counted when there is none left."""
 
 import gc
-import resource
-import sys
 from collections import Counter
 from typing import Any
 
@@ -10,6 +8,7 @@ import torch
 from torch import Tensor
 
 from surestep.engine.batch import flatten_tensors, tensor_bytes
+from surestep.engine.device import peak_memory
 from surestep.engine.state.state import State
 
 LARGEST = 20
@@ -36,12 +35,9 @@ def memory_snapshot(state: State, device: torch.device) -> dict[str, Any]:
     }
     known = {tensor.data_ptr() for tensors in kinds.values() for tensor in tensors}
     found: dict[str, Any] = {kind: tensor_bytes(tensors) for kind, tensors in kinds.items()}
+    found["allocated"] = peak_memory(device)
     if device.type == "cuda":
-        found["allocated"] = torch.cuda.max_memory_allocated(device)
         found["segments"] = torch.cuda.memory_snapshot()
-    else:
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        found["allocated"] = most if sys.platform == "darwin" else most * 1024  # from KiB
     found["others"] = _largest(known, device)
     return found
 
