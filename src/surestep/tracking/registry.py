@@ -5,7 +5,10 @@ from importlib import import_module
 from surestep.base.plugins import TRACKERS, load_plugin
 from surestep.tracking.tracker import Tracker
 
-BUILT_IN = {"tensorboard": "tensorboard:TensorBoardTracker"}
+BUILT_IN = {
+    "tensorboard": "tensorboard:TensorBoardTracker",
+    "mlflow": "mlflow:MLflowTracker",
+}
 
 
 def tracker_class(name: str) -> type[Tracker]:
