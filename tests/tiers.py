@@ -108,6 +108,8 @@ SLOW = {
     "tests/record/test_prediction_files.py::test_killed_process": KILLS,
     "tests/test_architecture.py::test_every_module_imports_alone": IMPORTS,
     "tests/torture/": "kills runs and corrupts their files",
+    "tests/tracking/test_mlflow.py": "needs mlflow, and starts its server",
+    "tests/tracking/test_wandb.py": "needs wandb, and starts its service",
     "tests/trainer/test_predict_hugging_face.py": NEEDS_TRANSFORMERS,
     "tests/trainer/test_signals.py": KILLS,
 }

@@ -15,8 +15,6 @@ from tests.multi_rank.torchrun import free_port
 from tests.needs import needs
 from tests.tracking.test_delivery import expected_points, train
 
-pytestmark = pytest.mark.slow("needs mlflow, and starts its server")
-
 
 class Server:
     """An MLflow server, which can be killed and started again."""

@@ -219,7 +219,7 @@ class Checkpoint(ConfigGroup):
 if TYPE_CHECKING:
     TrackerName = str
 else:
-    TrackerName = Literal[("tensorboard", "mlflow", *plugin_names(TRACKERS))]
+    TrackerName = Literal[("tensorboard", "mlflow", "wandb", *plugin_names(TRACKERS))]
 
 
 def _as_tuple(value: Any) -> Any:

@@ -3,11 +3,8 @@
 import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
-from surestep.base.errors import SurestepError
-from surestep.record.run import Run
 from surestep.tracking.tracker import Point, TrackedRun, Tracker
 
 # Limits of MLflow: https://mlflow.org/docs/latest/rest-api.html#request-limits
@@ -38,7 +35,7 @@ class MLflowTracker(Tracker):
         from mlflow import MlflowClient
 
         self._client: Any = MlflowClient()
-        self._path = run.path
+        self._run = run
         self._run_id = run.state.get("run_id", self._run_id)
         if self._run_id is None:
             created = self._client.create_run(self._experiment(), run_name=run.name)
@@ -92,18 +89,11 @@ class MLflowTracker(Tracker):
 
     def end(self, status: str, summary: Mapping[str, Any]) -> None:
         """Upload the best checkpoint, and end the MLflow run."""
-        if status == "finished" and (best := self._best()) is not None:
+        if status == "finished" and (best := self._run.best_checkpoint()) is not None:
             self._client.log_artifacts(self._run_id, str(best), f"checkpoints/{best.name}")
             self._client.set_tag(self._run_id, "surestep.best_checkpoint", best.name)
         self._client.set_tag(self._run_id, "surestep.reason", str(summary["reason"])[:_LONGEST])
         self._client.set_terminated(self._run_id, _STATUS.get(status, "FAILED"))
-
-    def _best(self) -> Path | None:
-        try:
-            best = Run(self._path).best
-        except SurestepError:  # it is damaged, which the run itself reports
-            return None
-        return None if best is None else best.path
 
 
 def _key(name: str) -> str:

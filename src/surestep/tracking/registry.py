@@ -8,6 +8,7 @@ from surestep.tracking.tracker import Tracker
 BUILT_IN = {
     "tensorboard": "tensorboard:TensorBoardTracker",
     "mlflow": "mlflow:MLflowTracker",
+    "wandb": "wandb:WandbTracker",
 }
 
 

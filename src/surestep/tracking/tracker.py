@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from surestep.base.errors import SurestepError
+from surestep.record.run import Run
+
 
 class Point(NamedTuple):
     """Values of a run at one step.
@@ -41,6 +44,14 @@ class TrackedRun:
     options: Mapping[str, Any]
     environment: Mapping[str, Any]
     state: Mapping[str, Any] = field(default_factory=dict)
+
+    def best_checkpoint(self) -> Path | None:
+        """Return the folder of the best checkpoint; None if there is none, or it is corrupted."""
+        try:
+            best = Run(self.path).best
+        except SurestepError:
+            return None
+        return None if best is None else best.path
 
 
 class Tracker:

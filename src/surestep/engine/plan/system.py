@@ -19,7 +19,7 @@ from surestep.engine.distributed.launcher_env import (
     read_launched,
 )
 
-EXTRAS = ("bitsandbytes", "deepspeed", "accelerate", "tensorboard", "mlflow")
+EXTRAS = ("bitsandbytes", "deepspeed", "accelerate", "tensorboard", "mlflow", "wandb")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import torch
 from surestep.engine.distributed.launcher_env import AccelerateConfig
 from surestep.engine.plan.context import Decision, PlanContext, rule
 
-_TRACKERS = ("tensorboard", "mlflow")  # each needs the package, and the extra, of its name
+_TRACKERS = ("tensorboard", "mlflow", "wandb")  # each needs the package, and the extra, of its name
 
 
 @rule("device")
