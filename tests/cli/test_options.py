@@ -33,7 +33,7 @@ SAID = {
     **{"validation.every": "2 epochs", "validation.batch_size": "9", "validation.mode": "min"},
     **{"validation.metric": "accuracy", "early_stop.patience": "4", "early_stop.min_delta": "0.1"},
     **{"checkpoint.every": "10 minutes", "checkpoint.keep_last": "5", "checkpoint.keep_best": "0"},
-    **{"logging.every": "5 items", "logging.progress": "quiet"},
+    **{"logging.every": "5 items", "logging.progress": "quiet", "logging.trackers": "tensorboard"},
     **{"optim.groups": "2.* lr=0.5x", "optim.layerwise_lr_decay": "0.5"},
     **{"activation_checkpointing": "off", "checkpoint.weights": "trained"},
     **{"checkpoint.async_save": "False", "checkpoint.keep_every": "2 epochs"},

@@ -219,7 +219,8 @@ class Checkpoint(ConfigGroup):
 if TYPE_CHECKING:
     TrackerName = str
 else:
-    TrackerName = Literal[("tensorboard", "mlflow", "wandb", *plugin_names(TRACKERS))]
+    TRACKER_NAMES = ("tensorboard", "mlflow", "wandb")
+    TrackerName = Literal[(*TRACKER_NAMES, *plugin_names(TRACKERS, TRACKER_NAMES))]
 
 
 def _as_tuple(value: Any) -> Any:

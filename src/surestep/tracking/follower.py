@@ -1,7 +1,7 @@
 """Send the events of a run to a tracker, in a thread that reads the run folder.
 
 The events are the queue: however slow or broken a tracker is, training only appends to a file. What
-was delivered is recorded as a byte offset in `trackers/NAME.json`, so a restart goes on from there.
+was delivered is recorded as a byte offset in `trackers/NAME.json`, from which a restart continues.
 """
 
 import shlex
@@ -19,7 +19,7 @@ from surestep.record.schemas import TRACKER
 from surestep.tracking.points import numbers_of, read_points
 from surestep.tracking.tracker import Point, TrackedRun, Tracker
 
-INTERVAL_S = 1.0  # between two looks at the events
+INTERVAL_S = 1.0  # between two reads of the events
 LONGEST_PAUSE_S = 30.0  # between two attempts to reach a tracker
 LAST_S = 20.0  # for what is left when a run ends
 BATCH = 500  # events that are sent, and recorded as delivered, at once

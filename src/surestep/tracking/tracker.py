@@ -1,7 +1,7 @@
 """What a tracker is, and what it is given.
 
-A tracker is told what the events of a run folder say, in their order, in a thread of its own. So it
-never delays a step, and what it misses is read again from the folder.
+A tracker gets the content of the events of a run folder, in their order, in a separate thread. So
+it never delays a step, and what it misses is read again from the folder.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """The run that a tracker is told about.
+    """The run that a tracker gets.
 
     Attributes:
         path: the run folder.

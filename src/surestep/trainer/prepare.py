@@ -110,8 +110,7 @@ def prepare(
         [1, 2, 3]
     """
     start_time, origin = time.monotonic(), origin or TaskOrigin()
-    check_arguments(task, config, run, callbacks)
-    check_trackers(trackers)
+    check_arguments(task, config, run, callbacks, trackers)
     check_resume_arguments(resume, allow, from_)
     folder = None if run is None else require_local_path(run)
     settings, recorder, world = ExitStack(), None, ALONE
@@ -145,12 +144,9 @@ def prepare(
             run_on_rank_zero(world, record)
         if plan.max_time is not None:
             session.loop.deadline = start_time + plan.max_time.amount * 60
-        _start_session(session, writer, decision)
-        _start_trackers(session, trackers)
+        _start_session(session, writer, decision, trackers)
         if init is not None:
             session.print_line(init.sentence())
-        if "balanced" in planned.loss.label:
-            session.print_line(f"{planned.loss.label}: {plan.reason('loss')}")
         return session
     except BaseException as error:
         world.failed(error)
@@ -162,8 +158,9 @@ def prepare(
         raise
 
 
-def check_arguments(task: Any, config: Any, run: Any, callbacks: Any) -> None:
+def check_arguments(task: Any, config: Any, run: Any, callbacks: Any, trackers: Any) -> None:
     """Check the types of the arguments, and that each hook of a callback exists."""
+    _check_trackers(trackers)
     if not isinstance(task, Task):
         hint = "Pass surestep.Task(model=net, loss=..., train=(x, y))."
         if callable(task) and not isinstance(task, nn.Module | type):
@@ -295,7 +292,9 @@ def _record_start(
         recorder.event("init", **asdict(init))
 
 
-def _start_session(session: Session, recorder: RunWriter, decision: ResumeDecision) -> None:
+def _start_session(
+    session: Session, recorder: RunWriter, decision: ResumeDecision, trackers: Sequence[Tracker]
+) -> None:
     """Open the progress display, report where the run is and what differs, and watch it."""
     checkpoint, parent, plan = decision.checkpoint, decision.parent, session.plan
     own = checkpoint.path if checkpoint is not None and parent is None else None
@@ -327,15 +326,18 @@ def _start_session(session: Session, recorder: RunWriter, decision: ResumeDecisi
         if checkpoint is not None:
             for line in unmatched_states(checkpoint.record, session.state):
                 session.print_line(line)
+    if "balanced" in plan.loss:
+        session.print_line(f"{plan.loss}: {plan.reason('loss')}")
     if decision.changes:
         session.print_line("\n".join(["What differs from before:", *table(decision.changes)]))
     if plan.on_spike != "off" and not session.finished:
         session.loop.on_log.append(SpikeWatch(session, recorder))
         if plan.on_spike == "rollback" and not step:
             session.saving.save_async()  # the first checkpoint to go back to
+    _start_trackers(session, trackers)
 
 
-def check_trackers(trackers: Any) -> None:
+def _check_trackers(trackers: Any) -> None:
     """Check that these are objects of trackers, of different names."""
     if isinstance(trackers, str) or not isinstance(trackers, Sequence):
         raise ConfigError(

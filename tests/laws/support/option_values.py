@@ -263,4 +263,5 @@ OPTION_VALUES: dict[str, OptionValue] = {
     "parallel.start_timeout_s": OptionValue(900.0),
     "logging.every": OptionValue("5 steps", planned=Duration(5, "steps")),
     "logging.progress": OptionValue("quiet"),
+    "logging.trackers": OptionValue(("tensorboard",)),
 }
