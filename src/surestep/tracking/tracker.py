@@ -78,16 +78,39 @@ class Tracker:
     name: ClassVar[str]
 
     def start(self, run: TrackedRun) -> Mapping[str, Any] | None:
-        """Connect. Return what identifies the run there, as JSON; a resumed run gets it again."""
+        """Connect to the service, or open the files.
+
+        Args:
+            run: the run folder, its options and environment.
+
+        Returns:
+            What identifies the run there, such as an id, as valid JSON: it is saved, and passed
+            as `run.state` the next time.
+        """
 
     def log(self, points: Sequence[Point]) -> None:
-        """Record values; there is at least one point."""
+        """Record values.
+
+        Args:
+            points: at least one, in the order of their steps.
+        """
 
     def checkpoint(self, path: Path, step: int, metrics: Mapping[str, float]) -> None:
-        """Record a checkpoint that was written and verified; it may have been deleted since."""
+        """Record a checkpoint that was written and verified.
+
+        Args:
+            path: its folder, which may have been deleted since.
+            step: the step that it holds.
+            metrics: of an evaluation at this step, by "set/metric"; empty if there was none.
+        """
 
     def end(self, status: str, summary: Mapping[str, Any]) -> None:
-        """Record how the run ended: "finished", "stopped" or "failed", with its summary."""
+        """Record how the run ended.
+
+        Args:
+            status: "finished", "stopped" or "failed".
+            summary: the content of `status.json`, such as "step", "seconds" and "reason".
+        """
 
     def close(self) -> None:
         """Disconnect. Called once after the last call, and after an exception."""

@@ -103,7 +103,11 @@ class Session:
             self.saving.step, self.saving.path = self.state.progress.step, checkpoint
 
     def at_end(self, close: Callable[[], None]) -> None:
-        """Call this when the session closes, after the end of the run is written."""
+        """Call a function when the session closes, after the end of the run is written.
+
+        Args:
+            close: called once.
+        """
         self._settings.callback(close)
 
     @property
