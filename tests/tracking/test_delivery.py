@@ -92,7 +92,9 @@ def test_tracker_gets_every_point_in_order(tmp_path):
     assert (names[0], names[-2:]) == ("start", ["end", "close"])
     ((status, summary),) = recorder.of("end")
     assert (status, summary["step"]) == ("finished", STEPS)
-    assert [step for _, step, _ in recorder.of("checkpoint")][-1] == STEPS
+    path, step, metrics = recorder.of("checkpoint")[-1]
+    assert (path.name, step) == ("step-00000012", STEPS)
+    assert metrics == run.last.metrics
     first = recorder.points()[0].values
     assert first.keys() >= {"lr", "grad_norm", "epoch", "throughput/items_per_s", "memory/peak"}
     assert first["lr/*bias, no decay"] == first["lr"] / 2

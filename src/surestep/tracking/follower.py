@@ -44,6 +44,7 @@ class Delivery:
         self._record_path = folder / "trackers" / f"{tracker.name}.json"
         self._is_started = self._is_abandoned = False
         self._lock = Lock()
+        self._evaluated: tuple[int | None, dict[str, float]] = (None, {})
         record: dict[str, Any] = {"offset": 0, "state": {}}
         if self._record_path.exists():
             record = read_json(self._record_path, TRACKER)
@@ -89,12 +90,16 @@ class Delivery:
         points: list[Point] = []
         for event in events:
             points += read_points(event)
+            if event["event"] == "evaluation":
+                self._evaluated = event["step"], numbers_of(event["metrics"])
             if event["event"] not in ("checkpoint", "end"):
                 continue
             self._log(points)
             if event["event"] == "checkpoint":
                 path = self.folder / event["path"]
-                self.tracker.checkpoint(path, event["step"], numbers_of(event.get("metrics", {})))
+                step, metrics = self._evaluated
+                metrics = metrics if step == event["step"] else {}
+                self.tracker.checkpoint(path, event["step"], metrics)
             else:
                 self.tracker.end(event["status"], event)
         self._log(points)
