@@ -108,6 +108,7 @@ def foreign_to(option: str) -> str:
 
 
 RUN: list[Case] = [
+    ({"logging.trackers": "mlflow"}, {"system": without(extras=())}, "pip install mlflow"),
     ({"device": "cuda:99"}, {}, "This machine has: cpu"),
     ({"device": "gpu"}, {}, "This machine has: cpu"),
     ({"device": "meta"}, {}, "This machine has: cpu"),

@@ -155,7 +155,7 @@ def trackers(ctx: PlanContext) -> Decision:
         if name in _TRACKERS and name not in ctx.system.extras:
             ctx.reject(
                 f"logging.trackers has {name!r}, whose package is not installed. Install it: "
-                f"pip install 'surestep[{name}]'."
+                f"pip install {name}."
             )
     return ctx.declared()
 
