@@ -11,10 +11,8 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from surestep.base.errors import ConfigError, RunError, SurestepError
-from surestep.engine.batch import Batch
+from surestep.base.errors import RunError, SurestepError
 from surestep.engine.device import peak_memory
-from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.evaluate.predict import Predictions
 from surestep.engine.plan.plan import Plan
 from surestep.engine.plan.specs import raw_name
@@ -37,6 +35,7 @@ from surestep.trainer.best_metric import update_best
 from surestep.trainer.checkpointing import CheckpointManager
 from surestep.trainer.evaluator import Evaluator
 from surestep.trainer.findings import Case, Finding, Observed, find
+from surestep.trainer.given_batches import check_train_step, offset_positions
 from surestep.trainer.incidents import NonFiniteHandler, out_of_memory, sample_indices
 from surestep.trainer.rank_zero import load_checkpoint
 from surestep.trainer.summary import ThroughputCounter, end_of_loop, summarize_run, write_summary
@@ -190,7 +189,7 @@ class Session:
         position = (progress.epoch, progress.position, progress.position)
         batch = loader.make_batch(micro_batches, position)
         if self.loop.world.size > 1:
-            batch = _offset_positions(self.loop.world, batch)
+            batch = offset_positions(self.loop.world, batch)
         self.loop.manual_batches[progress.step] = batch
         self._has_manual_steps = True
         result = self.loop.step(loader.move(batch))
@@ -492,28 +491,3 @@ class Session:
                 "evaluates and saves nothing. Open a new one with prepare(task, config, run=...), "
                 "or call trainer.fit(); trainer.evaluate('val') evaluates its checkpoints."
             )
-
-
-def _offset_positions(world: Communicator, batch: Batch) -> Batch:
-    """Shift the positions of a rank's share, as if one process had the shares concatenated."""
-    counts = [0.0] * world.size
-    counts[world.rank] = batch.samples
-    before = int(sum(world.all_reduce_sum(counts)[: world.rank]))
-    shifted = [m._replace(position=m.position + before) for m in batch.micro_batches]
-    return batch._replace(micro_batches=tuple(shifted))
-
-
-def check_train_step(plan: Plan, micro_batches: Sequence[Any]) -> None:
-    """Check that a step can be taken on custom batches: that the run needs no others."""
-    if not micro_batches:
-        raise ConfigError("train_step() got no micro-batches. Pass a list of at least one.")
-    if plan.batch_transform is not None and plan.parallel_ranks > 1:
-        raise ConfigError(
-            f"batch_transform={plan.batch_transform} mixes the batch of all {plan.parallel_ranks} "
-            "ranks, and train_step() gets that of one. Train with steps(), or in one process."
-        )
-    if plan.on_spike == "rollback":
-        raise ConfigError(
-            "on_spike='rollback' skips batches of the training data, and train_step() gets your "
-            "own. Set on_spike='warn', or train with steps()."
-        )

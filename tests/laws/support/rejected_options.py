@@ -324,7 +324,7 @@ def cards(count: int, *, of: int) -> dict[str, Any]:
 DYNAMO = {"dynamo": "inductor", "dynamo_mode": "reduce-overhead"}
 BARE = {"system": lambda: replace(read_system(), extras=())}
 ACCELERATE: list[Case] = [
-    ({"parallel.strategy": "accelerate"}, BARE, "surestep[accelerate]"),
+    ({"parallel.strategy": "accelerate"}, BARE, "pip install accelerate"),
     ({"parallel.strategy": "accelerate"}, by_accelerate(engine="FSDP"), "Choose multi-GPU"),
     ({"parallel.strategy": "accelerate"}, by_accelerate(engine="Megatron-LM"), "Choose multi-GPU"),
     ({"precision": "fp16"}, by_accelerate(mixed_precision="bf16"), "has mixed_precision bf16"),
