@@ -52,7 +52,7 @@ def test_version_is_that_of_the_package(surestep):
 def test_misspelt_command_is_rejected_with_the_nearest_name(surestep):
     answer = surestep("trian", "digits")
     assert (answer.code, answer.out) == (2, "")
-    assert answer.err == "surestep: no command 'trian'. Did you mean 'train'?\n"
+    assert answer.err == "surestep: no command 'trian'. Did you mean 'train' or 'track'?\n"
 
 
 def test_ctrl_c_before_training_exits_with_130(surestep, monkeypatch):

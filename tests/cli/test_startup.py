@@ -66,7 +66,7 @@ READING = [
     *(["schedules"], ["schedules", "cosine"], ["runs", "."]),
 ]
 WRONG = [
-    (["trian", "digits"], "Did you mean 'train'?"),
+    (["trian", "digits"], "Did you mean 'train' or 'track'?"),
     (["train"], "The recipe is missing."),
     (["train", "digit"], "Did you mean 'digits'?"),
     (["train", "gone.py"], "gone.py does not exist"),

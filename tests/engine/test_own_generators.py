@@ -184,7 +184,7 @@ def test_generator_made_in_the_first_step_is_seeded_from_then_on():
     model, generators = nn.Linear(2, 1), []
     found = own_generators(model, {})
     model.rng = np.random.default_rng()
-    with pytest.warns(UserWarning, match=r"model\.rng .* was made in the first step"):
+    with pytest.warns(UserWarning, match=r"model\.rng .* was created in the first step"):
         seed_late_generators(found, generators)
     drawn = []
     for _ in range(2):

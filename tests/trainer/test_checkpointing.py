@@ -185,7 +185,8 @@ def test_full_disk_loses_only_the_saves_made_while_it_is_full(mounted):
     assert saved(run) == [1, 2, 3, 6]
     events = list(Run(run).events())
     assert sum(len(e["loss"]) for e in events if e["event"] == "steps") == 6
-    assert next(e["step"] for e in events if e["event"] == "notice") == 4
+    notices = [e for e in events if e["event"] == "notice" and "full" in e["text"]]
+    assert notices[0]["step"] == 4
 
 
 def test_temporarily_read_only_folder_loses_only_the_saves_of_that_time(mounted):
