@@ -43,6 +43,19 @@ def test_finished_run_is_reported(surestep, recipe):
     assert json.loads(answer.out)["run"] == "r"
 
 
+@pytest.mark.parametrize(("ranks", "is_printed"), [(3, True), (1, False), (None, False)])
+def test_resume_in_one_process_says_how_to_start_as_many(
+    surestep, stopped, folder, ranks, is_printed
+):
+    config = json.loads((folder / "r/config.json").read_text())
+    config["decided"]["parallel.ranks"] = ranks
+    (folder / "r/config.json").write_text(json.dumps(config))
+    answer = surestep("resume", "r")
+    sentence = "r was trained by 3 processes and resumes in one. To resume with 3, add --nproc 3.\n"
+    assert (sentence in answer.err) == is_printed
+    assert answer.code == 0
+
+
 def test_changed_recipe_is_not_run_unless_allowed(surestep, recipe, folder):
     surestep("train", recipe(), "--run", "r")
     recipe("print('running')\n" + RECIPE)

@@ -10,10 +10,12 @@ import tyro
 
 from surestep.base.errors import ConfigError
 from surestep.base.paths import require_local_path
+from surestep.base.text import print_escaped
 from surestep.cli.launch import launch, original_argv
 from surestep.cli.load_run import load_run_recipe, recipe_argument
 from surestep.cli.parse import parse_known
 from surestep.cli.train import report, split_names, train
+from surestep.engine.distributed.launcher_env import NPROC, read_launched
 from surestep.record.run import Run
 
 
@@ -45,9 +47,21 @@ def run(words: list[str]) -> int:
     # With --json, stdout has only the results; callbacks of a recipe may print.
     with redirect_stdout(sys.stderr) if parsed.json else nullcontext():
         call = load_run_recipe(folder, allow_changed="recipe" in allow)
+        _print_fewer_processes(folder)
         resume_command = shlex.join(["surestep", "resume", *original_argv(words)])
         done, test = train(call, resume_command, run=folder.path, allow=allow)
     return report(done, test, as_json=parsed.json)
+
+
+def _print_fewer_processes(folder: Run) -> None:
+    """Print how to start as many processes as the run had, if this is the only one."""
+    ranks = (folder.config.get("decided") or {}).get("parallel.ranks") or 1
+    if ranks > 1 and read_launched().size == 1 and folder.status["status"] != "finished":
+        print_escaped(
+            f"{folder.path} was trained by {ranks} processes and resumes in one. To resume with "
+            f"{ranks}, add {NPROC} {ranks}.",
+            file=sys.stderr,
+        )
 
 
 def _reject_options(folder: Run, options: str) -> ConfigError:
