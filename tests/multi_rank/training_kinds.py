@@ -97,9 +97,9 @@ def halved_stream(folder: Path) -> Found:
 
 
 def told(session: Session) -> list[Found]:
-    """Return the events of the steps, without durations."""
+    """Return the events of the steps, without durations and memory."""
     steps = [each for each in session.run.events() if each["event"] == "steps"]
-    timed = ("event", "time", "seconds", "data_wait_s")
+    timed = ("event", "time", "seconds", "data_wait_s", "peak_memory")
     return [{name: each[name] for name in each if name not in timed} for each in steps]
 
 

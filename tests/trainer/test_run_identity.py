@@ -95,3 +95,14 @@ def test_unusual_module_object_is_omitted_from_the_identity(name, tmp_path, monk
     monkeypatch.setitem(sys.modules, name, odd)
     monkeypatch.setitem(sys.modules, "nothing", None)
     assert name not in hash_user_modules()
+
+
+def test_module_without_attributes_is_left_out(monkeypatch):
+    class Library:
+        """Like the libraries of cffi, which say that they are modules."""
+
+        __slots__ = ()
+        __class__ = ModuleType
+
+    monkeypatch.setitem(sys.modules, "library", Library())
+    assert "library" not in hash_user_modules()

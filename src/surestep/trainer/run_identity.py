@@ -99,7 +99,10 @@ def _source_files() -> dict[str, str]:
     files = {}
     for name, module in list(sys.modules.items()):
         if isinstance(module, ModuleType) and isinstance(name, str) and name.isprintable():
-            file = object.__getattribute__(module, "__dict__").get("__file__")
+            try:
+                file = object.__getattribute__(module, "__dict__").get("__file__")
+            except AttributeError:  # cffi's libraries pass as modules
+                continue
             if isinstance(file, str) and file.endswith(".py"):
                 files[name] = file
     return files
