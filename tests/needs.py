@@ -4,6 +4,7 @@ import importlib
 import os
 import shutil
 from types import ModuleType
+from typing import NoReturn
 
 import pytest
 
@@ -19,6 +20,19 @@ def needs(name: str) -> ModuleType:
 
 def needs_compiler(command: str) -> None:
     """Skip the test that calls this if a compiler is missing."""
-    if shutil.which(command) is None:
-        report = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
-        report(f"needs {command}: install it with `apt-get install g++ python3-dev`")
+    needs_program(command, "install it with `apt-get install g++ python3-dev`")
+
+
+def needs_program(command: str, how: str) -> str:
+    """Return the path of a program, or skip the test that calls this."""
+    found = shutil.which(command)
+    if found is None:
+        report_missing(f"needs {command}: {how}")
+    return str(found)
+
+
+def report_missing(text: str) -> NoReturn:
+    """Skip the test that calls this, or fail it if CI=true."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(text)
+    pytest.skip(text)

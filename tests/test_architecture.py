@@ -93,7 +93,9 @@ def test_source_files_are_found():
 UPDATES = re.compile(
     r"(?<!^manual_step)(^|\.)backward$|(^|\.|_)optim(izer)?\.step$|autograd\.grad$"
 )
-MAY_UPDATE = ("engine/step/", "engine/parallel/")
+# The examples of the doctor's rules are training scripts.
+EXAMPLES = ("bad_", "good_")
+MAY_UPDATE = ("engine/step/", "engine/parallel/", "doctor/rules/")
 INPUT_GRADIENTS = "engine/evaluate/input_gradients.py"  # gradients of inputs: no update
 
 
@@ -128,7 +130,7 @@ def statements_that_run(tree):
 
 def test_no_module_runs_statements_at_import():
     found = offenders(lambda path: statements_that_run(TREES[path]))
-    assert {name: lines for name, lines in found.items() if name != "__main__.py"} == {}
+    assert {name: lines for name, lines in found.items() if Path(name).name != "__main__.py"} == {}
 
 
 @pytest.mark.parametrize("text", ["print(1)", "for x in y: pass", "if x: y = 1", "with x: pass"])
@@ -142,6 +144,7 @@ PICKLES = {
 }
 RUNS = {"eval", "exec", "compile", "__import__", "execfile", "runpy", "code"}
 RUNS_A_RECIPE = "recipes/load.py"  # the one file that runs what a user wrote: their recipe
+RUNS_A_SCRIPT = "cli/watch.py"
 # Each reads or writes pickles, always or on request; safetensors.torch.load does not.
 READS = re.compile(
     r"(^|(?<!safetensors)\.)(torch|np|numpy|jit|serialization)\.(load|save)$"
@@ -175,11 +178,21 @@ def code_that_may_run(tree: ast.AST) -> set[str]:
     return found
 
 
-def test_only_three_named_calls_unpickle_data_or_run_code():
-    assert offenders(lambda path: code_that_may_run(TREES[path])) == {
+def without_examples(path):
+    """Return the tree of a file; the examples of a rule are shown, and only tests run them."""
+    tree = TREES[path]
+    if not name_of(path).startswith("doctor/rules/"):
+        return tree
+    body = [node for node in tree.body if not getattr(node, "name", "").startswith(EXAMPLES)]
+    return ast.Module(body, [])
+
+
+def test_only_named_calls_unpickle_data_or_run_code():
+    assert offenders(lambda path: code_that_may_run(without_examples(path))) == {
         TORCH_FILES_ARE_READ_IN: {"torch.load"},
         TORCH_FILES_ARE_WRITTEN_IN: {"torch.save"},
         RUNS_A_RECIPE: {"spec.loader.exec_module"},
+        RUNS_A_SCRIPT: {"runpy"},
     }
 
 

@@ -2,8 +2,9 @@
 
 Of each page, in order and in a fresh folder: ```python blocks are run in one namespace; in ```sh
 blocks the lines that start with `surestep`, in ```console blocks those that start with
-`$ surestep`, are typed; ```toml blocks hold options that exist. A block whose first line is a
-comment with nothing but a file's name, such as "# my_recipe.py", is written to that file too.
+`$ surestep`, are typed; ```toml blocks hold options that exist, or a search space. A block whose
+first line is a comment with nothing but a file's name, such as "# my_recipe.py", is written to that
+file too.
 
 `<!-- not run: reason -->` on a line before a block keeps it from being run.
 """
@@ -20,6 +21,7 @@ import pytest
 
 from surestep.cli.main import main
 from surestep.config.config import Config
+from surestep.tuning.space import Space
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -71,6 +73,8 @@ def run_page(text, name):
         if block.language == "python":
             code = compile("\n" * (block.line - 1) + block.code, name, "exec")
             exec(code, names)
+        elif block.language == "toml" and block.code.startswith("# space.toml\n"):
+            Space.from_json(flatten(tomllib.loads(block.code)))
         elif block.language == "toml":
             check_options(tomllib.loads(block.code), place)
         elif block.language in ("sh", "console"):
@@ -85,13 +89,18 @@ def type_in(command):
         return left.code or 0
 
 
-def check_options(options, place):
+def flatten(options):
     flat = {}
     for name, value in options.items():
         if isinstance(value, dict):
             flat |= {f"{name}.{inner}": each for inner, each in value.items()}
         else:
             flat[name] = value
+    return flat
+
+
+def check_options(options, place):
+    flat = flatten(options)
     known = {name: value for name, value in flat.items() if not name.startswith("task.")}
     assert known or flat, f"{place}: an empty file"
     Config.from_options(known)
@@ -101,6 +110,7 @@ def check_options(options, place):
 def fresh(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path, modules = list(sys.path), set(sys.modules)
+    sys.path.insert(0, str(tmp_path))  # blocks may import the files of earlier ones
     yield tmp_path
     sys.path[:] = path
     for name in set(sys.modules) - modules:
@@ -124,7 +134,8 @@ def test_every_block_runs_as_shown(fresh, page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_resolves(page):
-    links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", page.read_text())
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", prose)
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 

@@ -1,12 +1,15 @@
 import ast
+import inspect
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 import surestep
+from surestep import tracking
 
 TREE = ast.parse(Path(surestep.__file__).read_text(encoding="utf-8"))
 FOR_TYPES = {
@@ -39,6 +42,18 @@ def test_star_import_imports_every_public_name():
 def test_unknown_name_raises_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'Trainr'"):
         surestep.Trainr  # noqa: B018
+
+
+def flatten(hint: object) -> set[object]:
+    return {hint}.union(*map(flatten, get_args(hint)))
+
+
+def test_types_that_a_tracker_gets_are_public():
+    methods = [value for value in vars(surestep.Tracker).values() if inspect.isfunction(value)]
+    hints = {hint for method in methods for hint in get_type_hints(method).values()}
+    parts = set().union(*map(flatten, hints))
+    own = {part for part in parts if getattr(part, "__module__", "").startswith("surestep.")}
+    assert own == {getattr(tracking, name) for name in tracking.__all__} - {surestep.Tracker}
 
 
 def imported(statement: str) -> set[str]:

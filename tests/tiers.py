@@ -6,6 +6,7 @@ Every test that needs a compiler or a library of the extra `dev-all` is slow, an
 takes more than two seconds of processor time.
 """
 
+FITS = "fits Gaussian processes"
 IMPORTS = "imports every module in a process of its own"
 KILLS = "kills or interrupts runs"
 LAUNCHES = "launches several processes"
@@ -16,6 +17,7 @@ NEEDS_COMPILER = "needs a C++ compiler"
 NEEDS_DEEPSPEED = "needs deepspeed"
 NEEDS_TRANSFORMERS = "needs transformers"
 PRODUCT = "tries one property with every name, option or damaged file"
+SYNCS = "syncs a database again and again"
 TRAINS = "trains a recipe to its accuracy"
 
 SLOW = {
@@ -98,6 +100,9 @@ SLOW = {
     "test_value_that_the_message_proposes_is_accepted[parallel.zero_stage": NEEDS_DEEPSPEED,
     "tests/laws/test_mutations.py": "breaks each law and runs its checks again",
     "tests/laws/test_registries.py::test_every_name_of_every_registry": PRODUCT,
+    "tests/mirror/test_rollback.py": KILLS,
+    "tests/mirror/test_s3.py": "starts an S3 server, and needs s3fs and moto",
+    "tests/mirror/test_ssh.py": "starts an SSH server, and needs paramiko",
     "tests/multi_rank/": LAUNCHES,
     "tests/recipes/test_digits.py::test_digits_reaches_its_accuracy": TRAINS,
     "tests/recipes/test_hf.py": NEEDS_TRANSFORMERS,
@@ -107,11 +112,24 @@ SLOW = {
     "tests/record/test_hostile_run.py": PRODUCT,
     "tests/record/test_prediction_files.py::test_killed_process": KILLS,
     "tests/test_architecture.py::test_every_module_imports_alone": IMPORTS,
+    "tests/test_docstrings.py::test_examples_print_the_shown_output[search]": LAUNCHES,
+    "tests/testing/test_service_trackers.py": "needs mlflow and wandb",
     "tests/torture/": "kills runs and corrupts their files",
     "tests/tracking/test_mlflow.py": "needs mlflow, and starts its server",
+    "tests/tracking/test_outages.py": "kills a server and fills a disk",
+    "tests/tracking/test_mlflow_store.py": "needs mlflow, and kills a process that uses it",
+    "tests/tracking/test_secrets.py": "needs mlflow and wandb",
     "tests/tracking/test_wandb.py": "needs wandb, and starts its service",
     "tests/trainer/test_predict_hugging_face.py": NEEDS_TRANSFORMERS,
     "tests/trainer/test_signals.py": KILLS,
+    "tests/tuning/test_kills.py": KILLS,
+    "tests/tuning/test_page.py": "opens pages in Chromium",
+    "tests/tuning/test_postgres.py": "starts a PostgreSQL server and processes",
+    "tests/tuning/test_samplers.py::"
+    "test_proposal_is_that_of_optuna_with_the_same_seed_and_trials[gp": FITS,
+    "tests/tuning/test_samplers.py::test_several_objectives_work_or_are_rejected[none-gp": FITS,
+    "tests/tuning/test_study.py::test_threads_claim_exactly_the_whole_number[sqlite": SYNCS,
+    "tests/tuning/test_trial.py": LAUNCHES,
 }
 
 

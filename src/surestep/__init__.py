@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from surestep.trainer.prepare import prepare as prepare
     from surestep.trainer.replay import replay as replay
     from surestep.trainer.trainer import Trainer as Trainer
+    from surestep.tuning.search import search as search
 
 _HOMES = {
     "Average": "surestep.config.groups",
@@ -86,6 +87,7 @@ _HOMES = {
     "prepare": "surestep.trainer.prepare",
     "replay": "surestep.trainer.replay",
     "samplers": "surestep.engine.data",
+    "search": "surestep.tuning.search",
     "set_seed": "surestep.engine.rng",
     "whole_set": "surestep.engine.metrics.whole_set",
 }

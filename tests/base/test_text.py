@@ -1,6 +1,6 @@
 import pytest
 
-from surestep.base.text import escape_control_chars, format_bytes, one_line
+from surestep.base.text import escape_control_chars, format_bytes, format_duration, one_line
 
 
 def test_terminal_control_characters_are_escaped():
@@ -30,3 +30,17 @@ def test_line_breaks_in_a_name_are_escaped():
 )
 def test_byte_counts_are_shown_in_a_suitable_unit(size, shown):
     assert format_bytes(size) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.0123, "0.0123 s"),
+        (59.9, "59.9 s"),
+        (61, "1 min 1 s"),
+        (119.9, "2 min 0 s"),
+        (7384, "2 h 3 min"),
+    ],
+)
+def test_duration_is_shown_in_readable_units(seconds, shown):
+    assert format_duration(seconds) == shown

@@ -70,6 +70,7 @@ def folder(tmp_path, monkeypatch):
     """Work in a temporary folder, on a wide terminal; forget the recipes that were read."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("SURESTEP_CACHE_DIR", str(tmp_path / ".cache"))
     path, modules = list(sys.path), set(sys.modules)
     yield tmp_path
     sys.path[:] = path

@@ -92,7 +92,7 @@ def test_one_process_prints_the_command_to_resume(capsys, launched, told):
     [
         ("0", "--nproc 0 is not a number of processes"),
         ("-1", "--nproc"),
-        ("two", "Error parsing --nproc"),
+        ("two", "--nproc two is not a whole number"),
     ],
 )
 def test_fewer_than_one_process_is_rejected(surestep, recipe, count, words):
@@ -174,7 +174,7 @@ def test_original_argv_of_a_rank_includes_nproc(monkeypatch):
     assert original_argv(["x.py"]) == ["x.py"]
 
 
-@pytest.mark.parametrize("command", ["evaluate", "predict", "replay"])
+@pytest.mark.parametrize("command", ["evaluate", "predict", "replay", "search"])
 def test_single_process_command_under_a_launcher_is_rejected(surestep, monkeypatch, command):
     for name, value in TWO.items():
         monkeypatch.setenv(name, value)

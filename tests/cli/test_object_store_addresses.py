@@ -1,14 +1,11 @@
-"""Every command that takes a folder or a file rejects the address of an object store."""
+"""Commands that need a folder or a file reject the address of an object store."""
 
 import pytest
 
 COMMANDS = {
-    "resume": ["s3://box/run"],
     "evaluate": ["s3://box/run"],
     "evaluate a step": ["s3://box/run@200"],
     "predict": ["s3://box/run@best"],
-    "ckpt list": ["s3://box/run"],
-    "ckpt verify": ["s3://box/run"],
     "ckpt export": ["s3://box/run@best", "a.pt"],
     "ckpt diff": ["s3://box/run@1", "s3://box/run@2"],
     "replay": ["s3://box/run/incidents/step-00000001"],
@@ -31,10 +28,3 @@ def test_output_to_an_object_store_address_is_rejected(surestep, recipe, words):
     answer = surestep(*words, "s3://box/a.npz")
     assert answer.code == 1
     assert "RunError: 's3://box/a.npz' is an address" in answer.err
-
-
-def test_training_into_an_address_is_rejected_and_creates_no_folder(surestep, recipe, folder):
-    answer = surestep("train", recipe(), "--run", "s3://box/run")
-    assert (answer.code, answer.out) == (1, "")
-    assert "RunError: 's3://box/run' is an address" in answer.err
-    assert not [path for path in folder.iterdir() if path.name.startswith("s3")]

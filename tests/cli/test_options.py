@@ -37,11 +37,18 @@ SAID = {
     **{"optim.groups": "2.* lr=0.5x", "optim.layerwise_lr_decay": "0.5"},
     **{"activation_checkpointing": "off", "checkpoint.weights": "trained"},
     **{"checkpoint.async_save": "False", "checkpoint.keep_every": "2 epochs"},
+    **{"checkpoint.mirror": "/backup/run"},
 }
 OTHERWISE = [
     {"max_steps": "7"},
     {"limit_train_batches": "2", "limit_val_batches": "1", "max_time": "60 minutes"},
     {"validation.on_start": "True", "early_stop.patience": "4", "early_stop.start": "1 epoch"},
+    {
+        "logging.trackers": "mlflow",
+        "logging.mlflow_model": "weights",
+        "logging.mlflow_registered_model": "churn",
+    },
+    {"logging.per_layer": "True", "logging.histograms": "2 epochs", "logging.graph": "True"},
     {"parallel.strategy": "ddp", "parallel.static_graph": "True", "parallel.timeout_s": "30.0"},
     {
         "parallel.shard": "grad_op",

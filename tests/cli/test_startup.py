@@ -58,12 +58,13 @@ HELP = [
     *(["evaluate", "--help"], ["predict", "--help"], ["replay", "--help"], ["ckpt", "--help"]),
     *(["ckpt", each, "--help"] for each in ("list", "verify", "export", "diff")),
     *(["schedules", "--help"], ["losses", "--help"], ["train", "--help-all"]),
-    *(["runs", "--help"],),
+    *(["runs", "--help"], ["check", "--help"], ["explain", "--help"]),
 ]
 READING = [
     *(["--version"], ["ckpt", "list", "r"], ["ckpt", "list", "r", "--json"]),
     *(["ckpt", "verify", "r"], ["ckpt", "verify", "r@best"]),
     *(["schedules"], ["schedules", "cosine"], ["runs", "."]),
+    *(["explain"], ["explain", "SS101"], ["explain", "--json"]),
 ]
 WRONG = [
     (["trian", "digits"], "Did you mean 'train' or 'track'?"),
@@ -77,7 +78,7 @@ WRONG = [
     (["train", "mine.py", "--config", "gone.toml"], "cannot be read"),
     (["train", "mine.py", "--dry-run", "--overfit", "3"], "cannot be combined"),
     (["train", "mine.py", "--overfit", "0"], "--overfit 0 is not a number of samples"),
-    (["train", "mine.py", "--nproc", "none"], "Error parsing --nproc"),
+    (["train", "mine.py", "--nproc", "none"], "--nproc none is not a whole number"),
     (["plan", "mine.py", "--plot", "a.txt"], "--plot a.txt has the suffix"),
     (["plan", "mine.py", "--local-ranks", "3"], "--local-ranks 3"),
     (["new", "mine.py"], "type surestep new --slurm mine.py"),
@@ -90,6 +91,8 @@ WRONG = [
     (["ckpt", "diff", "gone", "r"], "There is no run folder or checkpoint gone"),
     (["ckpt", "export", "gone", "a.pt"], "There is no run folder or checkpoint gone"),
     (["ckpt", "export", "r", "a.txt"], "a.txt"),
+    (["check", "gone.py"], "gone.py does not exist"),
+    (["explain", "SS1O1"], "There is no rule 'SS1O1'"),
 ]
 
 

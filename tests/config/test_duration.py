@@ -57,6 +57,20 @@ def due_steps(text: str, *, steps_per_epoch: int = 10, first: int = 1, last: int
     return [step for step in range(first, last + 1) if cadence.is_due(step, 0, 0)]
 
 
+@pytest.mark.parametrize("text", PERIODS)
+def test_count_of_due_steps_is_known_before(text):
+    trigger = PeriodicTrigger(parse_duration(text), 10)
+    assert [trigger.count_due(last) for last in (1, 7, 40)] == [
+        len(due_steps(text, last=last)) for last in (1, 7, 40)
+    ]
+
+
+def test_count_of_due_steps_is_not_known_without_a_number_of_steps():
+    assert PeriodicTrigger(None, 10).count_due(40) == 0
+    for text, steps_per_epoch in (("5 items", 10), ("5 minutes", 10), ("1 epoch", None)):
+        assert PeriodicTrigger(parse_duration(text), steps_per_epoch).count_due(40) is None
+
+
 def test_fractions_of_an_epoch_include_the_end_of_each_epoch():
     assert due_steps("0.25 epochs", last=20) == [3, 5, 8, 10, 13, 15, 18, 20]
     assert 10 in due_steps("0.3333333333333333 epochs")

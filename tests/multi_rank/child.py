@@ -6,9 +6,10 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr
+from contextlib import chdir, redirect_stderr
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -92,6 +93,25 @@ def interrupt_and_resume(folder: Path) -> dict[str, Any]:
     return trained(folder, task())
 
 
+def mirrored(folder: Path) -> dict[str, Any]:
+    """Stop after 7 steps, and resume from the mirror on a machine that has nothing else.
+
+    "shown" has the threads that copy the run.
+    """
+    address = f"file://{folder}/mirror"
+    folder.mkdir(parents=True, exist_ok=True)
+    with chdir(folder):
+        half(address)
+        if RANK == 0:
+            shutil.rmtree("runs")
+        return trained(address, task(), shows=lambda _: mirror_threads())
+
+
+def mirror_threads() -> set[str]:
+    names = {thread.name for thread in threading.enumerate()}
+    return {name for name in names if name.startswith("surestep-mirror")}
+
+
 def told(folder: Path) -> dict[str, Any]:
     """Return what a rank prints on stderr while it trains."""
     config = surestep.Config(max_steps=4, batch_size=20, logging={"progress": "plain"})
@@ -126,7 +146,7 @@ OTHERS = {
     **{"stopped": stopped, "half": half},
     "signalled": lambda folder: left_by(SignalOnOne(), folder),
     "paused": lambda folder: left_by(PauseOnOne(), folder),
-    **{"gone on": interrupt_and_resume},
+    **{"gone on": interrupt_and_resume, "mirrored": mirrored},
 }
 
 

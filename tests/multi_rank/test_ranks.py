@@ -99,6 +99,13 @@ def test_run_resumes_with_the_same_ranks_bit_for_bit(ranks):
     check_resumed(of_case(ranks, "gone on"), of_case(ranks, "adamw"))
 
 
+def test_run_resumes_from_its_mirror_bit_for_bit_on_an_empty_machine(ranks):
+    found = of_case(ranks, "mirrored")
+    check_resumed(found, of_case(ranks, "adamw"))
+    threads = {"surestep-mirror", "surestep-mirror-owner"}
+    assert [each["shown"] for each in found] == [threads, *[set()] * (len(ranks) - 1)]
+
+
 @pytest.mark.parametrize(("begun", "count"), [("one", 2), ("one", 4), ("two", 4)])
 def test_run_resumes_with_more_ranks(one, launch, begun, count):
     for rank in range(count):

@@ -14,7 +14,7 @@ def test_run_folder_has_the_expected_files(tmp_path):
     run = tiny.fit(tmp_path, {"val": tiny.data(3)})
     assert sorted(path.name for path in run.path.iterdir()) == [
         *("checkpoints", "config.json", "environment.json", "events.jsonl"),
-        *("lock", "plan.json", "status.json"),
+        *("lock", "plan.json", "signature.json", "status.json"),
     ]
 
 

@@ -11,6 +11,7 @@ import surestep
 from surestep.base.errors import RunError
 from surestep.tracking import follower
 from surestep.tracking.follower import Delivery
+from surestep.trainer.planning import TaskOrigin
 
 STEPS = 12
 
@@ -31,7 +32,7 @@ class Recorder(surestep.Tracker):
         self.calls, self.failures = [], failures
 
     def __getattribute__(self, name):
-        if name in ("start", "log", "checkpoint", "end", "close"):
+        if name in ("start", "log", "resume", "checkpoint", "findings", "end", "close"):
             return lambda *given: self._call(name, given)
         return super().__getattribute__(name)
 
@@ -49,18 +50,31 @@ class Recorder(surestep.Tracker):
         return [point for (points,) in self.of("log") for point in points]
 
 
-def train(folder, *trackers, **options):
+def make_data():
     x = torch.randn(24, 3, generator=torch.Generator().manual_seed(0))
-    data = (x, x.sum(1, keepdim=True))
-    torch.manual_seed(0)
-    task = surestep.Task(nn.Linear(3, 1), "mse", data, val=data)
-    options = {
-        **{"max_steps": STEPS, "batch_size": 8, "optim.groups": ["*bias lr=0.5x"]},
-        **{"validation.every": "6 steps", **options},
+    return x, x.sum(1, keepdim=True)
+
+
+DATA = make_data()
+
+
+def options(**options):
+    usual = {
+        "max_steps": STEPS,
+        "batch_size": 8,
+        "optim.groups": ["*bias lr=0.5x"],
+        "validation.every": "6 steps",
+        "logging.every": "2 steps",
+        "logging.progress": "plain",
     }
-    options |= {"logging.every": "2 steps", "logging.progress": "plain"}
-    config = surestep.Config.from_options(options)
-    return surestep.Trainer(task, config, run=folder, trackers=trackers).fit()
+    return surestep.Config.from_options(usual | options)
+
+
+def train(folder, *trackers, model=None, from_=None, origin=None, **given):
+    torch.manual_seed(0)
+    task = surestep.Task(model or nn.Linear(3, 1), "mse", DATA, val=DATA)
+    given = {"config": options(**given), "trackers": trackers, "from_": from_, "origin": origin}
+    return surestep.Trainer(task, run=folder, **given).fit()
 
 
 def expected_points(run):
@@ -89,7 +103,7 @@ def test_tracker_gets_every_point_in_order(tmp_path):
     run = train(tmp_path, recorder)
     assert losses(recorder) == expected_points(run)
     names = [name for name, _ in recorder.calls]
-    assert (names[0], names[-2:]) == ("start", ["end", "close"])
+    assert (names[0], names[-3:]) == ("start", ["findings", "end", "close"])
     ((status, summary),) = recorder.of("end")
     assert (status, summary["step"]) == ("finished", STEPS)
     path, step, metrics = recorder.of("checkpoint")[-1]
@@ -103,7 +117,7 @@ def test_tracker_gets_every_point_in_order(tmp_path):
     assert (started.name, started.state) == (tmp_path.name, {})
 
 
-@pytest.mark.parametrize("method", ["start", "log", "checkpoint", "end"])
+@pytest.mark.parametrize("method", ["start", "log", "checkpoint", "findings", "end"])
 def test_tracker_that_fails_for_a_while_misses_nothing(tmp_path, method, capfd):
     recorder = Recorder(**{method: 3})
     run = train(tmp_path, recorder)
@@ -151,6 +165,33 @@ def test_resumed_run_continues_with_the_state_of_the_tracker(tmp_path):
     assert losses(recorder) == expected_points(run)[before:]
 
 
+def test_tracker_gets_the_checkpoint_that_a_run_continues_from(tmp_path):
+    first, branch = tmp_path / "first", tmp_path / "branch"
+    train(first, max_steps=6)
+    recorder = Recorder()
+    run = train(first, recorder)
+    assert recorder.of("resume") == [(run.checkpoints / "step-00000006", 6)]
+    recorder = Recorder()
+    train(branch, recorder, from_=f"{first}@12", max_steps=18)
+    assert recorder.of("resume") == [(run.checkpoints / "step-00000012", 12)]
+
+
+def test_tracker_gets_the_findings_of_each_end(tmp_path):
+    recorder = Recorder()
+    run = train(tmp_path, recorder, **{"max_steps": 40, "max_grad_norm": 1e-4})
+    ((findings,),) = recorder.of("findings")
+    assert "clips-most-steps" in [finding["rule"] for finding in findings]
+    assert findings == run.status["findings"]
+
+
+def test_trial_of_a_search_has_the_name_of_its_study(tmp_path):
+    recorder = Recorder()
+    run = train(tmp_path, recorder, origin=TaskOrigin(study="digits-7"))
+    ((started,),) = recorder.of("start")
+    assert started.study == run.config["study"] == "digits-7"
+    assert "study" not in train(tmp_path / "alone").config
+
+
 def test_slow_tracker_does_not_delay_the_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(follower, "LAST_S", 0.1)
 
@@ -178,3 +219,11 @@ def test_record_beyond_the_events_is_an_error(tmp_path):
     record.write_text(json.dumps({"offset": 10**9, "state": {}}))
     with pytest.raises(RunError, match="less than"):
         Delivery(tmp_path, Recorder()).deliver()
+
+
+def test_error_of_a_tracker_is_recorded_without_the_password_in_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("SERVICE_TOKEN", "s3cret-value")
+    delivery = Delivery(tmp_path, Recorder())
+    error = ConnectionError("http://me:pass@host refused s3cret-value")
+    message = follower.Follower(delivery)._describe(error)
+    assert "http://***@host refused ***." in message

@@ -5,15 +5,29 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
 
+import surestep
+from surestep.cli.main import main
 from surestep.tracking import follower
 from surestep.tracking.follower import Delivery
+from surestep.tracking.mlflow_registry import Score, register_version
+from surestep.tracking.mlflow_study import find_parent, finish_parent
 from surestep.tracking.registry import tracker_class
+from surestep.tracking.study import finish_study
+from surestep.tracking.tracker import StudyResult
+from surestep.trainer.planning import TaskOrigin
 from tests.multi_rank.torchrun import free_port
 from tests.needs import needs
-from tests.tracking.test_delivery import expected_points, train
+from tests.tracking.test_delivery import DATA, expected_points, options, train
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
+WEIGHTS = {"logging.mlflow_model": "weights"}
 
 
 class Server:
@@ -35,7 +49,7 @@ class Server:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        for _ in range(600):
+        for _ in range(1800):
             time.sleep(0.1)
             try:
                 with urllib.request.urlopen(f"{self.url}/health", timeout=1):
@@ -65,6 +79,7 @@ def client(server, monkeypatch):
     from mlflow import MlflowClient
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
+    monkeypatch.setattr(follower, "LAST_S", 120.0)  # on a busy machine, imports alone take 20 s
     return MlflowClient(server.url)
 
 
@@ -99,12 +114,177 @@ def test_run_is_logged_with_its_options_metrics_and_best_checkpoint(tmp_path, cl
     assert found.data.tags["surestep.best_checkpoint"] == run.best.path.name
     stored = {file.path for file in client.list_artifacts(found.info.run_id, best)}
     assert stored == {f"{best}/{file.name}" for file in run.best.path.iterdir()}
-    assert {file.path for file in client.list_artifacts(found.info.run_id)} > {"plan.json"}
+    stored = {file.path for file in client.list_artifacts(found.info.run_id)}
+    assert stored > {"plan.json", "signature.json", "findings.json"}
+    assert found.data.tags["surestep.findings"] == "validates-on-training-data"
+    assert "step-00000009.json" in checkpoints(client, found.info.run_id)
+
+
+def checkpoints(client, run_id):
+    return {Path(file.path).name for file in client.list_artifacts(run_id, "checkpoints")}
+
+
+def test_best_checkpoint_is_uploaded_during_the_run_and_replaces_the_one_before(tmp_path, client):
+    task, config = surestep.Task(nn.Linear(3, 1), "mse", DATA, val=DATA), options(max_steps=12)
+    uploaded = []
+    with surestep.prepare(task, config, run=tmp_path) as session:
+        delivery = Delivery(tmp_path, tracker_class("mlflow")())
+        for result in session.steps():
+            if result.step % 4 == 0:
+                if result.step != 8:
+                    session.evaluate()
+                session.save()
+                delivery.deliver()
+                uploaded.append(checkpoints(client, only_run(client, tmp_path).info.run_id))
+        delivery.close()
+    assert uploaded == [
+        {"step-00000004"},
+        {"step-00000004", "step-00000008.json"},
+        {"step-00000008.json", "step-00000012"},
+    ]
+
+
+def test_logged_model_computes_what_the_best_checkpoint_does(tmp_path, client):
+    import mlflow
+
+    run = train(tmp_path, **{"logging.trackers": "mlflow"})
+    found = only_run(client, tmp_path)
+    assert "surestep.model_is_weights" not in found.data.tags
+    uri = f"runs:/{found.info.run_id}/model"
+    run.load_model(expected := nn.Linear(3, 1), which="best")
+    x = torch.randn(5, 3)
+    loaded = mlflow.pytorch.load_model(uri)
+    assert torch.equal(loaded(x), expected(x))
+    generic = mlflow.pyfunc.load_model(uri)
+    assert torch.equal(torch.from_numpy(generic.predict(x.numpy())), expected(x))
+    signature = generic.metadata.signature.to_dict()
+    spec = '[{"type": "tensor", "tensor-spec": {"dtype": "float32", "shape": [-1, %d]}}]'
+    assert (signature["inputs"], signature["outputs"]) == (spec % 3, spec % 1)
+
+
+def test_replay_of_a_recipe_logs_the_program_that_its_code_builds(tmp_path, client, monkeypatch):
+    import mlflow
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "surestep")
+    words = ["train", "spiral", "--max-steps", "3", "--run", "r", "--logging.progress", "quiet"]
+    assert main(words) == 0
+    assert main(["track", "replay", "r", "--to", "mlflow"]) == 0
+    found = only_run(client, tmp_path / "r")
+    assert "surestep.model_is_weights" not in found.data.tags
+    loaded = mlflow.pytorch.load_model(f"runs:/{found.info.run_id}/model")
+    assert loaded(torch.zeros(5, 2)).shape[0] == 5
+
+
+class Branching(nn.Linear):
+    """A model whose forward depends on values, which torch.export rejects."""
+
+    def forward(self, input):
+        return super().forward(input) if input.sum() > -1e9 else input
+
+
+def test_model_that_cannot_be_exported_is_logged_as_weights(tmp_path, client):
+    import mlflow
+
+    run = train(tmp_path, model=Branching(3, 1), **{"logging.trackers": "mlflow"})
+    tags = only_run(client, tmp_path).data.tags
+    assert "data-dependent" in tags["surestep.model_is_weights"]
+    uri = tags["surestep.model"].split()[1]
+    folder = mlflow.artifacts.download_artifacts(uri, dst_path=str(tmp_path / "downloaded"))
+    weights = load_file(f"{folder}/weights.safetensors")
+    run.load_model(expected := nn.Linear(3, 1), which="best")
+    assert torch.equal(weights["weight"], expected.weight)
+    assert mlflow.models.get_model_info(uri).signature.inputs.inputs[0].shape == (-1, 3)
+
+
+def test_champion_moves_only_to_a_better_model(tmp_path, client):
+    names = {"logging.trackers": "mlflow", "logging.mlflow_registered_model": "digits"}
+    names["logging.mlflow_model"] = "weights"
+    champions = []
+    for name, lr in [("first", 0.01), ("worse", 1e-4), ("better", 0.1)]:
+        train(tmp_path / name, **names, **{"optim.lr": lr})
+        version = client.get_model_version_by_alias("digits", "champion")
+        champions.append(Path(client.get_run(version.run_id).data.tags["surestep.run"]).name)
+    assert champions == ["first", "first", "better"]
+    assert len(client.search_model_versions("name='digits'")) == 3
+    delivery = Delivery(tmp_path / "better", tracker_class("mlflow")(), from_start=True)
+    delivery.deliver()
+    assert len(client.search_model_versions("name='digits'")) == 3  # each model once
+
+
+class Interleaved:
+    """A client that does something else before one of its calls, once."""
+
+    def __init__(self, client, method, action):
+        self.client, self.method, self.action = client, method, action
+
+    def __getattr__(self, name):
+        if name == self.method:
+            self.method = None
+            self.action()
+        return getattr(self.client, name)
+
+
+@pytest.mark.parametrize("value", [0.1, 0.9])
+@pytest.mark.parametrize(
+    "method",
+    ["get_model_version_by_alias", "set_model_version_tag", "set_registered_model_alias"],
+)
+def test_best_of_two_runs_that_finish_at_once_is_the_champion(client, method, value):
+    name = f"race-{method}-{value}"
+    run = client.create_run(client.create_experiment(name))
+
+    def register(client, source, loss):
+        register_version(
+            client,
+            name,
+            source=f"{run.info.artifact_uri}/{source}",
+            run_id=run.info.run_id,
+            model_id=None,
+            score=Score("val/loss", "min", loss),
+        )
+
+    register(client, "before", 1.0)
+    other = Interleaved(client, method, lambda: register(client, "second", value))
+    register(other, "first", 0.5)
+    champion = client.get_model_version_by_alias(name, "champion")
+    assert float(champion.tags["surestep.value"]) == min(value, 0.5)
+
+
+def test_trials_of_a_study_are_nested_below_its_run(tmp_path, client):
+    study = TaskOrigin(study="study-7")
+    for trial in ("0", "1"):
+        train(tmp_path / trial, origin=study, **{"logging.trackers": "mlflow", **WEIGHTS})
+    report = tmp_path / "report.html"
+    report.write_text("<p>report</p>")
+    result = StudyResult("study-7", tmp_path, {"optim.lr": 0.1}, {"val/loss": 0.5}, (report,))
+    assert finish_study(["mlflow"], result) == finish_study(["mlflow"], result) == []
+    parents = {
+        only_run(client, tmp_path / trial).data.tags["mlflow.parentRunId"] for trial in ("0", "1")
+    }
+    (parent,) = map(client.get_run, parents)
+    assert (parent.info.run_name, parent.info.status) == ("study-7", "FINISHED")
+    assert parent.data.tags["best.optim.lr"] == "0.1"
+    assert parent.data.metrics["val/loss"] == 0.5
+    stored = {file.path for file in client.list_artifacts(parent.info.run_id)}
+    assert stored == {"best.json", "report.html"}
+
+
+def test_parent_runs_that_were_created_at_once_are_merged(tmp_path, client):
+    experiment = client.create_experiment("merge")
+    first = find_parent(client, experiment, "study")
+    tags = {"surestep.study": "study", "surestep.kind": "study"}
+    second = client.create_run(experiment, tags=tags).info.run_id
+    assert find_parent(client, experiment, "study") == first
+    trial = client.create_run(experiment, tags={"mlflow.parentRunId": second}).info.run_id
+    finish_parent(client, experiment, StudyResult("study", tmp_path, {}, {}))
+    assert client.get_run(trial).data.tags["mlflow.parentRunId"] == first
+    assert client.get_run(second).info.lifecycle_stage == "deleted"
 
 
 def test_resumed_run_continues_the_same_mlflow_run(tmp_path, client):
-    train(tmp_path, max_steps=6, **{"logging.trackers": "mlflow"})
-    run = train(tmp_path, **{"logging.trackers": "mlflow"})
+    train(tmp_path, max_steps=6, **{"logging.trackers": "mlflow", **WEIGHTS})
+    run = train(tmp_path, **{"logging.trackers": "mlflow", **WEIGHTS})
     found = only_run(client, tmp_path)
     assert losses(client, found.info.run_id) == by_name(expected_points(run))
     assert found.info.status == "FINISHED"
@@ -114,7 +294,7 @@ def test_nothing_is_lost_while_the_server_is_away(tmp_path, client, server, monk
     monkeypatch.setattr(follower, "LAST_S", 1.0)
     server.kill()
     try:
-        run = train(tmp_path, **{"logging.trackers": "mlflow"})
+        run = train(tmp_path, **{"logging.trackers": "mlflow", **WEIGHTS})
     finally:
         server.start()
     printed = capfd.readouterr().err

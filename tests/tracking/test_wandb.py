@@ -3,11 +3,19 @@
 import json
 import struct
 import time
+from pathlib import Path
 
 import pytest
+from torch import nn
 
+import surestep
+from surestep.tracking.follower import Delivery
+from surestep.tracking.study import finish_study
+from surestep.tracking.tracker import StudyResult
+from surestep.tracking.wandb import WandbTracker
+from surestep.trainer.planning import TaskOrigin
 from tests.needs import needs
-from tests.tracking.test_delivery import expected_points, train
+from tests.tracking.test_delivery import DATA, expected_points, options, train
 
 BLOCK, FULL_OR_LAST = 32768, (1, 4)
 
@@ -37,24 +45,33 @@ def chunks(data):
 
 def records(folder):
     """Return the records in the offline files of a run folder, in order."""
+    paths = sorted(folder.glob("wandb/offline-run-*/run-*.wandb"))
+    return [record for path in paths for record in complete_file(path)]
+
+
+def complete_file(path):
+    """Return the records of a file; the service may write its end after `finish()` has returned."""
     from wandb.proto import wandb_internal_pb2
 
-    paths = sorted(folder.glob("wandb/offline-run-*/run-*.wandb"))
+    for _ in range(200):
+        found = [wandb_internal_pb2.Record.FromString(chunk) for chunk in chunks(path.read_bytes())]
+        if any(record.HasField("exit") for record in found):
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"{path} has no end")
+
+
+def history(folder):
     return [
-        wandb_internal_pb2.Record.FromString(chunk)
-        for path in paths
-        for chunk in chunks(path.read_bytes())
+        {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in one.item}
+        for one in (record.history for record in records(folder) if record.HasField("history"))
     ]
 
 
 def losses(folder):
-    rows = [
-        {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in one.item}
-        for one in (record.history for record in records(folder) if record.HasField("history"))
-    ]
     return [
         (row["step"], name, row[name])
-        for row in rows
+        for row in history(folder)
         for name in ("train/loss", "val/loss")
         if name in row
     ]
@@ -63,13 +80,106 @@ def losses(folder):
 def test_run_is_written_offline_and_resumed_with_the_same_id(tmp_path):
     folder = tmp_path / "run"
     train(folder, max_steps=6, **{"logging.trackers": "wandb"})
-    time.sleep(1)  # W&B names its folder by the second
     run = train(folder, **{"logging.trackers": "wandb"})
     assert losses(folder) == expected_points(run)
     runs = [record.run for record in records(folder) if record.HasField("run")]
     assert len({one.run_id for one in runs}) == 1
     config = {item.key: json.loads(item.value_json) for item in runs[0].config.update}
     assert config["optim.name"] == "adamw"
-    artifacts = [record.artifact for record in records(folder) if record.HasField("artifact")]
-    logged = [set(one.aliases) for one in artifacts if one.type == "model"]
-    assert logged == [{"best", "latest"}] * 2  # one at the end of each process
+    rows = [row["_step"] for row in history(folder)]
+    assert rows == sorted(set(rows))  # across the folders of both processes
+
+
+def test_processes_of_a_run_within_one_second_have_a_folder_each(tmp_path):
+    train(tmp_path, max_steps=6)
+    for _ in range(3):
+        delivery = Delivery(tmp_path, WandbTracker(), from_start=True)
+        delivery.deliver()
+        delivery.close()
+    assert len(list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))) == 3
+
+
+def artifacts(folder):
+    return [record.artifact for record in records(folder) if record.HasField("artifact")]
+
+
+def names(artifact):
+    manifest = artifact.manifest
+    return {Path(entry.path).name for entry in manifest.contents}
+
+
+def test_best_checkpoint_is_an_artifact_and_others_are_references(tmp_path):
+    task, config = surestep.Task(nn.Linear(3, 1), "mse", DATA, val=DATA), options()
+    with surestep.prepare(task, config, run=tmp_path) as session:
+        delivery = Delivery(tmp_path, WandbTracker())
+        for result in session.steps():
+            if result.step % 4 == 0:
+                if result.step != 8:
+                    session.evaluate()
+                session.save()
+                delivery.deliver()
+        delivery.close()
+    logged = artifacts(tmp_path)
+    aliases = [set(artifact.aliases) for artifact in logged]
+    assert aliases == [
+        {"best", "latest", "step-00000004"},
+        {"latest", "step-00000008"},
+        {"best", "latest", "step-00000012"},
+    ]
+    assert len({artifact.name for artifact in logged}) == 1
+    for artifact in logged:
+        files = {"manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"}
+        assert names(artifact) == files
+    is_reference = [
+        all(entry.ref.startswith("file://") for entry in artifact.manifest.contents)
+        for artifact in logged
+    ]
+    assert is_reference == [False, True, False]
+    metadata = json.loads(logged[-1].metadata)
+    assert metadata["metrics"] == surestep.Run(tmp_path).best.metrics
+    assert metadata["signature"]["inputs"][0]["shape"] == [-1, 3]
+
+
+def test_checkpoint_that_a_run_continues_from_is_its_input(tmp_path):
+    first, branch = tmp_path / "first", tmp_path / "branch"
+    train(first, **{"logging.trackers": "wandb"})
+    train(branch, from_=f"{first}@last", max_steps=18, **{"logging.trackers": "wandb"})
+    (used,) = [artifact for artifact in artifacts(branch) if artifact.use_after_commit]
+    logged = {artifact.name: artifact for artifact in artifacts(first)}
+    assert used.name in logged  # the same content under the same name is the same version
+    assert {entry.digest for entry in used.manifest.contents} == {
+        entry.digest for entry in artifacts(first)[-1].manifest.contents
+    }
+
+
+def test_findings_are_in_the_summary_and_warnings_are_alerts(tmp_path):
+    train(tmp_path, **{"logging.trackers": "wandb"})
+    found = [
+        json.loads(update.value_json)
+        for record in records(tmp_path)
+        if record.HasField("summary")
+        for update in record.summary.update
+        if update.key == "findings"
+    ]
+    assert found[-1].keys() == {"validates-on-training-data"}
+    alerts = [record.alert.title for record in records(tmp_path) if record.HasField("alert")]
+    assert alerts == [f"{tmp_path.name}: validates-on-training-data"]
+
+
+def test_trials_and_the_result_of_a_study_are_one_group(tmp_path):
+    trial, report = tmp_path / "trial", tmp_path / "report.html"
+    report.write_text("<p>report</p>")
+    train(trial, origin=TaskOrigin(study="study-7"), **{"logging.trackers": "wandb"})
+    study = StudyResult("study-7", tmp_path, {"optim.lr": 0.1}, {"val/loss": 0.5}, (report,))
+    assert finish_study(["wandb"], study) == finish_study(["wandb"], study) == []
+    groups = {
+        record.run.run_group
+        for folder in (trial, tmp_path)
+        for record in records(folder)
+        if record.HasField("run")
+    }
+    assert groups == {"study-7"}
+    results = [record.run for record in records(tmp_path) if record.HasField("run")]
+    assert {(run.job_type, run.display_name) for run in results} == {("study", "study-7")}
+    assert len({run.run_id for run in results}) == 1
+    assert names(artifacts(tmp_path)[-1]) == {"report.html"}

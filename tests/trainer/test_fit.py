@@ -150,6 +150,29 @@ def test_resumed_run_preserves_the_best_of_all_evaluations(tmp_path, stop):
     assert [each.step for each in run.verify()] == [2, 8, 14, 20]
 
 
+def test_interrupted_evaluation_runs_after_the_start_of_the_callbacks(tmp_path):
+    moments = []
+
+    class Stops(surestep.Callback):
+        def on_step(self, state, result):
+            if result.step == 6:
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+    class Records(surestep.Callback):
+        def on_start(self, state):
+            moments.append("start")
+
+        def on_evaluate(self, state, metrics):
+            moments.append(state.progress.step)
+
+    task, config = tiny.task(**scored(RANKED)), tiny.config(**THREE)
+    with pytest.raises(Preempted):
+        surestep.Trainer(task, config, run=tmp_path, callbacks=[Stops()]).fit()
+    task = tiny.task(**scored(RANKED[2:]))
+    surestep.Trainer(task, config, run=tmp_path, callbacks=[Records()]).fit()
+    assert moments[:3] == ["start", 6, 8]
+
+
 def test_best_checkpoint_ignores_the_min_delta(tmp_path):
     """The min_delta applies to early stopping only."""
     said = {"early_stop": {"patience": 9, "min_delta": 0.5}, "checkpoint": {"every": "9 epochs"}}

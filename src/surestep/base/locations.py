@@ -26,7 +26,8 @@ def flag(option: str) -> str:
 
 def set_where(place: str) -> str:
     """Return a location as part of a reason: "on the command line", "in run.toml:7"."""
-    return f"on the {place}" if place == COMMAND_LINE else f"in {place}"
+    is_flag = place.startswith("--")  # a short form, such as --track
+    return f"on the {COMMAND_LINE}" if is_flag or place == COMMAND_LINE else f"in {place}"
 
 
 def user_line() -> str:

@@ -1,13 +1,31 @@
-"""Reject addresses of object stores: surestep reads and writes file systems only."""
+"""Local paths and addresses of stores: which of them a text is, and whether a mirror can use it."""
 
+import hashlib
 import os
 import re
 from pathlib import Path
+from typing import Literal
 
 from surestep.base.errors import RunError
 
 # `Path` turns the // of an address into /, so these are known without it too.
 _STORES = "s3|s3a|s3n|gs|gcs|az|abfs|abfss|wasb|wasbs|hf|adl|dbfs|file|ftp|hdfs|https?|oss|sftp|ssh"
+# What is before the @ in these is the name of a user or of a container; elsewhere it is a token.
+_WITH_USER = frozenset(
+    {"sftp", "ssh", "ftp", "smb", "hdfs", "webhdfs", "az", "abfs", "abfss", "wasb", "wasbs"}
+)
+_AWS = (
+    "the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) or the file ~/.aws/credentials"
+)
+_SSH = "an SSH agent or a key in ~/.ssh"
+_AZURE = "the environment (AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY)"
+_OTHER_CREDENTIALS = "the configuration file of fsspec, ~/.config/fsspec/conf.json"
+_CREDENTIALS = {
+    **dict.fromkeys(("s3", "s3a"), _AWS),
+    **dict.fromkeys(("sftp", "ssh"), _SSH),
+    **dict.fromkeys(("gs", "gcs"), "the environment (GOOGLE_APPLICATION_CREDENTIALS)"),
+    **dict.fromkeys(("az", "abfs", "abfss"), _AZURE),
+}
 _ADDRESS = re.compile(rf"[a-z][a-z0-9+.-]+://|({_STORES}):/", re.IGNORECASE)
 
 
@@ -18,10 +36,91 @@ def require_local_path(path: str | os.PathLike[str]) -> Path:
         RunError: it is an address, such as s3://bucket/run.
     """
     text = os.fspath(path)
-    if _ADDRESS.match(text) is None:
+    if not is_address(text):
         return Path(text)
+    address, which = split_address(restore_address(text))
+    then = "" if which is None else f", and then pass runs/mine@{which}"
     raise RunError(
         f"{text!r} is an address, but surestep needs a folder of a file system, which supports "
-        "renames and locks. Pass a local folder, such as runs/mine, and copy it, for example with "
-        "`aws s3 sync` or `gcloud storage rsync`; or pass the folder where the store is mounted."
+        "renames and locks. Pass a local folder, such as runs/mine. To copy a run from its mirror "
+        f"into one: surestep mirror fetch {address} runs/mine{then}"
     )
+
+
+def is_address(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is an address, such as s3://bucket/run."""
+    return _ADDRESS.match(os.fspath(path)) is not None
+
+
+def restore_address(path: str | os.PathLike[str]) -> str:
+    """Return an address with the // that `Path` turns into /, or with the /// of a local file."""
+    text = re.sub(r"^(file|local):/(?!/)", r"\1:///", os.fspath(path), flags=re.IGNORECASE)
+    return re.sub(r"^([A-Za-z][A-Za-z0-9+.-]+):/(?!/)", r"\1://", text)
+
+
+def split_address(text: str) -> tuple[str, int | Literal["best", "last"] | None]:
+    """Split "s3://bucket/run@200", "...@best" or "...@last" at its last @; None if it has none."""
+    match = re.fullmatch(r"(.+/[^/]+)@([0-9]+|best|last)", text)
+    if match is None:
+        return text, None
+    which = match[2]
+    return match[1], int(which) if which.isdecimal() else "best" if which == "best" else "last"
+
+
+def check_mirror_address(text: str) -> str:
+    """Return the address of a mirror, without a slash at its end.
+
+    Raises:
+        ValueError: it has credentials, is a relative path, names no folder, or is of a store that
+            ends with the process. The message does not quote what can be a credential.
+    """
+    scheme, separator, rest = text.partition("://")
+    scheme = scheme.lower()
+    if not separator:
+        if not text.startswith("/"):
+            raise ValueError(
+                "must be an address such as s3://bucket/run, or a full path such as "
+                f"{os.path.abspath(os.path.expanduser(text))}"
+            )
+        return os.path.normpath(text)
+    if "::" in text:
+        raise ValueError(
+            "must be a single address, such as s3://bucket/run, not a chain of addresses with ::"
+        )
+    _check_no_credentials(scheme, rest)
+    if scheme == "memory":
+        raise ValueError(
+            "must not be in memory, which is lost with the process. Set an address such as "
+            "s3://bucket/run, or a full path such as /backup/run"
+        )
+    if scheme in ("file", "local") and not rest.startswith("/"):
+        raise ValueError(
+            f"must be a full path, with three slashes after the colon: {scheme}://"
+            f"{os.path.abspath(os.path.expanduser(rest))}"
+        )
+    if not rest.strip("/"):
+        raise ValueError(f"must name a folder, such as {scheme}://bucket/run")
+    return f"{scheme}://{rest.rstrip('/')}"
+
+
+def _check_no_credentials(scheme: str, rest: str) -> None:
+    """Raise a ValueError if an address has credentials: before an @, or in a query."""
+    user, at, _ = rest.partition("/")[0].rpartition("@")
+    is_plain_user = scheme in _WITH_USER and ":" not in user
+    if (at and not is_plain_user) or "?" in rest:
+        raise ValueError(
+            "must not have a password, a key or a token, because the run folder records it. Remove "
+            f"what is {'before the @' if at and not is_plain_user else 'after the ?'}, and pass it "
+            f"by {_CREDENTIALS.get(scheme, _OTHER_CREDENTIALS)}"
+        )
+
+
+def cache_folder(address: str) -> Path:
+    """Return the local folder for a run that is given by its address.
+
+    Its name has a hash of the address, such as "runs/s3-bucket-run-1a2b3c4d", because s3://b/x-y
+    and s3://b/x/y have the same letters.
+    """
+    digest = hashlib.sha256(address.encode()).hexdigest()[:8]
+    name = re.sub(r"[^A-Za-z0-9._]+", "-", address).strip("-")
+    return Path("runs") / f"{name}-{digest}"

@@ -1,7 +1,7 @@
-"""Escape text from untrusted files before it is printed, and format numbers of bytes."""
+"""Text for messages: escaped if it is from untrusted files; bytes, durations and values."""
 
 import json
-from typing import TextIO
+from typing import Any, TextIO
 
 
 def escape_control_chars(text: str) -> str:
@@ -31,6 +31,11 @@ def print_json(text: str) -> None:
     print("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
 
+def format_count(number: int, noun: str) -> str:
+    """Format a number of things: "1 trial", "2 trials"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def format_bytes(value: int | None) -> str:
     """Format a number of bytes in a fitting unit; None is "not known"."""
     if value is None:
@@ -41,3 +46,24 @@ def format_bytes(value: int | None) -> str:
             break
         size, unit = size / 1024, larger
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def format_duration(seconds: float) -> str:
+    """Format seconds, as minutes and seconds from one minute on, and hours from one hour on."""
+    if seconds < 59.95:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def describe_value(value: Any) -> str:
+    """Return what a wrong argument is, for a message."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if callable(value) and hasattr(value, "__name__"):
+        return f"the function {value.__name__}"
+    if value is None or isinstance(value, str | int | float):
+        return repr(value)
+    return f"a {type(value).__name__}"

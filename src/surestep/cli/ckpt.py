@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,17 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from surestep.base.errors import CheckpointError, RunError
-from surestep.base.paths import require_local_path
+from surestep.base.paths import is_address, require_local_path, split_address
 from surestep.base.text import format_bytes, print_escaped, print_json
 from surestep.cli import output as show
-from surestep.cli.main import list_commands, reject_command
+from surestep.cli.main import run_subcommand
+from surestep.cli.mirrored import open_mirrored
 from surestep.cli.parse import command
 from surestep.engine.value import shown
+from surestep.mirror.outline import examine_mirror
 from surestep.record.checkpoint.discovery import (
     InspectionResult,
     examine,
     examine_all,
     list_all_folders,
+    list_checkpoints,
     no_checkpoint_message,
     size_on_disk,
 )
@@ -51,28 +55,55 @@ def list_run(
     """List the checkpoints of a run: step, metrics, verification, and why each is kept.
 
     Args:
-        folder: Run folder.
+        folder: Run folder, or the address of a mirror.
         verify: Read every byte, whatever the size; the default reads up to 2 GiB.
         json: Print the list as JSON.
     """
-    run = Run(require_local_path(folder))
+    if is_address(folder):
+        with open_mirrored(folder) as mirrored:
+            run, shown = mirrored.run, mirrored.shown
+            found = list(
+                examine_mirror(mirrored.store, list_checkpoints(run.checkpoints), every_byte=verify)
+            )
+            return _print_list(run, found, folder, shown, every_byte=verify, as_json=json)
+    run = Run(Path(folder))
     size = sum(map(size_on_disk, list_all_folders(run.checkpoints)))
     every_byte = verify or size <= READ_AT_ONCE
     found = examine_all(run.checkpoints, every_byte=every_byte)
+    return _print_list(run, found, str(run.path), str, every_byte=every_byte, as_json=json)
+
+
+def _print_list(
+    run: Run,
+    found: list[InspectionResult],
+    title: str,
+    shown: Callable[[Path], str],
+    *,
+    every_byte: bool,
+    as_json: bool,
+) -> int:
+    """Print the checkpoints of a run; `shown` returns how a path is printed."""
     kept = _explain_retention(run, found)
-    if json:
-        listed = [_list_json(checkpoint, kept.get(checkpoint.path, [])) for checkpoint in found]
+    if as_json:
+        listed = [
+            {
+                **_list_json(checkpoint, kept.get(checkpoint.path, [])),
+                "path": shown(checkpoint.path),
+            }
+            for checkpoint in found
+        ]
         print_json(dumps(listed, indent=1))
     elif not found:
-        print_escaped(no_checkpoint_message(run.path), file=sys.stderr)
+        print_escaped(no_checkpoint_message(Path(title)), file=sys.stderr)
     else:
         names = ("step", "epochs + samples", "metrics", "size", "age", "verified", "kept as")
         rows = [_list_row(checkpoint, kept.get(checkpoint.path, [])) for checkpoint in found]
-        show.print_table(str(run.path), names, rows)
+        show.print_table(title, names, rows)
     for checkpoint in found:
         for problem in checkpoint.problems:
-            print_escaped(f"{checkpoint.path}: {problem}", file=sys.stderr)
+            print_escaped(f"{shown(checkpoint.path)}: {problem}", file=sys.stderr)
     if not every_byte and found:
+        size = sum(checkpoint.bytes for checkpoint in found)
         print_escaped(
             f"The {format_bytes(size)} were not read, only sizes, manifests and records. "
             "--verify reads them.",
@@ -135,9 +166,12 @@ def verify(
     """Read every byte of one or all checkpoints of a run; exit code 1 if one is corrupted.
 
     Args:
-        name: A run, RUN@STEP, RUN@best, RUN@last, or a checkpoint folder.
+        name: A run, RUN@STEP, RUN@best, RUN@last, or a checkpoint folder. RUN can be the address
+            of a mirror.
         json: Print the result as JSON.
     """
+    if is_address(name):
+        return _verify_mirror(name, as_json=json)
     path, which = split_name(name)
     if which is None and is_run(path):
         folders = list_all_folders(Run(path).checkpoints)
@@ -145,20 +179,39 @@ def verify(
             raise CheckpointError(no_checkpoint_message(path))
     else:
         folders = [find_folder(name)]
-    found = []
-    for folder in folders:
-        checkpoint = examine(folder, every_byte=True)
-        if checkpoint is None:
-            continue
-        found.append(checkpoint)
-        if not json:
+    found = (examine(folder, every_byte=True) for folder in folders)
+    return _print_verified(filter(None, found), str, as_json=json)
+
+
+def _verify_mirror(name: str, *, as_json: bool) -> int:
+    """Read every byte of one or all checkpoints in a mirror."""
+    address, which = split_address(name)
+    with open_mirrored(address) as mirrored:
+        run = mirrored.run
+        paths = list_checkpoints(run.checkpoints)
+        if which is not None:
+            paths = [run.folder_of(which) if isinstance(which, int) else run.saved(which).path]
+        if not paths:
+            raise CheckpointError(f"{address} has no checkpoint yet.")
+        found = examine_mirror(mirrored.store, paths, every_byte=True)
+        return _print_verified(found, mirrored.shown, as_json=as_json)
+
+
+def _print_verified(
+    found: Iterable[InspectionResult], shown: Callable[[Path], str], *, as_json: bool
+) -> int:
+    """Print what was found, each as soon as it is known; return the exit code."""
+    rows, is_good = [], True
+    for checkpoint in found:
+        path, is_good = shown(checkpoint.path), is_good and checkpoint.good
+        rows.append({key: getattr(checkpoint, key) for key in ("bytes", "verified", "problems")})
+        rows[-1] = {"path": path, **rows[-1]}
+        if not as_json:
             for problem in checkpoint.problems or (f"good, {checkpoint.bytes:,} bytes",):
-                print_escaped(f"{checkpoint.path}: {problem}")
-    if json:
-        keys = ("path", "bytes", "verified", "problems")
-        rows = [{key: getattr(checkpoint, key) for key in keys} for checkpoint in found]
-        print_json(dumps([{**row, "path": str(row["path"])} for row in rows], indent=1))
-    return 0 if all(checkpoint.good for checkpoint in found) else 1
+                print_escaped(f"{path}: {problem}")
+    if as_json:
+        print_json(dumps(rows, indent=1))
+    return 0 if is_good else 1
 
 
 @command("ckpt export")
@@ -294,13 +347,5 @@ _RUN = {"list": list_run, "verify": verify, "export": export_weights, "diff": di
 
 def run(words: list[str]) -> int:
     """Run one of the commands."""
-    command, *rest = words or ["--help"]
-    if command in ("-h", "--help"):
-        print(
-            f"usage: surestep ckpt COMMAND ...\n\n{list_commands(_COMMANDS)}\n\n"
-            "CHECKPOINT is RUN@STEP, RUN@best, RUN@last or a checkpoint folder; RUN means RUN@best."
-        )
-        return 0
-    if command not in _COMMANDS:
-        return reject_command("surestep ckpt", command, _COMMANDS)
-    return _RUN[command](rest)
+    note = "CHECKPOINT is RUN@STEP, RUN@best, RUN@last or a checkpoint folder; RUN means RUN@best."
+    return run_subcommand("ckpt", _COMMANDS, _RUN, words, note)

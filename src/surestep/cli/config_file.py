@@ -19,8 +19,12 @@ class ConfigFile(NamedTuple):
     places: dict[str, str]
 
 
-def read_config_file(path: Path) -> ConfigFile:
+def read_config_file(path: Path, option: str = "--config") -> ConfigFile:
     """Read a TOML file.
+
+    Args:
+        path: of the file.
+        option: that names the file, for the messages.
 
     Raises:
         ConfigError: it cannot be read, or is not TOML.
@@ -28,16 +32,17 @@ def read_config_file(path: Path) -> ConfigFile:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--config {path} cannot be read: {error.strerror}.") from error
+        raise ConfigError(f"{option} {path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"--config {path} is not text: {error.reason}.") from error
+        raise ConfigError(f"{option} {path} is not text: {error.reason}.") from error
     try:
         options = _flatten(tomllib.loads(text))
     except RecursionError:
-        raise ConfigError(f"--config {path} is nested too deep: options are at most two.") from None
+        raise ConfigError(f"{option} {path} is nested too deep: options are at most two.") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(
-            f"--config {path} is not TOML: {error}. Write options as: optim.lr = 1e-3"
+            f"{option} {path} is not TOML: {error}. Write options as: "
+            + ('optim.lr = "log(1e-5, 1e-2)"' if option == "--space" else "optim.lr = 1e-3")
         ) from error
     return ConfigFile(options, _places(path, text, options))
 

@@ -165,7 +165,7 @@ def _lines(entry: Entry, width: int) -> Iterator[str]:
 
 def _metavar(annotation: Any) -> str:
     """Return the type of an option as users think of it."""
-    members = [member for member in _members(annotation) if member not in (type(None), NotSet)]
+    members = [member for member in list_members(annotation) if member not in (type(None), NotSet)]
     words = [
         member if isinstance(member, str) else _WORDS.get(member, "VALUE") for member in members
     ]
@@ -175,15 +175,16 @@ def _metavar(annotation: Any) -> str:
 _WORDS = {int: "INT", float: "FLOAT", str: "TEXT", bool: "True|False"}
 
 
-def _members(annotation: Any) -> list[Any]:
+def list_members(annotation: Any) -> list[Any]:
+    """Return the types of an annotation, and the values of a Literal in it."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return list(inner)
     if origin is Annotated:
-        return _members(inner[0])
+        return list_members(inner[0])
     if origin is tuple:
         several = Ellipsis in inner
         return [
             f"{_WORDS.get(inner[0], 'TEXT')} ..." if several else " ".join(["FLOAT"] * len(inner))
         ]
-    return [member for entry in inner for member in _members(entry)] if inner else [annotation]
+    return [member for entry in inner for member in list_members(entry)] if inner else [annotation]

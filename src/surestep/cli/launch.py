@@ -1,31 +1,11 @@
 """Start a command in several processes on this machine; strip the arguments of launchers."""
 
-import logging
-import os
-import signal
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import import_module
-from typing import Any
-
 from surestep.base.errors import ConfigError
-from surestep.engine.distributed.launcher_env import BY_NPROC, NPROC, NPROC_VARIABLE, read_launched
-
-_SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGQUIT")
-_SAVING_S = "600"  # time to stop after the first signal, in which a process saves
-_AT_ONCE_S = 10.0  # time to stop after the second signal
-_CODES = {
-    signal.SIGINT: 130,
-    **dict.fromkeys((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), os.EX_TEMPFAIL),
-}
+from surestep.engine.distributed.launcher_env import BY_NPROC, NPROC, read_launched
 
 
 def launch(processes: int, words: list[str]) -> int:
-    """Start a command in several processes with torchrun; return the exit code.
-
-    torchrun runs within this process, so that its own tracebacks do not hide the ranks' messages.
+    """Start a command in several processes; return the exit code.
 
     Raises:
         ConfigError: a launcher already started this process, or --nproc is below 1 or given twice.
@@ -41,69 +21,9 @@ def launch(processes: int, words: list[str]) -> int:
             f"processes. Leave {NPROC} out."
         )
     # Imported here: `surestep --help` needs no torch.
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from surestep.trainer.launch import launch_ranks
 
-    torchrun: Any = import_module("torch.distributed.run")  # which has no types
-    options = ["--standalone", "--nproc-per-node", str(processes), "--shutdown-timeout", _SAVING_S]
-    options += ["--signals-to-handle", ",".join(_SIGNALS), "-m", "surestep", "--"]
-    args = torchrun.parse_args([*options, *strip_nproc(words)])
-    with _silence_torchrun(processes):
-        try:
-            torchrun.run(args)
-        except ChildFailedError as error:
-            rank, failure = error.get_first_failure()
-            if failure.exitcode >= 0:
-                return failure.exitcode
-            name = signal.Signals(-failure.exitcode).name
-            print(f"Rank {rank} (process {failure.pid}) was killed by {name}.", file=sys.stderr)
-            return 128 - failure.exitcode
-        except SignalException as stopped:
-            _stop_at_once(stopped.sigval)
-            return _CODES.get(stopped.sigval, 128 + stopped.sigval)
-    return 0
-
-
-@contextmanager
-def _silence_torchrun(processes: int) -> Iterator[None]:
-    """Disable torchrun's logging; restore the environment and the signal handlers afterwards."""
-    environment = dict(os.environ)
-    before = {name: signal.getsignal(getattr(signal, name)) for name in _SIGNALS}
-    logging.disable()
-    # One thread per core in every process would oversubscribe the cores; torchrun sets 1 too.
-    if processes > 1:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ[NPROC_VARIABLE] = str(processes)
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)
-        for name in os.environ.keys() - environment.keys():
-            del os.environ[name]
-        for name, handler in before.items():
-            signal.signal(getattr(signal, name), handler)
-
-
-def _stop_at_once(number: int) -> None:
-    """Forward a second signal to the ranks: torchrun exits on it without ending them."""
-    from surestep.engine.data.workers import list_children  # imports torch
-
-    end = time.monotonic() + _AT_ONCE_S
-    running = [pid for pid in list_children(os.getpid()) if _is_running(pid)]
-    for pid in running:
-        os.kill(pid, number)
-    while running and time.monotonic() < end:
-        running = [pid for pid in running if _is_running(pid)]
-        time.sleep(0.05)
-    for pid in running:
-        os.kill(pid, signal.SIGKILL)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return os.waitpid(pid, os.WNOHANG) == (0, 0)
-    except ChildProcessError:
-        return False
+    return launch_ranks("surestep", strip_nproc(words), processes)
 
 
 def strip_launcher_args(words: list[str]) -> list[str]:

@@ -12,6 +12,7 @@ from surestep.base.text import print_escaped
 from surestep.config.config import Config
 from surestep.engine.distributed.launcher_env import read_launched
 from surestep.engine.step.gc import import_without_collecting
+from surestep.mirror.link import FILE as LINK
 from surestep.recipes.find import SHIPPED, sha256
 from surestep.record.checkpoint_ref import split_name
 from surestep.record.run import Run, Which
@@ -43,7 +44,8 @@ def load_run_recipe(folder: Run, *, allow_changed: bool) -> RecipeCall:
 
     Raises:
         RunError: the run has no recipe.
-        RecipeError: its file is missing, or has changed and `allow_changed` is False.
+        RecipeError: its file is missing, in a folder with a mirror, or has changed and
+            `allow_changed` is False.
     """
     recorded = folder.config
     path = _check_recipe(folder, recorded["recipe"], allow_changed=allow_changed)
@@ -70,6 +72,13 @@ def _check_recipe(folder: Run, recorded: dict[str, Any], *, allow_changed: bool)
             "resume it with surestep.Trainer(task, config, run=path).fit()."
         )
     path = Path(recorded["path"])
+    for parent in path.resolve().parents:
+        if (parent / LINK).exists():
+            raise RecipeError(
+                f"The recipe {path} is in the run folder {parent}. Files of a run are not run as "
+                "code, because they can come from a mirror. If you trust it, copy it to another "
+                f"place: surestep train RECIPE --run {shlex.quote(str(folder.path))}."
+            )
     if not path.is_file():
         raise RecipeError(
             f"The recipe of {folder.path} is missing: {path}. Restore the file, or pass its new "

@@ -19,18 +19,23 @@ COMMANDS = {
     "train": "train RECIPE: train the model of a recipe",
     "resume": "resume RUN: resume a run from its newest checkpoint",
     "plan": "plan RECIPE: show the options of a run with their reasons, without training",
+    "search": "search RECIPE: search the options of a recipe; search show STUDY shows a study",
     "evaluate": "evaluate RUN: evaluate the best model of a run",
     "new": "new --slurm RECIPE: write an sbatch file that trains a recipe under Slurm",
     "predict": "predict RUN: write the best model's prediction for every sample",
+    "watch": "watch SCRIPT [ARGS]: run a script, and report what is silently wrong in its training",
     "runs": "runs [FOLDER]: list the runs in a folder with state, step and best metric",
     "track": "track replay RUN --to TRACKER: send what a run recorded to a tracker",
+    "mirror": "mirror push|fetch|release: copy a run to its mirror or from it",
     "ckpt": "ckpt list|verify|export|diff: inspect the checkpoints of a run",
     "replay": "replay INCIDENT: run a failed step again",
+    "check": "check [PATH...]: find mistakes in training scripts, without running them",
+    "explain": "explain [RULE]: explain the mistakes that check finds",
     "schedules": "schedules [SCHEDULE]: explain the learning-rate schedules",
     "losses": "losses [LOSS]: explain the losses",
 }
 
-_BY_ONE = ("evaluate", "predict", "replay")
+_BY_ONE = ("evaluate", "predict", "replay", "search")
 
 USAGE = """usage: surestep COMMAND ...
 
@@ -117,6 +122,24 @@ def list_commands(commands: Mapping[str, str]) -> str:
     rows = [text.split(": ", 1) for text in commands.values()]
     width = max(len(usage) for usage, _ in rows)
     return "\n".join(f"  {usage:<{width}}  {text}" for usage, text in rows)
+
+
+def run_subcommand(
+    group: str,
+    commands: Mapping[str, str],
+    functions: Mapping[str, Callable[[list[str]], int]],
+    words: list[str],
+    note: str = "",
+) -> int:
+    """Run `surestep GROUP COMMAND ...`, or print its help page, which ends with the note."""
+    name, *rest = words or ["--help"]
+    if name in ("-h", "--help"):
+        end = f"\n\n{note}" if note else ""
+        print(f"usage: surestep {group} COMMAND ...\n\n{list_commands(commands)}{end}")
+        return 0
+    if name not in commands:
+        return reject_command(f"surestep {group}", name, commands)
+    return functions[name](rest)
 
 
 def reject_command(prog: str, command: str, commands: Mapping[str, str]) -> int:

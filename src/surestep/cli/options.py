@@ -11,12 +11,12 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, get_type_hints
 
 from surestep.base.errors import ConfigError, RecipeError, suggest_names
 from surestep.base.locations import COMMAND_LINE, flag
 from surestep.cli.config_file import ConfigFile, read_config_file
-from surestep.cli.help import ALIASES, asks_for_help, help_page
+from surestep.cli.help import ALIASES, asks_for_help, help_page, list_members
 from surestep.cli.parse import parse
 from surestep.config.config import LENGTHS, Config, iter_options
 from surestep.config.group import MAIN
@@ -36,6 +36,8 @@ class CommandOptions:
     """Options that every command with a recipe has."""
 
     config: str | None = None
+    instead: ClassVar[Mapping[str, str]] = {}  # of another command's options: what to type
+    examples: ClassVar[Mapping[str, int]] = {}  # of numbers without a default; else it is 2
 
     def check(self) -> None:
         """Raise a ConfigError if an option is invalid, or if two cannot be combined."""
@@ -50,6 +52,7 @@ class SplitWords(NamedTuple):
     own: list[str]  # of the command itself, and those that belong to nothing
     options: dict[str, Any]  # values of the Config and the recipe, by full name
     faults: list[str]  # a sentence for each option that does not exist or has no value
+    places: dict[str, str]  # of each option: the command line, or its short form such as --track
 
 
 def read_command_line(command: str, words: list[str], options: type[Own]) -> tuple[RecipeCall, Own]:
@@ -87,7 +90,10 @@ def split_words(words: list[str], options: type[Any], parameters: Iterable[str])
     own = {field.name.rstrip("_") for field in fields(options)} | {"help", "help_all"}
     known = {*of_config, *own, *ALIASES, *(f"task.{parameter}" for parameter in parameters)}
     on_or_off = {name for name, field in of_config.items() if "bool" in str(field.annotation)}
-    result = SplitWords([], {}, [])
+    lists = {field.name for field in fields(options) if "tuple" in str(field.type)}
+    instead = getattr(options, "instead", {})
+    lists_typed: dict[str, list[str]] = {}
+    result = SplitWords([], {}, [], {})
     entries = _entries(words)
     for name, has_equals, values in entries:
         if not name:  # a word without an option before it
@@ -96,22 +102,54 @@ def split_words(words: list[str], options: type[Any], parameters: Iterable[str])
         if name.startswith("no_") and name[3:] in on_or_off:
             name, values = name[3:], ["False"]
         name = f"{name}.{MAIN[name]}" if name in MAIN else name
-        name = ALIASES.get(name, name)
+        typed, name = name, ALIASES.get(name, name)
         if not values and (name in on_or_off or name in _BARE):
             values = [_BARE.get(name, "True")]
-        if name not in known:
+        if name in instead:
+            result.faults.append(f"There is no option {flag(name)!r}. {instead[name]}")
+        elif name not in known:
             result.faults.append(_unknown(name, " ".join(values), known))
+        elif name in lists and values:  # again adds to it, as --track
+            lists_typed[name] = [*lists_typed.get(name, ()), *values]
+        elif values and (fault := _check_own(name, values[0], options)):
+            result.faults.append(fault)
         elif name in own:
             result.own.extend([f"{flag(name)}={values[0]}"] if has_equals else [flag(name)])
             result.own.extend([] if has_equals else values)
         elif not values:
-            result.faults.append(f"{flag(name)} has no value. Write {flag(name)} VALUE.")
+            result.faults.append(f"{flag(typed)} has no value. Write {flag(typed)} VALUE.")
         elif name in of_config and "tuple" in str(of_config[name].annotation):
             result.options[name] = (*result.options.get(name, ()), *values)
         else:
             result.options[name] = values[0]
             result.own.extend(values[1:])  # the parser rejects them
+        if name in result.options:
+            result.places[name] = COMMAND_LINE if typed == name else flag(typed)
+    for name, values in lists_typed.items():
+        result.own.extend([flag(name), *values])
     return result
+
+
+def _check_own(name: str, value: str, options: type[Any]) -> str | None:
+    """Return why a value of the command's own option is not a number or not a choice."""
+    field = next((one for one in fields(options) if one.name.rstrip("_") == name), None)
+    members = list_members(get_type_hints(options)[field.name]) if field else ()
+    if field is None or str in members:
+        return None
+    choices = [member for member in members if isinstance(member, str)]
+    if choices:
+        listed = " or ".join(f"{flag(name)} {choice}" for choice in choices)
+        return None if value in choices else f"{flag(name)} has no choice {value!r}. Use {listed}."
+    for kind, what in ((int, "whole number"), (float, "number")):
+        if kind in members:
+            try:
+                kind(value)
+            except ValueError:
+                examples = getattr(options, "examples", {})
+                example = examples.get(name, 2) if field.default is None else field.default
+                return f"{flag(name)} {value} is not a {what}. Write {flag(name)} {example}."
+            return None
+    return None
 
 
 def _entries(words: list[str]) -> list[tuple[str, bool, list[str]]]:
@@ -151,46 +189,31 @@ def _similar(name: str, known: list[str]) -> str:
 def _load(file: RecipeFile, path: str | None, split: SplitWords) -> RecipeCall:
     """Import the recipe, and put the command line over the file over its config."""
     in_file, places = read_config_file(Path(path)) if path else ConfigFile({}, {})
-    set_at = {**places, **dict.fromkeys(split.options, COMMAND_LINE)}
-    typed, typed_arguments = _apart(split.options)
-    filed, filed_arguments = _apart(in_file)
-    if set(LENGTHS) & set(typed):  # the command line replaces the other way to set the length
-        filed = {name: value for name, value in filed.items() if name not in LENGTHS}
-    options = {**filed, **typed}
-    _replace_options(Config(), options, set_at, split.faults)  # needs no recipe
+    set_at = {**places, **split.places}
+    if set(LENGTHS) & set(split.options):  # they replace the other way to set the length
+        in_file = {name: value for name, value in in_file.items() if name not in LENGTHS}
+    options = {**in_file, **split.options}
+    of_config = {name: value for name, value in options.items() if not name.startswith("task.")}
+    _check_options(of_config, set_at, split.faults)  # needs no recipe
     with import_without_collecting():
-        from surestep.recipes.load import RecipeCall, load_file
+        from surestep.recipes.load import call_recipe, load_file
 
     recipe = load_file(file)  # its own code may disable the collector
-    config = _replace_options(recipe.config, options, set_at, ())
-    parameters = recipe.typed({**filed_arguments, **typed_arguments}, set_at)
-    set_in_recipe = dict.fromkeys(recipe.config.set_options(), f"recipe {recipe.name}")
-    return RecipeCall(recipe, config, parameters, {**set_in_recipe, **set_at})
+    return call_recipe(recipe, options, set_at)
 
 
-def _apart(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of the Config, and the parameters of the recipe."""
-    of_config = {name: value for name, value in options.items() if not name.startswith("task.")}
-    return of_config, {
-        name.removeprefix("task."): value
-        for name, value in options.items()
-        if name.startswith("task.")
-    }
-
-
-def _replace_options(
-    config: Config, options: Mapping[str, Any], set_at: Mapping[str, str], faults: Iterable[str]
-) -> Config:
-    """Return a Config with these options.
+def _check_options(
+    options: Mapping[str, Any], set_at: Mapping[str, str], faults: Iterable[str]
+) -> None:
+    """Check options of the Config.
 
     Raises:
         ConfigError: the faults of the command line, and those of the values.
     """
     found = list(faults)
     try:
-        config = config.replace_options(options, set_at)
+        Config.from_options(options, set_at)
     except ConfigError as error:
         found.append(str(error))
     if found:
         raise ConfigError("\n".join(found))
-    return config

@@ -50,14 +50,6 @@ def format_number(value: float | None) -> str:
     return "not known" if value is None else f"{value:.4g}"
 
 
-def format_duration(seconds: float) -> str:
-    """Format seconds, as minutes and seconds from one minute on."""
-    if seconds < 59.95:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s"
-
-
 def format_age(seconds: float) -> str:
     """Format an age in its largest unit of at least 2, such as "3 days"."""
     for unit, one in (("days", 86400), ("h", 3600), ("min", 60)):

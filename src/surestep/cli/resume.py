@@ -2,17 +2,20 @@
 
 import shlex
 import sys
-from contextlib import nullcontext, redirect_stdout
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from surestep.base.errors import ConfigError
-from surestep.base.paths import require_local_path
+from surestep.base.paths import is_address
 from surestep.base.text import print_escaped
 from surestep.cli.launch import launch, original_argv
 from surestep.cli.load_run import load_run_recipe, recipe_argument
+from surestep.cli.mirrored import open_mirrored
 from surestep.cli.parse import parse_known
 from surestep.cli.train import report, split_names, train
 from surestep.engine.distributed.launcher_env import NPROC, read_launched
@@ -24,7 +27,7 @@ class Options:
     """Resume a run from its newest valid checkpoint, with the recipe that started it.
 
     Attributes:
-        run: Run folder.
+        run: Run folder, or the address of a mirror, such as s3://bucket/run.
         allow: What may differ from the run: recipe (its file), data, task.NAME, ...
         nproc: Number of processes to start on this machine.
         json: Print the results as JSON.
@@ -40,35 +43,49 @@ def run(words: list[str]) -> int:
     """Resume a run; print what `surestep train` prints."""
     parsed, unknown = parse_known(Options, words, "surestep resume")
     if unknown:
-        raise _reject_options(Run(require_local_path(parsed.run)), shlex.join(unknown))
+        with _open_run(parsed.run) as folder:
+            raise _reject_options(folder, parsed.run, shlex.join(unknown))
     if parsed.nproc is not None:
         return launch(parsed.nproc, ["resume", *words])
-    folder, allow = Run(require_local_path(parsed.run)), split_names(parsed.allow)
+    allow = split_names(parsed.allow)
     # With --json, stdout has only the results; callbacks of a recipe may print.
     with redirect_stdout(sys.stderr) if parsed.json else nullcontext():
-        call = load_run_recipe(folder, allow_changed="recipe" in allow)
-        _print_fewer_processes(folder)
+        with _open_run(parsed.run) as folder:
+            call = load_run_recipe(folder, allow_changed="recipe" in allow)
+            _print_fewer_processes(folder, parsed.run)
+        if is_address(parsed.run):  # the run may have been copied there from another place
+            call = replace(call, config=call.config.replace_options({"checkpoint.mirror": None}))
         resume_command = shlex.join(["surestep", "resume", *original_argv(words)])
-        done, test = train(call, resume_command, run=folder.path, allow=allow)
+        done, test = train(call, resume_command, run=parsed.run, allow=allow)
     return report(done, test, as_json=parsed.json)
 
 
-def _print_fewer_processes(folder: Run) -> None:
+@contextmanager
+def _open_run(name: str) -> Iterator[Run]:
+    """Yield a run folder to read; that of a mirror is an outline in a temporary folder."""
+    if is_address(name):
+        with open_mirrored(name) as mirrored:
+            yield mirrored.run
+    else:
+        yield Run(Path(name))
+
+
+def _print_fewer_processes(folder: Run, name: str) -> None:
     """Print how to start as many processes as the run had, if this is the only one."""
     ranks = (folder.config.get("decided") or {}).get("parallel.ranks") or 1
     if ranks > 1 and read_launched().size == 1 and folder.status["status"] != "finished":
         print_escaped(
-            f"{folder.path} was trained by {ranks} processes and resumes in one. To resume with "
+            f"{name} was trained by {ranks} processes and resumes in one. To resume with "
             f"{ranks}, add {NPROC} {ranks}.",
             file=sys.stderr,
         )
 
 
-def _reject_options(folder: Run, options: str) -> ConfigError:
+def _reject_options(folder: Run, name: str, options: str) -> ConfigError:
     """Return the error for options that `surestep resume` does not take."""
-    instead = f"surestep.Trainer(task, config, run={str(folder.path)!r}), in Python"
+    instead = f"surestep.Trainer(task, config, run={name!r}), in Python"
     if recipe := folder.config["recipe"]:
-        words = ["surestep", "train", recipe_argument(recipe), "--run", str(folder.path)]
+        words = ["surestep", "train", recipe_argument(recipe), "--run", name]
         instead = f"{shlex.join(words)} {options}"
     return ConfigError(
         f"surestep resume does not take {options}: it resumes a run with its own options. To "

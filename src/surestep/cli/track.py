@@ -1,17 +1,24 @@
 """`surestep track replay`."""
 
-from typing import Annotated
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from surestep.base.errors import RunError, SurestepError
+from surestep.base.errors import ConfigError, RunError, SurestepError, suggest_names
 from surestep.base.paths import require_local_path
+from surestep.base.secrets import describe_error
 from surestep.base.text import print_escaped
-from surestep.cli.main import list_commands, reject_command
+from surestep.cli.load_run import load_run_recipe
+from surestep.cli.main import run_subcommand
 from surestep.cli.parse import command
-from surestep.config.config import Config
+from surestep.config.groups import tracker_names
 from surestep.record.lock import is_locked
 from surestep.record.run import Run
+
+if TYPE_CHECKING:  # wrong arguments are rejected without torch
+    from torch import nn
 
 _COMMANDS = {"replay": "replay RUN --to TRACKER: send what a run recorded and the tracker lacks"}
 
@@ -27,21 +34,27 @@ def replay(
         to: Name of the tracker, such as tensorboard.
         all: Send everything again.
     """
-    Config.from_options({"logging.trackers": to})  # checks that there is such a tracker
+    if to not in tracker_names():
+        known = f"Known: {', '.join(tracker_names())}."
+        meant = suggest_names(to, tracker_names())
+        raise ConfigError(
+            f"--to {to}: there is no such tracker. {meant}{'' if meant == known else f' {known}'}"
+        )
     path = Run(require_local_path(folder)).path
     if is_locked(path):
         raise RunError(f"{path} is running, and sends its records itself. Wait until it ends.")
     from surestep.tracking.follower import Delivery
     from surestep.tracking.registry import tracker_class
 
-    delivery = Delivery(path, tracker_class(to)(), from_start=all)
+    load_model = partial(_load_model, Run(path)) if Run(path).config["recipe"] else None
+    delivery = Delivery(path, tracker_class(to)(), from_start=all, load_model=load_model)
     before = delivery.offset
     try:
         delivery.deliver()
     except SurestepError:
         raise
     except Exception as error:  # whatever the tracker's library raises
-        raise RunError(f"{to} failed: {type(error).__name__}: {error}") from error
+        raise RunError(f"{to} failed: {describe_error(error)}.") from error
     finally:
         delivery.close()
     sent = delivery.offset - before
@@ -49,12 +62,17 @@ def replay(
     return 0
 
 
+def _load_model(run: Run) -> "nn.Module":
+    """Return the model that the recipe of a run builds, with the weights of its best checkpoint."""
+    call = load_run_recipe(run, allow_changed=False)
+    from surestep.trainer.evaluator import load_checkpoint_model
+    from surestep.trainer.planning import plan_task
+
+    config = call.config.single_process().replace_options({"device": "cpu", "precision": "fp32"})
+    planned = plan_task(replace(call, config=config).task(), config)
+    return load_checkpoint_model(run, planned, "best")[0].eval()
+
+
 def run(words: list[str]) -> int:
     """Run one of the commands."""
-    command, *rest = words or ["--help"]
-    if command in ("-h", "--help"):
-        print(f"usage: surestep track COMMAND ...\n\n{list_commands(_COMMANDS)}")
-        return 0
-    if command not in _COMMANDS:
-        return reject_command("surestep track", command, _COMMANDS)
-    return replay(rest)
+    return run_subcommand("track", _COMMANDS, {"replay": replay}, words)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from surestep.base.errors import ConfigError, Preempted
-from surestep.base.text import print_escaped, print_json
+from surestep.base.text import format_duration, print_escaped, print_json
 from surestep.cli import output as show
 from surestep.cli.launch import launch, original_argv
 from surestep.cli.options import CommandOptions, read_command_line
@@ -32,7 +32,8 @@ class Options(CommandOptions):
     """Train the model of a recipe.
 
     Attributes:
-        run: Run folder; the default is runs/RECIPE-TIME. Under torchrun use --run-folder.
+        run: Run folder; the default is runs/RECIPE-TIME. Under torchrun use --run-folder. An
+            address such as s3://bucket/run is a mirror, from which the run is fetched.
         resume: auto resumes the run in the folder if there is one. never: it is an error if there
             is one. must: it is an error if there is none.
         allow: What may differ from the run on resume: optim.lr,epochs,data.
@@ -180,7 +181,7 @@ def _steps(status: dict[str, Any]) -> str:
     since, speed = status.get("since_step"), status.get("items_per_s")
     start = f", since step {since}" if since else ""
     rate = f", {speed:,.0f} items/s" if speed is not None else ""
-    return f"{status['step']}{start} in {show.format_duration(status['seconds'])}{rate}"
+    return f"{status['step']}{start} in {format_duration(status['seconds'])}{rate}"
 
 
 def _skipped(status: dict[str, Any]) -> str:
@@ -196,7 +197,7 @@ def _print_dry_run(steps: list[DryRunStep], words: list[str], *, as_json: bool) 
     if as_json:
         print_json(dumps([step._asdict() for step in steps]))
         return 0
-    rows = [(step.what, step.result, show.format_duration(step.seconds)) for step in steps]
+    rows = [(step.what, step.result, format_duration(step.seconds)) for step in steps]
     show.print_table("Dry run", ("step", "result", "time"), rows)
     print_escaped(f"Next: {_command([word for word in words if word != '--dry-run'])}")
     return 0

@@ -167,6 +167,11 @@ class PeriodicTrigger:
             return self._periods(items) > self._periods(before)
         return self._periods(step) > self._periods(step - 1)
 
+    def count_due(self, steps: int) -> int | None:
+        """Return how many of the first steps are due; None if it depends on more than the steps."""
+        is_by_steps = self.unit in ("epochs", "steps") and not self._by_ends
+        return self._periods(steps) if is_by_steps else None
+
     def next_check_step(self, step: int) -> int:
         """Return the first step after `step` that may be due, so that others need not ask."""
         if self.unit in ("minutes", "items") or self._by_ends:

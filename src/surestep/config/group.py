@@ -17,6 +17,7 @@ from pydantic import (
 
 from surestep.base.errors import ConfigError, suggest_names
 from surestep.base.locations import shown_place, user_line
+from surestep.base.secrets import mask_secrets
 from surestep.config.duration import parse_number, parse_percent
 from surestep.config.not_set import NOT_SET, NotSet
 from surestep.config.option import UNKNOWN, ResumeEffect, list_types
@@ -241,7 +242,7 @@ def _sentence(group: type[ConfigGroup], name: str, detail: Any, data: Mapping[st
 
 def not_allowed(option: str, value: Any, what: str) -> str:
     """Return a sentence that a value is not allowed, and what is."""
-    return f"{option}={value!r} is not allowed: {what}."
+    return f"{option}={mask_secrets(repr(value))} is not allowed: {what}."
 
 
 def _unknown(group: type[ConfigGroup], name: str, value: Any, locations: Locations) -> str:

@@ -27,6 +27,7 @@ from surestep.config.option import (
 from surestep.config.types import (
     ClockPeriod,
     Count,
+    MirrorAddress,
     NotNegative,
     Period,
     Positive,
@@ -208,6 +209,10 @@ class Checkpoint(ConfigGroup):
         "Interval of milestone checkpoints that are never deleted: '10 epochs', '1000 steps'.",
         default=(None, "not set: no milestones are kept"),
     )
+    mirror: MirrorAddress | NotSet | None = option(
+        "Also copy the checkpoints and records to this address: 's3://bucket/run', '/backup/run'.",
+        default=(None, "not set: the run folder is the only copy"),
+    )
     async_save: bool | NotSet = option(
         "Write checkpoints in a background thread while training continues."
     )
@@ -216,11 +221,16 @@ class Checkpoint(ConfigGroup):
     )
 
 
+def tracker_names() -> tuple[str, ...]:
+    """Return the names of the trackers: those of surestep, and of plug-ins."""
+    own = ("tensorboard", "mlflow", "wandb")
+    return (*own, *plugin_names(TRACKERS, own))
+
+
 if TYPE_CHECKING:
     TrackerName = str
 else:
-    TRACKER_NAMES = ("tensorboard", "mlflow", "wandb")
-    TrackerName = Literal[(*TRACKER_NAMES, *plugin_names(TRACKERS, TRACKER_NAMES))]
+    TrackerName = Literal[tracker_names()]
 
 
 def _as_tuple(value: Any) -> Any:
@@ -242,4 +252,24 @@ class Logging(ConfigGroup):
     trackers: Annotated[tuple[TrackerName, ...], BeforeValidator(_as_tuple)] | NotSet = option(
         "Trackers that get what a run records, besides the run folder.",
         default=((), "not set: the run folder alone has the records"),
+    )
+    per_layer: bool | NotSet = option(
+        "Log norms of gradients, weights and updates by layer, of the step before each log point.",
+        default=(False, "not set: the norm of all gradients is logged"),
+    )
+    histograms: StepPeriod | NotSet | None = option(
+        "Interval of histograms of weights and gradients by layer, at log points: '1 epoch'.",
+        default=(None, "not set: no histograms"),
+    )
+    graph: bool | NotSet = option(
+        "Write the graph of the model for TensorBoard, before the first step.",
+        default=(False, "not set: no graph"),
+    )
+    mlflow_model: Literal["program", "weights", "off"] | NotSet = option(
+        "What MLflow gets as the model of a finished run: its exported program, or only weights.",
+        default=("program", "it runs without the code of the model"),
+    )
+    mlflow_registered_model: str | NotSet | None = option(
+        "Name in MLflow's model registry: a finished run adds a version of it.",
+        default=(None, "not set: no version is registered"),
     )

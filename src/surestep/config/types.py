@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from surestep.base.paths import check_mirror_address
 from surestep.config.duration import (
     Unit,
     format_number,
@@ -180,4 +181,5 @@ Steps = Annotated[str, BeforeValidator(_range)]
 SamplesOrFile = Annotated[str | tuple[int, ...], BeforeValidator(_samples)]
 BlockChoice = Annotated[str, AfterValidator(_block_choice)]
 TableOrFile = Annotated[str, BeforeValidator(_table)]
+MirrorAddress = Annotated[str, BeforeValidator(lambda value: check_mirror_address(str(value)))]
 Recomputed = Annotated[str, AfterValidator(_recomputed)]

@@ -181,6 +181,31 @@ class RecipeCall:
         return TaskOrigin(name, recipe, self.parameters, self.set_options)
 
 
+def call_recipe(
+    recipe: Recipe, options: Mapping[str, Any], set_at: Mapping[str, str]
+) -> RecipeCall:
+    """Put options over those of a recipe.
+
+    Args:
+        recipe: the recipe.
+        options: of the Config and, as "task.NAME", of the recipe's function; they may be text.
+        set_at: where each was set.
+
+    Raises:
+        ConfigError, RecipeError: lists the options that are invalid.
+    """
+    arguments = {
+        name.removeprefix("task."): value
+        for name, value in options.items()
+        if name.startswith("task.")
+    }
+    of_config = {name: value for name, value in options.items() if not name.startswith("task.")}
+    config = recipe.config.replace_options(of_config, set_at)
+    parameters = recipe.typed(arguments, set_at)
+    set_in_recipe = dict.fromkeys(recipe.config.set_options(), f"recipe {recipe.name}")
+    return RecipeCall(recipe, config, parameters, {**set_in_recipe, **set_at})
+
+
 def _parse(kind: Any, value: Any) -> Any:
     """Parse one value.
 

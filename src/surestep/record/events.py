@@ -162,11 +162,12 @@ def read_new_events(path: Path, offset: int) -> Iterator[tuple[dict[str, Any], i
         RunError: the file is missing, shorter than the offset, or a line is not an event.
     """
     try:
-        with open_regular(path) as file:
+        # Unbuffered, a line is read byte by byte.
+        with open_regular(path) as file, BufferedReader(cast("FileIO", file)) as lines:
             if size_of(path) < offset:
                 raise ValueError(f"it has less than the {offset} bytes that were read before")
-            file.seek(offset)
-            while (line := file.readline(LARGEST)).endswith(b"\n"):
+            lines.seek(offset)
+            while (line := lines.readline(LARGEST)).endswith(b"\n"):
                 offset += len(line)
                 event = _event(path, 0, line)
                 if event is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from surestep.base.errors import CheckpointError, RunError
+from surestep.base.secrets import mask_secrets
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.plan.plan import Plan
 from surestep.engine.plan.system import SystemInfo
@@ -56,16 +57,25 @@ class RunWriter:
         folder: of the run.
         made: this process has just chosen the folder's name.
         world: the ranks of the run, which write a checkpoint together if they share the state.
+        delete_abandoned: deletes the checkpoints that a rollback undoes.
 
     Raises:
         RunError: another process holds the folder, or it cannot be written.
     """
 
-    def __init__(self, folder: Path, *, made: bool = False, world: Communicator = ALONE) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        made: bool = False,
+        world: Communicator = ALONE,
+        delete_abandoned: Callable[[Iterable[Path]], None] = delete,
+    ) -> None:
         self.folder = folder
         self.checkpoints = folder / "checkpoints"
         self.world = world
         self.warnings: list[str] = []
+        self._delete_abandoned = delete_abandoned
         self._made = made or not folder.exists()
         self._lock: RunLock | None = None
         self._events: EventWriter | None = None
@@ -89,7 +99,8 @@ class RunWriter:
             if isinstance(error, (FileExistsError, NotADirectoryError)):
                 hint = "It is a file: choose a folder with --run (run= in Python)."
             raise RunError(f"{folder} cannot be a run folder: {error.strerror}. {hint}") from error
-        for parent in (folder, folder / INCIDENTS):  # other processes may write predictions there
+        # Other processes may write predictions there, and send records to trackers.
+        for parent in (folder, folder / INCIDENTS, folder / "trackers"):
             remove_stale(parent)
         remove_stale(self.checkpoints, locked=lock.locked)
         return lock
@@ -176,12 +187,12 @@ class RunWriter:
 
     def status(self, status: str, **more: Any) -> None:
         """Write status.json: running, stopped, failed or finished."""
-        self.write("status.json", {"status": status, **self._status, **more})
+        self.write("status.json", {"status": status, **self._status, **_mask_texts(more)})
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append an event."""
         if self._events is not None:
-            self._events.write(kind, **fields)
+            self._events.write(kind, **_mask_texts(fields))
 
     def notice(self) -> str | None:
         """Return a message about the folder itself, if there is one."""
@@ -203,6 +214,7 @@ class RunWriter:
             data_wait_s=round(point.data_wait_s, 4),
             **({"group_lr": group_rates} if group_rates else {}),
             peak_memory=peak_memory,
+            **({"layers": point.layers._asdict()} if point.layers else {}),
         )
 
     def skipped(self, skip: SkippedStep, samples: list[int] | None) -> None:
@@ -273,7 +285,8 @@ class RunWriter:
     def delete_from_step(self, step: int) -> None:
         """Delete the checkpoints from a step on, after a rollback."""
         if self._lock is not None:
-            delete(path for path in list_checkpoints(self.checkpoints) if step_of(path) >= step)
+            found = list_checkpoints(self.checkpoints)
+            self._delete_abandoned(path for path in found if step_of(path) >= step)
 
     def close(self) -> None:
         """Wait for the last save, then close the events and release the folder."""
@@ -291,11 +304,26 @@ class RunWriter:
         self.close()
         if self._lock is None or self.published or (self.folder / "config.json").exists():
             return
-        for name in ("lock", "plan.json", "environment.json", "status.json", "events.jsonl"):
+        for name in (
+            "lock",
+            "plan.json",
+            "environment.json",
+            "status.json",
+            "events.jsonl",
+            "mirror.json",
+        ):
             (self.folder / name).unlink(missing_ok=True)
         if self._made:
             with suppress(OSError):  # it has other files
                 self.folder.rmdir()
+
+
+def _mask_texts(fields: dict[str, Any]) -> dict[str, Any]:
+    """Mask secrets in texts, which may quote the error of a library."""
+    return {
+        name: mask_secrets(value) if isinstance(value, str) else value
+        for name, value in fields.items()
+    }
 
 
 def collect_environment(system: SystemInfo, folder: Path) -> dict[str, Any]:

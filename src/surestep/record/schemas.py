@@ -21,6 +21,8 @@ from typing_extensions import TypedDict
 CONFIG_FORMAT = 3
 INCIDENT_FORMAT = 3
 EVENTS_FORMAT = 2
+STUDY_FORMAT = 2
+MIRROR_FORMAT = 1
 LARGEST = 2**40  # steps, epochs: more than any run has
 MAX_INT = 2**63 - 1
 # Types made by calls, which mypy cannot follow.
@@ -206,6 +208,7 @@ _CONFIG = _open(
         "data": _open({}, {"exclude_samples": list[Size]}),
         "machine": dict[str, Any],
         "modules": dict[str, dict[str, Any]],
+        "study": str,
         "from": _open({"run": str, "which": str, "step": Count}) | None,
     },
 )
@@ -258,11 +261,40 @@ def _as_options(found: Any) -> Any:
 PLAN = _adapter(_annotated[Any, PlainValidator(_as_options)])  # value by option
 EVENT = _adapter(_open({"event": str}, {"time": Number}))
 _AT_STEP = _adapter(_open({"step": Count}))
+STUDY = _adapter(
+    _open(
+        {
+            "format": _version(STUDY_FORMAT),
+            "recipe": dict[str, str],
+            "fixed": dict[str, Any],
+            "space": dict[str, Any],
+            "objectives": _list[_annotated[tuple[str, Literal["min", "max"]], Field(strict=False)]],
+            **dict.fromkeys(("sampler", "pruner", "name"), str),
+            "storage": str | None,
+            "seed": Size,
+            **dict.fromkeys(("trials", "threads", "nproc"), Count),
+        }
+    )
+)
+_TENSOR = _open({"name": str, "dtype": str, "shape": _list[_annotated[int, Field(ge=-1)]]})
+SIGNATURE = _adapter(_open({"inputs": _list[_TENSOR], "outputs": _list[_TENSOR]}))
 TRACKER = _adapter(_open({"offset": Size, "state": dict[str, Any]}))
+_WRITER = _open({"host": str, "pid": Size, "token": str, "time": Number})
+MIRROR = _adapter(_open({"format": _version(MIRROR_FORMAT), "id": str, "writer": _WRITER | None}))
+MIRRORED = _adapter(
+    _open(
+        {
+            **{"id": str, "address": str, "fetching": bool},
+            **{"elsewhere": list[str], "damaged": list[str]},
+        },
+        {"abandoned": dict[str, str]},
+    )
+)
 STEPS = _adapter(_open({"event": Literal["steps"], "first": Count, "loss": list[Number]}))
 EVENTS: dict[str, TypeAdapter[Any]] = {  # those that are read again
     "format": _adapter(_open({"version": _version(EVENTS_FORMAT)})),
-    **dict.fromkeys(("resume", "restart", "rollback"), _AT_STEP),
+    **dict.fromkeys(("resume", "restart", "rollback", "checkpoint"), _AT_STEP),
+    "branch": _adapter(_open({"run": str, "step": Count})),
     "skipped": _adapter(
         _open(
             {

@@ -11,15 +11,20 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from threading import Event, Lock, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from surestep.base.secrets import describe_error
+from surestep.record.checkpoint.discovery import checkpoint_name
 from surestep.record.events import read_new_events
 from surestep.record.io import read_json, write_json
-from surestep.record.schemas import TRACKER
-from surestep.tracking.points import numbers_of, read_points
+from surestep.record.schemas import CONFIG, TRACKER
+from surestep.tracking.points import numbers_of, read_histograms, read_points
 from surestep.tracking.tracker import Point, TrackedRun, Tracker
 
-INTERVAL_S = 1.0  # between two reads of the events
+if TYPE_CHECKING:
+    from torch import nn
+
+INTERVAL_S = 5.0  # between two reads of the events: a request costs the same for more values
 LONGEST_PAUSE_S = 30.0  # between two attempts to reach a tracker
 LAST_S = 20.0  # for what is left when a run ends
 BATCH = 500  # events that are sent, and recorded as delivered, at once
@@ -32,13 +37,22 @@ class Delivery:
         folder: of the run.
         tracker: gets them.
         from_start: send also what was delivered before.
+        load_model: see `TrackedRun`.
 
     Attributes:
         offset: bytes of the events that were delivered.
     """
 
-    def __init__(self, folder: Path, tracker: Tracker, *, from_start: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tracker: Tracker,
+        *,
+        from_start: bool = False,
+        load_model: Callable[[], "nn.Module"] | None = None,
+    ) -> None:
         self.folder = folder
+        self._load_model = load_model
         self.tracker = tracker
         self._events = folder / "events.jsonl"
         self._record_path = folder / "trackers" / f"{tracker.name}.json"
@@ -74,13 +88,16 @@ class Delivery:
 
     def _start(self) -> None:
         options = {d["option"]: d["value"] for d in read_json(self.folder / "plan.json")}
-        task = read_json(self.folder / "config.json").get("task", {})
+        config = read_json(self.folder / "config.json", CONFIG)
+        task = config.get("task", {})
         run = TrackedRun(
             path=self.folder,
             name=self.folder.resolve().name,
             options=options | {f"task.{name}": value for name, value in task.items()},
             environment=read_json(self.folder / "environment.json"),
             state=self._state,
+            study=config.get("study"),
+            load_model=self._load_model if self.tracker.uses_model else None,
         )
         self._state = dict(self.tracker.start(run) or self._state)
         self._is_started = True
@@ -92,17 +109,27 @@ class Delivery:
             points += read_points(event)
             if event["event"] == "evaluation":
                 self._evaluated = event["step"], numbers_of(event["metrics"])
-            if event["event"] not in ("checkpoint", "end"):
-                continue
-            self._log(points)
-            if event["event"] == "checkpoint":
-                path = self.folder / event["path"]
-                step, metrics = self._evaluated
-                metrics = metrics if step == event["step"] else {}
-                self.tracker.checkpoint(path, event["step"], metrics)
-            else:
-                self.tracker.end(event["status"], event)
+            if event["event"] in ("histograms", "checkpoint", "resume", "branch", "end"):
+                self._log(points)
+                self._call(event)
         self._log(points)
+
+    def _call(self, event: dict[str, Any]) -> None:
+        """Call the method of the tracker for an event that is not a point."""
+        if event["event"] == "end":
+            self.tracker.findings(event.get("findings", []))
+            self.tracker.end(event["status"], event)
+            return
+        if event["event"] == "histograms":
+            self.tracker.histograms(event["step"], event["time"], read_histograms(event))
+            return
+        run = Path(event["run"]) if event["event"] == "branch" else self.folder
+        step, (evaluated_step, metrics) = event["step"], self._evaluated
+        path = run / "checkpoints" / checkpoint_name(step)
+        if event["event"] == "checkpoint":
+            self.tracker.checkpoint(path, step, metrics if evaluated_step == step else {})
+        else:
+            self.tracker.resume(path, step)
 
     def _log(self, points: list[Point]) -> None:
         if points:
@@ -152,6 +179,8 @@ class Follower:
         self._thread.join(LAST_S)
         self._gave_up.set()
         self.delivery.abandon()
+        if (message := self.notice()) is not None:
+            print_line(message)
         if self._thread.is_alive() or self.delivery.pending:
             tracker, folder = self.delivery.tracker.name, self.delivery.folder
             print_line(
@@ -187,8 +216,7 @@ class Follower:
 
     def _describe(self, error: Exception) -> str:
         name = self.delivery.tracker.name
-        text = str(error).strip().partition("\n")[0][:300]
         return (
-            f"{name} does not take what is recorded: {type(error).__name__}: {text}. Training "
+            f"{name} does not take what is recorded: {describe_error(error)}. Training "
             "continues, and the rest is sent when it does."
         )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from surestep.tracking.tracker import Point
+from surestep.tracking.tracker import Histogram, Point
 
 
 def read_points(event: Mapping[str, Any]) -> Iterator[Point]:
@@ -15,8 +15,12 @@ def read_points(event: Mapping[str, Any]) -> Iterator[Point]:
     if event["event"] == "evaluation" and (values := numbers_of(event["metrics"])):
         yield Point(event["step"], event["time"], values)
     if event["event"] == "steps" and event["loss"]:
-        last = event["first"] + len(event["loss"]) - 1
-        yield Point(last, event["time"], _log_point(event))
+        last, layers = event["first"] + len(event["loss"]) - 1, event.get("layers", {"step": 0})
+        norms = _layer_norms(layers)
+        if norms and layers["step"] != last:
+            yield Point(layers["step"], event["time"], norms)
+            norms = {}
+        yield Point(last, event["time"], _log_point(event) | norms)
 
 
 def _log_point(event: Mapping[str, Any]) -> dict[str, float]:
@@ -35,6 +39,31 @@ def _log_point(event: Mapping[str, Any]) -> dict[str, float]:
         values["throughput/samples_per_s"] = event["samples"] / seconds
         values["time/data_wait_share"] = event["data_wait_s"] / seconds
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _layer_norms(layers: Mapping[str, Any]) -> dict[str, float]:
+    """Return the norms of a step as "weight_norm/LAYER" and so on."""
+    return {
+        f"{kind}/{layer}": float(norm)
+        for kind, norms in layers.items()
+        if kind != "step"
+        for layer, norm in norms.items()
+    }
+
+
+def read_histograms(event: Mapping[str, Any]) -> dict[str, Histogram]:
+    """Return the histograms of an event, by "weights/LAYER" and "gradients/LAYER"."""
+    return {
+        f"{kind}/{layer}": Histogram(
+            float(found["min"]),
+            float(found["max"]),
+            found["counts"],
+            float(found["sum"]),
+            float(found["sum_squares"]),
+        )
+        for kind in ("weights", "gradients")
+        for layer, found in event[kind].items()
+    }
 
 
 def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:

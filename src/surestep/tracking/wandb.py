@@ -1,16 +1,23 @@
 """Weights & Biases: its service, or files in the run folder to be synced later."""
 
+import hashlib
+import json
 import os
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, ClassVar
 
-from surestep.tracking.tracker import Point, TrackedRun, Tracker
+from surestep.record.events import read_events
+from surestep.tracking.checkpoint_copy import copy_checkpoint, describe_checkpoint
+from surestep.tracking.tracker import Point, StudyResult, TrackedRun, Tracker
 
 _STEP = "step"  # the x-axis: unlike W&B's own step, it may repeat when a run resumes
 
 
 class WandbTracker(Tracker):
-    """Logs options as the config, metrics over "step", and the best checkpoint as an artifact.
+    """Logs options as the config, metrics over "step", findings, and checkpoints as artifacts.
 
     Without an API key, and with WANDB_MODE=offline, everything is written to the folder `wandb` of
     the run, for `wandb sync`. WANDB_PROJECT names the project, by default "surestep".
@@ -19,42 +26,167 @@ class WandbTracker(Tracker):
     """
 
     name: ClassVar[str] = "wandb"
+    _wandb: Any = None
 
     def start(self, run: TrackedRun) -> Mapping[str, Any]:
         """Create the W&B run, or continue the one of this run folder."""
-        import wandb
-
-        self._run = run
-        has_key = wandb.login(prompt=False)  # otherwise W&B would ask at the terminal
-        self._wandb: Any = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "surestep"),
-            id=run.state.get("id"),
-            resume="allow",
-            name=run.name,
-            mode=None if has_key or "WANDB_MODE" in os.environ else "offline",
-            dir=str(run.path),
-            config=dict(run.options) | {"environment": dict(run.environment)},
-            settings=wandb.Settings(console="off", silent=True, disable_code=True),
-        )
+        before, self._run = self._wandb, run
+        if before is not None:  # the rest of an earlier start failed
+            before.finish()
+        run_id = run.state.get("id") or (before and before.id)
+        self._logged_best: Path | None = None
+        config = dict(run.options) | {"environment": dict(run.environment)}
+        if run.signature is not None:
+            config["signature"] = run.signature
+        self._wandb = _init(run.path, run_id, name=run.name, group=run.study, config=config)
+        self._began = next(read_events(run.path / "events.jsonl"))["time"]
+        self._row = -1
         self._wandb.define_metric(_STEP, hidden=True)
         self._wandb.define_metric("*", step_metric=_STEP)
         return {"id": self._wandb.id}
 
     def log(self, points: Sequence[Point]) -> None:
-        """Log each point as a row."""
+        """Log each point as a row.
+
+        W&B's number of the row, which must rise, is the time in ms since the run began. So offline
+        folders of one run, written by several processes, have no number in common.
+        """
         for point in points:
-            self._wandb.log({**point.values, _STEP: point.step, "_timestamp": point.time})
+            self._row = max(self._row + 1, round((point.time - self._began) * 1000))
+            row = {**point.values, _STEP: point.step, "_timestamp": point.time}
+            self._wandb.log(row, step=self._row, commit=True)
+
+    def resume(self, path: Path, step: int) -> None:
+        """Record the checkpoint as an input of the run, unless it was deleted."""
+        run = path.parent.parent
+        run_id = self._wandb.id
+        if run != self._run.path:
+            record = run / "trackers" / f"{self.name}.json"
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                run_id = json.loads(record.read_bytes())["state"]["id"]
+            if run_id == self._wandb.id:  # the other run was not tracked here
+                run_id = run.name
+        if not self._wandb.settings._offline:
+            with suppress(Exception):  # it was not logged, or is in another project
+                self._wandb.use_artifact(f"{run_id}-checkpoint:{path.name}")
+                return
+        artifact = _reference(run_id, path, step, {})
+        if artifact is not None:  # use_artifact() does the same, but rejects offline runs
+            self._wandb._log_artifact(artifact, use_after_commit=True)
+
+    def checkpoint(self, path: Path, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the checkpoint: its files if it is the best, and else a reference to them."""
+        if self._run.is_best(path):
+            self._log_best(path, step, metrics)
+        elif (artifact := _reference(self._wandb.id, path, step, metrics)) is not None:
+            self._wandb.log_artifact(artifact, aliases=["latest", path.name])
+
+    def _log_best(self, path: Path, step: int, metrics: Mapping[str, Any]) -> None:
+        with copy_checkpoint(path, self._run.path) as copy:
+            if copy is None:
+                return
+            artifact = _artifact(self._wandb.id, path, step, metrics, self._run.signature)
+            for file in sorted(copy.iterdir()):  # W&B copies them
+                artifact.add_file(str(file), name=f"{path.name}/{file.name}")
+        self._wandb.log_artifact(artifact, aliases=["best", "latest", path.name])
+        self._logged_best = path
+
+    def findings(self, findings: Sequence[Mapping[str, Any]]) -> None:
+        """Put the findings into the summary of the run, and send its warnings as alerts."""
+        self._wandb.summary["findings"] = {
+            finding["rule"]: f"{finding['message']} {finding['fix']}" for finding in findings
+        }
+        for finding in findings:
+            if finding["severity"] == "warning":
+                self._wandb.alert(f"{self._run.name}: {finding['rule']}", finding["message"])
 
     def end(self, status: str, summary: Mapping[str, Any]) -> None:
-        """Log the best checkpoint as an artifact, and how the run ended."""
-        import wandb
-
+        """Log how the run ended, and the best checkpoint unless this process has logged it."""
         self._wandb.summary["status"] = status
-        if status == "finished" and (best := self._run.best_checkpoint()) is not None:
-            artifact = wandb.Artifact(f"{self._wandb.id}-checkpoint", type="model")
-            artifact.add_dir(str(best), name=best.name)
-            self._wandb.log_artifact(artifact, aliases=["best"])
+        best = self._run.best
+        if status == "finished" and best is not None and best.path != self._logged_best:
+            self._log_best(best.path, best.step, best.metrics)
 
     def close(self) -> None:
         """End the W&B run of this process."""
         self._wandb.finish()
+        self._wandb = None
+
+    def end_study(self, study: StudyResult) -> None:
+        """Log the best trial and the files of a search as a run in the group of its trials."""
+        import wandb
+
+        run_id = hashlib.sha256(study.name.encode()).hexdigest()[:12]
+        named = {"name": study.name, "group": study.name, "job_type": "study"}
+        run = _init(study.folder, run_id, **named, config={"best": dict(study.params)})
+        run.summary.update(dict(study.metrics))
+        artifact = wandb.Artifact(f"{run_id}-study", type="study")
+        for file in study.files:
+            artifact.add_file(str(file))
+        if study.files:
+            run.log_artifact(artifact)
+        run.finish()
+
+
+def _init(folder: Path, run_id: str | None, *, config: Mapping[str, Any], **named: Any) -> Any:
+    """Open a run of W&B, whose files are in the folder `wandb` of `folder`."""
+    import wandb
+
+    has_key = wandb.login(prompt=False)  # otherwise W&B would ask at the terminal
+    _wait_for_new_name(folder / "wandb", run_id)
+    return wandb.init(
+        project=os.environ.get("WANDB_PROJECT", "surestep"),
+        id=run_id,
+        resume="allow",
+        mode=None if has_key or "WANDB_MODE" in os.environ else "offline",
+        dir=str(folder),
+        config=dict(config),
+        allow_val_change=True,  # options that a resumed run may change
+        settings=wandb.Settings(
+            console="off",
+            silent=True,
+            disable_code=True,
+            disable_git=True,
+            x_disable_meta=True,  # arguments, and all variables of Slurm with its token
+        ),
+        **named,
+    )
+
+
+def _wait_for_new_name(folder: Path, run_id: str | None) -> None:
+    """Wait for the next second if this one is in the name of a folder of the same W&B run.
+
+    W&B would overwrite that folder.
+    """
+    while run_id is not None and list(folder.glob(f"*-{time.strftime('%Y%m%d_%H%M%S')}-{run_id}")):
+        time.sleep(0.05)
+
+
+def _artifact(
+    run_id: str, path: Path, step: int, metrics: Mapping[str, Any], signature: Any = None
+) -> Any:
+    """Return a version of the checkpoints of a W&B run, without files."""
+    import wandb
+
+    numbers = {name: value for name, value in metrics.items() if not isinstance(value, list)}
+    metadata = {"step": step, "path": str(path.resolve()), "metrics": numbers}
+    if signature is not None:
+        metadata["signature"] = signature
+    return wandb.Artifact(f"{run_id}-checkpoint", type="model", metadata=metadata)
+
+
+def _reference(run_id: str, path: Path, step: int, metrics: Mapping[str, float]) -> Any | None:
+    """Return a version with the addresses and hashes of a checkpoint; None if it was deleted."""
+    described = describe_checkpoint(path, step, metrics)
+    artifact = _artifact(run_id, path, step, metrics)
+    if described is None:
+        return None
+    artifact.metadata["manifest_sha256"] = described["manifest_sha256"]
+    try:
+        for file in sorted(path.resolve().iterdir()):
+            artifact.add_reference(file.as_uri(), name=f"{path.name}/{file.name}")
+    except (OSError, ValueError):  # deleted while its files were hashed
+        if path.exists():
+            raise
+        return None
+    return artifact

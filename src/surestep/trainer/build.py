@@ -91,14 +91,13 @@ def build(
     settings.callback(loader.close)
     with disable_compile(model):
         monitor, skips = plan.validation_metric, plan.on_nonfinite == "skip"
-        narrow = check_first_batch(
+        first = check_first_batch(
             model, loader, task, autocast(plan), fresh=fresh, judged_by=monitor, skips=skips
         )
     settings.enter_context(compile_model(model, plan, in_blocks=strategy.gathers_blocks))
     parts, groups = _make_step_context(plan, task, model, loss, settings, world)
-    _check_batch_norm(
-        planned, model, trained_modules(parts.train_modes, model, plan, groups), narrow, loader
-    )
+    trained = trained_modules(parts.train_modes, model, plan, groups)
+    _check_batch_norm(planned, model, trained, first.narrow_norms, loader)
     state = parts.state
     state.built = initial_values(model)
     if plan.checkpoint_weights == "trained":
@@ -114,6 +113,7 @@ def build(
     if world.size > 1 and task.step is None and strategy.allows_warm_up:
         warm_up_ddp(parts, loader, plan)
     loop = Loop(parts, loader, plan, callbacks=list(callbacks), on_log=[detect_unfreezing(model)])
+    loop.signature = first.signature
     generators = parts.randomness.generators
     loop.after_first.append(partial(seed_late_generators, found, generators))
     if world.size > 1 and (every := plan.parallel_replica_check_every) is not None:

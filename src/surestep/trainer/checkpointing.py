@@ -183,6 +183,8 @@ def _max_checkpoints(plan: Plan) -> int:
         count += 1
     if plan.checkpoint_keep_every is not None:
         count += int(plan.total_steps / plan.checkpoint_keep_every.steps(plan.steps_per_epoch))
+    if plan.checkpoint_mirror is not None:
+        count += 1  # deleted here, but still being copied
     return min(count, int(plan.total_steps))
 
 

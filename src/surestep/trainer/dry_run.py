@@ -33,6 +33,7 @@ NEAR_ZERO = 0.01  # of the first loss
 MAX_STEPS = 2000
 _IGNORED_GROUPS = ("schedule.", "early_stop.", "validation.")
 _IGNORED_OPTIONS = (
+    "checkpoint.mirror",
     *("micro_batch_size", "epochs", "data.shuffle_buffer", "exclude_samples"),
     *("limit_train_batches", "limit_val_batches"),
 )
@@ -70,7 +71,7 @@ def dry_run(task: Task, config: Config, *, callbacks: Sequence[Callback] = ()) -
     val_sets = {name: first_samples(data, size, name) for name, data in task.val_sets().items()}
     test = None if task.test is None else first_samples(task.test, size, "test")
     small = replace(task, val=val_sets or None, test=test)
-    quiet = config.replace_options({"logging.progress": "quiet"})
+    quiet = config.replace_options({"logging.progress": "quiet", "checkpoint.mirror": None})
     with tempfile.TemporaryDirectory(prefix="surestep-") as folder:
         start = partial(prepare, small, quiet, run=Path(folder) / "run", callbacks=callbacks)
         session = timed("start-up checks", start, lambda _: "passed")

@@ -93,6 +93,7 @@ def _train(session: Session) -> bool:
         evaluate = partial(_evaluate, session, TopK(loop, session.run.checkpoints))
         loop.handlers[Request.EVALUATE] = evaluate
         if session.state.best.is_due:
+            loop.start()  # first, so that callbacks know what was evaluated before
             evaluate()
         elif session.is_evaluated:
             _stop_early(session)
@@ -146,6 +147,16 @@ def _make_trigger(session: Session, duration: Duration | None) -> PeriodicTrigge
         items=session.state.progress.items,
         seconds=session.loop.world.seconds,
     )
+
+
+def count_evaluations(session: Session) -> int | None:
+    """Return how many evaluations a run makes that nothing ends early; None if it is not known."""
+    plan = session.plan
+    trigger, last = _make_trigger(session, plan.validation_every), plan.total_steps
+    due, before = trigger.count_due(last), trigger.count_due(last - 1)
+    if due is None:
+        return None
+    return due + (due == before) + bool(plan.validation_on_start)
 
 
 def _evaluate(session: Session, top_k: TopK) -> None:

@@ -60,6 +60,7 @@ class TaskOrigin:
     recipe: Mapping[str, Any] = field(default_factory=dict)  # name, path and hash of its file
     parameters: Mapping[str, Any] = field(default_factory=dict)  # of the recipe's function
     set_options: Mapping[str, str] = field(default_factory=dict)  # where each option was set
+    study: str | None = None  # the search that the run is a trial of
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,21 @@
 
 import itertools
 import os
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from surestep.base.arguments import suggest_arguments
 from surestep.base.errors import ConfigError, RunError, SurestepError, TaskError
-from surestep.base.paths import require_local_path
+from surestep.base.paths import cache_folder, check_mirror_address, is_address, restore_address
+from surestep.base.text import describe_value, print_escaped
 from surestep.config.config import Config, option_info, plugin_options
 from surestep.config.option import is_off
 from surestep.engine.data.stream_loader import describe_resume
@@ -27,16 +29,19 @@ from surestep.engine.parallel.strategy import strategy_class
 from surestep.engine.plan.plan import Plan
 from surestep.engine.profile.profiler import Profile
 from surestep.engine.step.callback import Callback, check_hooks
+from surestep.engine.step.layer_norms import LayerNormMeter
 from surestep.engine.task.init_weights import InitReport
 from surestep.engine.task.task import Task
+from surestep.mirror.open import open_mirror
+from surestep.mirror.uploader import Uploader
 from surestep.record.checkpoint.load import unmatched_states
 from surestep.record.checkpoint.staging import check_can_be_saved
 from surestep.record.io import os_error_hint
 from surestep.record.pretrained import load_init_weights
 from surestep.record.progress_display import NullProgress, TqdmProgress, open_progress
 from surestep.record.run_writer import RunWriter
-from surestep.tracking.follower import Delivery, Follower
-from surestep.tracking.registry import tracker_class
+from surestep.tracking.graph import WriteGraph
+from surestep.tracking.histograms import RecordHistograms
 from surestep.tracking.tracker import Tracker
 from surestep.trainer.best_metric import reset_best
 from surestep.trainer.build import build
@@ -61,6 +66,7 @@ from surestep.trainer.rank_zero import (
 from surestep.trainer.resume import Resume, ResumeDecision, check_resume_arguments, decide_resume
 from surestep.trainer.session import Session
 from surestep.trainer.spike_rollback import SpikeWatch
+from surestep.trainer.trackers import TrackerThreads, check_trackers
 
 
 @suggest_arguments(ConfigError)
@@ -81,7 +87,8 @@ def prepare(
     Args:
         task: what to train.
         config: the options.
-        run: run folder; the default is `runs/<name>-<time>`.
+        run: run folder; the default is `runs/<name>-<time>`. An address, such as
+            "s3://bucket/run", is a mirror: the run is fetched from it and copied to it.
         resume: if the folder has a run, "auto" resumes it if all differences are safe or allowed,
             and "never" raises an error; "must" raises an error if there is no run to resume.
         allow: names of what may differ from the run on resume, such as ("optim.lr",).
@@ -112,8 +119,9 @@ def prepare(
     start_time, origin = time.monotonic(), origin or TaskOrigin()
     check_arguments(task, config, run, callbacks, trackers)
     check_resume_arguments(resume, allow, from_)
-    folder = None if run is None else require_local_path(run)
+    config, folder = _resolve_address(config, run)
     settings, recorder, world = ExitStack(), None, ALONE
+    mirrors: list[Uploader] = []  # at most one
     try:
         planned = plan_task(task, config, origin=origin)
         plan, launched = planned.plan, planned.system.launched
@@ -129,56 +137,104 @@ def prepare(
         world = settings.enter_context(joined)
         check_same_setup(world, origin, planned)
 
-        def open_folder() -> RunWriter:
-            path = default_folder(origin.name) if folder is None else folder
-            return RunWriter(path, made=folder is None, world=world)
-
+        open_folder = partial(_open_folder, folder, origin, plan, world, mirrors)
         recorder = writer = open_run_folder(world, open_folder, plan=plan)
         decision = broadcast_resume_decision(
             world, lambda: decide_resume(writer, origin, planned, resume, allow, from_)
         )
+        tracked = TrackerThreads(plan, trackers, planned.model, world, decision)
         with world.explain_errors():
             session, init = _open_session(planned, decision, writer, settings, world, callbacks)
         if not decision.finished:
-            record = partial(_record_start, writer, decision, planned, session, init)
-            run_on_rank_zero(world, record)
+            run_on_rank_zero(
+                world, partial(_record_start, writer, decision, planned, session, init)
+            )
         if plan.max_time is not None:
             session.loop.deadline = start_time + plan.max_time.amount * 60
-        _start_session(session, writer, decision, trackers)
-        if init is not None:
-            session.print_line(init.sentence())
+        _start_session(session, writer, decision, tracked, mirrors, init)
         return session
     except BaseException as error:
         world.failed(error)
         if recorder is not None:
             recorder.discard()
         settings.close()
+        for mirror in mirrors:
+            mirror.discard()
         if isinstance(error, SurestepError):  # its message says what to change
             raise error.with_traceback(None) from error.__cause__
         raise
 
 
+class _CacheFolder(NamedTuple):
+    """The local folder of a run that is given by the address of its mirror."""
+
+    path: Path
+
+
+def _resolve_address(
+    config: Config, run: str | Path | None
+) -> tuple[Config, Path | _CacheFolder | None]:
+    """Return the run folder, with the mirror in the Config if the run is given by its address."""
+    if run is None or not is_address(run):
+        return config, None if run is None else Path(run)
+    try:
+        address = check_mirror_address(restore_address(run))
+    except ValueError as error:
+        raise ConfigError(f"The run folder is an address, which {error}.") from None
+    known = config.set_options().get("checkpoint.mirror")
+    if known not in (None, address):
+        raise ConfigError(
+            f"The run folder is {address}, and checkpoint.mirror is {known}: a run has one mirror. "
+            "Set only one of them."
+        )
+    config = config.replace_options({"checkpoint.mirror": address})
+    return config, _CacheFolder(cache_folder(address))
+
+
+def _open_folder(
+    folder: Path | _CacheFolder | None,
+    origin: TaskOrigin,
+    plan: Plan,
+    world: Communicator,
+    mirrors: list[Uploader],
+) -> RunWriter:
+    """Open the run folder on rank 0; append its mirror, from which a cache folder is filled."""
+    is_cache = isinstance(folder, _CacheFolder)
+    path = folder.path if isinstance(folder, _CacheFolder) else folder
+    if path is None:
+        path = default_folder(origin.name)
+    if plan.checkpoint_mirror is None:
+        return RunWriter(path, made=folder is None, world=world)
+    show = partial(print_escaped, file=sys.stderr)
+    mirrors.append(open_mirror(plan.checkpoint_mirror, path, show, is_source=is_cache))
+    delete = mirrors[-1].pusher.delete_abandoned
+    return RunWriter(path, made=folder is None, world=world, delete_abandoned=delete)
+
+
 def check_arguments(task: Any, config: Any, run: Any, callbacks: Any, trackers: Any) -> None:
     """Check the types of the arguments, and that each hook of a callback exists."""
-    _check_trackers(trackers)
+    check_trackers(trackers)
     if not isinstance(task, Task):
         hint = "Pass surestep.Task(model=net, loss=..., train=(x, y))."
         if callable(task) and not isinstance(task, nn.Module | type):
             hint = "Call it, and pass the Task that it returns."
-        raise TaskError(f"task is {_shown(task)}, not a Task. {hint}")
+        raise TaskError(f"task is {describe_value(task)}, not a Task. {hint}")
     if not isinstance(config, Config):
-        raise ConfigError(f"config is {_shown(config)}. Pass surestep.Config(epochs=10, ...).")
+        raise ConfigError(
+            f"config is {describe_value(config)}. Pass surestep.Config(epochs=10, ...)."
+        )
     if run is not None and not isinstance(run, str | os.PathLike):
         raise ConfigError(f"run={run!r} is not a path. Pass the run folder: run='runs/mine'.")
     if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
         raise ConfigError(
-            f"callbacks is {_shown(callbacks)}, not a list. Pass objects: callbacks=[MyCallback()]."
+            f"callbacks is {describe_value(callbacks)}, not a list. Pass objects: "
+            "callbacks=[MyCallback()]."
         )
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise ConfigError(
-                f"callbacks has {_shown(callback)}, not an object of a surestep.Callback. Derive "
-                "your class from it, and pass an object: callbacks=[MyCallback()]."
+                f"callbacks has {describe_value(callback)}, not an object of a surestep.Callback. "
+                "Derive your class from it, and pass an object: callbacks=[MyCallback()]."
             )
         check_hooks(callback)
 
@@ -193,21 +249,11 @@ def _plugin_callbacks(plan: Plan) -> list[Callback]:
         found.append(callback := info.callback(value))
         if not isinstance(callback, Callback):
             raise ConfigError(
-                f"The callback of the option {name!r} returned {_shown(callback)}, not an object "
-                "of a surestep.Callback. Change it in the package that adds the option."
+                f"The callback of the option {name!r} returned {describe_value(callback)}, not an "
+                "object of a surestep.Callback. Change it in the package that adds the option."
             )
         check_hooks(callback)
     return found
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    if callable(value) and hasattr(value, "__name__"):
-        return f"the function {value.__name__}"
-    if value is None or isinstance(value, str | int | float):
-        return repr(value)
-    return f"a {type(value).__name__}"
 
 
 def default_folder(name: str) -> Path:
@@ -288,12 +334,19 @@ def _record_start(
     if decision.changes:
         events.append(("changes", {"changes": [change.as_json() for change in decision.changes]}))
     recorder.start(decision.identity, plan, planned.system, Path.cwd(), events=events)
+    if session.loop.signature is not None:
+        recorder.write("signature.json", session.loop.signature)
     if init is not None:
         recorder.event("init", **asdict(init))
 
 
 def _start_session(
-    session: Session, recorder: RunWriter, decision: ResumeDecision, trackers: Sequence[Tracker]
+    session: Session,
+    recorder: RunWriter,
+    decision: ResumeDecision,
+    trackers: TrackerThreads,
+    mirrors: Sequence[Uploader],
+    init: InitReport | None,
 ) -> None:
     """Open the progress display, report where the run is and what differs, and watch it."""
     checkpoint, parent, plan = decision.checkpoint, decision.parent, session.plan
@@ -334,34 +387,31 @@ def _start_session(
         session.loop.on_log.append(SpikeWatch(session, recorder))
         if plan.on_spike == "rollback" and not step:
             session.saving.save_async()  # the first checkpoint to go back to
-    _start_trackers(session, trackers)
+    _add_records(session, recorder)
+    for mirror in mirrors:
+        mirror.start()
+        session.loop.notices.append(mirror.notice)
+        session.at_end(partial(mirror.close, session.print_line), is_last=True)
+    trackers.start(session)
+    if init is not None:
+        session.print_line(init.sentence())
 
 
-def _check_trackers(trackers: Any) -> None:
-    """Check that these are objects of trackers, of different names."""
-    if isinstance(trackers, str) or not isinstance(trackers, Sequence):
-        raise ConfigError(
-            f"trackers is {_shown(trackers)}, not a list. Pass objects: trackers=[MyTracker()], or "
-            "names: Config(logging={'trackers': ['tensorboard']})."
-        )
-    for tracker in trackers:
-        if not isinstance(tracker, Tracker):
-            raise ConfigError(
-                f"trackers has {_shown(tracker)}, not an object of a surestep.Tracker. Derive your "
-                "class from it, and pass an object: trackers=[MyTracker()]."
-            )
-
-
-def _start_trackers(session: Session, own: Sequence[Tracker]) -> None:
-    """Let each tracker follow the events of the run, on rank 0, until the session closes."""
-    if session.finished or not session.loop.world.is_first:
+def _add_records(session: Session, recorder: RunWriter) -> None:
+    """Record norms and histograms by layer and the graph of the model, if they are wanted."""
+    plan, loop = session.plan, session.loop
+    if session.finished:
         return
-    by_name = [tracker_class(name)() for name in session.plan.logging_trackers]
-    for tracker in [*by_name, *own]:
-        follower = Follower(Delivery(session.run.path, tracker))
-        follower.start()
-        session.loop.notices.append(follower.notice)
-        session.at_end(partial(follower.close, session.print_line))
+    if plan.logging_per_layer:
+        loop.layer_norms = LayerNormMeter(loop.parts.state, loop.parts.strategy)
+    if plan.logging_histograms is not None:
+        period = plan.logging_histograms.steps(plan.steps_per_epoch)
+        record = partial(recorder.event, "histograms")
+        loop.add_callback(RecordHistograms(period, record, lambda: session.closed))
+    if plan.logging_graph and loop.world.is_first:
+        graph = WriteGraph(session.run.path / "tensorboard")
+        loop.add_callback(graph)
+        loop.notices.append(graph.notice)
 
 
 def describe_ranks(plan: Plan, size: int) -> str:

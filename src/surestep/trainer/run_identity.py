@@ -44,6 +44,7 @@ def run_identity(origin: TaskOrigin, planned: PreparedTask) -> dict[str, Any]:
     return {
         "format": CONFIG_FORMAT,
         "recipe": to_jsonable(dict(origin.recipe)),
+        **({} if origin.study is None else {"study": origin.study}),
         "code": hash_user_modules(origin.recipe.get("path")),
         "task": to_jsonable(dict(origin.parameters)),
         "config": to_jsonable(planned.config.set_options()),

@@ -25,7 +25,7 @@ from surestep.engine.step.loop import Loop
 from surestep.engine.step.train_step import StepResult
 from surestep.engine.task.task import Task
 from surestep.engine.value import Value, shown
-from surestep.record.checkpoint.discovery import list_checkpoints
+from surestep.record.checkpoint.discovery import checkpoint_name, list_checkpoints
 from surestep.record.checkpoint.reader import CheckpointReader
 from surestep.record.checkpoint.staging import check_can_be_saved
 from surestep.record.progress_display import NullProgress
@@ -78,7 +78,7 @@ class Session:
         self.observed = Observed(loop.state.model, plan)
         self._evaluator = evaluator
         self._recorder = recorder
-        self._settings = settings
+        self._settings, self._last = settings, ExitStack()
         self._open_steps: WeakSet[Generator[StepResult, None, None]] = WeakSet()
         self._noticed: set[str] = set()
         self._progress: NullProgress = NullProgress()
@@ -101,13 +101,14 @@ class Session:
         if checkpoint is not None:
             self.saving.step, self.saving.path = self.state.progress.step, checkpoint
 
-    def at_end(self, close: Callable[[], None]) -> None:
+    def at_end(self, close: Callable[[], None], *, is_last: bool = False) -> None:
         """Call a function when the session closes, after the end of the run is written.
 
         Args:
             close: called once.
+            is_last: after the process group and all saves, so that it may take long.
         """
-        self._settings.callback(close)
+        (self._last if is_last else self._settings).callback(close)
 
     @property
     def state(self) -> State:
@@ -328,7 +329,7 @@ class Session:
             CheckpointError: the disk is full or read-only; older checkpoints are unchanged.
         """
         self.saving.flush()
-        return self._recorder.checkpoints / f"step-{self.state.progress.step:08d}"
+        return self._recorder.checkpoints / checkpoint_name(self.state.progress.step)
 
     def rollback(self, checkpoint: CheckpointReader) -> None:
         """Load an earlier checkpoint of this run, and continue from there.
@@ -398,6 +399,8 @@ class Session:
         self.closed = True
         with ExitStack() as stack:  # runs each of these last to first, even if others fail
             stack.callback(self._recorder.close)
+            stack.callback(self._last.close)
+            stack.callback(self._recorder.collect_saves, wait=True)
             stack.callback(self._settings.close)
             for steps in self._open_steps:  # the traceback of an error may still reference one
                 stack.callback(steps.close)

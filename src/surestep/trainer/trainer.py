@@ -31,7 +31,8 @@ class Trainer:
     Args:
         task: what to train.
         config: the options.
-        run: run folder; the default is `runs/run-<time>`.
+        run: run folder; the default is `runs/run-<time>`. An address, such as
+            "s3://bucket/run", is a mirror: the run is fetched from it and copied to it.
         resume: if the folder has a run, "auto" resumes it and "never" raises an error; "must"
             raises an error if there is no run to resume.
         allow: names of what may differ from the run on resume, such as ("optim.lr",).

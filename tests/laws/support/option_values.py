@@ -83,6 +83,8 @@ def of_curve(
     return of_schedule(name, value, "curve_options.", planned, otherwise, **along)
 
 
+MLFLOW = {"logging.trackers": "mlflow"}
+WITH_MLFLOW = {"system": lambda: replace(read_system(), extras=("mlflow",))}
 MANY = {"system": lambda: replace(read_system(), launched=LaunchInfo(rank=1, size=2, local_size=2))}
 EIGHT = {
     "system": lambda: replace(read_system(), launched=LaunchInfo(rank=1, size=8, local_size=4))
@@ -239,6 +241,7 @@ OPTION_VALUES: dict[str, OptionValue] = {
     "checkpoint.keep_last": OptionValue(5),
     "checkpoint.keep_best": OptionValue(6),
     "checkpoint.keep_every": OptionValue("2 epochs", planned=Duration(2, "epochs")),
+    "checkpoint.mirror": OptionValue("/backup/run"),
     "checkpoint.async_save": OptionValue(False),
     "checkpoint.weights": OptionValue("trained"),
     "parallel.strategy": OptionValue("ddp", parts=MANY),
@@ -264,4 +267,9 @@ OPTION_VALUES: dict[str, OptionValue] = {
     "logging.every": OptionValue("5 steps", planned=Duration(5, "steps")),
     "logging.progress": OptionValue("quiet"),
     "logging.trackers": OptionValue(("tensorboard",)),
+    "logging.per_layer": OptionValue(True),
+    "logging.histograms": OptionValue("2 epochs", planned=Duration(2, "epochs")),
+    "logging.graph": OptionValue(True),
+    "logging.mlflow_model": OptionValue("weights", along=MLFLOW, parts=WITH_MLFLOW),
+    "logging.mlflow_registered_model": OptionValue("churn", along=MLFLOW, parts=WITH_MLFLOW),
 }

@@ -48,6 +48,8 @@ DEEPSPEED: list[Case] = [
     ({**ZERO, "parallel.offload": "all"}, HERE, "parallel.offload='optimizer'"),
     ({**WHOLE, "parallel.offload": "optimizer"}, HERE, "parallel.zero_stage=1, 2 or 3"),
     ({**ZERO, "clip_value": 0.5}, HERE, "Set max_grad_norm"),
+    ({**ZERO, "logging.per_layer": True}, HERE, "leave logging.per_layer out"),
+    ({**ZERO, "logging.histograms": "9 steps"}, HERE, "leave logging.histograms out"),
     ({**ZERO, "optim.name": "adagrad"}, HERE, "parallel.zero_stage=0"),
     (WHOLE, HERE | {"model": Table()}, "sparse=False"),
     (ZERO, HERE | {"model": Scaled()}, "torch.ones(1)"),

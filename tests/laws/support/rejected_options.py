@@ -28,7 +28,14 @@ from surestep.engine.plan.system import SystemInfo, read_system
 from surestep.engine.rules.requirements import requirements_of
 from surestep.engine.schedule.registry import BUILT_IN as SCHEDULES
 from tests.laws.support.detector import Detector, Images, Recall, collate
-from tests.laws.support.option_values import EIGHT, FSDP, MANY, OPTION_VALUES
+from tests.laws.support.option_values import (
+    EIGHT,
+    FSDP,
+    MANY,
+    MLFLOW,
+    OPTION_VALUES,
+    WITH_MLFLOW,
+)
 from tests.laws.support.rejected_deepspeed_options import DEEPSPEED
 from tests.laws.support.tasks import rows
 from tests.tiny import GPU, TWO_GPUS
@@ -109,6 +116,16 @@ def foreign_to(option: str) -> str:
 
 RUN: list[Case] = [
     ({"logging.trackers": "mlflow"}, {"system": without(extras=())}, "pip install mlflow"),
+    ({"logging.graph": True}, {"system": without(extras=())}, "pip install tensorboard"),
+    ({**STEPS, "logging.histograms": "1 epoch"}, ENDLESS, "Set it in steps"),
+    ({"logging.mlflow_model": "weights"}, {}, "logging.trackers='mlflow'"),
+    ({"logging.mlflow_registered_model": "churn"}, {}, "logging.trackers='mlflow'"),
+    ({**MLFLOW, "logging.mlflow_registered_model": "a/b"}, WITH_MLFLOW, "must not"),
+    (
+        {**MLFLOW, "logging.mlflow_registered_model": "churn", "logging.mlflow_model": "off"},
+        WITH_MLFLOW,
+        "logging.mlflow_model='weights'",
+    ),
     ({"device": "cuda:99"}, {}, "This machine has: cpu"),
     ({"device": "gpu"}, {}, "This machine has: cpu"),
     ({"device": "meta"}, {}, "This machine has: cpu"),
@@ -336,6 +353,7 @@ ACCELERATE: list[Case] = [
 PARALLEL: list[Case] = [
     *ACCELERATE,
     ({"parallel.strategy": "ddp"}, {}, "torchrun --nproc-per-node 2"),
+    ({**FSDP, "logging.graph": True}, LAUNCHED, "leave logging.graph out here"),
     ({"parallel.strategy": "fsdp"}, {}, "torchrun --nproc-per-node 2"),
     ({"parallel.strategy": "single"}, LAUNCHED, "2 processes were started"),
     (

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from surestep.engine.checks.loss import (
 )
 from surestep.engine.checks.metric_parts import check_mean
 from surestep.engine.checks.model_loss import check_shift
+from surestep.engine.checks.model_signature import describe_model_io
 from surestep.engine.data.apply_transform import BatchTransform
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.batch_transforms import MixTransform
@@ -67,6 +68,19 @@ _SAMPLES = 4  # the fewest that a loss is checked on, if the data has them
 _DECLARED = ("other", "model", "in training")  # losses whose denominator is only declared
 
 
+@dataclass(frozen=True)
+class FirstBatchResult:
+    """What the first batch shows of a model.
+
+    Attributes:
+        narrow_norms: the BatchNorm layers that see one value per sample and channel.
+        signature: what the model takes and returns; None if it was not called.
+    """
+
+    narrow_norms: set[nn.Module] = field(default_factory=set)
+    signature: dict[str, Any] | None = None
+
+
 def check_first_batch(
     model: nn.Module,
     loader: BatchLoader,
@@ -76,10 +90,8 @@ def check_first_batch(
     fresh: bool = True,
     judged_by: str | None = None,
     skips: bool = False,
-) -> set[nn.Module]:
+) -> FirstBatchResult:
     """Try the first batch of the first epoch in eval mode.
-
-    Returns the BatchNorm layers that see one value per sample and channel.
 
     Args:
         model: on its device.
@@ -93,12 +105,12 @@ def check_first_batch(
     _check_ignored(loader, task)
     raw, micro = _replace_nonfinite(loader, *loader.first(), skips=skips)
     if loader.loss.kind == "none":
-        return set()
+        return FirstBatchResult()
     checks = _Checks(model, loader, task, raw, judged_by)
     if loader.loss.is_in_training_only:
         with autocast, torch.no_grad(), preserve_torch_rng(loader.device):
-            checks.run_in_training(micro)
-        return set()
+            signature = checks.run_in_training(micro)
+        return FirstBatchResult(signature=signature)
     with (
         preserve_buffers(model, loader.loss.module),
         eval_mode(model),
@@ -108,13 +120,14 @@ def check_first_batch(
         ModelRNG(loader.seed, loader.device).seed_micro_batch(-1, 0)
         _warn_of_batch_count(loader, micro)
         with autocast:
-            narrow, tried = checks.run(micro)
+            narrow, tried, signature = checks.run(micro)
         pop_logged()
     for head, value in tried if fresh else ():
         if head.loss.classes is not None and head.loss.divides:
             classes = head.loss.classes(head.outputs)
             check_first_loss(float(value) / head.micro_batch.items, classes, head.name)
-    return set() if loader.is_ready else narrow  # the sizes of the others are not known
+    # Of ready batches, the sizes of the others are not known.
+    return FirstBatchResult(set() if loader.is_ready else narrow, signature)
 
 
 @dataclass(frozen=True)
@@ -132,20 +145,25 @@ class _Checks:
         """Whether no other rank has to call the model as often."""
         return self.loader.layout.ranks == 1
 
-    def run(self, micro: MicroBatch) -> tuple[set[nn.Module], list[tuple[LossHead, Tensor]]]:
-        """Return narrow BatchNorm layers, and each loss with its value."""
+    def run(
+        self, micro: MicroBatch
+    ) -> tuple[set[nn.Module], list[tuple[LossHead, Tensor]], dict[str, Any]]:
+        """Return narrow BatchNorm layers, each loss with its value, and the model's signature."""
         with watch_norms(self.model, micro.samples) as narrow, self._hint_at_batched():
             outputs, tried = self.forward_and_loss(micro)
+        signature = describe_model_io(self.model, micro, outputs)
         for raw, head, value in self._with_enough_samples(tried):
             with error_prefix(head.name):
                 self._check_additivity(raw, head, value)
         self._check_metrics(self.loader.loss.predictions(outputs), micro)
         if self.loader.transform is not None:
             self._check_transformed(self.loader.transform, micro)
-        return narrow, tried
+        return narrow, tried, signature
 
-    def run_in_training(self, micro: MicroBatch) -> None:
+    def run_in_training(self, micro: MicroBatch) -> dict[str, Any]:
         """Try losses in train mode, then predictions and metrics in eval mode.
+
+        Returns the signature of the model in eval mode.
 
         Such models draw samples in their forward, so only a difference of the averages over several
         draws counts against the declared denominator.
@@ -163,8 +181,10 @@ class _Checks:
                 self._check_additivity(self.raw, head, value)
         measured = without_targets(micro)
         with preserve_buffers(model), eval_mode(model):
-            self._check_metrics(self.forward(measured), measured)
+            outputs = self.forward(measured)
+            self._check_metrics(outputs, measured)
         pop_logged()
+        return describe_model_io(self.model, measured, outputs)
 
     def forward(self, micro: MicroBatch) -> Any:
         """Return the outputs of the model."""

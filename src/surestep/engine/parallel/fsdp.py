@@ -7,6 +7,7 @@ same number of forward passes, in evaluations too.
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -131,9 +132,7 @@ class FSDPStrategy(DistributedStrategy):
         if not with_grad:
             raise TaskError(NO_GRADIENTS)
         names, grads = [name for name, _ in with_grad], [to_local(grad) for _, grad in with_grad]
-        squares = torch.stack([norm.double() for norm in torch._foreach_norm(grads)]).square_()
-        squares = squares.to(self.device)
-        dist.all_reduce(squares, group=self.group)
+        squares = self._sum_squares(grads)
         dtype = torch.promote_types(grads[0].dtype, torch.float32)
         norms, total = squares.sqrt().to(dtype), squares.sum().sqrt().to(dtype)
         if self.max_norm is not None:
@@ -143,6 +142,17 @@ class FSDPStrategy(DistributedStrategy):
             torch._foreach_clamp_min_(grads, -self.clip_value)
             torch._foreach_clamp_max_(grads, self.clip_value)
         return GradNorm(total, norms, names)
+
+    def measure_norms(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Sum the squares of all shards."""
+        return self._sum_squares(tensors).sqrt()
+
+    def _sum_squares(self, shards: Sequence[Tensor]) -> Tensor:
+        """Return the sum of squares of each tensor over the ranks, (tensors,), on the device."""
+        norms = [norm.double() for norm in torch._foreach_norm(list(shards))]
+        squares = torch.stack(norms).square_().to(self.device)
+        dist.all_reduce(squares, group=self.group)
+        return squares
 
     def _step_locally(self, loss_sum: Tensor, grad_norm: Tensor) -> StepOutcome:
         with local_shards(self.optimizer):

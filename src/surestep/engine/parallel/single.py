@@ -1,7 +1,7 @@
 """One process."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from torch.nn.utils import get_total_norm
 from surestep.base.errors import TaskError
 from surestep.engine.batch import Batch
 from surestep.engine.distributed.communicator import ALONE, Communicator
-from surestep.engine.losses.base import Loss
+from surestep.engine.losses.base import HALF, Loss
 from surestep.engine.model.precision import place_model
 from surestep.engine.optim.param_roles import sparse_embeddings
 from surestep.engine.plan.plan import Plan
@@ -252,6 +252,18 @@ class SingleProcessStrategy:
             torch._foreach_clamp_min_(grads, -self.clip_value)
             torch._foreach_clamp_max_(grads, self.clip_value)
         return GradNorm(total, norms, names)
+
+    def measure_norms(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the norm of each tensor, (tensors,), on the device; all ranks call it together.
+
+        Args:
+            tensors: parameters, or tensors of their shapes; if they are sharded, the shards of this
+                rank.
+        """
+        device, wide = tensors[0].device, (torch.float64, torch.complex128)
+        values = [tensor.float() if tensor.dtype in HALF else tensor for tensor in tensors]
+        dtype = torch.float64 if any(value.dtype in wide for value in values) else torch.float32
+        return torch.stack([norm.to(device, dtype) for norm in torch._foreach_norm(values)])
 
     def reset_guard(self) -> None:
         """Allow steps again after one that was not finite."""

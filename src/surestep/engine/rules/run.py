@@ -3,6 +3,7 @@
 import torch
 
 from surestep.engine.distributed.launcher_env import AccelerateConfig
+from surestep.engine.parallel.strategy import strategy_class
 from surestep.engine.plan.context import Decision, PlanContext, rule
 
 _TRACKERS = ("tensorboard", "mlflow", "wandb")  # each needs the package, and the extra, of its name
@@ -158,6 +159,89 @@ def trackers(ctx: PlanContext) -> Decision:
                 f"pip install {name}."
             )
     return ctx.declared()
+
+
+@rule("logging.per_layer")
+def per_layer(ctx: PlanContext) -> Decision:
+    """Check that the norm of each gradient is known."""
+    if ctx.get("logging.per_layer"):
+        _check_gradients(ctx, "logging.per_layer=True")
+    return ctx.declared()
+
+
+@rule("logging.histograms")
+def histograms(ctx: PlanContext) -> Decision:
+    """Check that the interval has a length in steps, and that gradients can be read."""
+    wanted = ctx.get("logging.histograms") or ""
+    if wanted:
+        _check_gradients(ctx, f"logging.histograms={wanted!r}")
+    if "epoch" in wanted and ctx["steps_per_epoch"] is None:
+        ctx.reject(
+            f"logging.histograms={wanted!r} has no length in steps: the training data is a stream "
+            "without a length. Set it in steps, such as '1000 steps'."
+        )
+    return ctx.declared()
+
+
+def _check_gradients(ctx: PlanContext, typed: str) -> None:
+    strategy = ctx["parallel.strategy"]
+    if not strategy_class(strategy).has_param_grads:
+        ctx.reject(
+            f"{typed} reads the gradient of each parameter, and parallel.strategy={strategy!r} "
+            f"keeps them outside of the model. Use parallel.strategy='fsdp', or leave "
+            f"{typed.partition('=')[0]} out."
+        )
+
+
+@rule("logging.graph")
+def graph(ctx: PlanContext) -> Decision:
+    """Check that TensorBoard is installed, and that a rank has the full model."""
+    wanted, strategy = ctx.get("logging.graph"), ctx["parallel.strategy"]
+    if wanted and "tensorboard" not in ctx.system.extras:
+        ctx.reject(
+            "logging.graph=True writes files of TensorBoard, which is not installed. Install it: "
+            "pip install tensorboard."
+        )
+    if wanted and not strategy_class(strategy).copies_model:
+        ctx.reject(
+            f"logging.graph=True, but with parallel.strategy={strategy!r} no process has the full "
+            "model. Write the graph in a run of one process, such as surestep train RECIPE "
+            "--max-steps 1 --logging.graph, and leave logging.graph out here."
+        )
+    return ctx.declared()
+
+
+@rule("logging.mlflow_model")
+def mlflow_model(ctx: PlanContext) -> Decision:
+    """Check that MLflow is one of the trackers."""
+    _require_mlflow(ctx)
+    return ctx.declared()
+
+
+@rule("logging.mlflow_registered_model")
+def mlflow_registered_model(ctx: PlanContext) -> Decision:
+    """Check that MLflow gets a model to register, and that it can have the name."""
+    _require_mlflow(ctx)
+    name = ctx.get("logging.mlflow_registered_model")
+    if name is not None and (not name.strip() or set(name) & set("/:'\"")):
+        ctx.reject(
+            f"logging.mlflow_registered_model={name!r} cannot be a name in MLflow's registry: it "
+            "must not be empty, or have a slash, a colon or a quote."
+        )
+    if name is not None and ctx.get("logging.mlflow_model") == "off":
+        ctx.reject(
+            f"logging.mlflow_registered_model={name!r} has no model to register, since "
+            "logging.mlflow_model='off'. Set logging.mlflow_model='weights' or 'program'."
+        )
+    return ctx.declared()
+
+
+def _require_mlflow(ctx: PlanContext) -> None:
+    if ctx.get(ctx.option) is not None and "mlflow" not in ctx.get("logging.trackers", ()):
+        ctx.reject(
+            f"{ctx.option}={ctx.get(ctx.option)!r} requires the tracker 'mlflow'. Set "
+            f"logging.trackers='mlflow', or remove {ctx.option}."
+        )
 
 
 @rule("logging.progress")

@@ -12,6 +12,7 @@ from surestep.engine.batch import Batch
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import Progress
+from surestep.engine.step.layer_norms import LayerNorms
 from surestep.engine.step.train_step import StepResult
 
 Reason = Literal["overflow", "nonfinite", "no_items", "spike"]
@@ -49,7 +50,8 @@ class LogPoint:
 
     `loss` and `grad_norm` are None for a step without items. `data_wait_s` is the part of `seconds`
     in which the loop waited for data; `progress_before` is that before each step; `skips` are the
-    steps that updated nothing, as far as the host knew.
+    steps that updated nothing, as far as the host knew. With `logging.per_layer`, `layers` has the
+    norms of each layer at one of the steps; None if no step was measured.
     """
 
     first_step: int
@@ -65,6 +67,7 @@ class LogPoint:
     progress: Progress
     progress_before: list[Progress] = field(default_factory=list)
     skips: list[SkippedStep] = field(default_factory=list)
+    layers: LayerNorms | None = None
 
 
 def read_scalars(values: list[torch.Tensor | None]) -> list[float | None]:

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import State
 from surestep.engine.step.callback import Callback, Request, callbacks_with
 from surestep.engine.step.gc import manual_gc
+from surestep.engine.step.layer_norms import LayerNormMeter, LayerNorms
 from surestep.engine.step.log_point import (
     LogPoint,
     SkippedStep,
@@ -42,6 +44,7 @@ class Loop:
     Attributes:
         on_log: called with each log point.
         notices: called at each log point; they return a message, or None.
+        layer_norms: measures each layer in the steps after which a log point may be due.
         check_replicas: compares the copies of several ranks, at each log point that is due.
         handlers: do what callbacks request, by request.
         after_first: called once, after the first step that updated the parameters.
@@ -53,6 +56,7 @@ class Loop:
         stopping: why the loop stops after this step; None while it continues.
         interrupted: why the run pauses after this step, such as "Ctrl-C".
         deadline: pause after this, in seconds of `time.monotonic()`.
+        signature: what the model takes and returns, if it was called with the first batch.
         worker_error: a data worker of this rank died, and the ranks stop together.
         rolled_back: an earlier checkpoint was loaded at the last log point.
         is_failing: this rank leaves by an error, of which the others may not know.
@@ -64,6 +68,7 @@ class Loop:
     callbacks: list[Callback] = field(default_factory=list)
     on_log: list[Callable[[LogPoint], None]] = field(default_factory=list)
     notices: list[Callable[[], str | None]] = field(default_factory=list)
+    layer_norms: LayerNormMeter | None = None
     check_replicas: Callable[[], None] | None = None
     handlers: dict[Request, Callable[[], object]] = field(default_factory=dict)
     after_first: list[Callable[[], None]] = field(default_factory=list)
@@ -74,6 +79,7 @@ class Loop:
     stopping: str | None = None
     interrupted: str = ""
     deadline: float | None = None
+    signature: dict[str, Any] | None = None
     worker_error: WorkerError | None = None
 
     def __post_init__(self) -> None:
@@ -164,8 +170,15 @@ class Loop:
             self.start()
         for callback in self._on_batch:
             self.queue_request(callback.on_batch(self.state, batch))
+        meter = self.layer_norms
+        if meter is not None and not self._may_log_after(batch):
+            meter = None
         try:
+            if meter is not None:
+                meter.begin()
             result = train_step(self.parts, batch)
+            if meter is not None:
+                meter.end(result)
         except IndexError as error:
             where = f"step {self.state.progress.step + 1} of epoch {batch.epoch + 1}"
             explained = explain_target(error, batch.micro_batches, self._order_of(batch), where)
@@ -293,8 +306,16 @@ class Loop:
             (self._pending, []),
             (self.manual_batches, {}),
         )
-        losses = read_scalars([r.loss_sum for r in pending])
-        norms = read_scalars([None if r.norms is None else r.norms.total for r in pending])
+        meter, n = self.layer_norms, len(pending)
+        values = read_scalars(
+            [
+                *(r.loss_sum for r in pending),
+                *(None if r.norms is None else r.norms.total for r in pending),
+                *(() if meter is None else meter.values),
+            ]
+        )
+        losses, norms = values[:n], values[n : 2 * n]
+        layers = None if meter is None else meter.take(values[2 * n :])
         means = [
             None if loss is None else loss / result.divisor
             for loss, result in zip(losses, pending, strict=True)
@@ -307,11 +328,16 @@ class Loop:
             counts.after_spike -= sum(result.samples == 0 for result in undone)
             counts.no_items -= sum(result.norms is None and result.samples > 0 for result in undone)
             self.parts.strategy.reset_guard()
-        self._report(pending[:bad], means[:bad], norms[:bad])
+        self._report(pending[:bad], means[:bad], norms[:bad], layers)
         if bad < len(pending) and not self.rolled_back:
             result = pending[bad]
             error = nonfinite_error(result, means[bad], self.plan)
             raise error if self.explain is None else self.explain(error, result, own)
+
+    def _may_log_after(self, batch: Batch) -> bool:
+        """Return whether a log point may be due after the step on this batch."""
+        step = self.state.progress.step + 1
+        return step >= self._next_look or batch.ends_epoch or step >= self.plan.total_steps
 
     def on_rollback(self) -> None:
         """Continue from the checkpoint that was just loaded."""
@@ -345,7 +371,11 @@ class Loop:
         self.log_point()
 
     def _report(
-        self, results: list[StepResult], losses: list[float | None], norms: list[float | None]
+        self,
+        results: list[StepResult],
+        losses: list[float | None],
+        norms: list[float | None],
+        layers: LayerNorms | None,
     ) -> None:
         skips, self._skips = self._skips, []
         if not results:
@@ -375,6 +405,7 @@ class Loop:
             progress=self.state.progress,
             progress_before=[result.progress_before for result in results],
             skips=[skip for skip in skips if skip.step <= results[-1].step],
+            layers=layers if layers is not None and layers.step <= results[-1].step else None,
         )
         for report in self.on_log:
             report(point)

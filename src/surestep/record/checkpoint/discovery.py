@@ -39,14 +39,24 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted((folder / name for name in names if _NAME.fullmatch(name)), key=step_of)
 
 
+def checkpoint_name(step: int) -> str:
+    """Return the name of the folder of a published checkpoint."""
+    return f"step-{step:08d}"
+
+
 def step_of(path: Path) -> int:
     """Return the step of a published checkpoint, by its name."""
     return int(path.name.removeprefix("step-"))
 
 
+def has_checkpoint_name(name: str) -> bool:
+    """Return whether a name is that of a published checkpoint."""
+    return _NAME.fullmatch(name) is not None
+
+
 def is_checkpoint_dir(path: Path) -> bool:
     """Return whether a folder has the name of a published checkpoint."""
-    return _NAME.fullmatch(path.name) is not None and path.is_dir()
+    return has_checkpoint_name(path.name) and path.is_dir()
 
 
 class CorruptCheckpoint(NamedTuple):

@@ -24,6 +24,7 @@ from typing import Any
 from surestep.base.errors import CheckpointError, ParallelError
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.state.state import State
+from surestep.record.checkpoint.discovery import checkpoint_name
 from surestep.record.checkpoint.manifest import (
     MANIFEST,
     RECORD,
@@ -114,7 +115,7 @@ def write_checkpoint(folder: Path, snapshot: StateSnapshot, world: Communicator 
         CheckpointError: on one rank the disk is full, not writable, or returns different bytes than
             were written; or a rank is gone.
     """
-    final = folder / f"step-{snapshot.step:08d}"
+    final = folder / checkpoint_name(snapshot.step)
     temporary = temp_name(final, "tmp")  # rank 0's name, which it sends to the others
 
     def run(act: Callable[[], Any], *, first_only: bool = False) -> list[Any]:

@@ -1,0 +1,83 @@
+"""Measure how much `surestep watch` slows a plain loop: its processor time with and without.
+
+python -m benchmarks.watch [--rounds N]
+
+The loop runs in one process, watched and not in turn, with the models of benchmarks.run. A ratio of
+1.05 means that a watched step takes 5% more processor time.
+"""
+
+import argparse
+import time
+
+import torch
+
+from benchmarks.intervals import ratio
+from benchmarks.run import pick
+from benchmarks.tasks import TASKS
+from surestep.doctor.rule import load_rules
+from surestep.doctor.watch.watch import Watch
+
+NAMES = ("mlp", "conv", "gpt")
+SECONDS = 2.0  # of each measurement
+
+
+class PlainLoop:
+    """A plain PyTorch loop over the batches of a task.
+
+    Args:
+        name: of the task.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._task = TASKS[name]()
+        self._model = self._task.build()
+        self._optimizer = torch.optim.AdamW(self._model.parameters())
+        self._first = 0
+
+    def step(self) -> None:
+        """Train on the next batch."""
+        task, size = self._task, self._task.batch_size
+        chosen = slice(self._first, self._first + size)
+        self._first = (self._first + size) % (len(task.inputs) - size + 1)
+        loss = task.loss(self._model(task.inputs[chosen]), task.targets[chosen])
+        self._optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        self._optimizer.step()
+
+    def measure(self, steps: int) -> float:
+        """Return the processor time of a step, in seconds."""
+        started = time.process_time()
+        for _ in range(steps):
+            self.step()
+        return (time.process_time() - started) / steps
+
+
+def compare(name: str, rounds: int) -> str:
+    """Return a line: the time of a watched step relative to a plain one."""
+    loop = PlainLoop(name)
+    steps = max(5, round(SECONDS / loop.measure(30)))
+    plain, watched = [], []
+    for _ in range(rounds):
+        plain.append(loop.measure(steps))
+        watch = Watch(load_rules())
+        watch.run(lambda: watched.append(loop.measure(steps)))
+    found = ratio(watched, plain)
+    usual = sorted(plain)[rounds // 2] * 1e6
+    span = f"[{found.low:.3f}, {found.high:.3f}]"
+    return f"  {name:6}{usual:10,.0f} us a step   x {found.middle:.3f} {span}"
+
+
+def main() -> None:
+    """Print a line for each task."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--tasks", default="", help=f"of {','.join(NAMES)}")
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in pick(arguments.tasks, list(NAMES), "task"):
+        print(compare(name, arguments.rounds), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""`surestep search RECIPE` and `surestep search show STUDY`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import tyro
+
+from surestep.base.errors import ConfigError
+from surestep.base.locations import flag
+from surestep.base.paths import require_local_path
+from surestep.base.text import print_escaped, print_json
+from surestep.cli import output as show
+from surestep.cli.config_file import read_config_file
+from surestep.cli.options import CommandOptions, read_command_line
+from surestep.cli.parse import command
+from surestep.record.io import dumps
+
+if TYPE_CHECKING:  # optuna, and torch with the recipe, are imported once the command is checked
+    from surestep.tuning.options import SearchOptions
+    from surestep.tuning.search import SearchResult
+    from surestep.tuning.study import SearchStudy
+
+_EXIT_CODES = {"timeout": 0, "Ctrl-C": 130}
+
+
+@dataclass(frozen=True)
+class Options(CommandOptions):
+    """Search the options of a recipe: train it many times, each with other values.
+
+    Options of the recipe are the same for all trials. `surestep search show STUDY` shows a study.
+
+    Attributes:
+        trials: Total number of trials, over all workers and all runs of this command. The default
+            with --sampler grid is the whole grid.
+        space: TOML file of the values that each option may have, such as
+            optim.lr = "log(1e-5, 1e-2)". The default is the recipe's `space`.
+        study: Folder of the study; the default is searches/RECIPE-TIME. The same command again
+            continues it; at the same time in another shell it is one more worker.
+        metric: What to optimize, such as val/accuracy; the default is validation.metric.
+        mode: Whether less or more of --metric is better.
+        objective: One or more objectives, such as val/accuracy:max seconds:min: metrics, seconds,
+            parameters or peak_memory. The default direction is min for the last three, and
+            validation.mode for a metric.
+        sampler: How values are chosen: tpe, random, grid, qmc, cmaes or gp.
+        pruner: How trials end early: median, percentile, halving, hyperband, patient, wilcoxon or
+            none, with options, such as percentile:25,warmup=2. The default is median, which prunes
+            nothing in the first quarter of the evaluations of a trial; median:warmup=0 does.
+        storage: URL of a database for the trials; the default is a file in the study folder.
+        workers: How many trials run at the same time.
+        nproc: Number of processes that train each trial.
+        threads: Threads of each process; the default divides the cores by workers x nproc.
+        timeout: Save and stop after this time, such as 2h; the same command continues.
+        grace: Seconds without a heartbeat after which another worker resumes a trial.
+        keep_checkpoints: best: delete the checkpoints of every trial that is not the best; all:
+            keep them.
+        confirm: Train the N best trials again with other seeds, and choose the best mean.
+        confirm_seeds: Number of other seeds for each trial of --confirm.
+        json: Print the results as JSON.
+    """
+
+    trials: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    space: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    study: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
+    metric: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    mode: Literal["min", "max"] | None = None
+    objective: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME:MODE")] = ()
+    sampler: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    pruner: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    storage: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None
+    workers: Annotated[int, tyro.conf.arg(metavar="N")] = 1
+    nproc: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    threads: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    timeout: Annotated[str | None, tyro.conf.arg(metavar="TIME")] = None
+    grace: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 60.0
+    keep_checkpoints: Literal["all", "best"] = "all"
+    confirm: Annotated[int, tyro.conf.arg(metavar="N")] = 0
+    confirm_seeds: Annotated[int, tyro.conf.arg(metavar="N")] = 3
+    json: bool = False
+    instead: ClassVar[Mapping[str, str]] = {
+        "run": "A search makes its run folders itself: use --study FOLDER."
+    }
+    examples: ClassVar[Mapping[str, int]] = {"trials": 50}
+
+    def check(self) -> None:
+        """Check that the objectives can be combined."""
+        if self.objective and (self.metric or self.mode):
+            raise ConfigError(
+                "--metric and --mode set a single objective, and --objective sets all of them. "
+                "Write --objective val/accuracy:max."
+            )
+        if self.mode and not self.metric:
+            raise ConfigError(
+                f"--mode {self.mode} needs the metric that it is for: --metric val/accuracy."
+            )
+
+    def as_search_options(self) -> SearchOptions:
+        """Return the options of the search.
+
+        Raises:
+            ConfigError: the space cannot be read, or a value is invalid.
+        """
+        from surestep.tuning.options import SearchOptions, parse_timeout
+
+        space = None if self.space is None else read_config_file(Path(self.space), "--space")
+        objectives = self.objective
+        if self.metric is not None:
+            objectives = (f"{self.metric}:{self.mode}" if self.mode else self.metric,)
+        same = {field.name for field in fields(SearchOptions)} & set(vars(self))
+        given = {name: getattr(self, name) for name in same - {"space", "study"}}
+        return SearchOptions(
+            **given,
+            study=None if self.study is None else require_local_path(self.study),
+            space=None if space is None else space.options,
+            locations={} if space is None else space.places,
+            objectives=objectives,
+            timeout_s=parse_timeout(self.timeout),
+            grace_s=self.grace,
+        )
+
+
+def run(words: list[str]) -> int:
+    """Search, or show a study."""
+    if words[:1] == ["show"]:
+        return show_study(words[1:])
+    _reject_study(words)
+    call, own = read_command_line("search", words, Options)
+    options = own.as_search_options()
+    # With --json, stdout has only the results; a recipe may print.
+    with redirect_stdout(sys.stderr) if own.json else nullcontext():
+        from surestep.tuning.search import run_search
+
+        result = run_search(call, options)
+    if own.json:
+        print_json(dumps(_as_json(result), indent=1))
+    else:
+        _print_result(result, words)
+    if result.stopped:
+        return _EXIT_CODES.get(result.stopped, os.EX_TEMPFAIL)
+    if any(row.state in ("finished", "pruned") for row in result.trials):
+        return 0
+    first = result.trials[0]
+    print_escaped(f"No trial finished. Trial {first.number} failed: {first.reason}", sys.stderr)
+    return 1
+
+
+def _reject_study(words: list[str]) -> None:
+    """Reject `search STUDY` and `search STUDY show`, which are meant for `search show STUDY`.
+
+    Raises:
+        ConfigError: what to type instead.
+    """
+    first = words[0] if words else "-"
+    if (Path(first) / "study.json").exists():
+        raise ConfigError(
+            f"{first} is a study. Type surestep search show {shlex.quote(first)}, or repeat the "
+            "command that started the study to continue it."
+        )
+    if words[1:2] == ["show"]:
+        raise ConfigError(
+            f"{first} comes before show. Type surestep search show STUDY, with the folder of a "
+            "study."
+        )
+
+
+def _as_json(result: SearchResult) -> dict[str, object]:
+    """Return what is printed with --json: the report, and what the search chose."""
+    from surestep.tuning.report import describe_study
+
+    return {
+        **describe_study(result.study),
+        "folder": str(result.folder),
+        "stopped": result.stopped,
+        "winner": None if result.best is None else asdict(result.best),
+        "config": None if result.config is None else str(result.config),
+    }
+
+
+def _print_result(result: SearchResult, words: list[str]) -> None:
+    """Print the table of the trials, the best of them, and what to type next."""
+    from surestep.tuning.finish import describe_winner
+
+    study = result.study
+    winners = _print_table(study)
+    finished = sum(row.state == "finished" for row in result.trials)
+    if result.best is not None:
+        for line in describe_winner(study, result.best, finished):
+            print_escaped(line)
+    elif study.settings.is_multi_objective and winners:
+        _print_front(study, winners, words[0])
+    if result.report is not None:
+        print_escaped(f"Report: {result.report}")
+    if result.stopped:
+        typed = ["surestep", "search", *words]
+        if not any(word.split("=")[0] == "--study" for word in words):
+            typed += ["--study", str(result.folder)]
+        print_escaped(f"Stopped by {result.stopped}. Resume with: {shlex.join(typed)}")
+    elif result.config is not None:
+        print_escaped(
+            f"Next: surestep train {shlex.quote(words[0])} --config "
+            f"{shlex.quote(str(result.config))}"
+        )
+
+
+def _print_front(study: SearchStudy, winners: list[int], recipe: str) -> None:
+    """Print the trials on the Pareto front, and how to train one of them."""
+    numbers = ", ".join(map(str, winners))
+    print_escaped(
+        f"Pareto front (*): {'trial' if len(winners) == 1 else 'trials'} {numbers}. With several "
+        "objectives there is no single best trial, and no best.toml."
+    )
+    row = next(row for row in study.rows() if row.number == winners[0])
+    options = {**study.settings.fixed, **row.params}
+    values = [word for name, value in options.items() for word in _as_words(name, value)]
+    print_escaped(
+        f"To train trial {row.number}: {shlex.join(['surestep', 'train', recipe, *values])}"
+    )
+
+
+def _as_words(name: str, value: object) -> list[str]:
+    """Return an option as it is typed."""
+    several = value if isinstance(value, (list, tuple)) else [value]
+    return [flag(name), *map(str, several)]
+
+
+def _print_table(study: SearchStudy) -> list[int]:
+    """Print the table of the trials; return the numbers of those with a star."""
+    from surestep.tuning.report import find_winners
+    from surestep.tuning.table import tabulate_trials
+
+    rows, settings = study.rows(), study.settings
+    winners = find_winners(study, rows)
+    columns, cells = tabulate_trials(rows, settings.objectives, settings.space, winners)
+    if cells:
+        show.print_table(str(study.folder), columns, cells)
+    else:
+        print_escaped(f"{study.folder} has no trials yet.")
+    return winners
+
+
+@command("search show")
+def show_study(
+    study: Annotated[str, tyro.conf.arg(metavar="STUDY")],
+    /,
+    *,
+    storage: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None,
+    html: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None,
+    json: bool = False,
+) -> int:
+    """Show the trials of a study, also while it runs.
+
+    Args:
+        study: Folder of the study.
+        storage: URL of the study's database, if it needs a password (passwords are not stored).
+        html: Write the report as a page to this file.
+        json: Print the study as JSON.
+    """
+    from surestep.record.io import check_output
+    from surestep.tuning.report import describe_study, write_report
+    from surestep.tuning.study import read_study
+
+    opened = read_study(require_local_path(study), storage)
+    if html is not None:
+        page = Path(html)
+        check_output(page, (".html",), overwrite=True)
+        write_report(opened, page, None)
+    if json:
+        print_json(dumps(describe_study(opened), indent=1))
+    else:
+        _print_table(opened)
+    return 0

@@ -1,0 +1,172 @@
+"""`surestep watch`."""
+
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+
+from surestep.base.errors import ConfigError, suggest_names
+from surestep.base.text import format_count, one_line, print_escaped
+from surestep.cli.parse import parse
+from surestep.doctor.finding import Finding, to_json
+from surestep.doctor.rule import Rule, load_rules
+from surestep.doctor.selection import is_selected
+from surestep.record.io import dumps
+
+_DESCRIPTION = (
+    "Run a script unchanged, and report what is silently wrong in its training. Options of watch "
+    "come before the script: surestep watch --steps 200 train.py --lr 0.1"
+)
+_COLORS = {"error": "red", "warning": "yellow", "speed": "cyan", "info": "blue"}
+
+
+@dataclass(frozen=True)
+class _Options:
+    json: Path | None = None
+    """Write the findings to this file, as JSON."""
+    fail_on: Literal["error", "warning", "never"] = "never"
+    """Exit with 1 if there is a finding of this severity or a worse one."""
+    steps: int | None = None
+    """Watch the first steps only."""
+    select: str = "SS"
+    """Codes of rules or their starts, with commas between them."""
+    ignore: str = ""
+    """Codes of rules that are left out, likewise."""
+    module: Annotated[bool, tyro.conf.arg(aliases=["-m"])] = False
+    """Run a module, as python -m does."""
+
+
+def run(words: list[str]) -> int:
+    """Run a script, print the findings to stderr, and return the script's exit code."""
+    own, script = _split(words)
+    options = parse(_Options, own, "surestep watch", description=_DESCRIPTION)
+    if not script:
+        raise ConfigError("No script is given. Write it last: surestep watch train.py")
+    if not options.module and not Path(script[0]).is_file():
+        raise ConfigError(f"There is no file {script[0]!r} in {Path.cwd()}.")
+    if options.steps is not None and options.steps < 1:
+        raise ConfigError(f"--steps {options.steps} is less than 1.")
+    rules = _choose_rules(options.select, options.ignore)
+    from surestep.doctor.watch.watch import Watch  # imports torch
+
+    watch = Watch(rules, options.steps)
+    code = _run_script(script, watch.run, is_module=options.module)
+    report = watch.report()
+    print_findings(report.findings, report.steps)
+    for rule, why in report.failures.items():
+        print_escaped(f"{rule} is disabled by an error in it: {why}", file=sys.stderr)
+    if options.json is not None:
+        text = f"{dumps(to_json(report.findings), indent=1)}\n"
+        try:
+            options.json.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{options.json} cannot be written: {error.strerror}.") from None
+    severities = {"error": ["error"], "warning": ["error", "warning"], "never": []}
+    is_bad = any(found.severity in severities[options.fail_on] for found in report.findings)
+    return code or int(is_bad)
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the options of watch, and the script with its arguments."""
+    index = 0
+    while index < len(words) and words[index].startswith("-"):
+        has_value = "=" not in words[index] and words[index] not in (
+            "-m",
+            "--module",
+            "-h",
+            "--help",
+        )
+        index += 2 if has_value else 1
+    return list(words[:index]), list(words[index:])
+
+
+def _choose_rules(select: str, ignore: str) -> list[Rule]:
+    rules = [rule for rule in load_rules() if rule.watcher is not None]
+    selected, ignored = ([word.strip() for word in given.split(",")] for given in (select, ignore))
+    for selector in filter(None, (*selected, *ignored)):
+        if not any(is_selected(rule.code, rule.name, [selector]) for rule in rules):
+            codes = [rule.code for rule in rules]
+            raise ConfigError(
+                f"No rule that watches is {selector.upper()}. "
+                f"{suggest_names(selector.upper(), codes)}"
+            )
+    return [
+        rule
+        for rule in rules
+        if is_selected(rule.code, rule.name, selected)
+        and not is_selected(rule.code, rule.name, ignored)
+    ]
+
+
+def _run_script(
+    script: list[str], watch: Callable[[Callable[[], object]], None], *, is_module: bool
+) -> int:
+    """Run a script as Python would; return its exit code."""
+    before = sys.argv, list(sys.path)
+    sys.argv = list(script)
+    sys.path[0] = str(Path.cwd() if is_module else Path(script[0]).resolve().parent)
+
+    def run_script() -> None:
+        if is_module:
+            runpy.run_module(script[0], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(script[0], run_name="__main__")
+
+    try:
+        watch(run_script)
+    except SystemExit as stop:
+        return _exit_code(stop)
+    except KeyboardInterrupt:
+        print_escaped("Interrupted.", file=sys.stderr)
+        return 130
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace is not None and not _is_of_script(trace.tb_frame.f_code.co_filename):
+            trace = trace.tb_next
+        print_escaped("".join(traceback.format_exception(error.with_traceback(trace))), sys.stderr)
+        return 1
+    finally:
+        sys.argv, sys.path[:] = before
+    return 0
+
+
+def _is_of_script(file: str) -> bool:
+    is_runpy = file in (runpy.__file__, "<frozen runpy>")
+    return not is_runpy and not file.startswith(str(Path(__file__).parents[1]))
+
+
+def _exit_code(stop: SystemExit) -> int:
+    if stop.code is None or isinstance(stop.code, int):
+        return stop.code or 0
+    print_escaped(str(stop.code), file=sys.stderr)
+    return 1
+
+
+def print_findings(findings: Sequence[Finding], steps: int) -> None:
+    """Print findings to stderr, or that there are none.
+
+    Args:
+        findings: worst first.
+        steps: that were watched.
+    """
+    console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+    watched = format_count(steps, "step")
+    if not findings:
+        console.print(f"surestep watch: nothing found in {watched}.", markup=False)
+        return
+    count = format_count(len(findings), "finding")
+    console.print(f"\nsurestep watch: {count} in {watched}.", markup=False)
+    for found in findings:
+        color = _COLORS[found.severity]
+        title = f"[{color}]{found.severity}[/{color}] {found.rule} {found.name}"
+        location = escape(one_line(f"{found.file}:{found.line}"))
+        console.print(f"\n{title}  {location}  since step {found.evidence['since_step']}")
+        console.print(f"  {escape(one_line(found.message))}")
+        console.print(f"  Instead: {escape(one_line(found.fix))}")

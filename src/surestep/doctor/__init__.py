@@ -1,0 +1,1 @@
+"""Finds the mistakes that make training silently wrong."""

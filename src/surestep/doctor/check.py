@@ -1,0 +1,76 @@
+"""Check one script: its findings by all rules, without those that its comments suppress."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from surestep.doctor.finding import Finding
+from surestep.doctor.report import FileReport
+from surestep.doctor.rule import Rule, read_example
+from surestep.doctor.source.files import Project, SourceFile, parse_source
+from surestep.doctor.source.interpreter import follow
+from surestep.doctor.suppress import read_suppressions
+
+# Scripts that name none of these have no training step and no data for one.
+_RELEVANT = re.compile(
+    r"torch|lightning|accelerate|transformers|ignite|fastai|deepspeed|sklearn|timm"
+)
+
+
+def check_file(
+    file: SourceFile, rules: Sequence[Rule], project: Project, report: FileReport | None = None
+) -> list[Finding]:
+    """Return the findings in a file, by line; each position once for each rule.
+
+    Args:
+        file: to check.
+        rules: to use.
+        project: where its imports are looked for.
+        report: where to note rules that failed, and comments that name no rule; None raises the
+            exceptions of rules.
+    """
+    if not _RELEVANT.search(file.text):
+        return []
+    program = follow(file, project)
+    own = [str(file.path), *(f"{file.path}:cell {cell}" for _, cell in file.cells)]
+    order = {name: position for position, name in enumerate(own)}
+    found = {}
+    for rule in rules:
+        try:
+            for finding in rule.check(program):
+                if finding.file in order:
+                    found[finding.rule, finding.file, finding.line, finding.column] = finding
+        except Exception as error:
+            if report is None:
+                raise
+            note_bug(report, rule.code, error)
+    comments = read_suppressions(file)
+    if report is not None:
+        report.notes.extend(comments.notes)
+    shown = (finding for finding in found.values() if not comments.cover(finding))
+    return sorted(shown, key=lambda f: (order[f.file], f.line, f.column, f.rule))
+
+
+def note_bug(report: FileReport, part: str, error: Exception) -> None:
+    """Note an exception that only a bug of surestep can raise.
+
+    Args:
+        report: of the file.
+        part: of surestep that failed: the code of a rule.
+        error: what it raised.
+    """
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    report.has_bug = True
+    report.notes.append(
+        f"{report.path}: {part} failed: {type(error).__name__}: {error} "
+        f"({Path(last.filename).name}:{last.lineno}). This is a bug of surestep: please report it."
+    )
+
+
+def parse_example(function: Callable[[], object]) -> SourceFile:
+    """Return the body of an example of a rule as a script."""
+    text = f"{read_example(function)}\n"
+    return parse_source(Path(f"{function.__name__}.py"), text.encode())

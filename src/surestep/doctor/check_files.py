@@ -1,0 +1,107 @@
+"""Check many files, in several processes if they are many."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from surestep.base.errors import SurestepError
+from surestep.doctor.cache import ResultCache
+from surestep.doctor.check import check_file, note_bug
+from surestep.doctor.report import FileReport
+from surestep.doctor.rule import load_rules
+from surestep.doctor.source.files import Project, UnreadableError, read_source
+
+# To start a process takes as long as to check about this many files.
+FILES_PER_PROCESS = 24
+CHUNK = 16  # files that share what they import; more need more memory
+
+Chunk = list[tuple[Path, tuple[str, ...]]]
+
+
+def check_files(
+    files: Sequence[tuple[Path, tuple[str, ...]]], cache: ResultCache
+) -> list[FileReport]:
+    """Return the report of each file.
+
+    Args:
+        files: each with the codes of its rules.
+        cache: of earlier results; new ones are stored.
+    """
+    reports = {path: cache.load(path, codes) for path, codes in files}
+    missing = [(path, codes) for path, codes in files if reports[path] is None]
+    for (path, codes), report in zip(missing, _check_missing(missing), strict=True):
+        cache.store(path, codes, report)
+        reports[path] = report
+    return [report for report in reports.values() if report is not None]
+
+
+def _check_missing(files: Chunk) -> Iterator[FileReport]:
+    chunks = [files[start : start + CHUNK] for start in range(0, len(files), CHUNK)]
+    processes = min(_count_cores(), len(files) // FILES_PER_PROCESS)
+    if processes > 1:
+        yield from _check_in_processes(chunks, processes)
+        return
+    for chunk in chunks:
+        yield from check_chunk(chunk)
+
+
+def _count_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _check_in_processes(chunks: list[Chunk], processes: int) -> Iterator[FileReport]:
+    from concurrent.futures import ProcessPoolExecutor  # takes long to import
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
+
+    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
+    try:
+        with _block_interrupts():  # the processes inherit it: Ctrl-C is for this one alone
+            futures = [pool.submit(check_chunk, chunk) for chunk in chunks]
+        for future in futures:
+            yield from future.result()
+    except BrokenProcessPool as error:
+        raise SurestepError(
+            "A process that checked files was killed, maybe for lack of memory. Check fewer files "
+            "at once."
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _block_interrupts() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def check_chunk(files: Chunk) -> list[FileReport]:
+    """Check files, which share what they import."""
+    project = Project()
+    return [_check(path, codes, project) for path, codes in files]
+
+
+def _check(path: Path, codes: tuple[str, ...], project: Project) -> FileReport:
+    report = FileReport(str(path))
+    project.used.clear()
+    try:
+        file = read_source(path)
+    except UnreadableError as error:
+        report.problem = str(error)
+        return report
+    rules = [rule for rule in load_rules() if rule.code in codes]
+    try:
+        report.findings = check_file(file, rules, project, report)
+    except Exception as error:
+        note_bug(report, "following it", error)
+    report.used = {**project.used, os.path.abspath(path): file.digest}
+    return report

@@ -1,0 +1,90 @@
+"""Find the files to check in the paths of a command line."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from surestep.base.errors import ConfigError
+from surestep.doctor.settings import Configuration, find_configuration
+
+SUFFIXES = (".py", ".ipynb")
+_SKIPPED = frozenset(("site-packages", "build", "node_modules", "__pycache__"))
+
+
+@dataclass
+class FoundFiles:
+    """The files to check, with their settings, and how many are excluded by settings."""
+
+    files: list[tuple[Path, Configuration]] = field(default_factory=list)
+    excluded: int = 0
+
+
+def find_files(paths: Sequence[str]) -> FoundFiles:
+    """Return the files that the paths name, or that are in them, once.
+
+    Folders are searched, without hidden ones, virtual environments, site-packages, build and
+    node_modules. The settings are those of the nearest pyproject.toml of each path.
+
+    Raises:
+        ConfigError: a path does not exist or is not a script, or settings are wrong.
+    """
+    found, names = FoundFiles(), set()
+    known: dict[Path, Configuration] = {}
+    for name in paths:
+        path = _require_path(name)
+        configuration = find_configuration(path, known)
+        for file in _list_files(path, configuration):
+            if (key := os.path.abspath(file)) in names:
+                continue
+            names.add(key)
+            if configuration.excludes(file):
+                found.excluded += 1
+            else:
+                found.files.append((file, configuration))
+    return found
+
+
+def _require_path(name: str) -> Path:
+    """Return the path of a folder, a script or a notebook."""
+    path = Path(name)
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist.") from None
+    except (OSError, ValueError) as error:  # permission denied, too long, null bytes
+        raise ConfigError(f"{path} cannot be read: {error}.") from error
+    if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+        raise ConfigError(f"{path} is neither a file nor a folder.")
+    if stat.S_ISREG(mode) and path.suffix not in SUFFIXES:
+        raise ConfigError(f"{path} is neither a script (.py) nor a notebook (.ipynb).")
+    return path
+
+
+def _list_files(path: Path, configuration: Configuration) -> Iterator[Path]:
+    if path.is_dir():
+        yield from _search(path, configuration)
+    else:
+        yield path
+
+
+def _search(top: Path, configuration: Configuration) -> Iterator[Path]:
+    for folder, folders, files in os.walk(top):
+        base = Path(folder)
+        folders[:] = sorted(name for name in folders if not _is_skipped(base / name, configuration))
+        for name in sorted(files):
+            path = base / name
+            if path.suffix in SUFFIXES and os.path.isfile(path):
+                yield path
+
+
+def _is_skipped(folder: Path, configuration: Configuration) -> bool:
+    return (
+        folder.name.startswith(".")
+        or folder.name in _SKIPPED
+        or os.path.isfile(folder / "pyvenv.cfg")
+        or configuration.excludes(folder)
+    )

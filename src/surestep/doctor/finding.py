@@ -1,0 +1,47 @@
+"""What a rule found, in the one form that all commands print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Severity = Literal["error", "warning", "speed", "info"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "speed", "info")
+VERSION = 1  # of the JSON form
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A mistake in a script, or in a run.
+
+    Attributes:
+        rule: its code, such as "SS101".
+        name: of the rule, such as "missing-zero-grad".
+        severity: "error": the result is wrong; "warning": it is likely wrong; "speed"; "info".
+        file: in which it is; of a notebook, with the number of the cell: "a.ipynb:cell 3".
+        line: from 1; of a notebook, in its cell.
+        column: from 1.
+        message: what is wrong.
+        evidence: numbers and names that show it.
+        fix: what to write instead.
+        end_column: after what is wrong, in the same line; 0 if it is not known.
+        source: the line, as it is in the file.
+    """
+
+    rule: str
+    name: str
+    severity: Severity
+    file: str
+    line: int
+    column: int
+    message: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    fix: str = ""
+    end_column: int = 0
+    source: str = ""
+
+
+def to_json(findings: list[Finding]) -> dict[str, Any]:
+    """Return findings in their JSON form."""
+    return {"version": VERSION, "findings": [asdict(finding) for finding in findings]}

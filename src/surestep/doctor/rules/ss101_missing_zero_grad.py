@@ -1,0 +1,272 @@
+"""No gradient is zeroed between two steps of the optimizer.
+
+`backward()` adds to the gradients that are there. Without `zero_grad()`, each step uses the sum of
+the gradients of all batches so far, so the steps grow and no longer follow the loss. Nothing fails:
+the loss may even fall at first.
+
+Ignore it if the sum is wanted, which is rare. Deliberate accumulation over several batches is not
+reported: it zeroes the gradients after its step.
+
+Source: https://docs.pytorch.org/docs/stable/optim.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.trace import Event, Program
+from surestep.doctor.source.training import (
+    Action,
+    describe,
+    find_actions,
+    is_optimizer,
+    may_be_same,
+)
+from surestep.doctor.source.values import walk
+from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+SEVERITY = "error"
+FIX = "Call optimizer.zero_grad() once for each step, before backward() or after step()."
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find loops with a backward pass and a step, but without zeroed gradients."""
+    for trace in program.traces:
+        actions = find_actions(trace)
+        for step in actions:
+            loop = step.event.loop
+            if step.kind not in ("step", "scaler_step") or loop is None:
+                continue
+            inside = [action for action in actions if loop in action.event.loops]
+            has_backward = any(action.kind == "backward" for action in inside)
+            if not has_backward or any(_zeroes(action, step) for action in inside):
+                continue
+            if any(_is_given_away(event, step) for event in trace.events if loop in event.loops):
+                continue
+            yield at_event(
+                step.event,
+                f"`{describe(step.event.value)}` uses the gradients of all batches so far: nothing "
+                "in this loop zeroes them.",
+                loop_line=getattr(loop.node, "lineno", None),
+            )
+
+
+def _zeroes(action: Action, step: Action) -> bool:
+    """Return whether an action may zero the gradients of a step; `model.zero_grad()` may."""
+    return action.kind == "zero_grad" and (
+        not is_optimizer(action.target) or may_be_same(action.target, step.target)
+    )
+
+
+def _is_given_away(event: Event, step: Action) -> bool:
+    """Return whether a function that is not followed gets the optimizer, and may zero them."""
+    call = event.call
+    if call is None or step.event is event or call.name in ("step", "unscale_", "print"):
+        return False
+    given = (*call.args, *call.keywords.values())
+    return any(value is step.target for arg in given for value in walk(arg))
+
+
+@dataclass
+class _Seen:
+    """What one optimizer did since its gradients were zeroed.
+
+    Attributes:
+        parameters: some of its parameters, by which zeroing by hand is noticed.
+        zeroed_at: backward passes when they were zeroed last.
+        stepped_at: backward passes at its last step; -1 if it was before the zeroing.
+        versions: of the gradients after its last step.
+        mistakes: steps with gradients of batches that were used already.
+        most: batches whose gradients such a step used.
+    """
+
+    parameters: list[Tensor]
+    zeroed_at: int = 0
+    stepped_at: int = -1
+    versions: tuple[object, ...] = ()
+    mistakes: int = 0
+    most: int = 0
+    first: int = 0
+    location: Location = NOWHERE
+
+    def zero(self, backwards: int) -> None:
+        self.zeroed_at, self.stepped_at = backwards, -1
+
+
+class Watch(Watcher):
+    """Count the batches whose gradients each step uses."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, _Seen] = {}
+
+    def on_zero_grad(self, run: Run, parameters: Sequence[Tensor]) -> None:
+        zeroed = {id(parameter) for parameter in parameters}
+        for seen in self._seen.values():
+            if any(id(parameter) in zeroed for parameter in seen.parameters):
+                seen.zero(run.backwards)
+
+    def on_backward(self, run: Run, loss: Tensor) -> None:
+        for seen in self._seen.values():
+            if seen.stepped_at >= 0 and _versions(seen.parameters) != seen.versions:
+                seen.zero(run.backwards - 1)  # the script changed them by hand
+
+    def on_step(self, run: Run, optimizer: Optimizer) -> None:
+        seen = self._seen.get(id(optimizer))
+        if seen is None:
+            used = [p for group in optimizer.param_groups for p in group["params"]]
+            seen = self._seen[id(optimizer)] = _Seen(used[:3])
+        if 0 <= seen.stepped_at < run.backwards:
+            seen.mistakes += 1
+            seen.most = max(seen.most, run.backwards - seen.zeroed_at)
+            if seen.mistakes == 1:
+                seen.first, seen.location = run.step + 1, run.locate()
+
+    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+        seen = self._seen[id(optimizer)]
+        seen.stepped_at = run.backwards
+        seen.versions = _versions(seen.parameters)
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for seen in self._seen.values():
+            if seen.mistakes >= 3:
+                yield Observation(
+                    seen.location,
+                    f"Gradients grew from {seen.most} batches: {seen.mistakes} steps used gradients"
+                    " that an earlier step had used already.",
+                    seen.first,
+                    {"batches": seen.most, "steps": seen.mistakes},
+                )
+
+
+def _versions(parameters: list[Tensor]) -> tuple[object, ...]:
+    """Return what changes when a gradient is replaced, removed or written."""
+    return tuple(
+        None if p.grad is None else (id(p.grad), p.grad._version)  # noqa: SLF001
+        for p in parameters
+    )
+
+
+def bad_loop() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        x, y = torch.randn(8, 4), torch.randn(8, 1)
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+
+
+def bad_zeroed_once_per_epoch() -> None:
+    import torch
+    from torch.nn.functional import mse_loss
+
+    model = torch.nn.Linear(4, 1)
+    batches = [(torch.randn(8, 4), torch.randn(8, 1)) for _ in range(5)]
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        for x, y in batches:
+            mse_loss(model(x), y).backward()
+            optimizer.step()
+
+
+def bad_in_methods() -> None:
+    import torch
+
+    class Learner:
+        def __init__(self) -> None:
+            self.net = torch.nn.Linear(4, 1)
+            self.opt = torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+        def step(self, x: torch.Tensor) -> None:
+            self.net(x).pow(2).mean().backward()
+            self.opt.step()
+
+        def fit(self) -> None:
+            for _ in range(10):
+                self.step(torch.randn(8, 4))
+
+    Learner().fit()
+
+
+def good_loop() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        x, y = torch.randn(8, 4), torch.randn(8, 1)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+
+def good_accumulation() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for index in range(12):
+        loss = model(torch.randn(8, 4)).pow(2).mean() / 4
+        loss.backward()
+        if (index + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+
+def good_by_hand() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        for parameter in model.parameters():
+            parameter.grad = None
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_closure() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.LBFGS(model.parameters())
+    x, y = torch.randn(8, 4), torch.randn(8, 1)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    for _ in range(5):
+        optimizer.step(closure)
+
+
+def good_wrapped_optimizer() -> None:
+    import torch
+
+    class Warmup:
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+
+        def zero_grad(self) -> None:
+            self.optimizer.zero_grad()
+
+    model = torch.nn.Linear(4, 1)
+    warmup = Warmup(torch.optim.Adam(model.parameters()))
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    for _ in range(10):
+        warmup.zero_grad()
+        scaler.scale(model(torch.randn(8, 4)).pow(2).mean()).backward()
+        scaler.step(warmup.optimizer)
+        scaler.update()

@@ -1,0 +1,182 @@
+"""Gradients are zeroed after the backward pass and before the step that should use them.
+
+The step finds no gradient, so it changes nothing, or only decays the weights. Nothing fails: the
+loss is computed and logged as usual, but it does not fall.
+
+Ignore it if the gradients were copied elsewhere and come back in a way that the source does not
+show.
+
+Source: https://docs.pytorch.org/docs/stable/optim.html
+"""
+
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.order import Order, happens_before, is_zeroed_by
+from surestep.doctor.source.trace import Program
+from surestep.doctor.source.training import Action, describe, may_be_same
+
+SEVERITY = "error"
+FIX = "Call optimizer.zero_grad() before backward() or after step(), not between them."
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find calls of `zero_grad` between the last backward pass and a step."""
+    for trace in program.traces:
+        order = Order(trace)
+        for step in order.actions:
+            if step.kind not in ("step", "scaler_step") or _has_closure(step):
+                continue
+            for zero in order.find_pass(step.event):
+                backward = _find_lost(order, zero, step)
+                if backward is not None:
+                    yield at_event(
+                        zero.event,
+                        f"`{describe(zero.event.value)}` wipes the gradients of "
+                        f"`{describe(backward.event.value)}` before "
+                        f"`{describe(step.event.value)}` uses them.",
+                        backward_line=getattr(backward.event.node, "lineno", None),
+                        step_line=getattr(step.event.node, "lineno", None),
+                    )
+
+
+def _has_closure(step: Action) -> bool:
+    call = step.event.call
+    return step.kind == "step" and (call is None or bool(call.args or call.keywords))
+
+
+def _find_lost(order: Order, zero: Action, step: Action) -> Action | None:
+    """Return the backward pass whose gradients a zeroing before a step wipes."""
+    if not is_zeroed_by(zero, step.target) or not order.is_before(zero.event, step.event):
+        return None
+    between = order.between(zero.event, step.event)
+    is_last = not any(a.kind in ("backward", "step", "scaler_step") for a in between)
+    if not (is_last and happens_before(zero.event, step.event)):
+        return None
+    for action in reversed(order.find_pass(step.event)):
+        if not order.is_before(action.event, zero.event):
+            continue
+        if action.kind in ("step", "scaler_step") and may_be_same(action.target, step.target):
+            return None
+        if action.kind == "backward":
+            return action if order.is_clear(action.event, step.event) else None
+    return None
+
+
+def bad_loop() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        x, y = torch.randn(8, 4), torch.randn(8, 1)
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.zero_grad()
+        optimizer.step()
+
+
+def bad_accumulation() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for index in range(12):
+        loss = model(torch.randn(8, 4)).pow(2).mean() / 4
+        loss.backward()
+        if (index + 1) % 4 == 0:
+            model.zero_grad()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+
+
+def bad_in_methods() -> None:
+    import torch
+
+    class Learner:
+        def __init__(self) -> None:
+            self.net = torch.nn.Linear(4, 1)
+            self.opt = torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+        def update(self, loss: torch.Tensor) -> None:
+            loss.backward()
+            self.opt.zero_grad(set_to_none=True)
+            self.opt.step()
+
+        def fit(self) -> None:
+            for _ in range(10):
+                self.update(self.net(torch.randn(8, 4)).pow(2).mean())
+
+    Learner().fit()
+
+
+def bad_with_scaler() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda", enabled=torch.cuda.is_available())
+    for _ in range(5):
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        scaler.scale(loss).backward()
+        optimizer.zero_grad()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def good_zeroed_after_step() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def good_two_optimizers() -> None:
+    import torch
+
+    generator, critic = torch.nn.Linear(2, 4), torch.nn.Linear(4, 1)
+    opt_g = torch.optim.Adam(generator.parameters(), lr=1e-3)
+    opt_c = torch.optim.Adam(critic.parameters(), lr=1e-3)
+    for _ in range(5):
+        fake = generator(torch.randn(8, 2))
+        critic(fake).mean().backward()
+        opt_c.zero_grad()  # its gradients of this loss are not wanted
+        opt_g.step()
+        opt_g.zero_grad()
+        (critic(torch.randn(8, 4)) - critic(fake.detach())).mean().backward()
+        opt_c.step()
+        opt_c.zero_grad()
+
+
+def good_skipped_when_not_finite() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if not torch.isfinite(norm):
+            optimizer.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def good_gradients_put_back() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        signs = [p.grad.sign() for p in model.parameters() if p.grad is not None]
+        optimizer.zero_grad()
+        for p, sign in zip(model.parameters(), signs):
+            p.grad = sign
+        optimizer.step()
+        optimizer.zero_grad()

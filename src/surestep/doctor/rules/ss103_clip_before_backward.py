@@ -1,0 +1,162 @@
+"""The gradients are clipped before the backward pass that computes them.
+
+There is no gradient yet, or only zeros, so nothing is clipped. The step then uses the gradients of
+the backward pass at their full size. Nothing fails until a large one makes the loss jump.
+
+Ignore it if the gradients that are clipped come from a part of the step that the source does not
+show.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html
+"""
+
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.order import Order, happens_before, is_measurement
+from surestep.doctor.source.trace import Program
+from surestep.doctor.source.training import Action, describe
+
+SEVERITY = "error"
+FIX = "Clip the gradients after backward() and before step()."
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find clips without a backward pass before them, but with one between them and the step."""
+    for trace in program.traces:
+        order = Order(trace)
+        for clip in order.actions:
+            if clip.kind != "clip" or is_measurement(clip):
+                continue
+            backward = _find_later_backward(order, clip)
+            if backward is not None:
+                yield at_event(
+                    clip.event,
+                    f"`{describe(clip.event.value)}` clips before "
+                    f"`{describe(backward.event.value)}` computes the gradients.",
+                    backward_line=getattr(backward.event.node, "lineno", None),
+                )
+
+
+def _find_later_backward(order: Order, clip: Action) -> Action | None:
+    """Return the backward pass whose gradients are not clipped before the next step."""
+    actions = order.find_pass(clip.event)
+    at = actions.index(clip)
+    if any(action.kind in ("backward", "unscale") for action in actions[:at]):
+        return None
+    found: Action | None = None
+    for action in actions[at + 1 :]:
+        if action.kind == "clip":
+            return None
+        if action.kind == "backward":
+            found = found or action
+        if action.kind in ("step", "scaler_step"):
+            is_certain = (
+                found is not None
+                and happens_before(found.event, action.event)
+                and happens_before(clip.event, action.event)
+                and order.is_clear_inside(action.event)
+            )
+            return found if is_certain else None
+    return None
+
+
+def bad_loop() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        optimizer.zero_grad()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
+        loss.backward()
+        optimizer.step()
+
+
+def bad_helper_function() -> None:
+    import torch
+    from torch.nn.utils import clip_grad_value_
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def update(loss: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        clip_grad_value_(model.parameters(), 0.5)
+        loss.backward()
+        optimizer.step()
+
+    for _ in range(5):
+        update(model(torch.randn(8, 4)).pow(2).mean())
+
+
+def bad_recurrent_network() -> None:
+    import torch
+    from torch import nn
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.rnn = nn.GRU(3, 5, batch_first=True)
+            self.optim = torch.optim.Adam(self.rnn.parameters(), lr=1e-3)
+
+        def run(self, clip: float = 0.25) -> None:
+            for _ in range(4):
+                self.optim.zero_grad(set_to_none=True)
+                output, _ = self.rnn(torch.randn(2, 7, 3))
+                nn.utils.clip_grad_norm_(self.rnn.parameters(), clip)
+                output.pow(2).mean().backward()
+                self.optim.step()
+
+    Trainer().run()
+
+
+def good_loop() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
+        optimizer.step()
+
+
+def good_two_losses() -> None:
+    import torch
+
+    actor, critic = torch.nn.Linear(4, 2), torch.nn.Linear(4, 1)
+    opt_a = torch.optim.Adam(actor.parameters(), lr=1e-3)
+    opt_c = torch.optim.Adam(critic.parameters(), lr=1e-3)
+    for _ in range(5):
+        for net, opt in ((critic, opt_c), (actor, opt_a)):
+            opt.zero_grad()
+            net(torch.randn(8, 4)).pow(2).mean().backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+            opt.step()
+
+
+def good_step_of_the_previous_batch() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.randn(8, 4)).pow(2).mean().backward()
+    for _ in range(5):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+
+
+def good_norm_is_only_measured() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        before = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        assert before >= 0

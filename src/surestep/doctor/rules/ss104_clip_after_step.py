@@ -1,0 +1,153 @@
+"""The gradients are clipped after the step that used them.
+
+The optimizer has already applied the gradients at their full size. Clipping them then changes
+nothing, because the next batch replaces them. Nothing fails until a large gradient makes the loss
+jump.
+
+Ignore it if the clipped gradients are used by something else, such as a step in another process.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html
+"""
+
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.order import Order, happens_before, is_measurement, is_part_of
+from surestep.doctor.source.trace import Program
+from surestep.doctor.source.training import Action, describe
+
+SEVERITY = "error"
+FIX = "Clip the gradients before step() and after backward()."
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find clips that no step follows, but that a step precedes."""
+    for trace in program.traces:
+        order = Order(trace)
+        for clip in order.actions:
+            if clip.kind != "clip" or is_measurement(clip):
+                continue
+            step = _find_earlier_step(order, clip)
+            if step is not None:
+                yield at_event(
+                    clip.event,
+                    f"`{describe(clip.event.value)}` clips after "
+                    f"`{describe(step.event.value)}` has used the gradients.",
+                    step_line=getattr(step.event.node, "lineno", None),
+                )
+
+
+def _find_earlier_step(order: Order, clip: Action) -> Action | None:
+    """Return the step before a clip, if the clip cannot serve another step."""
+    actions = order.find_pass(clip.event)
+    at = actions.index(clip)
+    steps = [a for a in actions[:at] if a.kind in ("step", "scaler_step")]
+    if not steps or not happens_before(steps[-1].event, clip.event):
+        return None
+    before, after = actions[: actions.index(steps[-1])], actions[at + 1 :]
+    between = actions[actions.index(steps[-1]) + 1 : at]
+    if any(action.kind in ("backward", "clip") for action in between):
+        return None
+    if any(action.kind == "clip" for action in before):
+        return None
+    is_used_later = any(action.kind in ("step", "scaler_step", "backward") for action in after)
+    has_backward = any(a.kind == "backward" and is_part_of(a.event, clip.event) for a in before)
+    is_certain = has_backward and not is_used_later and order.is_clear_inside(clip.event)
+    return steps[-1] if is_certain else None
+
+
+def bad_loop() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
+def bad_end_of_window() -> None:
+    import torch
+    from torch.nn.utils import clip_grad_norm_
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        for _ in range(4):
+            (model(torch.randn(8, 4)).pow(2).mean() / 4).backward()
+        optimizer.step()
+        clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.zero_grad()
+
+
+def bad_function() -> None:
+    import torch
+
+    def train_step(model, optimizer, batch, max_norm=1.0):
+        optimizer.zero_grad()
+        loss = model(batch).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        return loss.item()
+
+    net = torch.nn.Linear(4, 1)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(5):
+        train_step(net, sgd, torch.randn(8, 4))
+
+
+def good_loop() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
+def good_one_loss_for_two_optimizers() -> None:
+    import torch
+
+    encoder, head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+    opt_e = torch.optim.SGD(encoder.parameters(), lr=0.1)
+    opt_h = torch.optim.SGD(head.parameters(), lr=0.1)
+    for _ in range(5):
+        opt_e.zero_grad()
+        opt_h.zero_grad()
+        head(encoder(torch.randn(8, 4))).pow(2).mean().backward()
+        opt_h.step()
+        torch.nn.utils.clip_grad_norm_(encoder.parameters(), 1.0)
+        opt_e.step()
+
+
+def good_norm_for_the_log() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+        assert norm >= 0
+
+
+def good_clips_the_sum_of_a_window() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for index in range(8):
+        (model(torch.randn(8, 4)).pow(2).mean() / 4).backward()
+        if (index + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

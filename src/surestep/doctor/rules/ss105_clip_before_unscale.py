@@ -1,0 +1,168 @@
+"""Gradients that a GradScaler has scaled are clipped before they are unscaled.
+
+The scaled gradients are 65,536 times too large at first, so all of them are clipped. After
+`scaler.step()` has divided by the scale, the update is as many times smaller than meant. Nothing
+fails: training is slow, and its speed follows the scale.
+
+Ignore it if the limit of the norm is multiplied with the scale.
+
+Source: https://docs.pytorch.org/docs/stable/notes/amp_examples.html
+"""
+
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.order import Order, is_enabled, is_measurement, is_scaled
+from surestep.doctor.source.trace import Program
+from surestep.doctor.source.training import Action, describe
+
+SEVERITY = "error"
+FIX = "Call scaler.unscale_(optimizer) after backward() and before the gradients are clipped."
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find clips between a scaled backward pass and the step of the scaler."""
+    for trace in program.traces:
+        order = Order(trace)
+        for clip in order.actions:
+            if clip.kind != "clip" or is_measurement(clip):
+                continue
+            backward = _find_scaled_backward(order, clip)
+            if backward is not None:
+                yield at_event(
+                    clip.event,
+                    f"`{describe(clip.event.value)}` clips gradients that are still multiplied "
+                    "with the scale of the GradScaler.",
+                    backward_line=getattr(backward.event.node, "lineno", None),
+                )
+
+
+def _find_scaled_backward(order: Order, clip: Action) -> Action | None:
+    """Return the backward pass of scaled gradients that a clip gets."""
+    actions = order.find_pass(clip.event)
+    at = actions.index(clip)
+    step = next((a for a in actions[at:] if a.kind in ("step", "scaler_step", "backward")), None)
+    if step is None or step.kind != "scaler_step" or not order.is_clear_inside(clip.event):
+        return None
+    call = step.event.call
+    if call is None or not is_enabled(call.receiver):
+        return None
+    for action in reversed(actions[:at]):
+        if action.kind in ("unscale", "step", "scaler_step"):
+            return None
+        if action.kind == "backward":
+            return action if is_scaled(action.target) else None
+    return None
+
+
+def bad_loop() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        scaler.scale(loss).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def bad_unscaled_too_late() -> None:
+    import torch
+    from torch.nn.utils import clip_grad_norm_
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cpu")
+    for index in range(8):
+        loss = model(torch.randn(8, 4)).pow(2).mean() / 4
+        scaler.scale(loss).backward()
+        if (index + 1) % 4 == 0:
+            clip_grad_norm_(model.parameters(), 1.0)
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+
+def bad_in_methods() -> None:
+    import torch
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.model = torch.nn.Linear(4, 1)
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+            self.grad_scaler = torch.amp.GradScaler("cpu")
+
+        def step(self, loss: torch.Tensor) -> None:
+            self.optimizer.zero_grad()
+            self.grad_scaler.scale(loss).backward()
+            torch.nn.utils.clip_grad_value_(self.model.parameters(), 0.1)
+            self.grad_scaler.step(self.optimizer)
+            self.grad_scaler.update()
+
+    trainer = Trainer()
+    for _ in range(3):
+        trainer.step(trainer.model(torch.randn(8, 4)).pow(2).mean())
+
+
+def good_unscaled() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    for _ in range(5):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.randn(8, 4)).pow(2).mean()).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def good_limit_is_scaled() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    for _ in range(5):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.randn(8, 4)).pow(2).mean()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0 * scaler.get_scale())
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def good_without_scaling() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda", enabled=False)
+    for _ in range(5):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.randn(8, 4)).pow(2).mean()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def good_two_optimizers() -> None:
+    import torch
+
+    nets = [torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+    scaler = torch.amp.GradScaler("cpu")
+    for _ in range(3):
+        for net, optimizer in zip(nets, optimizers):
+            optimizer.zero_grad()
+            scaler.scale(net(torch.randn(8, 4)).pow(2).mean()).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            scaler.step(optimizer)
+        scaler.update()

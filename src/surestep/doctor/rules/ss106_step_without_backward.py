@@ -1,0 +1,250 @@
+"""A backward pass has no step, or a step has no backward pass.
+
+Without a backward pass there is no gradient, so `optimizer.step()` changes nothing. Without a step,
+the gradients are computed and thrown away. Both are easily written: `optimizer.step` without
+parentheses is a valid line, and `zero_grad()` for each batch with a step for every fourth one loses
+three of four batches. Nothing fails, but the model learns little or nothing.
+
+Ignore it if another part of the program makes the missing call. A test whose name starts with
+`test_` may make only one of both calls.
+
+Source: https://docs.pytorch.org/docs/stable/optim.html
+"""
+
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.order import Order, find_window, is_zeroed_by, mentions
+from surestep.doctor.source.trace import Event, Program
+from surestep.doctor.source.training import (
+    Action,
+    describe,
+    is_made_by,
+    is_model,
+    is_same,
+    is_without_grad,
+    may_be_same,
+)
+
+SEVERITY = "error"
+FIX = "Call backward() and then step() for each batch, or zero the gradients only after a step."
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find loops that have only one of both, or that lose batches between two steps."""
+    for trace in program.traces:
+        order = Order(trace)
+        if not order.is_all_clear or mentions(program.file, "grad"):
+            continue
+        if trace.entry is None or not trace.entry.name.startswith("test_"):  # tests one of both
+            yield from _find_steps_alone(order)
+            yield from _find_backwards_alone(order)
+        yield from _find_lost_batches(order)
+
+
+def _find_steps_alone(order: Order) -> Iterator[Problem]:
+    if any(action.kind == "backward" for action in order.actions):
+        return
+    for step in order.actions:
+        call, loop = step.event.call, step.event.loop
+        if call is None or loop is None or call.args or call.keywords or step.kind != "step":
+            continue
+        is_training = any(
+            loop in event.loops and _is_forward(event) for event in order.trace.events
+        )
+        if is_training and is_made_by(step.target, "torch.optim."):
+            yield at_event(
+                step.event,
+                f"`{describe(call)}` has no gradient to use: nothing calls backward().",
+            )
+
+
+def _is_forward(event: Event) -> bool:
+    """Return whether an event is the call of a model that builds a graph."""
+    call = event.call
+    is_call = call is not None and call.path == "()" and is_model(call.receiver)
+    return is_call and not is_without_grad(event)
+
+
+def _find_backwards_alone(order: Order) -> Iterator[Problem]:
+    steps = [a for a in order.actions if a.kind in ("step", "scaler_step")]
+    for zero in order.actions:
+        loop, optimizer = zero.event.loop, zero.target
+        if zero.kind != "zero_grad" or loop is None or not is_made_by(optimizer, "torch.optim."):
+            continue
+        if any(may_be_same(step.target, optimizer) for step in steps):
+            continue
+        backward = next(
+            (a for a in order.find_pass(zero.event) if a.kind == "backward"),
+            None,
+        )
+        if backward is not None and _is_only_one(order, zero):
+            yield at_event(
+                backward.event,
+                f"`{describe(backward.event.value)}` computes gradients, but nothing calls "
+                f"`{_step_of(zero)}`.",
+            )
+
+
+def _step_of(zero: Action) -> str:
+    return describe(zero.event.value).partition(".zero_grad")[0] + ".step()"
+
+
+def _is_only_one(order: Order, zero: Action) -> bool:
+    """Return whether a zeroing is the first of its optimizer, so that it is reported once."""
+    first = next(
+        a for a in order.actions if a.kind == "zero_grad" and is_same(a.target, zero.target)
+    )
+    return first is zero
+
+
+def _find_lost_batches(order: Order) -> Iterator[Problem]:
+    for step in order.actions:
+        window = find_window(step.event)
+        if step.kind not in ("step", "scaler_step") or window is None:
+            continue
+        branch, count = window
+        around = order.find_pass(step.event)
+        steps = [a for a in around if a.kind in ("step", "scaler_step")]
+        backwards = [a for a in around if a.kind == "backward"]
+        if len(steps) != 1 or not backwards:
+            continue
+        if any(branch in a.event.branches for a in backwards):
+            continue
+        for zero in around:
+            is_always = zero.event.loops == step.event.loops and branch not in zero.event.branches
+            is_guarded = len(zero.event.branches) > len(backwards[0].event.branches)
+            is_known = is_zeroed_by(zero, step.target) and not is_guarded
+            is_outside = order.is_before(zero.event, backwards[0].event) or order.is_before(
+                step.event, zero.event
+            )
+            if is_always and is_known and is_outside:
+                yield at_event(
+                    zero.event,
+                    f"`{describe(zero.event.value)}` runs for each batch, but "
+                    f"`{describe(step.event.value)}` only for one in `{describe(count)}`: the "
+                    "gradients of the others are lost.",
+                )
+
+
+def bad_nothing_calls_backward() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(torch.randn(8, 4)), torch.randn(8, 1))
+        optimizer.step()
+        print(loss.item())
+
+
+def bad_step_is_not_called() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step  # noqa: B018
+
+
+def bad_zeroed_for_every_batch_of_a_window() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    accumulation_steps = 4
+    for index in range(12):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean() / accumulation_steps
+        loss.backward()
+        if (index + 1) % accumulation_steps == 0:
+            optimizer.step()
+
+
+def bad_in_methods() -> None:
+    import torch
+
+    class Learner:
+        def __init__(self) -> None:
+            self.net = torch.nn.Linear(4, 1)
+            self.opt = torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+        def learn_from(self, x: torch.Tensor) -> float:
+            loss = self.net(x).pow(2).mean()
+            self.opt.zero_grad()
+            self.opt.step()
+            return loss.item()
+
+        def fit(self) -> None:
+            for _ in range(10):
+                self.learn_from(torch.randn(8, 4))
+
+    Learner().fit()
+
+
+def good_loop() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_schedule_is_plotted() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3)
+    rates = []
+    for _ in range(10):
+        optimizer.step()
+        scheduler.step()
+        rates.append(scheduler.get_last_lr()[0])
+
+
+def good_critic_has_more_steps() -> None:
+    import torch
+
+    generator, critic = torch.nn.Linear(2, 4), torch.nn.Linear(4, 1)
+    opt_g = torch.optim.Adam(generator.parameters(), lr=1e-3)
+    opt_c = torch.optim.Adam(critic.parameters(), lr=1e-3)
+    for index in range(10):
+        opt_c.zero_grad()
+        opt_g.zero_grad()
+        fake = generator(torch.randn(8, 2))
+        (critic(fake.detach()) - critic(torch.randn(8, 4))).mean().backward()
+        opt_c.step()
+        if index % 5 == 0:
+            (-critic(fake)).mean().backward()
+            opt_g.step()
+
+
+def good_gradients_by_autograd() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        for p, grad in zip(model.parameters(), torch.autograd.grad(loss, [*model.parameters()])):
+            p.grad = grad
+        optimizer.step()
+
+
+def good_test_of_backward() -> None:
+    import torch
+
+    def test_gradients() -> None:
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).pow(2).mean().backward()
+            assert model.bias.is_leaf

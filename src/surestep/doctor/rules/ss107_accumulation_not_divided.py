@@ -1,0 +1,230 @@
+"""The losses of an accumulated batch are summed, but each is already a mean.
+
+`backward()` adds the gradients of N batches. If each loss is the mean over its batch, the sum is N
+times the gradient of the large batch that is meant. SGD then takes steps N times too long, and a
+clip by norm shrinks them N times more. Nothing fails: the result only differs from that of the
+large batch.
+
+Ignore it if the learning rate was chosen for the sum. It is not reported for optimizers such as
+Adam, which do not depend on the size of the gradient, unless the gradient is clipped.
+
+Source: https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation
+"""
+
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.gradients import is_forward, is_loss_module
+from surestep.doctor.source.order import Order, find_window, is_part_of, is_scaled
+from surestep.doctor.source.trace import Branch, Program
+from surestep.doctor.source.training import (
+    Action,
+    describe,
+    is_coordinator,
+    is_made_by,
+    options_of,
+)
+from surestep.doctor.source.values import Attribute, Call, Constant, Unknown, Value, last_name
+
+SEVERITY = "warning"
+FIX = "Divide the loss by the number of batches of a step before backward()."
+
+_MEANS = frozenset(
+    "cross_entropy mse_loss l1_loss smooth_l1_loss huber_loss nll_loss binary_cross_entropy "
+    "binary_cross_entropy_with_logits mean".split()
+)
+_ADAPTIVE = tuple(
+    f"torch.optim.{name}" for name in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop")
+)
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find backward passes of a mean in each pass of a loop that steps in one of N."""
+    for trace in program.traces:
+        order = Order(trace)
+        for step in order.actions:
+            window = find_window(step.event)
+            if step.kind not in ("step", "scaler_step") or window is None:
+                continue
+            branch, count = window
+            backward = _find_backward(order, step, branch)
+            if backward is not None and _is_count(count) and _depends_on_size(order, step):
+                yield at_event(
+                    backward.event,
+                    f"`{describe(step.event.value)}` uses the sum of `{describe(count)}` "
+                    f"gradients of a mean: `{describe(backward.event.value)}` does not divide.",
+                    step_line=getattr(step.event.node, "lineno", None),
+                )
+
+
+def _find_backward(order: Order, step: Action, branch: Branch) -> Action | None:
+    """Return the only backward pass of a window that is zeroed once, if its loss is a mean."""
+    around = order.find_pass(step.event)
+    backwards = [action for action in around if action.kind == "backward"]
+    zeroes = [action for action in around if action.kind == "zero_grad"]
+    if len(backwards) != 1 or not zeroes or not order.is_clear_inside(step.event):
+        return None
+    backward = backwards[0]
+    call = backward.event.call
+    if call is None or is_coordinator(call.receiver) or not is_part_of(backward.event, step.event):
+        return None
+    is_window = branch not in backward.event.branches and all(
+        branch in zero.event.branches for zero in zeroes
+    )
+    loss = backward.target
+    if isinstance(loss, Call) and is_scaled(loss):
+        loss = loss.argument(0, "")
+    return backward if is_window and _is_mean(loss) else None
+
+
+def _is_mean(loss: Value | None) -> bool:
+    return bool(options_of(loss)) and all(map(_is_one_mean, options_of(loss)))
+
+
+def _is_one_mean(loss: Value) -> bool:
+    if isinstance(loss, Attribute) and loss.name == "loss":  # of a model of transformers
+        return is_forward(loss.base)
+    if not isinstance(loss, Call):
+        return False
+    made = loss.receiver if loss.path == "()" else loss
+    if not isinstance(made, Call) or made.has_unknown_arguments:
+        return False
+    is_loss = is_loss_module(made) and not made.path.startswith("torch.nn.functional.")
+    if not is_loss and made.name not in _MEANS:
+        return False
+    reduction = made.keywords.get("reduction")
+    return reduction is None or (isinstance(reduction, Constant) and reduction.value == "mean")
+
+
+def _is_count(count: Value) -> bool:
+    """Return whether N is certainly more than 1, or named as a number of batches to sum."""
+    if isinstance(count, Constant):
+        return isinstance(count.value, int) and count.value > 1
+    name = last_name(count).lower() if isinstance(count, (Unknown, Attribute)) else ""
+    return "accum" in name
+
+
+def _depends_on_size(order: Order, step: Action) -> bool:
+    if any(action.kind == "clip" for action in order.find_pass(step.event)):
+        return True
+    return is_made_by(step.target, "torch.optim.") and not is_made_by(step.target, *_ADAPTIVE)
+
+
+def bad_sgd() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for index in range(12):
+        loss = torch.nn.functional.mse_loss(model(torch.randn(8, 4)), torch.randn(8, 1))
+        loss.backward()
+        if (index + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def bad_clipped() -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+    accumulate = 8
+    for index in range(1, 17):
+        criterion(model(torch.randn(8, 4)), torch.randint(3, (8,))).backward()
+        if index % accumulate == 0:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def bad_with_scaler() -> None:
+    import torch
+    from torch import nn
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.model = nn.Linear(4, 1)
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+            self.scaler = torch.amp.GradScaler("cpu")
+            self.criterion = nn.MSELoss()
+
+        def fit(self) -> None:
+            for i in range(8):
+                loss = self.criterion(self.model(torch.randn(8, 4)), torch.randn(8, 1))
+                self.scaler.scale(loss).backward()
+                if (i + 1) % 4:
+                    continue
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+                self.optimizer.zero_grad()
+
+    Trainer().fit()
+
+
+def good_divided() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for index in range(12):
+        loss = torch.nn.functional.mse_loss(model(torch.randn(8, 4)), torch.randn(8, 1))
+        (loss / 4).backward()
+        if (index + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def good_sum() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    criterion = torch.nn.MSELoss(reduction="sum")
+    for index in range(12):
+        criterion(model(torch.randn(8, 4)), torch.randn(8, 1)).backward()
+        if (index + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def good_gradients_divided() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for index in range(12):
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        if (index + 1) % 4 == 0:
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.div_(4)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def good_adam() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for index in range(12):
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        if (index + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def good_only_the_log_is_rare() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for index in range(12):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        if index % 4 == 0:
+            print(loss.item())

@@ -1,0 +1,187 @@
+"""The last batches of an epoch are accumulated, but no step uses them.
+
+With a step after every N-th batch, up to N - 1 batches are left at the end of the epoch. Here their
+gradients are zeroed before the next epoch, so these batches do not count. Nothing fails: a little
+of the data, another part in each epoch, is lost.
+
+Ignore it if the number of batches is a multiple of N.
+
+Source: https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation
+"""
+
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.order import Order, find_window, is_zeroed_by
+from surestep.doctor.source.schedules import is_over_batches
+from surestep.doctor.source.trace import Branch, Program
+from surestep.doctor.source.training import Action, describe, may_be_same
+from surestep.doctor.source.values import Call, Operation, walk
+
+SEVERITY = "info"
+FIX = "Step also after the last batch: `if (i + 1) % n == 0 or i + 1 == len(loader)`."
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find steps for one in N batches of a DataLoader, whose rest is zeroed for the next epoch."""
+    for trace in program.traces:
+        order = Order(trace)
+        for step in order.actions:
+            window = find_window(step.event)
+            loops = step.event.loops
+            if step.kind not in ("step", "scaler_step") or window is None or len(loops) < 2:
+                continue
+            branch, count = window
+            if not _is_plain(branch) or not is_over_batches(loops[-1]) or not order.is_all_clear:
+                continue
+            if _is_dropped(order, step, branch):
+                yield at_event(
+                    step.event,
+                    f"`{describe(step.event.value)}` runs for one in `{describe(count)}` batches: "
+                    "those after the last one of an epoch are not used.",
+                )
+
+
+def _is_plain(branch: Branch) -> bool:
+    """Return whether a condition is only `step % N == 0`, without the last batch."""
+    test = branch.test
+    parts = [] if test is None else list(walk(test))
+    is_comparison = isinstance(test, Operation) and test.operator in ("==", "!=", "%", "not")
+    return is_comparison and not any(isinstance(part, Call) for part in parts)
+
+
+def _is_dropped(order: Order, step: Action, branch: Branch) -> bool:
+    inner, outer = step.event.loops[-1], step.event.loops[-2]
+    around = order.find_pass(step.event)
+    backwards = [action for action in around if action.kind == "backward"]
+    if not backwards or any(branch in action.event.branches for action in backwards):
+        return False
+    for action in order.actions:
+        is_step = action.kind in ("step", "scaler_step") and action is not step
+        if is_step and may_be_same(action.target, step.target):
+            return False
+    return any(
+        is_zeroed_by(action, step.target)
+        and action.event.loop is outer
+        and not action.event.branches
+        and inner not in action.event.loops
+        for action in order.actions
+    )
+
+
+def bad_loop() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(40, 4), torch.randn(40, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        for index, (x, y) in enumerate(loader):
+            loss = torch.nn.functional.mse_loss(model(x), y) / 4
+            loss.backward()
+            if (index + 1) % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def bad_in_methods() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Trainer:
+        def __init__(self, accumulate: int) -> None:
+            self.model = torch.nn.Linear(4, 1)
+            self.opt = torch.optim.AdamW(self.model.parameters())
+            self.accumulate = accumulate
+            data = TensorDataset(torch.randn(40, 4), torch.randn(40, 1))
+            self.loader = DataLoader(data, batch_size=8, shuffle=True)
+
+        def train_epoch(self) -> None:
+            self.opt.zero_grad()
+            for i, (x, y) in enumerate(self.loader, 1):
+                loss = torch.nn.functional.mse_loss(self.model(x), y)
+                (loss / self.accumulate).backward()
+                if i % self.accumulate == 0:
+                    self.opt.step()
+                    self.opt.zero_grad()
+
+        def fit(self) -> None:
+            for _ in range(3):
+                self.train_epoch()
+
+    Trainer(2).fit()
+
+
+def bad_guard() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(40, 4), torch.randn(40, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        model.zero_grad()
+        for index, (x, y) in enumerate(loader):
+            (torch.nn.functional.mse_loss(model(x), y) / 3).backward()
+            if (index + 1) % 3:
+                continue
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def good_last_batch() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(40, 4), torch.randn(40, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        for index, (x, y) in enumerate(loader):
+            (torch.nn.functional.mse_loss(model(x), y) / 4).backward()
+            if (index + 1) % 4 == 0 or index + 1 == len(loader):
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def good_step_after_the_loop() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(40, 4), torch.randn(40, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        for index, (x, y) in enumerate(loader):
+            (torch.nn.functional.mse_loss(model(x), y) / 4).backward()
+            if (index + 1) % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        optimizer.step()
+
+
+def good_window_spans_epochs() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(40, 4), torch.randn(40, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    count = 0
+    for _ in range(3):
+        for x, y in loader:
+            (torch.nn.functional.mse_loss(model(x), y) / 4).backward()
+            count += 1
+            if count % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()

@@ -1,0 +1,204 @@
+"""A backward pass keeps its graph, but nothing uses it again.
+
+With `retain_graph=True`, `backward()` does not free the memory of the forward pass. It is freed
+when the loss is replaced, so two graphs exist during the next forward pass. Nothing fails until
+the memory is full.
+
+Ignore it if another part of the program calls `backward()` through the same graph.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.Tensor.backward.html
+"""
+
+import ast
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.order import Order
+from surestep.doctor.source.trace import Loop, Program
+from surestep.doctor.source.training import Action, describe, options_of, strip
+from surestep.doctor.source.values import (
+    Attribute,
+    Call,
+    Collection,
+    Constant,
+    Instance,
+    Unknown,
+    Value,
+    walk,
+)
+
+SEVERITY = "speed"
+FIX = "Remove retain_graph=True."
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find the only backward pass of a script, if it keeps a graph made in the same pass."""
+    for trace in program.traces:
+        order = Order(trace)
+        backwards = [action for action in order.actions if action.kind == "backward"]
+        if len(backwards) != 1 or not order.is_all_clear:
+            continue
+        action = backwards[0]
+        call, loop = action.event.call, action.event.loop
+        if call is None or loop is None or not _keeps_graph(call):
+            continue
+        if _has_state(order, loop) or not _is_made_inside(order, action, loop):
+            continue
+        yield at_event(action.event, f"`{describe(call)}` keeps a graph that nothing uses again.")
+
+
+def _keeps_graph(call: Call) -> bool:
+    given = call.argument(1, "retain_graph")
+    return isinstance(given, Constant) and given.value is True
+
+
+def _has_state(order: Order, loop: Loop) -> bool:
+    """Return whether a value may go from one pass of a loop to the next."""
+    if any(
+        event.kind in ("store", "augment")
+        and loop in event.loops
+        and not isinstance(event.target, ast.Name)
+        for event in order.trace.events
+    ):
+        return True
+    inside = {id(node) for node in ast.walk(loop.node)}
+    stored: dict[bool, set[str]] = {True: set(), False: set()}
+    for node in ast.walk(order.trace.file.tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            stored[id(node) in inside].add(node.id)
+    return bool(stored[True] & stored[False])
+
+
+def _is_made_inside(order: Order, action: Action, loop: Loop) -> bool:
+    """Return whether known modules made the whole graph of a loss inside a loop."""
+    inside = {
+        id(event.value)
+        for event in order.trace.events
+        if event.kind == "call" and loop in event.loops
+    }
+    forwards = 0
+    for value in walk(action.target) if action.target is not None else ():
+        if isinstance(value, Collection) and value.type == "list":
+            return False
+        if isinstance(value, Unknown) or (isinstance(value, Attribute) and value.name != "loss"):
+            return False
+        if isinstance(value, Call) and "requires_grad" in value.keywords:
+            return False
+        if isinstance(value, Call) and value.path == "()":
+            if id(value) not in inside or not _is_stateless(value.receiver):
+                return False
+            forwards += 1
+    return forwards > 0
+
+
+def _is_stateless(receiver: Value | None) -> bool:
+    """Return whether a module is certainly one that keeps nothing of its last forward pass."""
+    for option in options_of(strip(receiver)):
+        if isinstance(option, Instance):
+            definitions = [cls.definition for cls in option.cls.lineage()]
+            methods = [
+                node
+                for definition in definitions
+                for node in definition.body
+                if isinstance(node, ast.FunctionDef) and node.name != "__init__"
+            ]
+            if any(_stores_attribute(method) for method in methods):
+                return False
+        elif not (isinstance(option, Call) and option.path.startswith("torch.nn.")):
+            return False
+    return True
+
+
+def _stores_attribute(method: ast.FunctionDef) -> bool:
+    return any(
+        isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        for node in ast.walk(method)
+    )
+
+
+def bad_loop() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+
+
+def bad_module_of_the_script() -> None:
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x)
+
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters())
+    criterion = nn.CrossEntropyLoss()
+    for _ in range(5):
+        optimizer.zero_grad()
+        criterion(net(torch.randn(8, 4)), torch.randint(3, (8,))).backward(retain_graph=True)
+        optimizer.step()
+
+
+def bad_function() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train_step(x: torch.Tensor, y: torch.Tensor) -> float:
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward(None, True)
+        optimizer.step()
+        return loss.item()
+
+    for _ in range(5):
+        train_step(torch.randn(8, 4), torch.randn(8, 1))
+
+
+def good_two_backward_passes() -> None:
+    import torch
+
+    body, heads = torch.nn.Linear(4, 4), [torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)]
+    optimizer = torch.optim.SGD(body.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        features = body(torch.randn(8, 4))
+        heads[0](features).mean().backward(retain_graph=True)
+        heads[1](features).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_features_before_the_loop() -> None:
+    import torch
+
+    body, head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    features = body(torch.randn(8, 4))
+    for _ in range(5):
+        optimizer.zero_grad()
+        head(features).pow(2).mean().backward(retain_graph=True)
+        optimizer.step()
+
+
+def good_hidden_state() -> None:
+    import torch
+
+    cell, head = torch.nn.GRUCell(3, 4), torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    hidden = torch.zeros(2, 4)
+    for _ in range(3):
+        optimizer.zero_grad()
+        hidden = cell(torch.randn(2, 3), hidden)
+        head(hidden).pow(2).mean().backward(retain_graph=True)
+        optimizer.step()

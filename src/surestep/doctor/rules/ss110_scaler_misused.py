@@ -1,0 +1,275 @@
+"""A GradScaler is used for only a part of the step, or at the wrong time.
+
+It works if the loss is scaled, `scaler.step(optimizer)` makes the step, and `scaler.update()` comes
+once after it. If `optimizer.step()` is called instead, the update is 65,536 times too large. If the
+loss is not scaled, it is as many times too small. If gradients of several batches are summed, all
+of them must have the same scale: `unscale_()` and `update()` belong to the last of them.
+
+Ignore it if the missing call is made where the source does not show it.
+
+Source: https://docs.pytorch.org/docs/stable/notes/amp_examples.html
+"""
+
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.order import Order, find_window, is_enabled, is_scaled, mentions
+from surestep.doctor.source.trace import Program
+from surestep.doctor.source.training import (
+    Action,
+    describe,
+    is_same,
+    is_scaler,
+    may_be_same,
+    options_of,
+)
+from surestep.doctor.source.values import Call, Operation, Value
+
+SEVERITY = "error"
+FIX = (
+    "Call scaler.scale(loss).backward() for each batch, and scaler.step(optimizer) and then "
+    "scaler.update() once for each step."
+)
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find steps without the scaler, losses that are not scaled, and calls at the wrong time."""
+    for trace in program.traces:
+        order = Order(trace)
+        for step in order.actions:
+            if not order.is_clear_inside(step.event):
+                continue
+            if step.kind == "step":
+                yield from _find_step_of_scaled(order, step)
+            if step.kind == "scaler_step" and _is_made(step):
+                yield from _find_unscaled_loss(order, step)
+                yield from _find_missing_update(order, step)
+                yield from _find_calls_in_every_batch(order, step)
+
+
+def _scaler_of(action: Action) -> Value | None:
+    return None if action.event.call is None else action.event.call.receiver
+
+
+def _is_made(step: Action) -> bool:
+    """Return whether the scaler of a step is made by the script, and may be enabled."""
+    made = options_of(_scaler_of(step))
+    is_scaler_of_torch = all(
+        isinstance(option, Call)
+        and option.path.startswith("torch.")
+        and option.name == "GradScaler"
+        for option in made
+    )
+    return bool(made) and is_scaler_of_torch and is_enabled(_scaler_of(step))
+
+
+def _find_step_of_scaled(order: Order, step: Action) -> Iterator[Problem]:
+    if mentions(order.trace.file, "get_scale"):
+        return
+    for action in order.actions:
+        if action.kind == "scaler_step" and may_be_same(action.target, step.target):
+            return
+    for action in reversed(order.find_pass(step.event)):
+        if not order.is_before(action.event, step.event):
+            continue
+        if action.kind in ("unscale", "step", "scaler_step"):
+            return
+        if action.kind == "backward":
+            loss = action.target
+            scaler = loss.receiver if isinstance(loss, Call) else None
+            if is_scaled(loss) and is_enabled(scaler):
+                yield at_event(
+                    step.event,
+                    f"`{describe(step.event.value)}` uses gradients that are multiplied with the "
+                    f"scale of `{describe(scaler)}`.",
+                    backward_line=getattr(action.event.node, "lineno", None),
+                )
+            return
+
+
+def _find_unscaled_loss(order: Order, step: Action) -> Iterator[Problem]:
+    calls = (event.call for event in order.trace.events)
+    if any(call is not None and call.path == ".scale" for call in calls):
+        return
+    for action in order.find_pass(step.event):
+        losses = options_of(action.target)
+        is_computed = all(isinstance(loss, (Call, Operation)) for loss in losses)
+        if action.kind == "backward" and losses and is_computed:
+            yield at_event(
+                action.event,
+                f"`{describe(action.event.value)}` does not scale the loss, but "
+                f"`{describe(step.event.value)}` divides the gradients by the scale.",
+            )
+
+
+def _find_missing_update(order: Order, step: Action) -> Iterator[Problem]:
+    if step.event.loop is None or not order.is_all_clear:
+        return
+    if not any(action.kind == "update" for action in order.actions):
+        yield at_event(
+            step.event,
+            f"No `update()` follows `{describe(step.event.value)}`: the scale stays as it is, and "
+            "the second step is an error.",
+        )
+
+
+def _find_calls_in_every_batch(order: Order, step: Action) -> Iterator[Problem]:
+    window = find_window(step.event)
+    if window is None:
+        return
+    branch, count = window
+    around = order.find_pass(step.event)
+    backwards = [action for action in around if action.kind == "backward"]
+    steps = [action for action in around if action.kind in ("step", "scaler_step")]
+    if len(steps) != 1 or not backwards or any(branch in a.event.branches for a in backwards):
+        return
+    for action in around:
+        is_always = action.event.loops == step.event.loops and not action.event.branches
+        is_unscale = action.kind == "unscale" and is_same(action.target, step.target)
+        is_update = action.kind == "update" and is_scaler(action.target)
+        if is_always and (is_unscale or is_update):
+            yield at_event(
+                action.event,
+                f"`{describe(action.event.value)}` runs for each batch, but "
+                f"`{describe(step.event.value)}` only for one in `{describe(count)}`: the summed "
+                "gradients have different scales.",
+            )
+
+
+def bad_step_without_scaler() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        scaler.scale(loss).backward()
+        optimizer.step()
+        scaler.update()
+
+
+def bad_loss_is_not_scaled() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(torch.randn(8, 4)), torch.randn(8, 1))
+        loss.backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def bad_no_update() -> None:
+    import torch
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.model = torch.nn.Linear(4, 1)
+            self.optimizer = torch.optim.AdamW(self.model.parameters())
+            self.scaler = torch.amp.GradScaler("cuda", enabled=torch.cuda.is_available())
+
+        def fit(self) -> None:
+            for _ in range(5):
+                self.optimizer.zero_grad()
+                loss = self.model(torch.randn(8, 4)).pow(2).mean()
+                self.scaler.scale(loss).backward()
+                self.scaler.step(self.optimizer)
+
+    Trainer().fit()
+
+
+def bad_update_for_every_batch_of_a_window() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda", enabled=torch.cuda.is_available())
+    for index in range(8):
+        loss = model(torch.randn(8, 4)).pow(2).mean() / 4
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if (index + 1) % 4 == 0:
+            scaler.step(optimizer)
+            optimizer.zero_grad()
+        scaler.update()
+
+
+def good_loop() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    for _ in range(5):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.randn(8, 4)).pow(2).mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def good_only_with_amp() -> None:
+    import torch
+
+    use_amp = torch.cuda.is_available()
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda") if use_amp else None
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        if scaler is None:
+            loss.backward()
+            optimizer.step()
+        else:
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+
+def good_accumulation() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    for index in range(8):
+        scaler.scale(model(torch.randn(8, 4)).pow(2).mean() / 4).backward()
+        if (index + 1) % 4 == 0:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+
+def good_unscaled_by_hand() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    for _ in range(5):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.randn(8, 4)).pow(2).mean()).backward()
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(scaler.get_scale())
+        optimizer.step()
+
+
+def good_disabled() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda", enabled=False)
+    for _ in range(5):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.randn(8, 4)).pow(2).mean()).backward()
+        optimizer.step()

@@ -1,0 +1,193 @@
+"""The forward pass runs in float16, but nothing scales the loss.
+
+Gradients below 6e-8 are 0 in float16, and those below 6e-5 lose digits. Many gradients are that
+small, so some parameters get none. Nothing fails: training is only worse than in float32.
+
+Ignore it if the loss is scaled by code that the source does not show.
+
+Source: https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling
+"""
+
+import re
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.order import Order, is_autocast
+from surestep.doctor.source.trace import Program
+from surestep.doctor.source.training import Action, describe, is_made_by, options_of
+from surestep.doctor.source.values import Call, Constant, Operation, Symbol, Value, walk
+
+SEVERITY = "error"
+FIX = "Use a GradScaler for the backward pass and the step, or dtype=torch.bfloat16."
+
+_SCALES = re.compile(r"scaler|loss_scal|scale_loss|autocast_gpu_dtype|autocast_dtype", re.I)
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find backward passes of a loss computed under autocast with float16, without a scaler."""
+    if _SCALES.search(program.file.text):
+        return
+    for trace in program.traces:
+        order = Order(trace)
+        steps = [action for action in order.actions if action.kind == "step"]
+        if not order.is_all_clear or not steps:
+            continue
+        contexts = {
+            id(event.value): event.contexts for event in trace.events if event.call is not None
+        }
+        for action in order.actions:
+            if action.kind != "backward" or not _is_followed_by_step(order, action, steps):
+                continue
+            context = _find_half_precision(action.target, contexts)
+            if context is not None:
+                yield at_event(
+                    action.event,
+                    f"`{describe(action.event.value)}` computes gradients in float16 without a "
+                    f"scale: the forward pass runs under `{describe(context)}`.",
+                )
+
+
+def _is_followed_by_step(order: Order, action: Action, steps: list[Action]) -> bool:
+    return any(
+        order.is_before(action.event, step.event) and is_made_by(step.target, "torch.optim.")
+        for step in steps
+    )
+
+
+def _find_half_precision(
+    loss: Value | None, contexts: dict[int, tuple[Value, ...]]
+) -> Value | None:
+    """Return the context with float16 in which a model computed a loss."""
+    options = options_of(loss)
+    if len(options) != 1 or _is_multiplied(options[0]):
+        return None
+    for value in walk(options[0]):
+        if isinstance(value, Call) and value.path == "()":
+            for context in contexts.get(id(value), ()):
+                if _is_half(context):
+                    return context
+    return None
+
+
+def _is_multiplied(loss: Value) -> bool:
+    return isinstance(loss, Operation) and loss.operator == "*"
+
+
+def _is_half(context: Value) -> bool:
+    if not is_autocast(context) or not isinstance(context, Call) or context.has_unknown_arguments:
+        return False
+    is_cuda = context.path.startswith("torch.cuda.")
+    dtype = context.argument(1, "dtype")
+    if isinstance(dtype, Symbol):
+        return dtype.path in ("torch.float16", "torch.half")
+    device = context.argument(0, "device_type")
+    is_default = dtype is None and "enabled" not in context.keywords
+    return is_default and (
+        (is_cuda and not context.args)
+        or (isinstance(device, Constant) and str(device.value).startswith("cuda"))
+    )
+
+
+def bad_autocast() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(5):
+        optimizer.zero_grad()
+        with torch.autocast("cuda"):
+            loss = model(torch.randn(8, 4, device="cuda")).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+
+
+def bad_dtype() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    criterion = torch.nn.MSELoss()
+    for _ in range(5):
+        optimizer.zero_grad()
+        with torch.autocast(device_type="cpu", dtype=torch.float16):
+            output = model(torch.randn(8, 4))
+        criterion(output.float(), torch.randn(8, 1)).backward()
+        optimizer.step()
+
+
+def bad_in_methods() -> None:
+    import torch
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.model = torch.nn.Linear(4, 1).cuda()
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+        def compute_loss(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.amp.autocast("cuda", dtype=torch.half):
+                return self.model(x).pow(2).mean()
+
+        def fit(self) -> None:
+            for _ in range(5):
+                self.optimizer.zero_grad()
+                self.compute_loss(torch.randn(8, 4, device="cuda")).backward()
+                self.optimizer.step()
+
+    Trainer().fit()
+
+
+def good_scaler() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    for _ in range(5):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = model(torch.randn(8, 4)).pow(2).mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def good_bfloat16() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+
+
+def good_only_the_evaluation() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.float16):
+        model(torch.randn(8, 4))
+
+
+def good_fixed_scale() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = model(torch.randn(8, 4)).pow(2).mean()
+        (loss * 1024).backward()
+        for p in model.parameters():
+            p.grad = None if p.grad is None else p.grad / 1024
+        optimizer.step()

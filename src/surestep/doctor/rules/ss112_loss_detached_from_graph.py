@@ -1,0 +1,207 @@
+"""The loss does not depend on the model any more when its gradient is computed.
+
+`loss.detach()`, `loss.data`, `loss.item()`, `torch.tensor(loss)` and a forward pass under
+`no_grad()` all leave a number without its graph. `backward()` would raise an error, but with
+`requires_grad_()` or `requires_grad=True` it runs: the gradient ends at the new tensor, and no
+parameter gets one. The loss is logged as usual, and the model does not learn.
+
+Ignore it if the gradient of the new tensor itself is wanted.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.Tensor.detach.html
+"""
+
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.gradients import GradientPaths, is_forward
+from surestep.doctor.source.order import Order, is_scaled, mentions
+from surestep.doctor.source.trace import Program
+from surestep.doctor.source.training import describe
+from surestep.doctor.source.values import Call, Value
+
+SEVERITY = "error"
+FIX = "Compute the loss from the model's output with tensor operations, and call backward() on it."
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find losses that no path connects to a model with a gradient."""
+    if mentions(program.file, "grad"):  # the gradient of a detached tensor may be wanted
+        return
+    for trace in program.traces:
+        order = Order(trace)
+        if not any(action.kind in ("step", "scaler_step") for action in order.actions):
+            continue
+        paths = GradientPaths(trace)
+        for action in order.actions:
+            if action.kind != "backward":
+                continue
+            breaks = paths.find_breaks(_loss_of(action.target))
+            if breaks:
+                yield at_event(
+                    action.event,
+                    f"`{describe(action.event.value)}` reaches no parameter: "
+                    f"{_describe_break(breaks[0])}.",
+                    detached_line=getattr(breaks[0].node, "lineno", None),
+                )
+
+
+def _loss_of(value: Value | None) -> Value | None:
+    return value.argument(0, "") if isinstance(value, Call) and is_scaled(value) else value
+
+
+def _describe_break(value: Value) -> str:
+    if is_forward(value):
+        return f"`{describe(value)}` runs without gradients"
+    return f"`{describe(value)}` detaches the loss from the graph"
+
+
+def bad_new_tensor() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(torch.randn(8, 4)), torch.randn(8, 1))
+        loss = torch.tensor(loss.item(), requires_grad=True)
+        loss.backward()
+        optimizer.step()
+
+
+def bad_predicted_class() -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    criterion = nn.L1Loss()
+    for _ in range(5):
+        output = model(torch.randn(8, 4))
+        predicted = output.argmax(dim=1).float()
+        loss = criterion(predicted, torch.ones(8)).requires_grad_()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def bad_forward_without_grad() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        with torch.no_grad():
+            output = model(torch.randn(8, 4))
+        loss = output.pow(2).mean()
+        loss.requires_grad_(True)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def bad_list_of_losses() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        losses = [model(torch.randn(8, 4)).pow(2).mean() for _ in range(2)]
+        total = torch.tensor(losses, requires_grad=True).mean()
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+
+
+def good_loop() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    total = 0.0
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+
+
+def good_target_without_grad() -> None:
+    import copy
+
+    import torch
+
+    model = torch.nn.Linear(4, 2)
+    teacher = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        x = torch.randn(8, 4)
+        with torch.no_grad():
+            target = teacher(x)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), target).backward()
+        optimizer.step()
+
+
+def good_frozen_backbone() -> None:
+    import torch
+
+    backbone, head = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    for _ in range(5):
+        features = backbone(torch.randn(2, 4)).detach()
+        optimizer.zero_grad()
+        head(features).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_weight_from_a_number() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        (loss / (loss.detach() + 1.0)).backward()
+        optimizer.step()
+
+
+def good_policy_gradient() -> None:
+    import torch
+
+    class Agent:
+        def __init__(self) -> None:
+            self.policy, self.critic = torch.nn.Linear(4, 2), torch.nn.Linear(4, 1)
+            self.optimizer = torch.optim.SGD(self.policy.parameters(), lr=0.1)
+            self.log_probs: list[torch.Tensor] = []
+            self.values: list[float] = []
+
+        def act(self, state: torch.Tensor) -> None:
+            actions = torch.distributions.Categorical(logits=self.policy(state))
+            self.log_probs.append(actions.log_prob(actions.sample()))
+            self.values.append(self.critic(state).item())
+
+        def finish(self) -> None:
+            advantages = 1.0 - torch.tensor(self.values)
+            loss = -sum(p * a for p, a in zip(self.log_probs, advantages))
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+
+    agent = Agent()
+    for _ in range(3):
+        agent.act(torch.randn(4))
+    agent.finish()
+
+
+def good_learned_image() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1).requires_grad_(False)
+    image = torch.zeros(1, 4, requires_grad=True)
+    optimizer = torch.optim.Adam([image], lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(image).pow(2).mean().backward()
+        optimizer.step()

@@ -1,0 +1,168 @@
+"""DistributedDataParallel reduces the gradients after every batch of an accumulated step.
+
+Each backward pass exchanges all gradients between the processes. With a step after N batches, one
+exchange is enough: the first N - 1 can run under `model.no_sync()`. The result is the same, but the
+step waits for the network N times.
+
+Ignore it if the memory for the gradients of `no_sync()` is not there, or the exchange costs little.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+"""
+
+import re
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.order import Order, find_window
+from surestep.doctor.source.trace import Program
+from surestep.doctor.source.training import describe, is_coordinator
+from surestep.doctor.source.values import Constant
+
+SEVERITY = "speed"
+FIX = "Run all but the last backward pass of a step under `with model.no_sync():`."
+
+_WITHOUT_SYNC = re.compile(
+    r"no_sync|require_backward_grad_sync|gradient_sync|set_is_last_backward|comm_hook"
+)
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find accumulation with DistributedDataParallel in scripts without `no_sync`."""
+    if _WITHOUT_SYNC.search(program.file.text):
+        return
+    for trace in program.traces:
+        calls = (event.call for event in trace.events)
+        names = [call.name for call in calls if call is not None]
+        if "DistributedDataParallel" not in names:
+            continue
+        order = Order(trace)
+        for step in order.actions:
+            window = find_window(step.event)
+            if step.kind not in ("step", "scaler_step") or window is None:
+                continue
+            branch, count = window
+            backwards = [a for a in order.find_pass(step.event) if a.kind == "backward"]
+            is_one = isinstance(count, Constant) and count.value == 1
+            if len(backwards) != 1 or is_one or branch in backwards[0].event.branches:
+                continue
+            call = backwards[0].event.call
+            if call is not None and not is_coordinator(call.receiver):
+                yield at_event(
+                    backwards[0].event,
+                    f"`{describe(call)}` reduces the gradients for every batch, but "
+                    f"`{describe(step.event.value)}` needs them for one in `{describe(count)}`.",
+                )
+
+
+def bad_loop() -> None:
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for index in range(8):
+        (model(torch.randn(8, 4)).pow(2).mean() / 4).backward()
+        if (index + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.distributed.destroy_process_group()
+
+
+def bad_in_methods() -> None:
+    import torch
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    class Trainer:
+        def __init__(self, model: torch.nn.Module, accumulate: int) -> None:
+            self.model = DDP(model)
+            self.optimizer = torch.optim.AdamW(self.model.parameters())
+            self.accumulate = accumulate
+
+        def fit(self) -> None:
+            for i in range(1, 9):
+                loss = self.model(torch.randn(8, 4)).pow(2).mean() / self.accumulate
+                loss.backward()
+                if i % self.accumulate == 0:
+                    self.optimizer.step()
+                    self.optimizer.zero_grad()
+
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    Trainer(torch.nn.Linear(4, 1), 4).fit()
+    torch.distributed.destroy_process_group()
+
+
+def bad_guard() -> None:
+    import torch
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    model = torch.nn.parallel.DistributedDataParallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for index in range(8):
+        (model(torch.randn(8, 4)).pow(2).mean() / 2).backward()
+        if (index + 1) % 2:
+            continue
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.distributed.destroy_process_group()
+
+
+def good_no_sync() -> None:
+    import contextlib
+
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for index in range(8):
+        is_last = (index + 1) % 4 == 0
+        with contextlib.nullcontext() if is_last else model.no_sync():
+            (model(torch.randn(8, 4)).pow(2).mean() / 4).backward()
+        if is_last:
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.distributed.destroy_process_group()
+
+
+def good_without_accumulation() -> None:
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for index in range(8):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        if index % 4 == 0:
+            print(loss.item())
+    torch.distributed.destroy_process_group()
+
+
+def good_one_process() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for index in range(8):
+        (model(torch.randn(8, 4)).pow(2).mean() / 4).backward()
+        if (index + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()

@@ -1,0 +1,280 @@
+"""Parameters are added or unfrozen after the optimizer was created without them.
+
+An optimizer only updates the parameters that it was given. A layer that is added later stays at its
+first values, and so does one that was frozen, and therefore left out, when the optimizer was
+created. Nothing fails: these parameters get gradients, which nothing uses.
+
+Ignore it if something else updates them. Layers that are frozen on purpose, and optimizers of a
+part of the model, are not reported.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.add_param_group.html
+"""
+
+import ast
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.modules import contains, has_parameters, models_of, traverse_inputs
+from surestep.doctor.source.trace import Event, Program
+from surestep.doctor.source.training import (
+    describe,
+    find_actions,
+    is_made_by,
+    is_same,
+    is_scheduler,
+    strip,
+)
+from surestep.doctor.source.values import Call, Constant, Element, Instance, Item, Value
+
+SEVERITY = "error"
+FIX = "Create the optimizer afterwards, or call optimizer.add_param_group for the new parameters."
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find layers that are added, and parameters that are unfrozen, too late."""
+    for trace in program.traces:
+        if any(e.call is not None and e.call.name == "add_param_group" for e in trace.events):
+            continue
+        order = {id(event): index for index, event in enumerate(trace.events)}
+        for step in (action for action in find_actions(trace) if action.kind == "step"):
+            optimizer = strip(step.target)
+            if not isinstance(optimizer, Call) or not is_made_by(optimizer, "torch.optim."):
+                continue
+            created = next((e for e in trace.events if e.value is optimizer), None)
+            if created is None or created.loops != step.event.loops[: len(created.loops)]:
+                continue
+            between = trace.events[order[id(created)] : order[id(step.event)]]
+            if any(_creates_optimizer(event) for event in between[1:]):
+                continue
+            before, models = trace.events[: order[id(created)]], models_of(optimizer)
+            yield from _find_added(before, created, between, models)
+            if _is_filtered(optimizer):
+                yield from _find_unfrozen(before, between, models)
+
+
+def _creates_optimizer(event: Event) -> bool:
+    call = event.call
+    return call is not None and call.path.startswith("torch.optim.") and not is_scheduler(call)
+
+
+def _find_added(
+    before: list[Event], created: Event, between: list[Event], models: list[Value]
+) -> Iterator[Problem]:
+    for event in between:
+        target = event.target
+        if event.kind != "store" or not isinstance(target, ast.Attribute) or event.branches:
+            continue
+        if not has_parameters(event.value) or not isinstance(strip(event.base), Instance):
+            continue
+        if not any(is_same(event.base, model) for model in models):
+            continue
+        if any(_is_same_attribute(earlier, event) for earlier in before):
+            continue  # it is replaced, which SS202 finds
+        if any(is_same(event.value, model) for model in models):
+            continue
+        yield at_event(
+            event,
+            f"`{ast.unparse(target)}` is added after the optimizer was created, so nothing updates "
+            "its parameters.",
+            optimizer_line=getattr(created.node, "lineno", None),
+        )
+
+
+def _is_same_attribute(earlier: Event, event: Event) -> bool:
+    return (
+        isinstance(earlier.target, ast.Attribute)
+        and isinstance(event.target, ast.Attribute)
+        and earlier.target.attr == event.target.attr
+        and is_same(earlier.base, event.base)
+    )
+
+
+def _is_filtered(optimizer: Call) -> bool:
+    """Return whether the optimizer was given only the parameters that were not frozen."""
+    nodes = (
+        node
+        for given in (*optimizer.args, *optimizer.keywords.values())
+        for part in traverse_inputs(given, 50)
+        if isinstance(part.node, ast.expr)
+        for node in ast.walk(part.node)
+    )
+    return any(isinstance(node, ast.Attribute) and node.attr == "requires_grad" for node in nodes)
+
+
+def _find_unfrozen(
+    before: list[Event], between: list[Event], models: list[Value]
+) -> Iterator[Problem]:
+    """Find parameters that were frozen when the optimizer was created, and no longer are."""
+    roots = [root for event in before if (root := _find_changed(event, False)) is not None]
+    frozen = [r for r in roots if any(is_same(r, m) or contains(m, r) for m in models)]
+    for event in between:
+        root = _find_changed(event, True)
+        if any(is_same(root, f) or contains(root, f) or contains(f, root) for f in frozen):
+            yield at_event(
+                event,
+                f"`{describe(root)}` is unfrozen after the optimizer was created without it, so "
+                "nothing updates it.",
+            )
+
+
+def _find_changed(event: Event, is_trained: bool) -> Value | None:
+    """Return the module whose parameters an event freezes or unfreezes."""
+    value, call = event.value, event.call
+    changed: Value | None = None
+    if event.kind == "store" and isinstance(event.target, ast.Attribute):
+        if event.target.attr == "requires_grad" and _is_constant(value, is_trained):
+            changed = event.base
+    elif call is not None and call.path == ".requires_grad_":
+        given = call.argument(0, "requires_grad")
+        if (given is None and is_trained) or _is_constant(given, is_trained):
+            changed = call.receiver
+    changed = strip(changed)
+    while True:
+        match changed:
+            case Element(of=inner):
+                changed = strip(inner)
+            case Item(base=Element() as inner):  # of named_parameters()
+                changed = strip(inner)
+            case Call(path=".parameters" | ".named_parameters", receiver=inner):
+                changed = strip(inner)
+            case _:
+                return changed
+
+
+def _is_constant(value: Value | None, expected: bool) -> bool:
+    return isinstance(value, Constant) and value.value is expected
+
+
+def bad_head_is_added_late():
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(4, 8)
+
+        def forward(self, x):
+            return self.head(self.body(x).relu())
+
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net.head = nn.Linear(8, 1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def bad_unfrozen_later():
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone = nn.Linear(4, 8)
+            self.head = nn.Linear(8, 1)
+
+        def forward(self, x):
+            return self.head(self.backbone(x).relu())
+
+    model = Net()
+    for p in model.backbone.parameters():
+        p.requires_grad = False
+    optimizer = torch.optim.AdamW(filter(lambda p: p.requires_grad, model.parameters()))
+    for epoch in range(4):
+        if epoch == 2:
+            for p in model.parameters():
+                p.requires_grad = True
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def bad_unfrozen_in_a_method():
+    import torch
+    from torch import nn
+
+    class Learner:
+        def __init__(self):
+            self.model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+            self.model[0].requires_grad_(False)
+            trained = [p for p in self.model.parameters() if p.requires_grad]
+            self.optimizer = torch.optim.SGD(trained, lr=0.1)
+
+        def fit(self, steps):
+            for _ in range(steps):
+                self.optimizer.zero_grad()
+                self.model(torch.randn(8, 4)).pow(2).mean().backward()
+                self.optimizer.step()
+
+    learner = Learner()
+    learner.model.requires_grad_(True)
+    learner.fit(3)
+
+
+def good_group_is_added():
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(4, 8)
+
+        def forward(self, x):
+            return self.head(self.body(x).relu())
+
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net.head = nn.Linear(8, 1)
+    optimizer.add_param_group({"params": net.head.parameters()})
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_optimizer_of_a_part():
+    import torch
+    from torch import nn
+
+    body, head = nn.Linear(4, 8), nn.Linear(8, 1)
+    body.requires_grad_(False)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        head(body(torch.randn(8, 4)).relu()).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_all_parameters_from_the_start():
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(4):
+        if epoch == 2:
+            for parameter in model.parameters():
+                parameter.requires_grad = True
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_new_optimizer_for_all():
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    model[0].requires_grad_(False)
+    for is_frozen in (True, False):
+        model[0].requires_grad_(not is_frozen)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).pow(2).mean().backward()
+            optimizer.step()

@@ -1,0 +1,256 @@
+"""The optimizer updates parameters that the model no longer uses.
+
+An optimizer keeps the parameters that it was given. If a layer or the whole model is replaced
+afterwards, it continues to update the old ones. The new ones stay at their first values. Nothing
+fails, because the new parameters still get gradients.
+
+Ignore it if something else updates the new parameters.
+
+Source: https://docs.pytorch.org/docs/stable/optim.html#constructing-it
+"""
+
+import ast
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.modules import (
+    contains,
+    find_model_calls,
+    has_parameters,
+    models_of,
+)
+from surestep.doctor.source.trace import Event, Program, Trace
+from surestep.doctor.source.training import (
+    Action,
+    describe,
+    find_actions,
+    is_made_by,
+    is_model,
+    is_same,
+    strip,
+)
+from surestep.doctor.source.values import Call, Instance, Value
+
+SEVERITY = "error"
+FIX = "Create the optimizer after the last change of the model."
+
+_HEADS = ("fc", "classifier", "head", "heads")
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find optimizers of models that are replaced, or whose layers are, before the step."""
+    for trace in program.traces:
+        actions = find_actions(trace)
+        for step in (action for action in actions if action.kind == "step"):
+            if not is_made_by(step.target, "torch.optim."):
+                continue
+            yield from _find_other_model(actions, step)
+            yield from _find_replaced_layers(trace, step)
+
+
+def _find_other_model(actions: list[Action], step: Action) -> Iterator[Problem]:
+    """Find a step whose loss comes from models that the optimizer does not hold."""
+    held = models_of(step.target)
+    used: list[Value] = []
+    for action in actions:
+        if action.kind == "backward" and action.event.loops == step.event.loops:
+            if action.target is None:
+                return
+            calls = find_model_calls(action.target)
+            if not calls:
+                return
+            used.extend(call.receiver for call in calls if call.receiver is not None)
+    known = [strip(value) for value in (*held, *used)]
+    if not held or not used or not all(_is_new(value) for value in known):
+        return
+    if any(is_same(a, b) or contains(a, b) or contains(b, a) for a in held for b in used):
+        return
+    yield at_event(
+        step.event,
+        f"The optimizer holds the parameters of a model that is not in the loss: "
+        f"`{describe(used[0])}` was created again.",
+    )
+
+
+def _is_new(value: Value | None) -> bool:
+    """Return whether a module is created in the script and has parameters."""
+    return isinstance(value, (Call, Instance)) and is_model(value) and has_parameters(value)
+
+
+def _find_replaced_layers(trace: Trace, step: Action) -> Iterator[Problem]:
+    optimizer = strip(step.target)
+    held = models_of(optimizer)
+    created = next((i for i, e in enumerate(trace.events) if e.value is optimizer), None)
+    if created is None or not held or any(map(_adds_parameters, trace.events)):
+        return
+    end = trace.events.index(step.event)
+    for event in trace.events[created:end]:
+        if event.kind != "store" or not isinstance(event.target, ast.Attribute):
+            continue
+        if event.branches or not has_parameters(event.value) or not _is_new(strip(event.value)):
+            continue
+        if any(is_same(event.base, model) for model in held) and _replaces(trace, created, event):
+            yield at_event(
+                event,
+                f"`{ast.unparse(event.target)}` is replaced after the optimizer was created: the "
+                "optimizer updates the old layer.",
+                optimizer_line=getattr(trace.events[created].node, "lineno", None),
+            )
+
+
+def _adds_parameters(event: Event) -> bool:
+    call = event.call
+    return call is not None and call.name in ("add_param_group", "load_state_dict")
+
+
+def _replaces(trace: Trace, created: int, event: Event) -> bool:
+    """Return whether the attribute had another module when the optimizer was created."""
+    name = event.target.attr if isinstance(event.target, ast.Attribute) else ""
+    base = strip(event.base)
+    if isinstance(base, Call) and base.path.startswith("torchvision.models."):
+        return name in _HEADS
+    return any(
+        earlier.kind == "store"
+        and isinstance(earlier.target, ast.Attribute)
+        and earlier.target.attr == name
+        and is_same(earlier.base, base)
+        and earlier.value is not event.value
+        for earlier in trace.events[:created]
+    )
+
+
+def bad_model_is_created_again():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model = torch.nn.Linear(4, 1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).pow(2).mean().backward()
+            optimizer.step()
+
+
+def bad_layer_is_replaced():
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self, classes):
+            super().__init__()
+            self.body = nn.Linear(4, 8)
+            self.head = nn.Linear(8, classes)
+
+        def forward(self, x):
+            return self.head(self.body(x).relu())
+
+    net = Net(10)
+    optimizer = torch.optim.AdamW(net.parameters())
+    net.head = nn.Linear(8, 2)
+    for _ in range(3):
+        loss = nn.functional.cross_entropy(net(torch.randn(8, 4)), torch.randint(2, (8,)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def bad_created_again_in_a_method():
+    import torch
+
+    class Learner:
+        def __init__(self):
+            self.model = torch.nn.Linear(4, 1)
+            self.optimizer = torch.optim.Adam(self.model.parameters())
+
+        def reset(self):
+            self.model = torch.nn.Linear(4, 1)
+
+        def fit(self):
+            for _ in range(3):
+                self.optimizer.zero_grad()
+                self.model(torch.randn(8, 4)).pow(2).mean().backward()
+                self.optimizer.step()
+
+    learner = Learner()
+    learner.reset()
+    learner.fit()
+
+
+def good_optimizer_after_the_change():
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(4, 8)
+            self.head = nn.Linear(8, 10)
+
+        def forward(self, x):
+            return self.head(self.body(x).relu())
+
+    net = Net()
+    net.head = nn.Linear(8, 2)
+    optimizer = torch.optim.AdamW(net.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(torch.randn(8, 4)), torch.randint(2, (8,))).backward()
+        optimizer.step()
+
+
+def good_both_are_created_again():
+    import torch
+
+    for seed in range(2):
+        torch.manual_seed(seed)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).pow(2).mean().backward()
+            optimizer.step()
+
+
+def good_two_optimizers():
+    import torch
+    from torch import nn
+
+    G, D = nn.Linear(2, 4), nn.Linear(4, 1)
+    g_optimizer = torch.optim.Adam(G.parameters())
+    d_optimizer = torch.optim.Adam(D.parameters())
+    for _ in range(3):
+        fake = G(torch.randn(8, 2))
+        d_loss = D(fake.detach()).mean() - D(torch.randn(8, 4)).mean()
+        d_optimizer.zero_grad()
+        d_loss.backward()
+        d_optimizer.step()
+        g_optimizer.zero_grad()
+        g_loss = -D(G(torch.randn(8, 2))).mean()
+        g_loss.backward()
+        g_optimizer.step()
+
+
+def good_moved_after_the_optimizer():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model = model.to("cpu").double()
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4, dtype=torch.float64)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_one_optimizer_for_a_part():
+    import torch
+    from torch import nn
+
+    backbone, head = nn.Linear(4, 8), nn.Linear(8, 1)
+    model = nn.Sequential(backbone, nn.ReLU(), head)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()

@@ -1,0 +1,163 @@
+"""A parameter of the optimizer never gets a gradient.
+
+It stays at its first value for the whole run, except for weight decay. Usually its layer is not
+called, or its output is taken out of the graph by `detach()` or `no_grad()`, or a branch of the
+forward pass that uses it is never taken. In DistributedDataParallel, the first backward pass waits
+for it or raises an error.
+
+Ignore it if the layer is for later, such as a head that is trained in a second phase.
+
+Source: https://docs.pytorch.org/docs/stable/notes/ddp.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+SEVERITY = "warning"
+FIX = "Call the layer in forward() without detach(), or leave its parameters out of the optimizer."
+_FEWEST = 10  # steps before something is claimed
+_CHECKED = 200  # steps; later ones are not checked
+_SHOWN = 5  # names in a message
+
+
+class Watch(Watcher):
+    """Remember the parameters that had no gradient at any step of their optimizer."""
+
+    def __init__(self) -> None:
+        self._optimizers: dict[int, int] = {}  # steps of each
+        self._without: dict[int, dict[int, Tensor]] = {}  # parameters that had none so far
+        self._count: dict[int, int] = {}
+        self._locations = {0: NOWHERE}
+
+    def on_step(self, run: Run, optimizer: Optimizer) -> None:
+        key = id(optimizer)
+        steps = self._optimizers[key] = self._optimizers.get(key, 0) + 1
+        if steps == 1:
+            used = [p for group in optimizer.param_groups for p in group["params"]]
+            self._count[key] = len(used)
+            self._without[key] = {id(p): p for p in used if p.requires_grad}
+            self._locations[key] = run.locate()
+        if steps <= _CHECKED and self._without[key]:
+            missing = self._without[key]
+            self._without[key] = {i: p for i, p in missing.items() if p.grad is None}
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for key, steps in self._optimizers.items():
+            missing = [p for p in self._without[key].values() if p.requires_grad]
+            # If none has one, another rule says why.
+            if steps < _FEWEST or not missing or len(missing) == self._count[key]:
+                continue
+            names = [run.name(parameter) for parameter in missing[:_SHOWN]]
+            more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+            yield Observation(
+                self._locations[key],
+                f"No step of {steps} had a gradient for {', '.join(names)}{more}, of "
+                f"{self._count[key]} parameters of the optimizer.",
+                1,
+                {"steps": steps, "parameters": names, "count": len(missing)},
+            )
+
+
+def bad_layer_that_is_not_called() -> None:
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.extra, self.last = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.relu(self.first(x)))
+
+    net = Net()
+    optimizer = torch.optim.Adam(net.parameters())
+    for _ in range(12):
+        optimizer.zero_grad()
+        net(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def bad_detached_features() -> None:
+    import torch
+
+    backbone, head = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD([*backbone.parameters(), *head.parameters()], lr=0.1)
+    for _ in range(12):
+        features = torch.relu(backbone(torch.randn(8, 4)))
+        loss = head(features.detach()).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def bad_branch_that_is_never_taken() -> None:
+    import torch
+    from torch import nn
+
+    class Gated(nn.Module):
+        def __init__(self, use_gate: bool = False) -> None:
+            super().__init__()
+            self.use_gate = use_gate
+            self.gate, self.out = nn.Linear(4, 4), nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(x * torch.sigmoid(self.gate(x)) if self.use_gate else x)
+
+    class Learner:
+        def __init__(self) -> None:
+            self.model = Gated()
+            self.optimizer = torch.optim.AdamW(self.model.parameters())
+
+        def step(self) -> None:
+            self.optimizer.zero_grad()
+            self.model(torch.randn(8, 4)).abs().mean().backward()
+            self.optimizer.step()
+
+    learner = Learner()
+    for _ in range(12):
+        learner.step()
+
+
+def good_all_are_used() -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(12):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_frozen_backbone() -> None:
+    import torch
+
+    backbone, head = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)
+    for parameter in backbone.parameters():
+        parameter.requires_grad = False
+    optimizer = torch.optim.SGD([*backbone.parameters(), *head.parameters()], lr=0.1)
+    for _ in range(12):
+        optimizer.zero_grad()
+        head(torch.relu(backbone(torch.randn(8, 4)))).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_branches_that_take_turns() -> None:
+    import torch
+
+    experts = torch.nn.ModuleList(torch.nn.Linear(4, 1) for _ in range(3))
+    optimizer = torch.optim.Adam(experts.parameters())
+    for index in range(12):
+        optimizer.zero_grad()
+        experts[index % 3](torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()

@@ -1,0 +1,225 @@
+"""A module keeps layers in a plain list, tuple or dict, where PyTorch does not find them.
+
+Only modules that are attributes, or in a `ModuleList` or `ModuleDict`, belong to their parent.
+Those in a list are not in `parameters()`, so no optimizer updates them. They are not in
+`state_dict()`, and `to(device)`, `train()` and `eval()` do not reach them. On the CPU nothing
+fails: they keep their first values.
+
+Ignore it if they are hidden on purpose, such as a frozen model that must not be saved. A list of
+one module, or of modules that are registered as well, is not reported.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.ModuleList.html
+"""
+
+import ast
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.modules import has_parameters
+from surestep.doctor.source.trace import Event, Program, Trace
+from surestep.doctor.source.values import Call, Collection, Instance, Value, walk
+
+SEVERITY = "error"
+FIX = "Put them into torch.nn.ModuleList, or torch.nn.ModuleDict."
+
+_REGISTERS = ("ModuleList", "ModuleDict", "Sequential", "add_module", "register_module", "setattr")
+_FREEZES = ("eval", "requires_grad_")
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find attributes of modules that are plain collections of layers."""
+    for trace in program.traces:
+        for event in trace.events:
+            owner, kept = event.base, event.value
+            if event.kind != "store" or not isinstance(event.target, ast.Attribute):
+                continue
+            if not isinstance(owner, Instance) or not owner.cls.is_module:
+                continue
+            if isinstance(kept, Collection) and _hides(kept, owner, trace, event):
+                yield at_event(
+                    event,
+                    f"The layers in `{ast.unparse(event.target)}` are in a plain {kept.type}: they "
+                    "are not trained, moved or saved with the module.",
+                )
+
+
+def _hides(kept: Collection, owner: Instance, trace: Trace, event: Event) -> bool:
+    if kept.type not in ("list", "tuple", "dict") or not kept.elements:
+        return False
+    if kept.is_complete and len(kept.elements) == 1:
+        return False  # the usual way to hide a module
+    if not all(
+        isinstance(value, (Call, Instance)) and has_parameters(value) for value in kept.elements
+    ):
+        return False
+    hidden = {id(kept), *map(id, kept.elements)}
+    if any(id(value) in hidden and value is not kept for value in owner.attributes.values()):
+        return False
+    return not any(_registers(other, hidden) for other in trace.events)
+
+
+def _registers(event: Event, hidden: set[int]) -> bool:
+    call = event.call
+    if call is None:
+        return False
+    if call.name in ("add_module", "register_module", "setattr"):
+        return True
+    if call.name in _FREEZES:
+        return any(_leads_to(value, hidden) for value in call.inputs)
+    return call.name in _REGISTERS and any(_leads_to(value, hidden) for value in call.inputs)
+
+
+def _leads_to(value: Value, hidden: set[int]) -> bool:
+    return any(id(part) in hidden for part in walk(value))
+
+
+def bad_appended():
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self, depth=3):
+            super().__init__()
+            self.layers = []
+            for _ in range(depth):
+                self.layers.append(nn.Linear(4, 4))
+            self.head = nn.Linear(4, 1)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x).relu()
+            return self.head(x)
+
+    print(Net()(torch.randn(2, 4)))
+
+
+def bad_comprehension():
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.linear = nn.Linear(width, width)
+
+        def forward(self, x):
+            return x + self.linear(x)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = [Block(4) for _ in range(2)]
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    print(Net()(torch.randn(2, 4)))
+
+
+def bad_dict():
+    import torch
+    import torch.nn as nn
+
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(4, 8)
+            self.heads = {"color": nn.Linear(8, 3), "size": nn.Linear(8, 1)}
+
+        def forward(self, x):
+            x = self.body(x)
+            return {name: head(x) for name, head in self.heads.items()}
+
+    print(Heads()(torch.randn(2, 4)))
+
+
+def good_module_list():
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self, depth=3):
+            super().__init__()
+            layers = []
+            for _ in range(depth):
+                layers.append(nn.Linear(4, 4))
+            self.layers = nn.ModuleList(layers)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x).relu()
+            return x
+
+    print(Net()(torch.randn(2, 4)))
+
+
+def good_list_for_sequential():
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = [nn.Linear(4, 8), nn.ReLU()]
+            self.parts += [nn.Linear(8, 1)]
+            self.net = nn.Sequential(*self.parts)
+
+        def forward(self, x):
+            return self.net(x)
+
+    print(Net()(torch.randn(2, 4)))
+
+
+def good_registered_twice():
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+            self.second = nn.Linear(4, 1)
+            self.layers = [self.first, self.second]
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    print(Net()(torch.randn(2, 4)))
+
+
+def good_without_parameters():
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.activations = {"relu": nn.ReLU(), "tanh": nn.Tanh()}
+
+        def forward(self, x, name="relu"):
+            return self.activations[name](self.linear(x))
+
+    print(Net()(torch.randn(2, 4)))
+
+
+def good_hidden_teacher():
+    import torch
+    from torch import nn
+
+    class Student(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(4, 2)
+            self.teacher = [nn.Linear(4, 2)]  # not saved with the student
+
+        def forward(self, x):
+            with torch.no_grad():
+                target = self.teacher[0](x)
+            return (self.net(x) - target).pow(2).mean()
+
+    print(Student()(torch.randn(2, 4)))

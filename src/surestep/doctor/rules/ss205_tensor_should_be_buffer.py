@@ -1,0 +1,172 @@
+"""A module keeps random values in a plain tensor, which `state_dict()` does not have.
+
+Only parameters and buffers are saved, and moved by `to(device)`. A plain tensor with random values
+gets other values when the model is created again, so a loaded checkpoint computes something else
+than the trained model. Nothing fails on the CPU; on other devices the first forward pass does.
+
+Ignore it if the values are set again before each use.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.register_buffer
+"""
+
+import ast
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.trace import Event, Program
+from surestep.doctor.source.values import Call, Instance, Operation, Value
+
+SEVERITY = "warning"
+FIX = "Use self.register_buffer(name, tensor)."
+
+_RANDOM = frozenset(f"torch.{name}" for name in ("rand", "randn", "randint", "randperm"))
+_KEEPING = frozenset("float double half to cuda view reshape t transpose sign mul div".split())
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find random tensors that a module keeps as attributes and uses in its forward."""
+    for trace in program.traces:
+        for event in trace.events:
+            target, owner = event.target, event.base
+            if event.kind != "store" or not isinstance(target, ast.Attribute):
+                continue
+            if not isinstance(owner, Instance) or not owner.cls.is_module or not _is_in_init(event):
+                continue
+            if not _is_random(event.value) or not _is_read_only(owner, target.attr):
+                continue
+            yield at_event(
+                event,
+                f"`{ast.unparse(target)}` is random, and is neither saved nor moved with the "
+                "module.",
+            )
+
+
+def _is_in_init(event: Event) -> bool:
+    return bool(event.stack) and event.stack[-1].name == "__init__"
+
+
+def _is_random(value: Value) -> bool:
+    """Return whether a value is a tensor of random numbers that have no generator."""
+    if isinstance(value, Operation) and len(value.operands) == 2:
+        return any(map(_is_random, value.operands))
+    if not isinstance(value, Call):
+        return False
+    if value.path in _RANDOM:
+        return not {"generator", "requires_grad"} & set(value.keywords)
+    return value.is_method and value.name in _KEEPING and _is_random_value(value.receiver)
+
+
+def _is_random_value(value: Value | None) -> bool:
+    return value is not None and _is_random(value)
+
+
+def _is_read_only(owner: Instance, name: str) -> bool:
+    """Return whether only `__init__` assigns an attribute, and `forward` reads it."""
+    stores, reads = 0, 0
+    for cls in owner.cls.lineage():
+        for method in cls.definition.body:
+            for node in ast.walk(method):
+                if not isinstance(node, ast.Attribute) or node.attr != name:
+                    continue
+                if isinstance(node.ctx, ast.Store):
+                    stores += 1
+                elif getattr(method, "name", "") == "forward":
+                    reads += 1
+    return stores == 1 and reads > 0
+
+
+def bad_random_features():
+    import torch
+    from torch import nn
+
+    class RandomFeatures(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.weight = torch.randn(4, width)
+            self.head = nn.Linear(width, 1)
+
+        def forward(self, x):
+            return self.head(torch.cos(x @ self.weight))
+
+    print(RandomFeatures(8)(torch.randn(3, 4)))
+
+
+def bad_permutation():
+    import torch
+    from torch import nn
+
+    class Shuffle(nn.Module):
+        def __init__(self, size):
+            super().__init__()
+            self.order = torch.randperm(size)
+
+        def forward(self, x):
+            return x[:, self.order]
+
+    print(Shuffle(4)(torch.randn(3, 4)))
+
+
+def bad_scaled():
+    import math
+
+    import torch
+    from torch import nn
+
+    class Fourier(nn.Module):
+        def __init__(self, dim, scale=10.0):
+            super().__init__()
+            self.B = torch.randn(dim, 8) * scale
+
+        def forward(self, x):
+            x = 2 * math.pi * x @ self.B
+            return torch.cat([x.sin(), x.cos()], dim=-1)
+
+    model = nn.Sequential(Fourier(2), nn.Linear(16, 1))
+    print(model(torch.rand(3, 2)))
+
+
+def good_buffer():
+    import torch
+    from torch import nn
+
+    class RandomFeatures(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.register_buffer("weight", torch.randn(4, width))
+
+        def forward(self, x):
+            return torch.cos(x @ self.weight)
+
+    print(RandomFeatures(8)(torch.randn(3, 4)))
+
+
+def good_parameter():
+    import torch
+    from torch import nn
+
+    class Scale(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, width))
+            self.fixed = nn.Parameter(torch.rand(width), requires_grad=False)
+
+        def forward(self, x):
+            return x @ self.weight * self.fixed
+
+    print(Scale(8)(torch.randn(3, 4)))
+
+
+def good_same_values_in_every_run():
+    import torch
+    from torch import nn
+
+    class Hash(nn.Module):
+        def __init__(self):
+            super().__init__()
+            generator = torch.Generator().manual_seed(0)
+            self.planes = torch.randn(4, 8, generator=generator)
+
+        def forward(self, x):
+            return (x @ self.planes.to(x)) > 0
+
+    print(Hash()(torch.randn(3, 4)))

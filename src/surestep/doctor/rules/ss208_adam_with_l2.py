@@ -1,0 +1,137 @@
+"""`Adam(weight_decay=...)` is an L2 penalty, not the weight decay that is usually meant.
+
+Adam adds the penalty to the gradient and then divides it by the size of past gradients. So weights
+with large gradients decay less than others. AdamW decays all weights by the same factor, which
+generalises better in most tasks. Its best value differs from that of the penalty.
+
+Ignore it if you reproduce a result that was trained like this. Graph networks usually are: a script
+that imports torch_geometric or dgl is not reported.
+
+Source: https://arxiv.org/abs/1711.05101
+"""
+
+import re
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.trace import Program
+from surestep.doctor.source.values import Call, Collection, Constant, Value
+
+SEVERITY = "info"
+FIX = "Use torch.optim.AdamW, and choose the weight decay for it."
+_GRAPHS = re.compile(r"^\s*(import|from) (torch_geometric|dgl)\b", re.MULTILINE)
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find Adam with a weight decay above 0."""
+    if _GRAPHS.search(program.file.text):
+        return
+    for trace in program.traces:
+        for event in trace.events:
+            call = event.call
+            if call is None or call.path != "torch.optim.Adam" or call.has_unknown_arguments:
+                continue
+            if "decoupled_weight_decay" in call.keywords:
+                continue
+            decay = _find_decay(call)
+            if decay is not None:
+                yield at_event(
+                    event,
+                    f"Adam with weight_decay={decay} adds an L2 penalty to the gradients.",
+                    weight_decay=decay,
+                )
+
+
+def _find_decay(call: Call) -> float | None:
+    given = [call.argument(4, "weight_decay")]
+    groups = call.argument(0, "params")
+    if isinstance(groups, Collection):
+        for group in groups.elements:
+            if isinstance(group, Collection) and group.type == "dict":
+                pairs = zip(group.keys, group.elements, strict=False)
+                given += [value for key, value in pairs if _is(key, "weight_decay")]
+    for value in given:
+        if (
+            isinstance(value, Constant)
+            and isinstance(value.value, (int, float))
+            and value.value > 0
+        ):
+            return float(value.value)
+    return None
+
+
+def _is(key: Value | None, name: str) -> bool:
+    return isinstance(key, Constant) and key.value == name
+
+
+def bad_keyword():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def bad_group():
+    from torch import nn, optim
+
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    groups = [
+        {"params": net[0].parameters(), "weight_decay": 1e-2},
+        {"params": net[2].parameters(), "weight_decay": 0.0},
+    ]
+    print(optim.Adam(groups, lr=3e-4))
+
+
+def bad_in_a_class():
+    from torch import nn
+    from torch.optim import Adam
+
+    class Learner:
+        def __init__(self, decay=5e-4):
+            self.model = nn.Linear(4, 1)
+            self.optimizer = Adam(self.model.parameters(), lr=0.01, weight_decay=decay)
+
+    print(Learner().optimizer)
+
+
+def good_adamw():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_without_decay():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    print(torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=0))
+
+
+def good_decoupled():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    options = {"lr": 1e-3}
+    print(torch.optim.Adam(model.parameters(), **options))
+    print(torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-4))
+
+
+def good_graph_network():
+    import torch
+
+    try:
+        from torch_geometric.nn import GCNConv
+    except ImportError:
+        print("This example needs torch_geometric.")
+    else:
+        model = GCNConv(4, 1)
+        print(torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4))

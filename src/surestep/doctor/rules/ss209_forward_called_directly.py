@@ -1,0 +1,129 @@
+"""`model.forward(x)` is called instead of `model(x)`, which skips the hooks of the model.
+
+DistributedDataParallel averages gradients only if the model is called, and FSDP gathers its
+parameters there. Compiled modules, profilers and forward hooks also rely on the call. On one device
+without hooks both give the same result, so the mistake shows only later.
+
+Ignore it if the hooks are skipped on purpose.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.forward
+"""
+
+import ast
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem
+from surestep.doctor.source.trace import Program
+from surestep.doctor.source.training import is_model
+from surestep.doctor.source.values import Value
+
+SEVERITY = "warning"
+FIX = "Call the model itself: model(x)."
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find calls of `forward` on names that only ever hold models."""
+    values = _find_values(program)
+    inside = {
+        id(node)
+        for cls in program.classes
+        for method in cls.definition.body
+        if getattr(method, "name", "") in ("forward", "__call__")
+        for node in ast.walk(method)
+    }
+    for node in ast.walk(program.file.tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        receiver = node.func.value
+        if node.func.attr != "forward" or id(node) in inside:
+            continue
+        held = values.get(ast.unparse(receiver), [])
+        if held and all(map(is_model, held)):
+            text = ast.unparse(receiver)
+            message = f"`{text}.forward(...)` skips the hooks of `{text}`."
+            yield Problem(node, program.file, message)
+
+
+def _find_values(program: Program) -> dict[str, list[Value]]:
+    """Return what is assigned to each name and attribute of the file."""
+    values: dict[str, list[Value]] = {}
+    for trace in program.traces:
+        for event in trace.events:
+            if event.kind == "store" and event.target is not None and event.file is program.file:
+                if isinstance(event.target, (ast.Name, ast.Attribute)):
+                    values.setdefault(ast.unparse(event.target), []).append(event.value)
+    return values
+
+
+def bad_in_the_loop():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model.forward(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def bad_module_of_the_script():
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.linear(x)
+
+    net = Net().eval()
+    with torch.no_grad():
+        print(net.forward(torch.randn(3, 4)))
+
+
+def bad_attribute():
+    import torch
+
+    class Learner:
+        def __init__(self):
+            self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+
+        def loss(self, x):
+            return self.model.forward(x).pow(2).mean()
+
+    print(Learner().loss(torch.randn(3, 4)))
+
+
+def good_called():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_forward_of_the_base():
+    import torch
+    from torch import nn
+
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) / self.in_features
+
+    print(Scaled(4, 2)(torch.randn(3, 4)))
+
+
+def good_not_a_module():
+    import torch
+
+    class Rotation:
+        def forward(self, x):
+            return x.flip(-1)
+
+    rotation = Rotation()
+    print(rotation.forward(torch.randn(3, 4)))

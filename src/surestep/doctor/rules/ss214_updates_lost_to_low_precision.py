@@ -1,0 +1,152 @@
+"""All parameters are bfloat16 or float16, and the learning rate is too small for them.
+
+bfloat16 has 8 significant bits, so adding an update of less than about 0.2% of a weight changes
+nothing. With a learning rate of 1e-4 or less, most updates of Adam are that small, and they are
+lost in each step. Nothing fails: the loss only falls more slowly, or stops.
+
+Ignore it if the optimizer keeps a float32 copy, or rounds at random.
+
+Source: https://arxiv.org/abs/2010.06192
+"""
+
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.modules import models_of
+from surestep.doctor.source.trace import Program, Trace
+from surestep.doctor.source.training import describe, find_actions, is_made_by, is_same, strip
+from surestep.doctor.source.values import Call, Constant, Symbol, Value
+
+SEVERITY = "warning"
+FIX = "Keep the parameters in float32, and compute inside torch.autocast."
+
+_ADAM = ("torch.optim.Adam", "torch.optim.AdamW", "torch.optim.NAdam", "torch.optim.RAdam")
+_LOW = ("torch.bfloat16", "torch.float16", "torch.half")
+_MAX_LR = 1e-4
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find steps of Adam with a small learning rate on models of low precision."""
+    for trace in program.traces:
+        for step in find_actions(trace):
+            optimizer = strip(step.target)
+            if step.kind != "step" or not is_made_by(optimizer, *_ADAM):
+                continue
+            lr = optimizer.argument(1, "lr") if isinstance(optimizer, Call) else None
+            if not isinstance(lr, Constant) or not isinstance(lr.value, float):
+                continue
+            models = models_of(optimizer)
+            low = [model for model in models if _precision_of(trace, model) in _LOW]
+            if low and lr.value <= _MAX_LR:
+                yield at_event(
+                    step.event,
+                    f"`{describe(low[0])}` is in low precision: with lr={lr.value}, most updates "
+                    "round to nothing.",
+                    lr=lr.value,
+                )
+
+
+def _precision_of(trace: Trace, model: Value) -> str:
+    """Return the dtype to which a model was last converted; "" if it is not certain."""
+    dtype = ""
+    for event in trace.events:
+        call = event.call
+        if call is None or not call.is_method or not is_same(call.receiver, model):
+            continue
+        if call.name in ("half", "bfloat16", "float", "double"):
+            dtype = "" if event.branches else f"torch.{call.name}"
+        elif call.name == "to":
+            for given in (*call.args, *call.keywords.values()):
+                if isinstance(given, Symbol):
+                    dtype = "" if event.branches else given.path
+    return dtype
+
+
+def bad_bfloat16():
+    import torch
+
+    model = torch.nn.Linear(4, 1).bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4, dtype=torch.bfloat16)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def bad_to_dtype():
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.linear(x)
+
+    net = Net()
+    net.to(dtype=torch.bfloat16)
+    optimizer = torch.optim.Adam(net.parameters(), lr=5e-5)
+    for _ in range(3):
+        x = torch.randn(8, 4).to(torch.bfloat16)
+        optimizer.zero_grad()
+        net(x).pow(2).mean().backward()
+        optimizer.step()
+
+
+def bad_in_a_class():
+    import torch
+
+    class Learner:
+        def __init__(self):
+            self.model = torch.nn.Linear(4, 1)
+            self.model.to("cpu", torch.bfloat16)
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-5)
+
+        def step(self, x):
+            self.model(x).pow(2).mean().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    learner = Learner()
+    for _ in range(3):
+        learner.step(torch.randn(8, 4, dtype=torch.bfloat16))
+
+
+def good_autocast():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+
+
+def good_converted_back():
+    import torch
+
+    model = torch.nn.Linear(4, 1).bfloat16()
+    model.float()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_frozen_base_in_low_precision():
+    import torch
+    from torch import nn
+
+    base, head = nn.Linear(4, 8).bfloat16().requires_grad_(False), nn.Linear(8, 1)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=1e-4)
+    for _ in range(3):
+        features = base(torch.randn(8, 4, dtype=torch.bfloat16)).float()
+        optimizer.zero_grad()
+        head(features).pow(2).mean().backward()
+        optimizer.step()

@@ -1,0 +1,165 @@
+"""The schedule is stepped before the optimizer.
+
+The first learning rate is never used: the schedule moves on to the second before the optimizer has
+made a step. A warm-up loses its first value, and each drop comes one step too early. PyTorch only
+prints a warning, once.
+
+Ignore it if the first learning rate is meant to be skipped.
+
+Source: https://docs.pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate
+"""
+
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.order import Order
+from surestep.doctor.source.schedules import is_schedule_of, is_stepped_without_arguments
+from surestep.doctor.source.trace import Program
+from surestep.doctor.source.training import Action, common_loop, describe
+
+SEVERITY = "warning"
+FIX = "Call scheduler.step() after optimizer.step()."
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find steps of a schedule before the first step of its optimizer in the same loop."""
+    for trace in program.traces:
+        order = Order(trace)
+        for schedule in order.actions:
+            if schedule.kind != "schedule" or not is_stepped_without_arguments(schedule):
+                continue
+            step = _find_first_step(order, schedule)
+            if step is not None:
+                yield at_event(
+                    schedule.event,
+                    f"`{describe(schedule.event.value)}` comes before "
+                    f"`{describe(step.event.value)}`: the first learning rate is skipped.",
+                    step_line=getattr(step.event.node, "lineno", None),
+                )
+
+
+def _find_first_step(order: Order, schedule: Action) -> Action | None:
+    """Return the first step of the optimizer, if the schedule is certainly stepped before it."""
+    for action in order.actions:
+        is_step = action.kind in ("step", "scaler_step")
+        if not is_step or not is_schedule_of(schedule.target, action.target):
+            continue
+        loop = common_loop(schedule.event, action.event)
+        is_first = (
+            loop is not None
+            and schedule.event.loop is loop
+            and order.is_before(schedule.event, action.event)
+            and set(schedule.event.branches) <= set(action.event.branches)
+            and order.is_clear_before(action.event)
+        )
+        return action if is_first else None
+    return None
+
+
+def bad_every_batch() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=5)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        scheduler.step()
+        optimizer.step()
+
+
+def bad_start_of_epoch() -> None:
+    import torch
+    from torch.optim.lr_scheduler import StepLR
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = StepLR(optimizer, step_size=2)
+    for _ in range(4):
+        scheduler.step()
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).pow(2).mean().backward()
+            optimizer.step()
+
+
+def bad_in_methods() -> None:
+    import torch
+
+    class Learner:
+        def __init__(self) -> None:
+            self.net = torch.nn.Linear(4, 1)
+            self.opt = torch.optim.AdamW(self.net.parameters())
+            self.sched = torch.optim.lr_scheduler.CosineAnnealingLR(self.opt, T_max=10)
+
+        def fit(self) -> None:
+            for _ in range(10):
+                self.sched.step()
+                self.train_batch(torch.randn(8, 4))
+
+        def train_batch(self, x: torch.Tensor) -> None:
+            self.opt.zero_grad()
+            self.net(x).pow(2).mean().backward()
+            self.opt.step()
+
+    Learner().fit()
+
+
+def good_every_batch() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=5)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        scheduler.step()
+
+
+def good_not_in_the_first_epoch() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
+    for epoch in range(4):
+        if epoch > 0:
+            scheduler.step()
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).pow(2).mean().backward()
+            optimizer.step()
+
+
+def good_resumed() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
+    for _ in range(2):  # epochs that an earlier run has done
+        scheduler.step()
+    for _ in range(2, 4):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        scheduler.step()
+
+
+def good_two_optimizers() -> None:
+    import torch
+
+    nets = [torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)]
+    opt_a = torch.optim.SGD(nets[0].parameters(), lr=0.1)
+    opt_b = torch.optim.SGD(nets[1].parameters(), lr=0.1)
+    sched_a = torch.optim.lr_scheduler.LinearLR(opt_a)
+    for _ in range(4):
+        opt_a.zero_grad()
+        opt_b.zero_grad()
+        sum(net(torch.randn(8, 4)).pow(2).mean() for net in nets).backward()
+        opt_a.step()
+        sched_a.step()
+        opt_b.step()

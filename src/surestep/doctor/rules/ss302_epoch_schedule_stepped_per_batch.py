@@ -1,0 +1,196 @@
+"""A schedule that counts epochs is stepped for each batch.
+
+Its milestones, its `step_size` or its `T_max` are given in epochs, but each batch moves it on. The
+learning rate decays as many times too fast as the loader has batches, and most of the run trains
+with a tiny one. Nothing fails.
+
+Ignore it if the numbers count batches.
+
+Source: https://docs.pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate
+"""
+
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.order import Order, happens_before
+from surestep.doctor.source.schedules import (
+    TORCH,
+    creations,
+    epochs_of,
+    is_over_batches,
+    is_schedule_of,
+    is_stepped_without_arguments,
+    numbers_of,
+)
+from surestep.doctor.source.trace import Program
+from surestep.doctor.source.training import Action, describe, is_same
+from surestep.doctor.source.values import Call, Constant, Value
+
+SEVERITY = "warning"
+FIX = "Step the schedule once for each epoch, after the loop over the batches."
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find schedules whose arguments fit the epochs, but that are stepped beside the optimizer."""
+    for trace in program.traces:
+        order = Order(trace)
+        for schedule in order.actions:
+            loops = schedule.event.loops
+            is_plain = schedule.kind == "schedule" and is_stepped_without_arguments(schedule)
+            if not is_plain or len(loops) < 2 or not is_over_batches(loops[-1]):
+                continue
+            if schedule.event.branches or not _is_beside_step(order, schedule):
+                continue
+            epochs = epochs_of(loops[-2])
+            made = list(creations(schedule.target))
+            if epochs is not None and len(made) == 1 and (unit := _epochs_in(made[0], epochs)):
+                yield at_event(
+                    schedule.event,
+                    f"`{describe(schedule.event.value)}` runs for each batch, but {unit} of "
+                    f"`{describe(made[0])}` counts epochs.",
+                    epochs=describe(epochs),
+                )
+
+
+def _is_beside_step(order: Order, schedule: Action) -> bool:
+    return any(
+        action.kind in ("step", "scaler_step")
+        and is_schedule_of(schedule.target, action.target)
+        and happens_before(action.event, schedule.event)
+        for action in order.actions
+    )
+
+
+def _epochs_in(made: Call, epochs: Value) -> str:
+    """Return the argument of a schedule that counts epochs; "" if none certainly does."""
+    total = epochs.value if isinstance(epochs, Constant) else None
+    if made.path == f"{TORCH}CosineAnnealingLR":
+        length = made.argument(1, "T_max")
+        numbers = numbers_of(length)
+        is_equal = numbers == [total] and total is not None
+        return "`T_max`" if length is not None and (is_same(length, epochs) or is_equal) else ""
+    if not isinstance(total, int) or total < 3:
+        return ""
+    if made.path == f"{TORCH}StepLR":
+        sizes = numbers_of(made.argument(1, "step_size"))
+        return "`step_size`" if sizes and 1 < sizes[0] <= total else ""
+    if made.path == f"{TORCH}MultiStepLR":
+        milestones = numbers_of(made.argument(1, "milestones"))
+        is_within = bool(milestones) and total / 4 <= max(milestones) <= total
+        return "`milestones`" if is_within else ""
+    return ""
+
+
+def bad_milestones() -> None:
+    import torch
+    from torch.optim.lr_scheduler import MultiStepLR
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = MultiStepLR(optimizer, milestones=[3, 6], gamma=0.1)
+    for _ in range(8):
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            scheduler.step()
+
+
+def bad_cosine() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    num_epochs = 6
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=num_epochs)
+
+    def train_epoch() -> None:
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            scheduler.step()
+
+    for _ in range(num_epochs):
+        train_epoch()
+
+
+def bad_step_size() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.model = torch.nn.Linear(4, 1)
+            self.opt = torch.optim.SGD(self.model.parameters(), lr=0.1)
+            self.sched = torch.optim.lr_scheduler.StepLR(self.opt, step_size=4, gamma=0.5)
+            data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
+            self.train_loader = DataLoader(data, batch_size=8, shuffle=True)
+
+        def fit(self) -> None:
+            for _ in range(10):
+                for _, (x, y) in enumerate(self.train_loader):
+                    self.opt.zero_grad()
+                    torch.nn.functional.mse_loss(self.model(x), y).backward()
+                    self.opt.step()
+                    self.sched.step()
+
+    Trainer().fit()
+
+
+def good_once_per_epoch() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[3, 6])
+    for _ in range(8):
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        scheduler.step()
+
+
+def good_total_of_batches() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    epochs = 3
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs * len(loader))
+    for _ in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            scheduler.step()
+
+
+def good_step_size_in_batches() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=20)
+    for _ in range(10):
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            scheduler.step()

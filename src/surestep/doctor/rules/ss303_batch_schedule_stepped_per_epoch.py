@@ -1,0 +1,187 @@
+"""A schedule that counts batches is stepped once for each epoch.
+
+Its length was computed with `len(loader)`, but it moves on only at the end of an epoch. A warm-up
+never ends and a decay never starts: the run trains with the first few values of the schedule.
+Nothing fails.
+
+Ignore it if the loader whose length is used has one batch.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.optim.lr_scheduler.OneCycleLR.html
+"""
+
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.order import Order
+from surestep.doctor.source.schedules import (
+    creations,
+    is_schedule_of,
+    iterates_over,
+    lengths_in,
+    steps_in,
+)
+from surestep.doctor.source.trace import Loop, Program
+from surestep.doctor.source.training import Action, describe
+
+SEVERITY = "error"
+FIX = "Step the schedule after each step of the optimizer, in the loop over the batches."
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find schedules made for all batches that are stepped outside the loop over them."""
+    for trace in program.traces:
+        order = Order(trace)
+        schedules = [action for action in order.actions if action.kind == "schedule"]
+        for schedule in schedules:
+            loop = schedule.event.loop
+            call = schedule.event.call
+            if loop is None or call is None or call.args or call.keywords:
+                continue
+            others = [s for s in schedules if set(s.event.loops) > set(schedule.event.loops)]
+            inner = _find_batch_loop(order, schedule, loop)
+            if inner is not None and not others:
+                yield at_event(
+                    schedule.event,
+                    f"`{describe(schedule.event.value)}` runs once for each epoch, but "
+                    f"`{describe(next(creations(schedule.target)))}` counts batches.",
+                    batches_line=getattr(inner.node, "lineno", None),
+                )
+
+
+def _find_batch_loop(order: Order, schedule: Action, outer: Loop) -> Loop | None:
+    """Return the loop over the batches that a schedule counts, inside the loop around its step."""
+    made = list(creations(schedule.target))
+    counted = [option for call in made[:1] for option in lengths_in(steps_in(call))]
+    if len(made) != 1 or not counted:
+        return None
+    for action in order.find_pass(schedule.event):
+        is_step = action.kind in ("step", "scaler_step")
+        if not is_step or not is_schedule_of(schedule.target, action.target):
+            continue
+        for inner in action.event.loops[action.event.loops.index(outer) + 1 :]:
+            if any(iterates_over(inner, option) for option in counted):
+                return inner
+    return None
+
+
+def bad_one_cycle() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.1, steps_per_epoch=len(loader), epochs=3
+    )
+    for _ in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        scheduler.step()
+
+
+def bad_cosine() -> None:
+    import torch
+    from torch.optim.lr_scheduler import CosineAnnealingLR
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    epochs = 3
+    total_steps = epochs * len(loader)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    scheduler = CosineAnnealingLR(optimizer, total_steps)
+
+    def train_epoch() -> None:
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+
+    for _ in range(epochs):
+        train_epoch()
+        scheduler.step()
+
+
+def bad_warmup() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Trainer:
+        def __init__(self) -> None:
+            data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
+            self.loader = DataLoader(data, batch_size=8, shuffle=True)
+            self.model = torch.nn.Linear(4, 1)
+            self.opt = torch.optim.SGD(self.model.parameters(), lr=0.1)
+            self.warmup = torch.optim.lr_scheduler.LinearLR(
+                self.opt, start_factor=0.01, total_iters=2 * len(self.loader)
+            )
+
+        def fit(self) -> None:
+            for _ in range(4):
+                for _, (x, y) in enumerate(self.loader):
+                    self.opt.zero_grad()
+                    torch.nn.functional.mse_loss(self.model(x), y).backward()
+                    self.opt.step()
+                self.warmup.step()
+
+    Trainer().fit()
+
+
+def good_every_batch() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.1, steps_per_epoch=len(loader), epochs=3
+    )
+    for _ in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            scheduler.step()
+
+
+def good_epochs() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * len(loader))
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=3)
+    for _ in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        scheduler.step()
+
+
+def good_epochs_from_steps() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    max_steps = 12
+    epochs = max_steps // len(loader)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
+    for _ in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        scheduler.step()

@@ -1,0 +1,188 @@
+"""ReduceLROnPlateau gets no metric, or something that is not one.
+
+Its `step()` needs the value that should improve. Without it, it raises an error, perhaps after a
+long first epoch. With the number of the epoch it runs: the number grows, so after `patience` epochs
+the learning rate falls again and again, whatever the model does. The same happens with an accuracy
+and the default `mode="min"`.
+
+Ignore it if the quantity is one that should fall in spite of its name.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.optim.lr_scheduler.ReduceLROnPlateau.html
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.schedules import creations, is_plateau
+from surestep.doctor.source.trace import Event, Program
+from surestep.doctor.source.training import describe, find_actions
+from surestep.doctor.source.values import Call, Constant, Element, Unknown, Value, last_name
+
+SEVERITY = "error"
+FIX = "Pass the metric that should improve: scheduler.step(val_loss); mode='max' if it should grow."
+
+_GROWS = re.compile(r"(^|_)(acc|accuracy|accuracies|f1|auc|auroc|dice|iou|miou|bleu)(_|$|\d)")
+_FALLS = re.compile(r"loss|err|neg|minus|inv|drop|1_?-|one_minus", re.IGNORECASE)
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find steps of a plateau schedule without a metric that fits its mode."""
+    for trace in program.traces:
+        for action in find_actions(trace):
+            call = action.event.call
+            if action.kind != "schedule" or call is None or not is_plateau(action.target):
+                continue
+            if call.has_unknown_arguments:
+                continue
+            metric = call.argument(0, "metrics")
+            name = describe(call)
+            if metric is None:
+                yield at_event(action.event, f"`{name}` gets no metric.")
+            elif _is_count(metric, action.event):
+                yield at_event(
+                    action.event, f"`{name}` gets the number of a pass, which is not a metric."
+                )
+            elif _grows(metric, call) and all(map(_is_min, creations(action.target))):
+                yield at_event(
+                    action.event,
+                    f"`{name}` gets a metric that should grow, but the mode of the schedule is "
+                    "'min'.",
+                )
+
+
+def _is_count(metric: Value, event: Event) -> bool:
+    """Return whether a value is the number of a pass of a loop."""
+    if isinstance(metric, Unknown) and metric.name == "":
+        given = event.node.args[0] if isinstance(event.node, ast.Call) and event.node.args else None
+        return isinstance(given, ast.Name) and given.id in ("epoch", "i", "step", "e", "ep")
+    if not isinstance(metric, Element) or not isinstance(metric.of, Call):
+        return False
+    return metric.of.path in ("range", "tqdm.trange")
+
+
+def _grows(metric: Value, call: Call) -> bool:
+    node = call.node
+    given = node.args[0] if isinstance(node, ast.Call) and node.args else None
+    if not isinstance(given, (ast.Name, ast.Attribute)):
+        return False
+    name = given.id if isinstance(given, ast.Name) else given.attr
+    names = f"{name} {last_name(metric)}"
+    return bool(_GROWS.search(name.lower())) and not _FALLS.search(names)
+
+
+def _is_min(made: Call) -> bool:
+    mode = made.argument(1, "mode")
+    is_default = mode is None and not made.has_unknown_arguments
+    return is_default or (isinstance(mode, Constant) and mode.value == "min")
+
+
+def bad_no_metric() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=3)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        scheduler.step()  # type: ignore[call-arg]
+
+
+def bad_epoch_as_metric() -> None:
+    import torch
+    from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = ReduceLROnPlateau(optimizer, mode="min", patience=3)
+    for epoch in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        scheduler.step(epoch)
+
+
+def bad_accuracy_should_fall() -> None:
+    import torch
+
+    class Learner:
+        def __init__(self) -> None:
+            self.net = torch.nn.Linear(4, 2)
+            self.opt = torch.optim.SGD(self.net.parameters(), lr=0.1)
+            self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(self.opt, patience=2)
+
+        def evaluate(self) -> float:
+            self.net.eval()
+            with torch.no_grad():
+                return self.net(torch.randn(8, 4)).argmax(1).float().mean().item()
+
+        def fit(self) -> None:
+            for _ in range(5):
+                self.net.train()
+                self.opt.zero_grad()
+                self.net(torch.randn(8, 4)).pow(2).mean().backward()
+                self.opt.step()
+                val_acc = self.evaluate()
+                self.plateau.step(val_acc)
+
+    Learner().fit()
+
+
+def good_loss() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=3)
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        scheduler.step(loss.item())
+
+
+def good_accuracy_should_grow() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max")
+    for _ in range(5):
+        optimizer.zero_grad()
+        output = model(torch.randn(8, 4))
+        output.pow(2).mean().backward()
+        optimizer.step()
+        accuracy = (output > 0).float().mean().item()
+        scheduler.step(accuracy)
+
+
+def good_negated_accuracy() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    for _ in range(5):
+        optimizer.zero_grad()
+        output = model(torch.randn(8, 4))
+        output.pow(2).mean().backward()
+        optimizer.step()
+        accuracy = (output > 0).float().mean().item()
+        scheduler.step(1 - accuracy)
+
+
+def good_other_schedule() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        scheduler.step()

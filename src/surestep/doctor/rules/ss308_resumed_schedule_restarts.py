@@ -1,0 +1,207 @@
+"""A resumed run restores the optimizer and the epoch, but not the schedule.
+
+The schedule begins at its first step again. A warm-up is repeated, a decay comes as many epochs too
+late as the first run has done, and the learning rate jumps at the resume. Nothing fails.
+
+Ignore it if the schedule is meant to start again.
+
+Source: https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html
+"""
+
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.order import Order, mentions
+from surestep.doctor.source.schedules import (
+    creations,
+    is_schedule_of,
+    is_stepped_without_arguments,
+)
+from surestep.doctor.source.trace import Event, Loop, Program
+from surestep.doctor.source.training import describe, is_scheduler
+from surestep.doctor.source.values import Call, Constant
+
+SEVERITY = "warning"
+FIX = "Save scheduler.state_dict() in the checkpoint, and load it when the run is resumed."
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find schedules that are stepped from a restored epoch on, but not restored."""
+    if mentions(program.file, "last_epoch"):
+        return
+    for trace in program.traces:
+        order = Order(trace)
+        loads = [event for event in trace.events if _is_load(event)]
+        if not loads or not order.is_all_clear:
+            continue
+        receivers = [event.call.receiver for event in loads if event.call is not None]
+        if any(is_scheduler(receiver) for receiver in receivers):
+            continue
+        for action in order.actions:
+            loops = action.event.loops
+            if action.kind != "schedule" or not is_stepped_without_arguments(action):
+                continue
+            made = list(creations(action.target))
+            is_plain = len(made) == 1 and made[0].argument(-1, "last_epoch") is None
+            is_restored = any(is_schedule_of(action.target, value) for value in receivers)
+            others = [a for a in order.actions if a.kind == "schedule" and a is not action]
+            if is_plain and is_restored and not others and loops and _is_resumed(loops[0]):
+                yield at_event(
+                    action.event,
+                    f"`{describe(made[0])}` starts again when the run is resumed: the optimizer "
+                    "and the epoch are restored, the schedule is not.",
+                )
+
+
+def _is_load(event: Event) -> bool:
+    return event.call is not None and event.call.path == ".load_state_dict"
+
+
+def _is_resumed(loop: Loop) -> bool:
+    """Return whether a loop starts from a number that is not known: `range(start, epochs)`."""
+    iterated = loop.iterated
+    is_range = isinstance(iterated, Call) and iterated.path == "range"
+    if not (is_range and isinstance(iterated, Call) and len(iterated.args) == 2):
+        return False
+    return not isinstance(iterated.args[0], Constant)
+
+
+def bad_script() -> None:
+    import io
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3)
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    file = io.BytesIO()
+    torch.save({**state, "scheduler": scheduler.state_dict(), "epoch": 2}, file)
+    file.seek(0)
+    checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+    model.load_state_dict(checkpoint["model"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    for _ in range(checkpoint["epoch"], 5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        scheduler.step()
+
+
+def bad_function() -> None:
+    import os
+
+    import torch
+
+    def train(path: str, epochs: int) -> None:
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.AdamW(model.parameters())
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
+        start_epoch = 0
+        if path:
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+            start_epoch = saved["epoch"] + 1
+        for _ in range(start_epoch, epochs):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).pow(2).mean().backward()
+            optimizer.step()
+            scheduler.step()
+
+    train(os.environ.get("CHECKPOINT", ""), 3)
+
+
+def bad_in_methods() -> None:
+    import io
+
+    import torch
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.model = torch.nn.Linear(4, 1)
+            self.opt = torch.optim.SGD(self.model.parameters(), lr=0.1)
+            self.sched = torch.optim.lr_scheduler.LinearLR(self.opt, total_iters=3)
+            self.epoch = 0
+
+        def resume(self, saved: dict) -> None:  # type: ignore[type-arg]
+            self.model.load_state_dict(saved["model"])
+            self.opt.load_state_dict(saved["optimizer"])
+            self.epoch = saved["epoch"]
+
+        def fit(self) -> None:
+            for _ in range(self.epoch, 4):
+                self.opt.zero_grad()
+                self.model(torch.randn(8, 4)).pow(2).mean().backward()
+                self.opt.step()
+                self.sched.step()
+
+    first, file = Trainer(), io.BytesIO()
+    state = {"model": first.model.state_dict(), "optimizer": first.opt.state_dict()}
+    torch.save({**state, "scheduler": first.sched.state_dict(), "epoch": 2}, file)
+    file.seek(0)
+    second = Trainer()
+    second.resume(torch.load(file, map_location="cpu", weights_only=True))
+    second.fit()
+
+
+def good_restored() -> None:
+    import os
+
+    import torch
+
+    def train(path: str, epochs: int) -> None:
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.AdamW(model.parameters())
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
+        start_epoch = 0
+        if path:
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+            scheduler.load_state_dict(saved["scheduler"])
+            start_epoch = saved["epoch"] + 1
+        for _ in range(start_epoch, epochs):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).pow(2).mean().backward()
+            optimizer.step()
+            scheduler.step()
+
+    train(os.environ.get("CHECKPOINT", ""), 3)
+
+
+def good_stepped_to_the_epoch() -> None:
+    import torch
+
+    def train(saved: dict, epochs: int) -> None:  # type: ignore[type-arg]
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        for _ in range(saved["epoch"]):
+            scheduler.step()
+        for _ in range(saved["epoch"], epochs):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).pow(2).mean().backward()
+            optimizer.step()
+            scheduler.step()
+
+    assert train is not None
+
+
+def good_fine_tuning() -> None:
+    import torch
+
+    def tune(saved: dict, epochs: int) -> None:  # type: ignore[type-arg]
+        model = torch.nn.Linear(4, 1)
+        model.load_state_dict(saved["model"])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
+        for _ in range(epochs):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).pow(2).mean().backward()
+            optimizer.step()
+            scheduler.step()
+
+    tune({"model": torch.nn.Linear(4, 1).state_dict()}, 3)

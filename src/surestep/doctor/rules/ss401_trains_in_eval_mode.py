@@ -1,0 +1,247 @@
+"""A model is trained in eval mode, which an evaluation left behind.
+
+In eval mode dropout is off and BatchNorm uses its running statistics, which no longer change. If
+an evaluation calls `model.eval()` and nothing calls `model.train()` afterwards, all later training
+runs like this. Nothing fails: the model overfits, or trains with old statistics.
+
+Ignore it if the whole model is meant to train in eval mode. A script that freezes parameters, or
+switches only some layers, is not reported.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.train
+"""
+
+import ast
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.evaluation import find_forwards, is_grad_off
+from surestep.doctor.source.modes import find_switch
+from surestep.doctor.source.modules import depends_on_mode, models_of, traverse_inputs
+from surestep.doctor.source.trace import Event, Program, Trace
+from surestep.doctor.source.training import (
+    Action,
+    describe,
+    find_actions,
+    is_made_by,
+    is_same,
+    strip,
+)
+from surestep.doctor.source.values import Value
+
+SEVERITY = "error"
+FIX = "Call model.train() before training continues, at the start of each epoch."
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find forward passes with a backward pass and a step, after a call of `eval()`."""
+    for trace in program.traces:
+        actions = find_actions(trace)
+        steps = [action for action in actions if action.kind == "step"]
+        losses = [action.target for action in actions if action.kind == "backward"]
+        if not steps or not losses or _freezes(trace):
+            continue
+        for event, output in find_forwards(trace):
+            model = strip(output.receiver)
+            if model is None or is_grad_off(event) or depends_on_mode(model) is False:
+                continue
+            is_in_loss = any(
+                loss is not None and any(part is output for part in traverse_inputs(loss))
+                for loss in losses
+            )
+            if not is_in_loss or not _is_trained(trace, model, steps, event):
+                continue
+            switch = find_switch(trace, event, model, is_training=False)
+            if switch is None or not _is_for_evaluation(trace, switch.event, model):
+                continue
+            line = getattr(switch.event.node, "lineno", None)
+            yield at_event(
+                event,
+                f"`{describe(output.receiver)}` is trained in eval mode: line {line} switched it, "
+                "and nothing switches it back.",
+                eval_line=line,
+            )
+
+
+def _freezes(trace: Trace) -> bool:
+    """Return whether parameters are frozen; then eval mode is likely deliberate."""
+    for event in trace.events:
+        target = event.target
+        if event.kind == "store" and isinstance(target, ast.Attribute):
+            if target.attr == "requires_grad":
+                return True
+        elif event.call is not None and event.call.name == "requires_grad_":
+            return True
+    return False
+
+
+def _is_trained(trace: Trace, model: Value, steps: list[Action], forward: Event) -> bool:
+    """Return whether a step updates the model."""
+    known = [step for step in steps if is_made_by(step.target, "torch.optim.")]
+    if known:
+        return any(is_same(other, model) for step in known for other in models_of(step.target))
+    models = {id(strip(output.receiver)) for event, output in find_forwards(trace)}
+    return len(models) == 1
+
+
+def _is_for_evaluation(trace: Trace, switch: Event, model: Value) -> bool:
+    """Return whether a forward pass without gradients follows the switch to eval mode."""
+    start = trace.events.index(switch)
+    for event, output in find_forwards(trace):
+        if trace.events.index(event) > start and is_same(output.receiver, model):
+            return is_grad_off(event)
+    return False
+
+
+def bad_never_switched_back():
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(4)]
+    model.train()
+    for _ in range(2):
+        for x, y in batches[:3]:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            for x, y in batches[3:]:
+                print((model(x).argmax(1) == y).float().mean())
+
+
+def bad_switched_in_a_function():
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+            self.head = nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.head(self.norm(x))
+
+    @torch.no_grad()
+    def evaluate(net, x, y):
+        net.eval()
+        return nn.functional.mse_loss(net(x), y).item()
+
+    def train(net, epochs):
+        optimizer = torch.optim.AdamW(net.parameters())
+        for epoch in range(epochs):
+            x, y = torch.randn(8, 4), torch.randn(8, 1)
+            loss = nn.functional.mse_loss(net(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if epoch % 2 == 0:
+                print(evaluate(net, x, y))
+
+    train(Net(), 3)
+
+
+def bad_in_methods():
+    import torch
+    from torch import nn
+
+    class Trainer:
+        def __init__(self):
+            self.model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+        def train_epoch(self):
+            for _ in range(3):
+                self.optimizer.zero_grad()
+                self.model(torch.randn(8, 4)).pow(2).mean().backward()
+                self.optimizer.step()
+
+        def validate(self):
+            self.model.eval()
+            with torch.no_grad():
+                return self.model(torch.randn(8, 4)).pow(2).mean().item()
+
+        def fit(self):
+            for _ in range(2):
+                self.train_epoch()
+                print(self.validate())
+
+    Trainer().fit()
+
+
+def good_switched_in_every_epoch():
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(4)]
+    for _ in range(2):
+        model.train()
+        for x, y in batches[:3]:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            for x, y in batches[3:]:
+                print((model(x).argmax(1) == y).float().mean())
+
+
+def good_switched_back_by_the_evaluation():
+    import torch
+    from torch import nn
+
+    def evaluate(net, x):
+        was_training = net.training
+        net.eval()
+        with torch.no_grad():
+            value = net(x).mean().item()
+        net.train(was_training)
+        return value
+
+    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(6):
+        optimizer.zero_grad()
+        net(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        if step % 3 == 2:
+            print(evaluate(net, torch.randn(8, 4)))
+
+
+def good_one_phase_after_the_other():
+    import torch
+    from torch import nn
+
+    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for phase in ("train", "val", "train", "val"):
+        if phase == "train":
+            net.train()
+        else:
+            net.eval()
+        with torch.set_grad_enabled(phase == "train"):
+            loss = net(torch.randn(8, 4)).pow(2).mean()
+        if phase == "train":
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+def good_frozen_teacher():
+    import torch
+    from torch import nn
+
+    teacher = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1)).eval()
+    student = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    for _ in range(3):
+        x = torch.randn(8, 4)
+        with torch.no_grad():
+            target = teacher(x)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(student(x), target).backward()
+        optimizer.step()

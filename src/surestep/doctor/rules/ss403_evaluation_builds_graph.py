@@ -1,0 +1,167 @@
+"""A model is evaluated in eval mode without `torch.no_grad()`.
+
+`eval()` switches dropout and BatchNorm, not the recording of operations. So each forward pass keeps
+all activations for a backward pass that never happens. The result is right, but the evaluation
+needs several times the memory and more time.
+
+Ignore it if gradients are wanted later. A script that asks for gradients in the evaluation, such as
+for saliency maps or adversarial examples, is not reported.
+
+Source: https://docs.pytorch.org/docs/stable/notes/autograd.html#locally-disable-grad-doc
+"""
+
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.evaluation import find_forwards, is_grad_off, is_measured
+from surestep.doctor.source.modes import find_switch
+from surestep.doctor.source.trace import Event, Program, Trace
+from surestep.doctor.source.training import describe, find_actions, is_model, strip
+from surestep.doctor.source.values import last_name
+
+SEVERITY = "warning"
+FIX = "Evaluate inside `with torch.no_grad():`."
+
+_USES_GRAPH = frozenset(
+    "grad backward requires_grad_ set_grad_enabled enable_grad retain_grad jacobian hessian vjp "
+    "jvp attribute generate".split()
+)
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find loops that measure a model in eval mode and record a graph."""
+    for trace in program.traces:
+        for event, output in find_forwards(trace):
+            model = strip(output.receiver)
+            if event.loop is None or is_grad_off(event) or model is None or not is_model(model):
+                continue
+            switch = find_switch(trace, event, model, is_training=False)
+            if switch is None or event.loop in switch.event.loops:
+                continue
+            if _uses_graph(trace, event) or not is_measured(trace, event, output):
+                continue
+            yield at_event(
+                event, f"`{describe(output)}` keeps all activations: nothing turns gradients off."
+            )
+
+
+def _uses_graph(trace: Trace, event: Event) -> bool:
+    """Return whether gradients may be used in the loop, or are turned off elsewhere."""
+    if any(a.kind == "backward" and event.loop in a.event.loops for a in find_actions(trace)):
+        return True
+    if any(last_name(context) == "set_grad_enabled" for context in event.contexts):
+        return True
+    return any(
+        other.call is not None
+        and other.call.name in _USES_GRAPH
+        and (event.loop in other.loops or other.call.name in ("set_grad_enabled", "requires_grad_"))
+        for other in trace.events
+    )
+
+
+def bad_validation():
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(4)]
+    for _ in range(2):
+        model.train()
+        for x, y in batches[:3]:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        model.eval()
+        correct = 0
+        for x, y in batches[3:]:
+            correct += (model(x).argmax(1) == y).sum().item()
+        print(correct)
+
+
+def bad_function():
+    import torch
+    from torch import nn
+
+    def evaluate(model, batches):
+        model.eval()
+        criterion = nn.MSELoss(reduction="sum")
+        total = 0.0
+        for x, y in batches:
+            total += criterion(model(x), y).item()
+        return total
+
+    model = nn.Linear(4, 1)
+    print(evaluate(model, [(torch.randn(8, 4), torch.randn(8, 1)) for _ in range(3)]))
+
+
+def bad_method():
+    import torch
+    from torch import nn
+
+    class Tester:
+        def __init__(self):
+            self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+        def test(self, batches):
+            self.net.eval()
+            losses = []
+            for x, y in batches:
+                losses.append(nn.functional.cross_entropy(self.net(x), y).item())
+            return sum(losses)
+
+    print(Tester().test([(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(3)]))
+
+
+def good_no_grad():
+    import torch
+    from torch import nn
+
+    model = nn.Linear(4, 2)
+    batches = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(4)]
+    model.eval()
+    with torch.no_grad():
+        for x, y in batches:
+            print((model(x).argmax(1) == y).sum().item())
+
+
+def good_decorator():
+    import torch
+    from torch import nn
+
+    @torch.inference_mode()
+    def evaluate(model, batches):
+        model.eval()
+        total = 0.0
+        for x, y in batches:
+            total += nn.functional.mse_loss(model(x), y, reduction="sum").item()
+        return total
+
+    print(evaluate(nn.Linear(4, 1), [(torch.randn(8, 4), torch.randn(8, 1)) for _ in range(3)]))
+
+
+def good_adversarial_examples():
+    import torch
+    from torch import nn
+
+    model = nn.Linear(4, 2)
+    model.eval()
+    correct = 0
+    for x, y in [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(3)]:
+        x.requires_grad_(True)
+        loss = nn.functional.cross_entropy(model(x), y)
+        (gradient,) = torch.autograd.grad(loss, x)
+        with torch.no_grad():
+            correct += (model(x + 0.1 * gradient.sign()).argmax(1) == y).sum().item()
+    print(correct)
+
+
+def good_gradients_off_for_all():
+    import torch
+    from torch import nn
+
+    torch.set_grad_enabled(False)
+    model = nn.Linear(4, 2)
+    model.eval()
+    for x, y in [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(3)]:
+        print((model(x).argmax(1) == y).sum().item())

@@ -1,0 +1,242 @@
+"""The state of the best model is kept without a copy, so it changes with the model.
+
+`state_dict()` returns references to the parameters, and `best = model` is one more name of the
+same model. Later steps update both. After the loop, `best` holds the last values, not the best.
+Nothing fails.
+
+Ignore it if no step follows.
+
+Source: https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.trace import Event, Program, Trace
+from surestep.doctor.source.training import describe, find_actions
+from surestep.doctor.source.values import Attribute, Call, Collection, Either, Item, Value
+
+SEVERITY = "error"
+FIX = "Keep copy.deepcopy(model.state_dict()), or save it to a file at once."
+
+_BEST = re.compile(r"best|min|max|low|high", re.IGNORECASE)
+_COPIES_TOP_ONLY = ("dict", "collections.OrderedDict", "copy.copy", ".copy")
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find states that are kept in a training loop and used after it."""
+    for trace in program.traces:
+        steps = [a.event for a in find_actions(trace) if a.kind in ("step", "scaler_step")]
+        for index, event in enumerate(trace.events):
+            if event.kind != "store" or event.loop is None or not _keeps_best(event):
+                continue
+            if not any(event.loop in step.loops for step in steps):
+                continue
+            states = [value for value in _references(event.value) if _is_state(value)]
+            for state in states:
+                if _is_made_in(trace, state, event) and _is_used_later(trace, index, state):
+                    yield at_event(
+                        event,
+                        f"`{describe(state)}` holds references to the parameters: the steps that "
+                        "follow change it.",
+                    )
+
+
+def _keeps_best(event: Event) -> bool:
+    """Return whether an assignment depends on a comparison with the best so far."""
+    branch = event.branches[-1] if event.branches else None
+    if branch is None or not isinstance(branch.node, ast.If) or not branch.is_taken:
+        return False
+    if isinstance(branch.node.body[-1], (ast.Break, ast.Return)):
+        return False
+    return bool(_BEST.search(ast.unparse(branch.node.test)))
+
+
+def _is_state(value: Value) -> bool:
+    return isinstance(value, Call) and value.path == ".state_dict" and not value.args
+
+
+def _is_made_in(trace: Trace, state: Value, event: Event) -> bool:
+    """Return whether the state is read in the loop, of a model that is made before it."""
+    made = [e for e in trace.events if e.kind == "call" and e.value is state]
+    if not made or event.loop not in made[0].loops or not isinstance(state, Call):
+        return False
+    model = state.receiver
+    while isinstance(model, (Attribute, Item)):
+        model = model.base
+    for other in trace.events:  # the first is where it is made
+        if other.value is model:
+            return event.loop not in other.loops
+    return True
+
+
+def _is_used_later(trace: Trace, index: int, state: Value) -> bool:
+    """Return whether the state is loaded, saved or returned after the loop."""
+    loop = trace.events[index].loop
+    for event in trace.events[index + 1 :]:
+        if loop in event.loops:
+            continue
+        if event.kind == "return" and state in _references(event.value):
+            return True
+        call = event.call
+        if call is not None and call.name in ("load_state_dict", "save"):
+            if any(state in _references(arg) for arg in call.args):
+                return True
+    return False
+
+
+def _references(value: Value) -> list[Value]:
+    """Return the values that share memory with a value: itself, and what it holds."""
+    found: list[Value] = []
+    waiting = [value]
+    while waiting and len(found) < 100:
+        value = waiting.pop()
+        if any(value is known for known in found):
+            continue
+        found.append(value)
+        match value:
+            case Either(options=parts):
+                waiting.extend(parts)
+            case Collection(elements=elements):
+                waiting.extend(elements)
+            case Item(base=base):
+                waiting.append(base)
+            case Call(path=path) if path in _COPIES_TOP_ONLY:
+                waiting.extend(value.inputs)
+    return found
+
+
+def bad_loaded_after_the_loop():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    best_loss, best_state = float("inf"), None
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        if loss.item() < best_loss:
+            best_loss = loss.item()
+            best_state = model.state_dict()
+    model.load_state_dict(best_state)
+
+
+def bad_returned_in_a_dict():
+    import torch
+
+    def train(model, epochs):
+        optimizer = torch.optim.AdamW(model.parameters())
+        best = {"loss": 1e9, "state": model.state_dict()}
+        for epoch in range(epochs):
+            optimizer.zero_grad()
+            loss = model(torch.randn(8, 4)).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            if loss < best["loss"]:
+                best = {"loss": loss.item(), "epoch": epoch, "state": model.state_dict()}
+        return best
+
+    model = torch.nn.Linear(4, 1)
+    model.load_state_dict(train(model, 5)["state"])
+
+
+def bad_shallow_copy():
+    import copy
+
+    import torch
+
+    class Trainer:
+        def __init__(self):
+            self.model = torch.nn.Linear(4, 1)
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+        def fit(self):
+            best_score, weights = 0.0, None
+            for _ in range(5):
+                self.optimizer.zero_grad()
+                loss = self.model(torch.randn(8, 4)).pow(2).mean()
+                loss.backward()
+                self.optimizer.step()
+                if (score := 1 / (1 + loss.item())) > best_score:
+                    best_score = score
+                    weights = copy.copy(self.model.state_dict())
+            self.model.load_state_dict(weights)
+
+    Trainer().fit()
+
+
+def good_deep_copy():
+    import copy
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    best_loss, best_state = float("inf"), None
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        if loss.item() < best_loss:
+            best_loss = loss.item()
+            best_state = copy.deepcopy(model.state_dict())
+    model.load_state_dict(best_state)
+
+
+def good_cloned_tensors():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    best, state = 1e9, {}
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        if loss.item() < best:
+            best = loss.item()
+            state = {key: value.clone() for key, value in model.state_dict().items()}
+    model.load_state_dict(state)
+
+
+def good_saved_at_once():
+    import io
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    best, file = 1e9, io.BytesIO()
+    for epoch in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        if loss.item() < best:
+            best, file = loss.item(), io.BytesIO()
+            checkpoint = {"epoch": epoch, "model": model.state_dict()}
+            torch.save(checkpoint, file)
+    print(len(file.getvalue()))
+
+
+def good_new_model_every_time():
+    import torch
+
+    best_loss, best_state = 1e9, None
+    for lr in (0.1, 0.01):
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = model(torch.randn(8, 4)).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+        if loss.item() < best_loss:
+            best_loss, best_state = loss.item(), model.state_dict()
+    torch.nn.Linear(4, 1).load_state_dict(best_state)

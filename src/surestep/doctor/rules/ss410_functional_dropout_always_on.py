@@ -1,0 +1,168 @@
+"""A module calls `F.dropout` without `training=self.training`.
+
+The function does not know the mode of the module: its parameter `training` is true by default. So
+dropout stays on after `model.eval()`, and each evaluation gives a different, worse result. Nothing
+fails.
+
+Ignore it if dropout is wanted in eval mode; `training=True` says so, and is not reported.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.dropout.html
+"""
+
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.modules import is_in_forward, reads_mode
+from surestep.doctor.source.trace import Program
+from surestep.doctor.source.training import describe
+from surestep.doctor.source.values import Constant, walk
+
+SEVERITY = "error"
+FIX = "Pass training=self.training, or use torch.nn.Dropout."
+
+_NAMES = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
+_PATHS = frozenset(f"torch.nn.functional.{name}" for name in (*_NAMES, "feature_alpha_dropout"))
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find functional dropout in the forward of a module that does not depend on its mode."""
+    for trace in program.traces:
+        for event in trace.events:
+            call = event.call
+            if call is None or call.path not in _PATHS or not is_in_forward(event):
+                continue
+            if call.argument(2, "training") is not None or call.has_unknown_arguments:
+                continue
+            p = call.argument(1, "p")
+            is_zero = p is not None and any(
+                isinstance(part, Constant) and not part.value for part in walk(p)
+            )
+            if (
+                is_zero
+                or reads_mode(p)
+                or any(reads_mode(branch.test) for branch in event.branches)
+            ):
+                continue
+            yield at_event(event, f"`{describe(call)}` also drops in eval mode.")
+
+
+def bad_module():
+    import torch
+    import torch.nn as nn
+    import torch.nn.functional as F
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc1 = nn.Linear(4, 8)
+            self.fc2 = nn.Linear(8, 2)
+
+        def forward(self, x):
+            x = F.dropout(F.relu(self.fc1(x)))
+            return self.fc2(x)
+
+    print(Net().eval()(torch.randn(3, 4)))
+
+
+def bad_with_rate():
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self, rate=0.1):
+            super().__init__()
+            self.rate = rate
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return x + nn.functional.dropout(self.linear(x), p=self.rate)
+
+    model = nn.Sequential(Block(), Block(0.2))
+    model.eval()
+    print(model(torch.randn(3, 4)))
+
+
+def bad_in_a_helper_method():
+    import torch
+    from torch.nn import Conv2d, Module
+    from torch.nn.functional import dropout2d, relu
+
+    class Features(Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = Conv2d(1, 2, 3)
+
+        def extract(self, x):
+            return dropout2d(relu(self.conv(x)), 0.25)
+
+        def forward(self, x):
+            return self.extract(x).mean((2, 3))
+
+    print(Features()(torch.randn(2, 1, 8, 8)))
+
+
+def good_training_is_given():
+    import torch
+    import torch.nn as nn
+    import torch.nn.functional as F
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc1 = nn.Linear(4, 8)
+            self.fc2 = nn.Linear(8, 2)
+
+        def forward(self, x):
+            x = F.dropout(F.relu(self.fc1(x)), 0.5, self.training)
+            return self.fc2(F.dropout(x, p=0.1, training=self.training))
+
+    print(Net()(torch.randn(3, 4)))
+
+
+def good_rate_depends_on_the_mode():
+    import torch
+    import torch.nn as nn
+    import torch.nn.functional as F
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, x):
+            if self.training:
+                x = F.dropout(x, 0.1)
+            rate = 0.5 if self.training else 0.0
+            return F.dropout(self.fc(x), rate)
+
+    print(Net()(torch.randn(3, 4)))
+
+
+def good_always_on_as_it_says():
+    import torch
+    import torch.nn as nn
+    import torch.nn.functional as F
+
+    class MonteCarloNet(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return F.dropout(self.fc(x), 0.5, training=True)
+
+    net = MonteCarloNet().eval()
+    print(torch.stack([net(torch.ones(3, 4)) for _ in range(5)]).std(0))
+
+
+def good_outside_a_module():
+    import torch
+    import torch.nn.functional as F
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        x = F.dropout(torch.randn(8, 4), 0.1)  # noise on the training data
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        optimizer.step()

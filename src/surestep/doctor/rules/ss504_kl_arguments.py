@@ -1,0 +1,156 @@
+"""A KL divergence gets arguments that it does not expect, so it is not a divergence.
+
+`kl_div(input, target)` expects log-probabilities as `input`, and probabilities as `target` unless
+`log_target=True`. Its default reduction divides by the number of elements, not of samples, so the
+result is too small by the number of classes. Nothing fails: the result is a number that moves.
+
+The default reduction is reported only where its result is trained on, and `reduction="mean"` never:
+you may want it. `F.kl_div(q.log(), p)` is the divergence from p to q, KL(p || q).
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.KLDivLoss.html
+"""
+
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.losses import Loss, find_losses, find_trained
+from surestep.doctor.source.outputs import Outputs
+from surestep.doctor.source.trace import Program
+from surestep.doctor.source.training import describe
+from surestep.doctor.source.values import Constant
+
+SEVERITY = "error"
+FIX = 'Write F.kl_div(F.log_softmax(x, -1), F.softmax(y, -1), reduction="batchmean").'
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find divergences of wrong arguments."""
+    outputs = Outputs(program)
+    for trace in program.traces:
+        trained = find_trained(trace)
+        for loss in find_losses(trace, "kl_div"):
+            reason = _explain_arguments(loss, outputs)
+            if not reason and id(loss.event.value) in trained and _has_default_reduction(loss):
+                reason = (
+                    f"`{describe(loss.event.value)}` has the reduction 'mean', which divides by "
+                    "the number of elements instead of samples."
+                )
+            if reason:
+                yield at_event(loss.event, reason)
+
+
+def _explain_arguments(loss: Loss, outputs: Outputs) -> str:
+    """Return what is wrong with the arguments of a divergence."""
+    if outputs.all_are(loss.input, "softmax", "sigmoid") is not None:
+        return f"`{describe(loss.input)}` holds probabilities; `input` must be log-probabilities."
+    log_target = loss.option("log_target")
+    is_log = isinstance(log_target, Constant) and log_target.value is True
+    is_plain = log_target is None or (isinstance(log_target, Constant) and not log_target.value)
+    target = describe(loss.target)
+    if is_plain and outputs.all_are(loss.target, "log_softmax", "log_sigmoid") is not None:
+        return f"`{target}` holds log-probabilities, but `log_target` is not True."
+    if is_log and outputs.all_are(loss.target, "softmax", "sigmoid") is not None:
+        return f"`{target}` holds probabilities, but `log_target=True`."
+    return ""
+
+
+def _has_default_reduction(loss: Loss) -> bool:
+    positional = 2 if loss.settings is loss.event.value else 0
+    names = ("reduction", "size_average", "reduce")
+    return len(loss.settings.args) <= positional and all(loss.option(n) is None for n in names)
+
+
+def bad_distillation() -> None:
+    import torch
+    import torch.nn.functional as F
+
+    teacher, student = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+    x, temperature = torch.randn(8, 4), 2.0
+    with torch.no_grad():
+        soft = F.softmax(teacher(x) / temperature, dim=1)
+    output = F.log_softmax(student(x) / temperature, dim=1)
+    loss = F.kl_div(output, soft) * temperature**2
+    loss.backward()
+
+
+def bad_probabilities() -> None:
+    import torch
+    from torch import nn
+
+    class Distiller(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.teacher, self.student = nn.Linear(4, 3), nn.Linear(4, 3)
+            self.criterion = nn.KLDivLoss(reduction="batchmean")
+
+        def forward(self, x):
+            p = self.teacher(x).softmax(dim=-1).detach()
+            q = self.student(x).softmax(dim=-1)
+            return self.criterion(q, p)
+
+    Distiller()(torch.randn(8, 4)).backward()
+
+
+def bad_both_are_logs() -> None:
+    import torch
+    import torch.nn.functional as F
+
+    first, second = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+    x = torch.randn(8, 4)
+    p, q = F.log_softmax(first(x), dim=-1), F.log_softmax(second(x), dim=-1)
+    loss = F.kl_div(p, q, reduction="batchmean") + F.kl_div(q, p, reduction="batchmean")
+    loss.backward()
+
+
+def bad_log_target_of_probabilities() -> None:
+    import torch
+    import torch.nn.functional as F
+
+    first, second = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+    x = torch.randn(8, 4)
+    target = second(x).softmax(1).detach()
+    F.kl_div(first(x).log_softmax(1), target, log_target=True, reduction="batchmean").backward()
+
+
+def good_distillation() -> None:
+    import torch
+    import torch.nn.functional as F
+
+    teacher, student = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+    x, temperature = torch.randn(8, 4), 2.0
+    with torch.no_grad():
+        soft = F.softmax(teacher(x) / temperature, dim=1)
+    output = F.log_softmax(student(x) / temperature, dim=1)
+    (F.kl_div(output, soft, reduction="batchmean") * temperature**2).backward()
+
+
+def good_both_are_logs() -> None:
+    import torch
+    from torch import nn
+
+    first, second = nn.Linear(4, 3), nn.Linear(4, 3)
+    criterion = nn.KLDivLoss(reduction="batchmean", log_target=True)
+    x = torch.randn(8, 4)
+    criterion(first(x).log_softmax(-1), second(x).log_softmax(-1).detach()).backward()
+
+
+def good_own_reduction() -> None:
+    import torch
+    import torch.nn.functional as F
+
+    first, second = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+    x = torch.randn(8, 4)
+    divergence = F.kl_div(first(x).log_softmax(1), second(x).softmax(1), reduction="none").sum(1)
+    divergence.mean().backward()
+
+
+def good_average_of_two() -> None:
+    import torch
+    import torch.nn.functional as F
+
+    first, second = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+    x = torch.randn(8, 4)
+    p, q = first(x).softmax(1), second(x).softmax(1)
+    middle = ((p + q) / 2).clamp_min(1e-8).log()
+    loss = F.kl_div(middle, p, reduction="batchmean") + F.kl_div(middle, q, reduction="batchmean")
+    (loss / 2).backward()

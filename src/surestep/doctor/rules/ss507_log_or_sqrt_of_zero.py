@@ -1,0 +1,184 @@
+"""A logarithm or a root is taken of something that becomes 0.
+
+Softmax and sigmoid round to exactly 0 for large logits. Their logarithm is then -inf, and the loss
+or its gradient is NaN; before that, the logarithm has lost its precision. The root of a distance
+has an infinite gradient at 0, so the distances of samples to themselves make the gradient NaN.
+Nothing fails: NaN spreads to all parameters with the next step.
+
+Only values that are trained on are reported, and none that a small number is added to.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.log_softmax.html
+"""
+
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.losses import find_trained
+from surestep.doctor.source.outputs import Outputs
+from surestep.doctor.source.trace import Event, Program
+from surestep.doctor.source.training import describe, is_same, tensor_of
+from surestep.doctor.source.values import Call, Collection, Constant, Item, Operation, Value
+
+SEVERITY = "warning"
+FIX = "Use log_softmax or logsigmoid of the logits, clamp the value, or use torch.cdist."
+_LOGS = ("log", "log2", "log10")
+_SUMS = ("sum", "mean", "square", "pow")
+_STABLE = {"softmax": "log_softmax", "sigmoid": "logsigmoid"}
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find logarithms of probabilities, and roots of distances that include 0."""
+    outputs = Outputs(program)
+    for trace in program.traces:
+        trained = find_trained(trace)
+        for event in trace.events:
+            tensor = _tensor_of(event)
+            if event.call is None or tensor is None or id(event.call) not in trained:
+                continue
+            if event.call.name in _LOGS:
+                yield from _check_log(event, tensor, outputs)
+            elif event.call.name == "sqrt" and _is_distance_to_itself(tensor):
+                yield at_event(
+                    event,
+                    f"`{describe(event.call)}` is the distance of samples to themselves too: there "
+                    "it is 0, and the gradient of the root is not finite.",
+                )
+
+
+def _tensor_of(event: Event) -> Value | None:
+    call = event.call
+    if call is None or not (call.is_method or call.path.startswith("torch.")):
+        return None
+    return tensor_of(call)
+
+
+def _check_log(event: Event, tensor: Value, outputs: Outputs) -> Iterator[Problem]:
+    match tensor:
+        case Operation(operator="-", operands=(Constant(value=1), inner)):
+            origin = outputs.all_are(inner, "sigmoid")
+        case _:
+            origin = outputs.all_are(tensor, "softmax", "sigmoid")
+    if origin is not None:
+        yield at_event(
+            event,
+            f"`{describe(event.value)}` is -inf where `{describe(origin.value)}` rounds to a "
+            f"probability of 0 or 1; {_STABLE[origin.name]} computes it from the logits.",
+            origin_line=origin.line,
+        )
+
+
+def _is_distance_to_itself(value: Value) -> bool:
+    """Return whether a value is a sum of squares of `x[:, None] - x[None]`."""
+    while isinstance(value, Call) and value.name in _SUMS:
+        inner = tensor_of(value)
+        if inner is None:
+            return False
+        value = inner
+    if isinstance(value, Operation) and value.operator == "**":
+        value = value.operands[0]
+    if not isinstance(value, Operation) or value.operator != "-" or len(value.operands) != 2:
+        return False
+    left, right = (_without_new_axis(operand) for operand in value.operands)
+    return left is not None and right is not None and is_same(left, right)
+
+
+def _without_new_axis(value: Value) -> Value | None:
+    """Return `x` of `x.unsqueeze(1)` or `x[:, None]`."""
+    if isinstance(value, Call) and value.name == "unsqueeze":
+        return tensor_of(value)
+    if isinstance(value, Item):
+        index = value.index.elements if isinstance(value.index, Collection) else [value.index]
+        if any(isinstance(operand, Constant) and operand.value is None for operand in index):
+            return value.base
+    return None
+
+
+def bad_log_of_softmax() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 3)
+    x, y = torch.randn(8, 4), torch.randint(3, (8,))
+    probabilities = torch.softmax(model(x), dim=1)
+    loss = -torch.log(probabilities)[range(8), y].mean()
+    loss.backward()
+
+
+def bad_entropy() -> None:
+    import torch
+    from torch import nn
+
+    class Policy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2), nn.Softmax(-1))
+
+        def entropy(self, state):
+            p = self.net(state)
+            return -(p * p.log()).sum(-1)
+
+    (-Policy().entropy(torch.randn(8, 4)).mean()).backward()
+
+
+def bad_gan() -> None:
+    import torch
+    from torch import nn
+
+    class Discriminator(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(2, 1)
+
+        def forward(self, x):
+            return torch.sigmoid(self.out(x))
+
+    discriminator, generator = Discriminator(), nn.Linear(3, 2)
+    fake = generator(torch.randn(8, 3))
+    loss = -torch.log(discriminator(torch.randn(8, 2))).mean()
+    loss = loss - torch.log(1 - discriminator(fake.detach())).mean()
+    loss.backward()
+
+
+def bad_pairwise_distance() -> None:
+    import torch
+
+    encoder = torch.nn.Linear(4, 2)
+    z = encoder(torch.randn(8, 4))
+    distance = torch.sqrt(((z[:, None] - z[None]) ** 2).sum(-1))
+    distance.mean().backward()
+
+
+def good_log_softmax() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 3)
+    x, y = torch.randn(8, 4), torch.randint(3, (8,))
+    loss = -torch.log_softmax(model(x), dim=1)[range(8), y].mean()
+    loss.backward()
+
+
+def good_with_epsilon() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 3)
+    p = torch.softmax(model(torch.randn(8, 4)), dim=1)
+    entropy = -(p * torch.log(p + 1e-8)).sum(1) - (p * p.clamp_min(1e-8).log()).sum(1)
+    entropy.mean().backward()
+
+
+def good_without_gradient() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 3).eval()
+    with torch.no_grad():
+        scores = torch.softmax(model(torch.randn(8, 4)), dim=1).log()
+    print(scores.mean())
+
+
+def good_distance() -> None:
+    import torch
+
+    encoder = torch.nn.Linear(4, 2)
+    z, centers = encoder(torch.randn(8, 4)), torch.randn(3, 2)
+    squared = ((z[:, None] - z[None]) ** 2).sum(-1)
+    near = torch.sqrt(((z[:, None] - centers[None]) ** 2).sum(-1))
+    (torch.sqrt(squared + 1e-12).mean() + near.mean()).backward()

@@ -1,0 +1,235 @@
+"""A softmax normalises over a dimension that is not that of the classes.
+
+Over dimension 0, the probabilities of each class sum to 1 over the samples of the batch, so they
+depend on which samples are in it. Without `dim`, PyTorch takes dimension 0 for tensors of 1 or 3
+dimensions, and dimension 1 for others. Nothing fails: the values are between 0 and 1 either way.
+
+A softmax over dimension 0 is reported only if its result is used as the prediction of a batch: in a
+loss, or by an argmax over the classes. Weights over samples, as in attention pooling, are right.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Softmax.html
+"""
+
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.losses import find_losses
+from surestep.doctor.source.outputs import Origin, Outputs
+from surestep.doctor.source.shapes import has_batch
+from surestep.doctor.source.trace import Event, Program
+from surestep.doctor.source.training import describe, tensor_of
+from surestep.doctor.source.values import Call, Constant, Value
+
+SEVERITY = "warning"
+FIX = "Give softmax the dimension of the classes: dim=-1, or dim=1 for images (N, C, H, W)."
+_FUNCTIONS = ("torch.nn.functional.softmax", "torch.nn.functional.log_softmax")
+_MODULES = ("torch.nn.Softmax", "torch.nn.LogSoftmax")
+_LOSSES = ("nll_loss", "binary_cross_entropy", "mse_loss", "kl_div", "cross_entropy")
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find softmax without a dimension, and predictions that are normalised over a wrong one."""
+    outputs = Outputs(program)
+    for trace in program.traces:
+        for event in trace.events:
+            if event.call is not None and _is_implicit(event.call):
+                yield at_event(
+                    event,
+                    f"`{describe(event.call)}` has no `dim`: the dimension depends on the number "
+                    "of dimensions of its input.",
+                )
+            dim = _dim_of_argmax(event)
+            if dim is not None and event.call is not None:
+                origin = outputs.all_are(tensor_of(event.call), "softmax", "log_softmax")
+                if origin is not None and _is_over_batch(origin, is_batch=dim == 1):
+                    yield _report(event, origin, "0, over the samples of the batch")
+        for loss in find_losses(trace, *_LOSSES):
+            origin = outputs.all_are(loss.input, "softmax", "log_softmax")
+            if origin is None:
+                continue
+            if _is_over_batch(origin, is_batch=False):
+                yield _report(loss.event, origin, "0, over the samples of the batch")
+            elif loss.name == "nll_loss" and _is_swapped(origin):
+                yield _report(loss.event, origin, "1, which is not that of the classes here")
+
+
+def _report(event: Event, origin: Origin, dim: str) -> Problem:
+    return at_event(
+        event,
+        f"`{describe(event.value)}` uses `{describe(origin.value)}`, which normalises over "
+        f"dimension {dim}.",
+        softmax_line=origin.line,
+    )
+
+
+def _is_implicit(call: Call) -> bool:
+    if call.has_unknown_arguments or call.path not in (*_FUNCTIONS, *_MODULES):
+        return False
+    return _is_none(call.argument(0 if call.path in _MODULES else 1, "dim"))
+
+
+def _is_none(value: Value | None) -> bool:
+    return value is None or (isinstance(value, Constant) and value.value is None)
+
+
+def _dim_of(origin: Origin) -> object:
+    made = origin.settings
+    if made is None:
+        return None
+    is_module = made.name[:1].isupper()
+    dim = made.argument(0 if is_module or made.is_method else 1, "dim")
+    return dim.value if isinstance(dim, Constant) else None
+
+
+def _is_over_batch(origin: Origin, *, is_batch: bool) -> bool:
+    """Return whether a softmax is over dimension 0 of a tensor that has a batch.
+
+    Args:
+        origin: the softmax.
+        is_batch: whether its tensor is known to have two dimensions.
+    """
+    return _dim_of(origin) == 0 and not origin.reshapes and (is_batch or has_batch(origin.tensor))
+
+
+def _is_swapped(origin: Origin) -> bool:
+    """Return whether dimension 1 was normalised, and then swapped with dimension 2."""
+    if _dim_of(origin) != 1 or len(origin.reshapes) != 1:
+        return False
+    swap = origin.reshapes[0]
+    if not isinstance(swap, Call) or not swap.is_method:
+        return False
+    dims = [arg.value for arg in swap.args if isinstance(arg, Constant)]
+    return (swap.name == "transpose" and sorted(dims) == [1, 2]) or (
+        swap.name == "permute" and dims == [0, 2, 1]
+    )
+
+
+def _dim_of_argmax(event: Event) -> int | None:
+    """Return the dimension of an argmax or a maximum over the classes."""
+    call = event.call
+    if call is None or call.name not in ("argmax", "max"):
+        return None
+    if not call.is_method and not call.path.startswith("torch."):
+        return None
+    dim = call.argument(0 if call.is_method else 1, "dim")
+    return dim.value if isinstance(dim, Constant) and dim.value in (1, -1) else None
+
+
+def bad_over_the_batch() -> None:
+    import torch
+    import torch.nn.functional as F
+
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        x, y = torch.randn(8, 4), torch.randint(3, (8,))
+        output = F.log_softmax(model(x), dim=0)
+        loss = F.nll_loss(output, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def bad_last_module() -> None:
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3), nn.LogSoftmax(dim=0))
+    data = TensorDataset(torch.randn(32, 4), torch.randint(3, (32,)))
+    criterion, optimizer = nn.NLLLoss(), torch.optim.Adam(model.parameters())
+    for x, y in DataLoader(data, batch_size=8, shuffle=True):
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+
+
+def bad_without_a_dimension() -> None:
+    import torch
+    import torch.nn.functional as F
+
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            scores = self.query(x) @ self.key(x).transpose(1, 2)
+            return F.softmax(scores) @ x
+
+    Attention()(torch.randn(2, 5, 4)).sum().backward()
+
+
+def bad_prediction() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 3).eval()
+    with torch.no_grad():
+        prediction = torch.softmax(model(torch.randn(8, 4)), dim=0).argmax(dim=1)
+
+
+def bad_over_the_tokens() -> None:
+    import torch
+    from torch import nn
+
+    head = nn.Sequential(nn.Linear(8, 10), nn.LogSoftmax(dim=1))
+    hidden, targets = torch.randn(4, 7, 8), torch.randint(10, (4, 7))
+    nn.NLLLoss()(head(hidden).transpose(1, 2), targets).backward()
+
+
+def good_over_the_classes() -> None:
+    import torch
+    import torch.nn.functional as F
+
+    model = torch.nn.Linear(4, 3)
+    x, y = torch.randn(8, 4), torch.randint(3, (8,))
+    log_probabilities = F.log_softmax(model(x), dim=1)
+    F.nll_loss(log_probabilities, y).backward()
+    prediction = log_probabilities.softmax(dim=-1).argmax(dim=-1)
+
+
+def good_weights_of_a_mixture() -> None:
+    import torch
+    from torch import nn
+
+    class Mixture(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.Parameter(torch.zeros(3))
+            self.experts = nn.ModuleList(nn.Linear(4, 1) for _ in range(3))
+
+        def forward(self, x):
+            weights = torch.softmax(self.weights, dim=0)
+            return sum(w * expert(x) for w, expert in zip(weights, self.experts, strict=True))
+
+    nn.functional.mse_loss(Mixture()(torch.randn(8, 4)), torch.randn(8, 1)).backward()
+
+
+def good_attention_over_instances() -> None:
+    import torch
+    from torch import nn
+
+    score, classify = nn.Linear(4, 1), nn.Linear(4, 2)
+    bag = torch.randn(20, 4)  # one sample: a bag of 20 instances
+    weights = torch.softmax(score(bag), dim=0)
+    logits = classify((weights * bag).sum(0, keepdim=True))
+    nn.functional.cross_entropy(logits, torch.tensor([1])).backward()
+
+
+def good_one_sample() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 3).eval()
+    with torch.no_grad():
+        output = model(torch.randn(8, 4))
+    best = torch.nn.functional.softmax(output[0], dim=0).argmax(dim=-1)
+
+
+def good_classes_first() -> None:
+    import torch
+    from torch import nn
+
+    head = nn.Linear(8, 10)
+    hidden, targets = torch.randn(4, 7, 8), torch.randint(10, (4, 7))
+    log_probabilities = head(hidden).transpose(1, 2).log_softmax(dim=1)
+    nn.functional.nll_loss(log_probabilities, targets).backward()

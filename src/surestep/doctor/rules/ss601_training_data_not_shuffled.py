@@ -1,0 +1,226 @@
+"""Training data whose samples are ordered by class is not shuffled.
+
+If a batch has samples of one class only, its gradient moves the model towards that class, and
+BatchNorm sees the statistics of that class. The loss rises and falls with the order of the data,
+and the last classes win. Nothing fails: a DataLoader keeps the order unless you set `shuffle=True`.
+
+Only data whose order is known is reported: folders of images, labels that are counted up, and
+datasets that are joined. Data that is mixed already, and `shuffle=False`, are left alone.
+
+Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader
+"""
+
+import re
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.loaders import Loader, find_loaders, find_training_loops
+from surestep.doctor.source.trace import Program
+from surestep.doctor.source.training import describe, options_of
+from surestep.doctor.source.values import Call, Collection, Constant, Operation, Value, walk
+
+SEVERITY = "warning"
+FIX = "Write DataLoader(train_set, ..., shuffle=True)."
+_FOLDERS = ("torchvision.datasets.ImageFolder", "torchvision.datasets.DatasetFolder")
+_JOINED = ("torch.utils.data.ConcatDataset",)
+_JOINS = ("torch.cat", "torch.concat", "torch.hstack", "numpy.concatenate", "numpy.hstack")
+_CONSTANTS = frozenset("zeros ones full zeros_like ones_like full_like".split())
+_MIXES = re.compile(r"shuffle|perm|random_split|train_test_split|sample|Subset|choice|argsort")
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find loaders that train on ordered data in its order."""
+    for trace in program.traces:
+        if any(event.call is not None and event.call.name == "shuffle" for event in trace.events):
+            continue
+        for loader in find_loaders(trace):
+            given = ("shuffle", "sampler", "batch_sampler")
+            if any(loader.option(name) is not None for name in given) or _is_full_batch(loader):
+                continue
+            dataset = loader.option("dataset")
+            if dataset is None or _is_mixed(dataset) or not find_training_loops(trace, loader):
+                continue
+            reason = _explain_order(dataset)
+            if reason:
+                yield at_event(
+                    loader.event,
+                    f"`{describe(loader.call)}` keeps the order of its samples, and {reason}.",
+                )
+
+
+def _is_full_batch(loader: Loader) -> bool:
+    size = loader.option("batch_size")
+    return size is not None and not isinstance(size, Constant)
+
+
+def _is_mixed(dataset: Value) -> bool:
+    return any(isinstance(entry, Call) and _MIXES.search(entry.path) for entry in walk(dataset))
+
+
+def _explain_order(dataset: Value) -> str:
+    """Return how the samples are ordered; "" if that is not known."""
+    options = options_of(dataset)
+    made = options[0] if len(options) == 1 else None
+    if not isinstance(made, Call):
+        return ""
+    if made.path in _FOLDERS:
+        return "those of a folder of images are ordered by class"
+    if made.path in _JOINED:
+        parts = made.argument(0, "datasets")
+        is_list = isinstance(parts, Collection) and len(parts.elements) > 1
+        return f"`{describe(made)}` puts one dataset after another" if is_list else ""
+    if made.path == "torch.utils.data.TensorDataset" and made.args:
+        labels = next((v for v in walk(made.args[-1]) if _counts_up(v)), None)
+        return "" if labels is None else f"`{describe(labels)}` are labels in order"
+    return ""
+
+
+def _counts_up(value: Value) -> bool:
+    """Return whether a value is labels class by class: `torch.cat([zeros(n), ones(n)])`."""
+    if not isinstance(value, Call):
+        return _is_sum_of_lists(value)
+    if value.name in ("repeat_interleave", "repeat"):
+        source = value.receiver if value.is_method else value.argument(0, "input")
+        is_range = isinstance(source, Call) and source.name == "arange"
+        return is_range and (value.name == "repeat_interleave" or value.path == "numpy.repeat")
+    parts = value.argument(0, "tensors") if value.path in _JOINS else None
+    if not isinstance(parts, Collection) or len(parts.elements) < 2:
+        return False
+    return all(isinstance(entry, Call) and entry.name in _CONSTANTS for entry in parts.elements)
+
+
+def _is_sum_of_lists(value: Value) -> bool:
+    """Return whether a value is `[0] * n + [1] * n`."""
+    if not isinstance(value, Operation) or value.operator != "+":
+        return False
+    return all(
+        isinstance(entry, Operation)
+        and entry.operator == "*"
+        and isinstance(entry.operands[0], Collection)
+        and len(entry.operands[0].elements) == 1
+        for entry in value.operands
+    )
+
+
+def bad_folder_of_images():
+    import torch
+    from torch.utils.data import DataLoader
+    from torchvision.datasets import ImageFolder
+    from torchvision.transforms import ToTensor
+
+    loader = DataLoader(ImageFolder("images/train", ToTensor()), batch_size=32, num_workers=4)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(10))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for epoch in range(10):
+        for images, labels in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+
+
+def bad_class_after_class():
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    x = torch.cat([torch.randn(20, 4) - 1, torch.randn(20, 4) + 1])
+    y = torch.cat([torch.zeros(20), torch.ones(20)])
+    loader = DataLoader(TensorDataset(x, y), batch_size=8)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.binary_cross_entropy_with_logits(model(x).squeeze(1), y).backward()
+        optimizer.step()
+
+
+def bad_joined_datasets():
+    import torch
+    from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
+
+    class Trainer:
+        def __init__(self):
+            first = TensorDataset(torch.randn(16, 4), torch.zeros(16, 1))
+            second = TensorDataset(torch.randn(16, 4), torch.ones(16, 1))
+            self.loader = DataLoader(ConcatDataset([first, second]), batch_size=8)
+            self.model = torch.nn.Linear(4, 1)
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+        def train_epoch(self):
+            for x, y in self.loader:
+                self.optimizer.zero_grad()
+                torch.nn.functional.mse_loss(self.model(x), y).backward()
+                self.optimizer.step()
+
+    Trainer().train_epoch()
+
+
+def good_shuffled():
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    x = torch.cat([torch.randn(20, 4) - 1, torch.randn(20, 4) + 1])
+    y = torch.tensor([0] * 20 + [1] * 20)
+    loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def good_mixed_before():
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    order = torch.randperm(40)
+    x = torch.cat([torch.randn(20, 4) - 1, torch.randn(20, 4) + 1])[order]
+    y = torch.arange(2).repeat_interleave(20)[order]
+    loader = DataLoader(TensorDataset(x, y), batch_size=8)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def good_sampler():
+    import torch
+    from torch.utils.data import ConcatDataset, DataLoader, TensorDataset, WeightedRandomSampler
+
+    first = TensorDataset(torch.randn(16, 4), torch.zeros(16, 1))
+    second = TensorDataset(torch.randn(16, 4), torch.ones(16, 1))
+    sampler = WeightedRandomSampler(torch.ones(32), 32)
+    loader = DataLoader(ConcatDataset([first, second]), batch_size=8, sampler=sampler)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+
+def good_evaluation():
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    y = torch.cat([torch.zeros(20), torch.ones(20)])
+    loader = DataLoader(TensorDataset(torch.randn(40, 4), y), batch_size=8)
+    model = torch.nn.Linear(4, 1).eval()
+    with torch.no_grad():
+        correct = sum(((model(x).squeeze(1) > 0) == y.bool()).sum() for x, y in loader)
+
+
+def good_order_of_time():
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    series = torch.randn(40, 4).cumsum(0)
+    loader = DataLoader(TensorDataset(series[:-1], series[1:]), batch_size=8)
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()

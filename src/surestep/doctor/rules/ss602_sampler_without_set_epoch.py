@@ -1,0 +1,172 @@
+"""A DistributedSampler does not get the epoch, so each epoch has the same order.
+
+`DistributedSampler` shuffles by its seed and the epoch. Without `set_epoch`, the epoch stays 0, and
+all epochs have the same batches in the same order. Nothing fails: the model only generalises less.
+
+Lightning, Accelerate and Fabric call `set_epoch` themselves. Ignore it if the order is wanted.
+
+Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+"""
+
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.loaders import Loader, find_loaders, find_training_loops
+from surestep.doctor.source.trace import Program
+from surestep.doctor.source.training import describe, options_of
+from surestep.doctor.source.values import Call, Constant
+
+SEVERITY = "error"
+FIX = "Call sampler.set_epoch(epoch) at the start of each epoch."
+_SAMPLER = "DistributedSampler"
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find loops over epochs whose sampler does not get the epoch."""
+    events = [event for trace in program.traces for event in trace.events]
+    texts = {event.file.text for event in events} | {program.file.text}
+    if any("set_epoch" in text for text in texts):
+        return
+    for trace in program.traces:
+        for loader in find_loaders(trace):
+            sampler = _find_sampler(loader)
+            loops = find_training_loops(trace, loader)
+            if sampler is not None and any(len(nest) > 1 for nest in loops):
+                yield at_event(
+                    loader.event,
+                    f"`{describe(sampler)}` gives each epoch the same order: nothing calls "
+                    "`set_epoch`.",
+                )
+
+
+def _find_sampler(loader: Loader) -> Call | None:
+    """Return the sampler of a loader, if it is a DistributedSampler that shuffles."""
+    for sampler in options_of(loader.option("sampler")):
+        is_torch = isinstance(sampler, Call) and sampler.path.startswith("torch.utils.data")
+        if is_torch and isinstance(sampler, Call) and sampler.name == _SAMPLER:
+            shuffle = sampler.argument(3, "shuffle")
+            is_random = shuffle is None or (isinstance(shuffle, Constant) and bool(shuffle.value))
+            if is_random and not sampler.has_unknown_arguments:
+                return sampler
+    return None
+
+
+def bad_epochs():
+    import torch
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    data = TensorDataset(torch.randn(16, 4), torch.randn(16, 1))
+    sampler = DistributedSampler(data, num_replicas=2, rank=0)
+    loader = DataLoader(data, batch_size=4, sampler=sampler)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+
+
+def bad_in_functions():
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.data.distributed import DistributedSampler
+
+    def make_loader(data, rank):
+        sampler = DistributedSampler(data, num_replicas=2, rank=rank, shuffle=True, seed=1)
+        return DataLoader(data, 4, sampler=sampler, drop_last=True)
+
+    def train_epoch(model, loader, optimizer):
+        for index, (x, y) in enumerate(loader):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = make_loader(TensorDataset(torch.randn(16, 4), torch.randn(16, 1)), rank=0)
+    for _ in range(3):
+        train_epoch(model, loader, optimizer)
+
+
+def bad_only_when_distributed():
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.data.distributed import DistributedSampler
+
+    class Trainer:
+        def __init__(self, world_size=1):
+            data = TensorDataset(torch.randn(16, 4), torch.randn(16, 1))
+            many = DistributedSampler(data, num_replicas=2, rank=0) if world_size > 1 else None
+            self.loader = DataLoader(data, batch_size=4, sampler=many, shuffle=many is None)
+            self.model = torch.nn.Linear(4, 1)
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+        def fit(self, epochs=3):
+            for _ in range(epochs):
+                for x, y in self.loader:
+                    self.optimizer.zero_grad()
+                    torch.nn.functional.mse_loss(self.model(x), y).backward()
+                    self.optimizer.step()
+
+    Trainer(world_size=2).fit()
+
+
+def good_set_epoch():
+    import torch
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    data = TensorDataset(torch.randn(16, 4), torch.randn(16, 1))
+    loader = DataLoader(data, 4, sampler=DistributedSampler(data, num_replicas=2, rank=0))
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+
+
+def good_one_epoch():
+    import torch
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    data = TensorDataset(torch.randn(16, 4), torch.randn(16, 1))
+    loader = DataLoader(data, 4, sampler=DistributedSampler(data, num_replicas=2, rank=0))
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+
+def good_evaluation():
+    import torch
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    data = TensorDataset(torch.randn(16, 4), torch.randn(16, 1))
+    loader = DataLoader(data, 4, sampler=DistributedSampler(data, num_replicas=2, rank=0))
+    model = torch.nn.Linear(4, 1).eval()
+    for _ in range(3):
+        with torch.no_grad():
+            total = sum(torch.nn.functional.mse_loss(model(x), y).item() for x, y in loader)
+
+
+def good_accelerate():
+    import torch
+    from accelerate import Accelerator
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    accelerator = Accelerator(cpu=True)
+    data = TensorDataset(torch.randn(16, 4), torch.randn(16, 1))
+    loader = DataLoader(data, 4, sampler=DistributedSampler(data, num_replicas=1, rank=0))
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for _ in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            accelerator.backward(torch.nn.functional.mse_loss(model(x), y))
+            optimizer.step()

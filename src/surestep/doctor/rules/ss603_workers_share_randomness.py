@@ -1,0 +1,283 @@
+"""The workers of a DataLoader, or its epochs, draw the same random numbers.
+
+PyTorch seeds the global generators of torch, `random` and NumPy in each worker and epoch. A
+generator that the dataset keeps is copied to each worker with its state: all workers draw the same
+numbers, and again in each epoch. A `worker_init_fn` that seeds with a fixed number does the same,
+and one that seeds with the number of the worker repeats the draws in each epoch. Nothing fails:
+there are fewer different augmentations than you think.
+
+Source: https://docs.pytorch.org/docs/stable/notes/faq.html#my-data-loader-workers-return-identical-random-numbers
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.loaders import (
+    Loader,
+    find_loaders,
+    find_training_loops,
+    method_of,
+    source_of,
+)
+from surestep.doctor.source.trace import Program, Trace
+from surestep.doctor.source.training import options_of
+from surestep.doctor.source.values import Call, Constant, Function, Instance, Value, walk
+
+SEVERITY = "warning"
+FIX = "Draw from the global generators, or seed a generator with torch.initial_seed() per worker."
+_GENERATORS = (
+    "numpy.random.default_rng",
+    "numpy.random.RandomState",
+    "random.Random",
+    "torch.Generator",
+)
+_SEEDS = {"np.random.seed": r"np\.random\.", "random.seed": r"(?<!np\.)\brandom\.(?!seed)"}
+_FRESH = re.compile(r"initial_seed|get_worker_info|get_state|epoch|time|urandom|base_seed|entropy")
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find generators that are copied to workers, and fixed seeds of workers."""
+    for trace in program.traces:
+        for loader in find_loaders(trace):
+            dataset = loader.dataset
+            if dataset is None or loader.workers < 1:
+                continue
+            message = (
+                _explain_seed(loader, dataset, trace)
+                if loader.is_set("worker_init_fn")
+                else _explain_copy(loader, dataset)
+            )
+            if message:
+                yield at_event(loader.event, message, workers=loader.workers)
+
+
+def _explain_copy(loader: Loader, dataset: Instance) -> str:
+    """Return what is wrong with a generator that the dataset keeps."""
+    method = method_of(dataset.cls, "__getitem__")
+    text = source_of(dataset.cls)
+    if method is None or loader.workers < 2 or re.search(r"worker|\bseed\(|manual_seed\(i", text):
+        return ""
+    used = {
+        node.attr
+        for node in ast.walk(method)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+    for name in sorted(used):
+        is_made_once = len(re.findall(rf"self\.{name} = ", text)) == 1
+        if is_made_once and _is_generator(dataset.attributes.get(name)):
+            return (
+                f"Each of the {loader.workers} workers gets a copy of `self.{name}` of "
+                f"`{dataset.cls.definition.name}`, so all of them draw the same numbers."
+            )
+    return ""
+
+
+def _is_generator(value: Value | None) -> bool:
+    options = options_of(value)
+    return bool(options) and all(
+        any(
+            isinstance(entry, Call) and entry.path in _GENERATORS
+            for entry in (option, *walk(option))
+        )
+        and isinstance(option, Call)
+        and (option.path in _GENERATORS or option.name == "manual_seed")
+        for option in options
+    )
+
+
+def _explain_seed(loader: Loader, dataset: Instance, trace: Trace) -> str:
+    """Return what is wrong with how a `worker_init_fn` seeds the global generators."""
+    function = loader.option("worker_init_fn")
+    if not isinstance(function, Function) or _FRESH.search(ast.unparse(function.definition)):
+        return ""
+    parameters = [arg.arg for arg in function.definition.args.args]
+    drawing = source_of(dataset.cls).replace("numpy.random", "np.random")
+    for node in ast.walk(function.definition):
+        called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        pattern = _SEEDS.get(called.replace("numpy.", "np."))
+        if pattern is None or not isinstance(node, ast.Call) or len(node.args) != 1:
+            continue
+        if method_of(dataset.cls, "__getitem__") is None or not re.search(pattern, drawing):
+            continue
+        names = {entry.id for entry in ast.walk(node.args[0]) if isinstance(entry, ast.Name)}
+        if isinstance(node.args[0], ast.Constant) and loader.workers > 1:
+            return f"`{ast.unparse(node)}` makes all workers draw the same numbers."
+        if names & set(parameters) and _repeats(loader, trace):
+            return f"`{ast.unparse(node)}` makes a worker draw the same numbers in each epoch."
+    return ""
+
+
+def _repeats(loader: Loader, trace: Trace) -> bool:
+    """Return whether the workers are started again for each of several epochs."""
+    persistent = loader.option("persistent_workers")
+    starts_again = persistent is None or (isinstance(persistent, Constant) and not persistent.value)
+    return starts_again and any(len(nest) > 1 for nest in find_training_loops(trace, loader))
+
+
+def bad_generator_of_numpy():
+    import numpy as np
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Noisy(Dataset):
+        def __init__(self) -> None:
+            self.data = torch.randn(64, 4)
+            self.rng = np.random.default_rng(0)
+
+        def __len__(self):
+            return len(self.data)
+
+        def __getitem__(self, index):
+            return self.data[index] + self.rng.normal(0, 0.1)
+
+    loader = DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=4)
+
+
+def bad_generator_of_torch():
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Flipped(Dataset):
+        def __init__(self, images, seed) -> None:
+            self.images = images
+            self.generator = torch.Generator().manual_seed(seed)
+
+        def __len__(self):
+            return len(self.images)
+
+        def __getitem__(self, index):
+            image = self.images[index]
+            is_flipped = torch.rand(1, generator=self.generator) < 0.5
+            return image.flip(-1) if is_flipped else image
+
+    data = Flipped(torch.randn(64, 1, 4, 4), seed=1)
+    loader = DataLoader(data, batch_size=8, shuffle=True, num_workers=2)
+
+
+def bad_fixed_seed_in_workers():
+    import numpy as np
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Noisy(Dataset):
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, index):
+            return torch.tensor(np.random.normal(size=4))
+
+    def seed_worker(worker_id):
+        np.random.seed(42)
+
+    loader = DataLoader(
+        Noisy(), batch_size=8, shuffle=True, num_workers=2, worker_init_fn=seed_worker
+    )
+
+
+def bad_repeated_by_the_epochs():
+    import random
+
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Cropped(Dataset):
+        def __init__(self) -> None:
+            self.data = torch.randn(16, 8)
+
+        def __len__(self):
+            return len(self.data)
+
+        def __getitem__(self, index):
+            start = random.randrange(4)
+            return self.data[index, start : start + 4]
+
+    loader = DataLoader(
+        Cropped(), 8, shuffle=True, num_workers=1, worker_init_fn=lambda i: random.seed(100 + i)
+    )
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        for x in loader:
+            optimizer.zero_grad()
+            model(x).pow(2).mean().backward()
+            optimizer.step()
+
+
+def good_global_generators():
+    import numpy as np
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Noisy(Dataset):
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, index):
+            return torch.randn(4) + np.random.normal(0, 0.1)
+
+    loader = DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=4)
+
+
+def good_seeded_by_torch():
+    import random
+
+    import numpy as np
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Noisy(Dataset):
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, index):
+            return torch.tensor(np.random.normal(size=4)) * random.random()
+
+    def seed_worker(worker_id):
+        seed = torch.initial_seed() % 2**32
+        np.random.seed(seed)
+        random.seed(seed)
+
+    loader = DataLoader(Noisy(), 8, shuffle=True, num_workers=2, worker_init_fn=seed_worker)
+
+
+def good_generator_of_the_sample():
+    import numpy as np
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Fixed(Dataset):
+        def __init__(self, seed) -> None:
+            self.seed = seed
+            self.order = np.random.default_rng(seed).permutation(64)
+
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, index):
+            rng = np.random.default_rng((self.seed, int(self.order[index])))
+            return torch.tensor(rng.normal(size=4))
+
+    loader = DataLoader(Fixed(0), batch_size=8, shuffle=True, num_workers=2)
+
+
+def good_no_workers():
+    import random
+
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Scaled(Dataset):
+        def __init__(self) -> None:
+            self.random = random.Random(0)
+
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, index):
+            return torch.ones(4) * self.random.random()
+
+    loader = DataLoader(Scaled(), batch_size=8, shuffle=True)

@@ -1,0 +1,328 @@
+"""Preprocessing learns from samples that evaluate the model later.
+
+A scaler, an imputer, a PCA or a selection of features that is fitted before the split has seen the
+samples for evaluation: their mean, their range, and with a selection of features or oversampling
+even their labels or copies of them. Nothing fails: the evaluation is better than the model is.
+
+Encoders that only number the classes, such as LabelEncoder, and transformations of one sample, such
+as Normalizer, learn nothing of this kind and are not reported. Ignore it if all samples that the
+model will ever see are known, labels aside.
+
+Source: https://scikit-learn.org/stable/common_pitfalls.html#data-leakage
+"""
+
+import re
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem
+from surestep.doctor.source.splits import (
+    Split,
+    argument_text,
+    find_splits,
+    is_training_part,
+)
+from surestep.doctor.source.trace import Event, Program, Trace
+from surestep.doctor.source.training import describe, is_same, options_of
+from surestep.doctor.source.values import Call, Constant, Instance, Item, Value, last_name, walk
+
+SEVERITY = "error"
+FIX = "Split first, fit on the training part only, and transform the others; or use a Pipeline."
+_CLASSES = frozenset(
+    "StandardScaler MinMaxScaler MaxAbsScaler RobustScaler QuantileTransformer PowerTransformer "
+    "KBinsDiscretizer TargetEncoder LeaveOneOutEncoder CatBoostEncoder JamesSteinEncoder "
+    "SimpleImputer KNNImputer IterativeImputer PCA IncrementalPCA KernelPCA SparsePCA "
+    "TruncatedSVD FastICA NMF FactorAnalysis LinearDiscriminantAnalysis SelectKBest "
+    "SelectPercentile SelectFpr SelectFdr SelectFwe SelectFromModel RFE RFECV "
+    "SequentialFeatureSelector VarianceThreshold GenericUnivariateSelect SMOTE ADASYN "
+    "BorderlineSMOTE SVMSMOTE SMOTENC RandomOverSampler SMOTEENN SMOTETomek".split()
+)
+_FUNCTIONS = re.compile(r"^sklearn\.preprocessing\.\w*(scale|_transform)$")
+_FITS = ("fit_transform", "fit_resample")
+_LIBRARIES = ("sklearn.", "imblearn.", "category_encoders.", "cuml.")
+_SUBSET = re.compile(r"train|mask|idx|index|==|<|>|:\s*\w", re.IGNORECASE)
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find preprocessing that is fitted on data that is split later."""
+    for trace in program.traces:
+        splits = find_splits(trace)
+        if splits:
+            fits = [event for event in trace.events if _is_fit(event)]
+            order = {id(event): index for index, event in enumerate(trace.events)}
+            for fit in fits:
+                later = [s for s in splits if order[id(s.event)] > order[id(fit)]]
+                split = next((s for s in later if _leaks(fit, s, trace)), None)
+                if split is not None:
+                    yield _report(fit, split)
+
+
+def _report(fit: Event, split: Split) -> Problem:
+    line = getattr(split.event.node, "lineno", None)
+    message = (
+        f"`{describe(fit.value)}` learns from all samples, and line {line} splits them afterwards."
+    )
+    return Problem(fit.node, fit.file, message, {"split_line": line})
+
+
+def _is_fit(event: Event) -> bool:
+    """Return whether a call learns from data that is not only the part for training."""
+    call = event.call
+    if call is None or not call.args:
+        return False
+    is_function = bool(_FUNCTIONS.match(call.path))
+    is_method = call.is_method and call.name in (*_FITS, "fit") and _learns(call.receiver)
+    return (is_function or is_method) and not is_training_part(call.args[0], argument_text(call))
+
+
+def _learns(value: Value | None) -> bool:
+    """Return whether an object certainly learns statistics of the samples when it is fitted."""
+    options = options_of(value)
+    return bool(options) and all(
+        any(isinstance(source, Call) and _is_learner(source) for source in walk(option))
+        and isinstance(option, Call)
+        and option.path.startswith(_LIBRARIES)
+        and _is_transformer(option)
+        for option in options
+    )
+
+
+def _is_transformer(made: Call) -> bool:
+    composed = ("Pipeline", "make_pipeline", "ColumnTransformer", "make_column_transformer")
+    return made.name in _CLASSES or made.name in (*composed, "FeatureUnion", "make_union")
+
+
+def _is_learner(made: Call) -> bool:
+    strategy = made.keywords.get("strategy")
+    is_constant = isinstance(strategy, Constant) and strategy.value == "constant"
+    return made.path.startswith(_LIBRARIES) and made.name in _CLASSES and not is_constant
+
+
+def _leaks(fit: Event, split: Split, trace: Trace) -> bool:
+    """Return whether a split is of data that a preprocessing learned from."""
+    call = fit.call
+    if call is None:
+        return False
+    if call.name == "fit":
+        return _leaks_by_transform(call, split, trace)
+    return any(_holds(data, call, fit, split, trace) for data in split.data)
+
+
+def _holds(data: Value, result: Call, fit: Event, split: Split, trace: Trace) -> bool:
+    """Return whether data was made from a result, or the result was stored in it."""
+    parts = [part for source in _contents(data) for part in walk(source)]
+    if any(part is result for part in parts):
+        return True
+    for event in trace.events:
+        if event is split.event:
+            return False
+        is_in_place = event.kind == "store" and event.base is not None
+        if is_in_place and any(part is result for part in walk(event.value)):
+            if _SUBSET.search(argument_text(result)):
+                return False
+            table = _table_of(event.base)
+            return any(part is table for part in parts)
+    return False
+
+
+def _contents(data: Value) -> list[Value]:
+    """Return data, and what datasets of the project hold."""
+    datasets = [part for part in walk(data) if isinstance(part, Instance)]
+    return [data, *(value for source in datasets for value in source.attributes.values())]
+
+
+def _table_of(value: Value | None) -> Value | None:
+    """Return the table that is assigned to: `df` for `df.loc[...] = ...` too."""
+    if value is not None and last_name(value) in ("loc", "iloc") and value.inputs:
+        return value.inputs[0]
+    return value
+
+
+def _leaks_by_transform(fit: Call, split: Split, trace: Trace) -> bool:
+    """Return whether what `fit` got is transformed and split, in either order."""
+    fitted, text = fit.args[0], argument_text(fit)
+    for event in trace.events:
+        call = event.call
+        if call is None or call.name != "transform":
+            continue
+        if _fitted(call.receiver) is not _fitted(fit.receiver):
+            continue
+        given = call.argument(0, "X")
+        if given is None:
+            continue
+        if is_same(given, fitted) or argument_text(call) == text:
+            if any(_holds(data, call, event, split, trace) for data in split.data):
+                return True
+        elif any(is_same(data, fitted) for data in split.data) and _is_part_of(given, split):
+            return True
+    return False
+
+
+def _fitted(value: Value | None) -> Value | None:
+    """Return the object that `fit` was called on: `fit` returns it."""
+    while isinstance(value, Call) and value.is_method and value.name == "fit":
+        value = value.receiver
+    return value
+
+
+def _is_part_of(value: Value, split: Split) -> bool:
+    return any(isinstance(v, Item) and v.base is split.event.value for v in walk(value))
+
+
+def bad_scaler_before_the_split():
+    import numpy as np
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import train_test_split
+    from sklearn.preprocessing import StandardScaler
+
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(40, 3)), rng.integers(2, size=40)
+    X = StandardScaler().fit_transform(X)
+    X_train, X_test, y_train, y_test = train_test_split(X, y, test_size=0.25, random_state=0)
+    print(LogisticRegression().fit(X_train, y_train).score(X_test, y_test))
+
+
+def bad_selection_before_cross_validation():
+    import numpy as np
+    from sklearn.feature_selection import SelectPercentile
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import cross_val_score
+
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(40, 50)), rng.integers(2, size=40)
+    selector = SelectPercentile(percentile=10)
+    selector.fit(X, y)
+    X_selected = selector.transform(X)
+    print(cross_val_score(LogisticRegression(), X_selected, y, cv=4).mean())
+
+
+def bad_columns_of_a_table():
+    import numpy as np
+    import pandas as pd
+    from sklearn.model_selection import train_test_split
+    from sklearn.preprocessing import MinMaxScaler
+
+    df = pd.DataFrame(np.random.default_rng(0).normal(size=(40, 3)), columns=["a", "b", "y"])
+    scaler = MinMaxScaler()
+    df[["a", "b"]] = scaler.fit_transform(df[["a", "b"]])
+    train, test = train_test_split(df, test_size=0.25, random_state=0)
+
+
+def bad_tensors_of_scaled_data():
+    import numpy as np
+    import torch
+    from sklearn.decomposition import PCA
+    from torch.utils.data import TensorDataset, random_split
+
+    rng = np.random.default_rng(0)
+    data, labels = rng.normal(size=(40, 6)), rng.integers(2, size=40)
+    reduced = PCA(n_components=2).fit_transform(data)
+    dataset = TensorDataset(torch.tensor(reduced), torch.tensor(labels))
+    train_set, val_set = random_split(dataset, [30, 10])
+
+
+def bad_fit_on_everything():
+    import numpy as np
+    from sklearn.model_selection import train_test_split
+    from sklearn.preprocessing import StandardScaler
+
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(40, 3)), rng.integers(2, size=40)
+    scaler = StandardScaler().fit(X)
+    split = train_test_split(X, y, random_state=0)
+    X_train, X_test = scaler.transform(split[0]), scaler.transform(split[1])
+
+
+def bad_in_a_dataset():
+    import numpy as np
+    import torch
+    from sklearn.preprocessing import RobustScaler
+    from torch.utils.data import Dataset, random_split
+
+    class Table(Dataset):
+        def __init__(self, X, y) -> None:
+            self.X = torch.tensor(RobustScaler().fit_transform(X))
+            self.y = torch.tensor(y)
+
+        def __len__(self):
+            return len(self.y)
+
+        def __getitem__(self, index):
+            return self.X[index], self.y[index]
+
+    rng = np.random.default_rng(0)
+    dataset = Table(rng.normal(size=(40, 3)), rng.integers(2, size=40))
+    train_set, test_set = random_split(dataset, [30, 10])
+
+
+def bad_slices():
+    import numpy as np
+    from sklearn.impute import SimpleImputer
+
+    X = np.random.default_rng(0).normal(size=(40, 3))
+    X[3, 1] = np.nan
+    X = SimpleImputer().fit_transform(X)
+    n = 30
+    X_train = X[:n]
+    X_test = X[n:]
+
+
+def good_split_first():
+    import numpy as np
+    from sklearn.model_selection import train_test_split
+    from sklearn.preprocessing import StandardScaler
+
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(40, 3)), rng.integers(2, size=40)
+    X_train, X_test, y_train, y_test = train_test_split(X, y, random_state=0)
+    scaler = StandardScaler()
+    X_train = scaler.fit_transform(X_train)
+    X_test = scaler.transform(X_test)
+    X_fit, X_val = train_test_split(X_train, random_state=0)
+
+
+def good_pipeline():
+    import numpy as np
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import cross_val_score
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(40, 3)), rng.integers(2, size=40)
+    model = make_pipeline(StandardScaler(), LogisticRegression())
+    print(cross_val_score(model, X, y, cv=4).mean())
+
+
+def good_names_of_classes():
+    import numpy as np
+    from sklearn.model_selection import train_test_split
+    from sklearn.preprocessing import LabelEncoder, Normalizer
+
+    X = np.random.default_rng(0).normal(size=(40, 3))
+    y = LabelEncoder().fit_transform(["cat", "dog"] * 20)
+    X = Normalizer().fit_transform(X)  # scales each sample by itself
+    X_train, X_test, y_train, y_test = train_test_split(X, y, random_state=0)
+
+
+def good_fold_by_fold():
+    import numpy as np
+    from sklearn.model_selection import KFold
+    from sklearn.preprocessing import StandardScaler
+
+    X = np.random.default_rng(0).normal(size=(40, 3))
+    for train, test in KFold(4).split(X):
+        scaler = StandardScaler().fit(X[train])
+        X_train, X_test = scaler.transform(X[train]), scaler.transform(X[test])
+
+
+def good_after_the_evaluation():
+    import numpy as np
+    from sklearn.model_selection import train_test_split
+    from sklearn.preprocessing import StandardScaler
+
+    X = np.random.default_rng(0).normal(size=(40, 3))
+    X_train, X_test = train_test_split(X, random_state=0)
+    scaler = StandardScaler().fit(X_train)
+    X_train, X_test = scaler.transform(X_train), scaler.transform(X_test)
+    final = StandardScaler().fit(X)
+    everything = final.transform(X)

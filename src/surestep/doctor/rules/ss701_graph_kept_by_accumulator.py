@@ -1,0 +1,253 @@
+"""A sum or list of losses keeps the autograd graph of every batch.
+
+The loss of a batch refers to the graph that computed it. `total += loss` and `losses.append(loss)`
+keep these graphs after their batches, so memory grows with each batch until the loop ends or the
+device has no memory left. The numbers are correct, so nothing shows the cause.
+
+Ignore it if the loop has only a few batches. A sum on which `backward()` is called is not reported.
+
+Source: https://docs.pytorch.org/docs/stable/notes/faq.html
+"""
+
+import ast
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.trace import Event, Program, Trace
+from surestep.doctor.source.training import (
+    describe,
+    find_actions,
+    is_derived_with_graph,
+    is_without_grad,
+)
+from surestep.doctor.source.values import Collection, Operation, Value, walk
+
+SEVERITY = "warning"
+FIX = "Add loss.detach(), or loss.item() if you need the number at once."
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find values that gather the losses of a loop whose backward pass is done in it."""
+    for trace in program.traces:
+        backwards = [action for action in find_actions(trace) if action.kind == "backward"]
+        for event in trace.events:
+            if event.loop is None or (added := _added(event)) is None:
+                continue
+            losses = [a.target for a in backwards if a.event.loop is event.loop]
+            if not any(is_derived_with_graph(added, loss) for loss in losses):
+                continue
+            if _is_reset(trace, event) or _is_differentiated(trace, event):
+                continue
+            text = " ".join(ast.unparse(event.node).split())
+            yield at_event(
+                event,
+                f"`{text}` keeps the graph of each batch: memory grows until the loop ends.",
+                loss=describe(added),
+            )
+
+
+def _added(event: Event) -> Value | None:
+    """Return what an event adds to a value that outlives the batch."""
+    if event.kind == "augment" and not is_without_grad(event):
+        return event.value
+    if event.kind == "store" and not is_without_grad(event) and isinstance(event.node, ast.Assign):
+        return _added_by_assignment(event, event.node)
+    call = event.call
+    if call is not None and call.path == ".append" and isinstance(call.receiver, Collection):
+        return call.argument(0, "")
+    return None
+
+
+def _added_by_assignment(event: Event, statement: ast.Assign) -> Value | None:
+    """Return `loss` for `total = total + loss`."""
+    value, target = event.value, event.target
+    if not isinstance(value, Operation) or value.operator != "+" or target is None:
+        return None
+    if not isinstance(statement.value, ast.BinOp) or len(value.operands) != 2:
+        return None
+    sides = (statement.value.left, statement.value.right)
+    own = [ast.unparse(side) == ast.unparse(target) for side in sides]
+    return value.operands[own.index(False)] if own.count(True) == 1 else None
+
+
+def _is_reset(trace: Trace, event: Event) -> bool:
+    """Return whether each pass of the innermost loop starts with a new sum or list."""
+    call = event.call
+    for other in trace.events:
+        if other.loop is not event.loop or other is event:
+            continue
+        if call is not None:
+            is_made = other.kind == "store" and other.value is call.receiver
+            is_cleared = other.call is not None and other.call.path == ".clear"
+            if is_made or (is_cleared and other.call and other.call.receiver is call.receiver):
+                return True
+            continue
+        target = getattr(event, "target", None)
+        if other.kind != "store" or other.target is None or target is None:
+            continue
+        is_same_name = ast.unparse(other.target) == ast.unparse(target)
+        if is_same_name and set(other.branches) <= set(event.branches):
+            return True
+    return False
+
+
+def _is_differentiated(trace: Trace, event: Event) -> bool:
+    """Return whether a backward pass uses the sum or the list, or detaches it."""
+    kept = event.node if event.call is None else event.call.receiver
+    for other in trace.events:
+        call = other.call
+        if call is None or call.name not in ("backward", "manual_backward", "grad", "detach"):
+            continue
+        given = (part for value in call.inputs for part in walk(value))
+        if any(part is kept or part.node is kept for part in given):
+            return True
+        if event.kind == "store" and any(v is event.value for i in call.inputs for v in walk(i)):
+            return True
+    return False
+
+
+def bad_sum():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    total = 0.0
+    for _ in range(10):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        total += loss
+    print(total / 10)
+
+
+def bad_list():
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    net = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.AdamW(net.parameters())
+    losses = []
+    for _ in range(5):
+        loss = cross_entropy(net(torch.randn(8, 4)), torch.randint(3, (8,)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss)
+    print(sum(losses) / len(losses))
+
+
+def bad_weighted_sum():
+    import torch
+
+    net = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(net.parameters())
+    running_loss = 0.0
+    for step in range(8):
+        x = torch.randn(8, 4)
+        loss = torch.nn.functional.mse_loss(net(x), x.sum(1, keepdim=True))
+        (loss / 2).backward()
+        if step % 2 == 1:
+            optimizer.step()
+            optimizer.zero_grad()
+        running_loss = running_loss + loss * x.size(0)
+
+
+def bad_meter():
+    import torch
+
+    class Meter:
+        def __init__(self):
+            self.sum, self.count = 0.0, 0
+
+        def update(self, value, count):
+            self.sum += value * count
+            self.count += count
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    meter = Meter()
+    for _ in range(10):
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        meter.update(loss, 8)
+
+
+def good_detached():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    total, losses = torch.zeros(()), []
+    for _ in range(10):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        total += loss.detach()
+        losses.append(loss.item())
+
+
+def good_several_losses():
+    import torch
+
+    body, heads = torch.nn.Linear(4, 4), [torch.nn.Linear(4, 1) for _ in range(3)]
+    parameters = [p for module in (body, *heads) for p in module.parameters()]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    for _ in range(10):
+        features = body(torch.randn(8, 4))
+        loss = features.pow(2).mean()
+        for head in heads:
+            loss += head(features).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def good_list_of_one_batch():
+    import torch
+
+    cell, head = torch.nn.GRUCell(4, 4), torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD([*cell.parameters(), *head.parameters()], lr=0.1)
+    for _ in range(3):
+        state, losses = torch.zeros(8, 4), []
+        for _ in range(5):
+            state = cell(torch.randn(8, 4), state)
+            losses.append(head(state).pow(2).mean())
+        optimizer.zero_grad()
+        torch.stack(losses).mean().backward()
+        optimizer.step()
+
+
+def good_without_grad():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    average = torch.zeros(())
+    for _ in range(10):
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            average += loss / 10
+
+
+def good_float():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    total = count = 0
+    for _ in range(10):
+        x = torch.randn(8, 4)
+        loss = model(x).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += float(loss) * x.size(0)
+        count += x.size(0)
+    print(total / count)

@@ -1,0 +1,256 @@
+"""The loss is read from the GPU in each step.
+
+`loss.item()`, `float(loss)`, `print(loss)` and `if loss > x` wait until the GPU has finished all
+work so far. Meanwhile no further kernels are queued, so the GPU is idle at the start of the next
+step. The cost is a few percent for a large model, and most of the time for a small one.
+
+Ignore it on a CPU, or if a step takes much longer than its Python code. Reading the loss every N
+steps is not reported. Nor is a loop that tests for a loss that is not finite, a loop that evaluates
+the model after each step, or a script that calls `torch.cuda.synchronize()` to measure time.
+
+Source: https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
+"""
+
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.devices import moves_model_to_gpu
+from surestep.doctor.source.trace import Event, Loop, Program, Trace
+from surestep.doctor.source.training import Action, describe, find_actions, is_derived_with_graph
+from surestep.doctor.source.values import Call, Operation, Value
+
+SEVERITY = "speed"
+FIX = "Add up loss.detach() on the GPU, and read it every N steps."
+_READS = (".item", ".tolist", ".cpu", ".numpy")
+_COMPARISONS = ("<", ">", "<=", ">=")
+_TESTS = ("isfinite", "isnan", "isinf")
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find the first read of the loss in each training loop of a model that is on a GPU."""
+    for trace in program.traces:
+        if not moves_model_to_gpu(trace) or _measures_time(trace):
+            continue
+        backwards = [action for action in find_actions(trace) if action.kind == "backward"]
+        loops = _find_waiting(trace, backwards)
+        for event in trace.events:
+            if event.loop is None or event.loop in loops:
+                continue
+            if any(_reads(event, backward) for backward in backwards):
+                loops.add(event.loop)
+                yield at_event(event, f"`{describe(event.value)}` waits for the GPU in each step.")
+
+
+def _reads(event: Event, backward: Action) -> bool:
+    """Return whether an event reads the loss of a backward pass as often as that happens."""
+    around = backward.event
+    if event.loop is not around.loop or not set(event.branches) <= set(around.branches):
+        return False
+    value = event.value
+    if event.kind == "test":
+        is_comparison = isinstance(value, Operation) and value.operator in _COMPARISONS
+        return is_comparison and any(_is_loss(part, backward) for part in value.inputs)
+    if not isinstance(value, Call) or event.kind != "call":
+        return False
+    if value.path in _READS:
+        return _is_loss(value.receiver, backward)
+    if value.path == "float":
+        return any(_is_loss(argument, backward) for argument in value.args)
+    return value.path == "print" and any(_shows(part, backward) for part in value.args)
+
+
+def _is_loss(value: Value | None, backward: Action) -> bool:
+    if is_derived_with_graph(value, backward.target):
+        return True
+    is_detached = isinstance(value, Call) and value.path in (".detach", ".cpu", ".mean", ".sum")
+    return is_detached and isinstance(value, Call) and _is_loss(value.receiver, backward)
+
+
+def _shows(value: Value, backward: Action) -> bool:
+    """Return whether a printed value is the loss, or a text with it."""
+    is_text = isinstance(value, Operation) and value.operator in ("f-string", "?")
+    parts = value.inputs if is_text else ()
+    return _is_loss(value, backward) or any(_shows(part, backward) for part in parts)
+
+
+def _measures_time(trace: Trace) -> bool:
+    return any(event.call and event.call.name == "synchronize" for event in trace.events)
+
+
+def _find_waiting(trace: Trace, backwards: list[Action]) -> set[Loop]:
+    """Return the loops that need a value from the GPU in each step."""
+    loops = set()
+    for event in trace.events:
+        call = event.call
+        if call is None or event.loop is None:
+            continue
+        # An evaluation reads its result as often as it happens.
+        if call.name in _TESTS or (call.path == ".eval" and _is_after_step(event, backwards)):
+            loops.add(event.loop)
+    return loops
+
+
+def _is_after_step(event: Event, backwards: list[Action]) -> bool:
+    return any(
+        event.loop is around.loop and set(event.branches) <= set(around.branches)
+        for around in (backward.event for backward in backwards)
+    )
+
+
+def bad_item():
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = torch.nn.Linear(4, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    total = 0.0
+    for _ in range(10):
+        loss = model(torch.randn(8, 4, device=device)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+
+
+def bad_print():
+    import torch
+    from torch import nn
+
+    class Learner:
+        def __init__(self) -> None:
+            self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            self.net = nn.Linear(4, 1).to(self.device)
+            self.optimizer = torch.optim.AdamW(self.net.parameters())
+
+        def fit(self) -> None:
+            for step in range(10):
+                x = torch.randn(8, 4, device=self.device)
+                loss = nn.functional.mse_loss(self.net(x), x[:, :1])
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
+                print(f"step {step}: {loss:.3f}")
+
+    Learner().fit()
+
+
+def bad_comparison():
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = torch.nn.Linear(4, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    skipped = 0
+    for _ in range(10):
+        loss = model(torch.randn(8, 4, device=device)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if loss > 100:
+            skipped += 1
+
+
+def good_every_hundred_steps():
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = torch.nn.Linear(4, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(10):
+        loss = model(torch.randn(8, 4, device=device)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 100 == 0:
+            print(loss.item())
+
+
+def good_sum_on_device():
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = torch.nn.Linear(4, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    total = torch.zeros((), device=device)
+    for _ in range(10):
+        loss = model(torch.randn(8, 4, device=device)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += loss.detach()
+    print(total.item() / 10)
+
+
+def good_on_cpu():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(loss.item())
+
+
+def good_stops_if_not_finite():
+    import math
+
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = torch.nn.Linear(4, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        loss = model(torch.randn(8, 4, device=device)).pow(2).mean()
+        if not math.isfinite(loss.item()):
+            raise RuntimeError("The loss is not finite.")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def good_evaluates_after_every_step():
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = torch.nn.Linear(4, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = torch.randn(2, 8, 4, device=device)
+
+    def train():
+        model.train()
+        optimizer.zero_grad()
+        loss = (model(x) - 1).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        return float(loss)
+
+    @torch.no_grad()
+    def evaluate():
+        model.eval()
+        return float((model(y) - 1).pow(2).mean())
+
+    for epoch in range(10):
+        print(epoch, train(), evaluate())
+
+
+def good_measures_time():
+    import time
+
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = torch.nn.Linear(4, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    start = time.perf_counter()
+    for _ in range(10):
+        loss = model(torch.randn(8, 4, device=device)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(loss.item())
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    print(time.perf_counter() - start)

@@ -1,0 +1,153 @@
+"""A model is compiled again in each pass of a loop.
+
+Each `torch.compile` wraps the model again, and the first call of each wrapper is compiled or looked
+up again, which takes seconds. Wrappers can pile up around the model. Training is slower than
+without compilation.
+
+Ignore it if the loop compares options of the compiler. A loop that compiles a new model, or a
+different layer, in each pass is not reported.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.compile.html
+"""
+
+import ast
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.trace import Event, Loop, Program, Trace
+from surestep.doctor.source.training import describe, is_model, options_of
+from surestep.doctor.source.values import Call, Element, Function, Value, walk
+
+SEVERITY = "speed"
+FIX = "Call torch.compile once, before the loop."
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find models from before a loop that are compiled in it."""
+    for trace in program.traces:
+        for event in trace.events:
+            call = event.call
+            if call is None or call.path != "torch.compile" or event.loop is None:
+                continue
+            compiled = call.argument(0, "model")
+            if event.branches or _depends_on_loop(call, event.loop):
+                continue
+            if _is_from_before(trace, event.loop, compiled):
+                yield at_event(
+                    event, f"`{describe(call)}` compiles the model in each pass of the loop."
+                )
+
+
+def _depends_on_loop(call: Call, loop: Loop) -> bool:
+    """Return whether a call uses what changes with each pass of a loop."""
+    if any(isinstance(part, Element) for part in walk(call)) or call.node is None:
+        return True
+    changing = getattr(loop.node, "target", None)
+    names = set() if changing is None else _names_in(changing)
+    return bool(names & _names_in(call.node))
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def _is_from_before(trace: Trace, loop: Loop, value: Value | None) -> bool:
+    """Return whether a model or a function was made before the loop."""
+    options = options_of(value)
+    if len(options) != 1 or not (is_model(options[0]) or isinstance(options[0], Function)):
+        return False
+    for event in trace.events:
+        if loop in event.loops:
+            return False
+        if _has(event, options[0]):
+            return True
+    return False
+
+
+def _has(event: Event, value: Value) -> bool:
+    is_call = isinstance(value, Call) and event.value is value
+    return is_call or (event.kind == "store" and value in options_of(event.value))
+
+
+def bad_every_epoch():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        compiled = torch.compile(model, backend="eager")
+        optimizer.zero_grad()
+        compiled(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def bad_in_method():
+    import torch
+
+    class Learner:
+        def __init__(self) -> None:
+            self.net = torch.nn.Linear(4, 1)
+            self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+        def step(self, x: torch.Tensor) -> None:
+            net = torch.compile(self.net, backend="eager")
+            self.optimizer.zero_grad()
+            net(x).pow(2).mean().backward()
+            self.optimizer.step()
+
+    learner = Learner()
+    for _ in range(2):
+        learner.step(torch.randn(8, 4))
+
+
+def bad_evaluation():
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    model.eval()
+    batches = [torch.randn(8, 4) for _ in range(3)]
+    with torch.inference_mode():
+        for x in batches:
+            fast = torch.compile(model, backend="eager")
+            print(fast(x).shape)
+
+
+def good_before_loop():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    compiled = torch.compile(model, backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        compiled(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_every_layer():
+    import torch
+
+    layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
+    for index, layer in enumerate(layers):
+        layers[index] = torch.compile(layer, backend="eager")
+    print(len(layers))
+
+
+def good_new_model():
+    import torch
+
+    for width in (4, 8):
+        model = torch.nn.Linear(width, 1)
+        compiled = torch.compile(model, backend="eager")
+        with torch.inference_mode():
+            print(compiled(torch.randn(8, width)).shape)
+
+
+def good_compared_backends():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    for backend in ("eager", "aot_eager"):
+        compiled = torch.compile(model, backend=backend)
+        with torch.inference_mode():
+            print(backend, compiled(torch.randn(8, 4)).shape)

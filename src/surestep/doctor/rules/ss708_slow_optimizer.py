@@ -1,0 +1,125 @@
+"""The options of an optimizer choose its slowest implementation.
+
+With `foreach=False` and without `fused=True`, an optimizer updates one parameter after another on a
+GPU, with several kernels for each: a step of a large model takes many times longer.
+`set_to_none=False` writes zeros over all gradients and then adds to them, instead of freeing them.
+
+Ignore it on a CPU, and ignore `foreach=False` if there is no memory for one more copy of the
+parameters. A script that reads gradients, or uses CUDA graphs, is not reported for `set_to_none`.
+
+Source: https://docs.pytorch.org/docs/stable/optim.html
+"""
+
+import re
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.trace import Program
+from surestep.doctor.source.training import describe, is_made_by
+from surestep.doctor.source.values import Call, Constant
+
+SEVERITY = "speed"
+FIX = "Leave out foreach and set_to_none, or pass fused=True."
+_NEEDS_GRADIENTS = re.compile(r"graph|static|\.grad\b|use_gradient_as_bucket_view", re.IGNORECASE)
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find the options that turn off what PyTorch chooses by default."""
+    keeps_gradients = bool(_NEEDS_GRADIENTS.search(program.file.text))
+    for trace in program.traces:
+        for event in trace.events:
+            call = event.call
+            if call is None:
+                continue
+            if is_made_by(call, "torch.optim.") and _is_false(call, "foreach"):
+                if _is_false(call, "fused") or "fused" not in call.keywords:
+                    yield at_event(
+                        event, f"`{describe(call)}` updates one parameter after another."
+                    )
+            is_zeroing = call.path == ".zero_grad" and is_made_by(call.receiver, "torch.optim.")
+            if is_zeroing and _is_false(call, "set_to_none", 0) and not keeps_gradients:
+                yield at_event(event, f"`{describe(call)}` writes zeros instead of freeing them.")
+
+
+def _is_false(call: Call, name: str, position: int = -1) -> bool:
+    option = call.argument(position, name)
+    return isinstance(option, Constant) and option.value is False
+
+
+def bad_one_by_one():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def bad_zeros():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        optimizer.zero_grad(set_to_none=False)
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def bad_neither():
+    import torch
+
+    class Learner:
+        def __init__(self):
+            self.net = torch.nn.Linear(4, 1)
+            options = {"lr": 0.1, "momentum": 0.9}
+            self.optimizer = torch.optim.SGD(
+                self.net.parameters(), foreach=False, fused=False, **options
+            )
+
+        def step(self) -> None:
+            self.optimizer.zero_grad()
+            self.net(torch.randn(8, 4)).pow(2).mean().backward()
+            self.optimizer.step()
+
+    learner = Learner()
+    for _ in range(10):
+        learner.step()
+
+
+def good_defaults():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(10):
+        optimizer.zero_grad(set_to_none=True)
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_fused():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False, fused=True)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_gradients_kept():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    flat = torch.zeros(5)  # all gradients in one tensor
+    for parameter, part in zip(model.parameters(), flat.split((4, 1)), strict=True):
+        parameter.grad = part.view_as(parameter)
+    for _ in range(10):
+        optimizer.zero_grad(set_to_none=False)
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()

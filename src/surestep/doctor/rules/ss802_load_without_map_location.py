@@ -1,0 +1,204 @@
+"""A checkpoint is loaded onto the device it was saved from, or may run code from its file.
+
+Without `map_location`, `torch.load` puts each tensor on the device from which it was saved. If rank
+0 saved it, all ranks load onto the first GPU. A machine without a GPU cannot load it at all. With
+`weights_only=False`, a file can run any code when it is loaded; a state dict does not need that.
+
+Ignore it if the file is always read on the machine that wrote it. A script that uses one fixed
+device, or loads what the same run has saved, is not reported.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.load.html
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem
+from surestep.doctor.source.checkpoints import (
+    find_loads,
+    find_restores,
+    find_saves,
+    is_restored_from,
+    is_same_file,
+)
+from surestep.doctor.source.trace import Event, Program, Trace
+from surestep.doctor.source.training import describe, is_scaler, is_scheduler
+from surestep.doctor.source.values import Call, Constant, Value
+
+SEVERITY = "warning"
+FIX = 'Write torch.load(path, map_location="cpu", weights_only=True).'
+_DISTRIBUTED = ("init_process_group", "DistributedDataParallel", "DDP")
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find loaded states of a script that runs on several devices, and unsafe loads."""
+    reason, is_distributed = _why_devices_differ(program)
+    for trace in program.traces:
+        restores = [r for r in find_restores(trace) if _has_tensors(r[0], r[1])]
+        for event in find_loads(trace):
+            call = event.call
+            if call is None or call.has_unknown_arguments:
+                continue
+            states = [state for _, _, state in restores if is_restored_from(state, call)]
+            is_elsewhere = is_distributed or not _is_saved_before(trace, event)
+            if states and reason and is_elsewhere and not _has_location(trace, call):
+                yield _problem(event, f"`{describe(call)}` has no map_location: {reason}.")
+            elif any(state is call for state in states) and _is_unsafe(call):
+                text = "the file can run code, and a state dict does not need weights_only=False"
+                yield _problem(event, f"`{describe(call)}`: {text}.")
+
+
+def _problem(event: Event, message: str) -> Problem:
+    return Problem(event.node, event.file, message)
+
+
+def _has_tensors(restore: Event, restored: Value) -> bool:
+    """Return whether an object may have tensors on a device: not a schedule or a GradScaler."""
+    if is_scaler(restored) or is_scheduler(restored) or restore.call is None:
+        return False
+    return not re.search(r"scaler|sched", ast.unparse(restore.node).partition(".load_state")[0])
+
+
+def _has_location(trace: Trace, load: Call) -> bool:
+    """Return whether this or another load of the file, in another branch, has a location."""
+    calls = (event.call for event in find_loads(trace))
+    return any(
+        call is not None
+        and call.argument(1, "map_location") is not None
+        and (call is load or is_same_file(call.argument(0, "f"), load.argument(0, "f")))
+        for call in calls
+    )
+
+
+def _is_saved_before(trace: Trace, load: Event) -> bool:
+    """Return whether the same run has written the file, so that its devices are still there."""
+    path = load.call.argument(0, "f") if load.call is not None else None
+    before = trace.events[: trace.events.index(load)]
+    return any(is_same_file(save.path, path) for save in find_saves(trace) if save.event in before)
+
+
+def _is_unsafe(call: Call) -> bool:
+    option = call.argument(-1, "weights_only")
+    return isinstance(option, Constant) and option.value is False
+
+
+def _why_devices_differ(program: Program) -> tuple[str, bool]:
+    """Return why a checkpoint is loaded on different devices, and whether ranks are the reason."""
+    events = (event for trace in program.traces for event in trace.events)
+    calls = [event.call for event in events if event.call and event.file is program.file]
+    if any(call.name in _DISTRIBUTED for call in calls):
+        return "every rank loads it onto the GPU of the rank that saved it", True
+    if any(call.path == "torch.cuda.is_available" for call in calls):
+        return "if it was saved on a GPU, a machine without one cannot load it", False
+    return "", False
+
+
+def bad_optional_gpu():
+    import os
+
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = torch.nn.Linear(4, 1).to(device)
+    if os.path.exists("last.pt"):
+        model.load_state_dict(torch.load("last.pt"))
+
+
+def bad_every_rank():
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    def load(model: torch.nn.Module, path: str) -> int:
+        checkpoint = torch.load(path)
+        model.load_state_dict(checkpoint["model"])
+        return checkpoint["epoch"] + 1
+
+    torch.distributed.init_process_group("gloo")
+    model = torch.nn.Linear(4, 1)
+    start = load(model, "last.pt")
+    model = DistributedDataParallel(model)
+    print(start)
+
+
+def bad_runs_code():
+    import io
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    model.load_state_dict(torch.load(file, map_location="cpu", weights_only=False))
+
+
+def good_on_cpu():
+    import io
+
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = torch.nn.Linear(4, 1).to(device)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+
+
+def good_one_device():
+    import io
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    model.load_state_dict(torch.load(file))
+
+
+def good_own_objects():
+    import io
+
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = torch.nn.Linear(4, 1).to(device)
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "options": frozenset(("wide",))}, file)
+    file.seek(0)
+    checkpoint = torch.load(file, device, weights_only=False)
+    model.load_state_dict(checkpoint["model"])
+
+
+def good_data():
+    import io
+
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    file = io.BytesIO()
+    torch.save(torch.randn(8, 4), file)
+    file.seek(0)
+    features = torch.load(file)
+    print(features.to(device).shape)
+
+
+def good_saved_by_the_same_run():
+    import io
+
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = torch.nn.Linear(4, 1).to(device)
+    best, file = float("inf"), io.BytesIO()
+    for _ in range(3):
+        with torch.inference_mode():
+            loss = model(torch.randn(8, 4, device=device)).pow(2).mean().item()
+        if loss < best:
+            best = loss
+            file.seek(0)
+            torch.save(model.state_dict(), file)
+    file.seek(0)
+    model.load_state_dict(torch.load(file))

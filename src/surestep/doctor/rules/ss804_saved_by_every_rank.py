@@ -1,0 +1,164 @@
+"""Every rank writes the same checkpoint file.
+
+Each process of a distributed script runs the same lines, so all of them write one file at the same
+time. They overwrite each other's bytes: the file can be corrupt, or mixed from two writes. It often
+works on one machine and fails later, on a shared file system.
+
+Ignore it if each rank has a separate file system. A file whose name contains the rank is not
+reported.
+
+Source: https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html
+"""
+
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.checkpoints import (
+    depends_on_rank,
+    find_saves,
+    holds_model_state,
+    is_every_file_known,
+    may_be_limited_to_one_rank,
+)
+from surestep.doctor.source.trace import Program, Trace
+from surestep.doctor.source.training import describe
+from surestep.doctor.source.values import Constant
+
+SEVERITY = "error"
+FIX = "Save inside `if torch.distributed.get_rank() == 0:`."
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find states of models that a script with a process group saves on all ranks."""
+    for trace in program.traces:
+        if not _has_ranks(trace):
+            continue
+        for save in find_saves(trace):
+            is_one_file = is_every_file_known(save.path) and not depends_on_rank(save.path)
+            if not is_one_file or not holds_model_state(save.value):
+                continue
+            if not may_be_limited_to_one_rank(save.event):
+                yield at_event(
+                    save.event, f"All ranks write `{describe(save.path)}` at the same time."
+                )
+
+
+def _has_ranks(trace: Trace) -> bool:
+    """Return whether several ranks execute a trace: none of its groups has a constant rank."""
+    calls = [event.call for event in trace.events if event.call is not None]
+    groups = [call for call in calls if call.path.endswith("init_process_group")]
+    ranks = [call.argument(4, "rank") for call in groups]
+    return bool(groups) and not any(isinstance(rank, Constant) for rank in ranks)
+
+
+def bad_after_epoch():
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    dist.init_process_group("gloo")
+    model = DDP(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        torch.save(model.module.state_dict(), f"epoch_{epoch}.pt")
+
+
+def bad_if_best():
+    import torch
+
+    def save(model: torch.nn.Module, name: str) -> None:
+        torch.save({"model": model.state_dict()}, f"out/{name}.pt")
+
+    torch.distributed.init_process_group("gloo")
+    model = torch.nn.Linear(4, 1)
+    best = float("inf")
+    for _ in range(3):
+        with torch.inference_mode():
+            loss = model(torch.randn(8, 4)).pow(2).mean().item()
+        if loss < best:
+            best = loss
+            save(model, "best")
+
+
+def bad_in_class():
+    import os
+
+    import torch
+
+    class Trainer:
+        def __init__(self, folder: str) -> None:
+            torch.distributed.init_process_group(backend="gloo")
+            self.folder = folder
+            self.model = torch.nn.Linear(4, 1)
+
+        def save(self) -> None:
+            torch.save(self.model.state_dict(), os.path.join(self.folder, "model.pt"))
+
+    Trainer("out").save()
+
+
+def good_on_rank_0():
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    dist.init_process_group("gloo")
+    model = DDP(torch.nn.Linear(4, 1))
+    if dist.get_rank() == 0:
+        torch.save(model.module.state_dict(), "model.pt")
+    dist.barrier()
+
+
+def good_early_return():
+    import os
+
+    import torch
+
+    def save(model: torch.nn.Module) -> None:
+        if not is_first:
+            return
+        torch.save(model.state_dict(), "model.pt")
+
+    torch.distributed.init_process_group("gloo")
+    is_first = int(os.environ["RANK"]) == 0
+    save(torch.nn.Linear(4, 1))
+
+
+def good_file_of_rank():
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    model = torch.nn.Linear(4, 1)
+    rank = dist.get_rank()
+    torch.save(model.state_dict(), f"shard_{rank}.pt")
+
+
+def good_one_process():
+    import io
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    torch.save(model.state_dict(), io.BytesIO())
+
+
+def good_run_of_rank_0():
+    import torch
+    import torch.distributed as dist
+
+    def run(rank: int, ranks: int) -> None:
+        if ranks > 1:
+            dist.init_process_group("gloo", rank=rank, world_size=ranks)
+        model = torch.nn.Linear(4, 1)
+        if rank == 0:
+            torch.save({"model": model.state_dict()}, "model.pt")
+
+    ranks = torch.cuda.device_count()
+    if ranks > 1:
+        torch.multiprocessing.spawn(run, args=(ranks,), nprocs=ranks)
+    else:
+        run(0, ranks)

@@ -1,0 +1,250 @@
+"""A resumed run repeats the epoch that was finished, or skips one.
+
+The checkpoint is saved after the epoch with number `epoch`, and the resumed loop starts with that
+number again. The run trains one epoch twice with each resume, and all later epochs use the shuffle
+and the learning rate of the epoch before. If one is added both when saving and when loading, an
+epoch is skipped.
+
+Ignore it if the checkpoint is saved before the epoch is trained.
+
+Source: https://docs.pytorch.org/tutorials/recipes/recipes/saving_and_loading_a_general_checkpoint.html
+"""
+
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem
+from surestep.doctor.source.checkpoints import Save, entry_of, find_saves
+from surestep.doctor.source.trace import Loop, Program, Trace
+from surestep.doctor.source.training import find_actions, options_of
+from surestep.doctor.source.values import Call, Constant, Element, Operation, Value
+
+SEVERITY = "warning"
+FIX = 'Save "epoch": epoch + 1 after the epoch, and start with the saved number.'
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Compare the number that is saved after an epoch with the number a resume starts at."""
+    for trace in program.traces:
+        starts = _find_starts(trace)
+        for save in find_saves(trace):
+            for name, value in save.entries().items():
+                number, saved_plus = _split_sum(value)
+                if len(starts.get(name, ())) != 1 or not _is_after_epoch(trace, save, number):
+                    continue
+                (loaded_plus,) = starts[name]
+                if saved_plus + loaded_plus == 1:
+                    continue
+                effect = "repeats the last epoch" if saved_plus + loaded_plus < 1 else "skips one"
+                message = (
+                    f"A resume {effect}: the checkpoint has epoch{_plus(saved_plus)}, and the loop "
+                    f'starts at checkpoint["{name}"]{_plus(loaded_plus)}.'
+                )
+                yield Problem(save.event.node, save.event.file, message)
+
+
+def _plus(number: int) -> str:
+    return f" + {number}" if number else ""
+
+
+def _find_starts(trace: Trace) -> dict[str, set[int]]:
+    """Return the entries of a checkpoint at which loops start, with what is added to them."""
+    starts: dict[str, set[int]] = {}
+    for loop in {loop for event in trace.events for loop in event.loops}:
+        numbers = _find_range(loop)
+        first = numbers.args[0] if numbers is not None and len(numbers.args) > 1 else None
+        for option in options_of(first):
+            base, plus = _split_sum(option)
+            found = entry_of(base)
+            if found is not None and found[1] is not None:
+                starts.setdefault(found[1], set()).add(plus)
+    return starts
+
+
+def _find_range(loop: Loop | None) -> Call | None:
+    """Return the range that a loop iterates over, perhaps in a progress bar."""
+    iterated = None if loop is None else loop.iterated
+    while isinstance(iterated, Call) and iterated.name in ("tqdm", "track", "iter"):
+        iterated = iterated.argument(0, "iterable")
+    is_range = isinstance(iterated, Call) and iterated.name in ("range", "trange")
+    return iterated if is_range and isinstance(iterated, Call) else None
+
+
+def _split_sum(value: Value) -> tuple[Value, int]:
+    """Return `value` and 1 for `value + 1`."""
+    match value:
+        case Operation(operator="+", operands=(Constant(value=int() as plus), base)):
+            return base, plus
+        case Operation(operator="+", operands=(base, Constant(value=int() as plus))):
+            return base, plus
+    return value, 0
+
+
+def _is_after_epoch(trace: Trace, save: Save, number: Value) -> bool:
+    """Return whether a save is after the training of the epoch with this number."""
+    loop = save.event.loop
+    if not isinstance(number, Element) or loop is None or number.of is not _find_range(loop):
+        return False
+    index = trace.events.index(save.event)
+    trained = [trace.events.index(a.event) for a in find_actions(trace) if loop in a.event.loops]
+    return bool(trained) and max(trained) < index
+
+
+def bad_saved_as_it_is():
+    import os
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    start = 0
+    if os.path.exists("missing.pt"):
+        checkpoint = torch.load("missing.pt", map_location="cpu")
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        start = checkpoint["epoch"]
+    for epoch in range(start, 0):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+        torch.save(state, f"{epoch}.pt")
+
+
+def bad_in_class():
+    import os
+
+    import torch
+
+    class Trainer:
+        def __init__(self, path: str) -> None:
+            self.model = torch.nn.Linear(4, 1)
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+            self.start_epoch = 0
+            if os.path.exists(path):
+                state = torch.load(path, map_location="cpu")
+                self.model.load_state_dict(state["model"])
+                self.optimizer.load_state_dict(state["optimizer"])
+                self.start_epoch = state["epoch"]
+
+        def train_epoch(self) -> None:
+            self.optimizer.zero_grad()
+            self.model(torch.randn(8, 4)).pow(2).mean().backward()
+            self.optimizer.step()
+
+        def save(self, epoch: int) -> None:
+            model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
+            state = {"epoch": epoch, "model": model, "optimizer": optimizer}
+            torch.save(state, f"{epoch}.pt")
+
+        def fit(self, epochs: int) -> None:
+            for epoch in range(self.start_epoch, epochs):
+                self.train_epoch()
+                self.save(epoch)
+
+    Trainer("missing.pt").fit(0)
+
+
+def bad_one_added_twice():
+    import os
+
+    import torch
+
+    def resume(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
+        checkpoint = torch.load("last.pt", map_location="cpu")
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        return checkpoint["epoch"] + 1
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = resume(model, optimizer) if os.path.exists("last.pt") else 0
+    for epoch in range(first, 0):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        weights, state = model.state_dict(), optimizer.state_dict()
+        torch.save({"model": weights, "optimizer": state, "epoch": epoch + 1}, f"{epoch}.pt")
+
+
+def good_next_epoch_saved():
+    import os
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    start = 0
+    if os.path.exists("missing.pt"):
+        checkpoint = torch.load("missing.pt", map_location="cpu")
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        start = checkpoint["epoch"]
+    for epoch in range(start, 0):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        weights, state = model.state_dict(), optimizer.state_dict()
+        torch.save({"model": weights, "optimizer": state, "epoch": epoch + 1}, f"{epoch}.pt")
+
+
+def good_next_epoch_loaded():
+    import os
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    start = 0
+    if os.path.exists("missing.pt"):
+        checkpoint = torch.load("missing.pt", map_location="cpu")
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        start = 1 + checkpoint["epoch"]
+    for epoch in range(start, 0):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+        torch.save(state, f"{epoch}.pt")
+
+
+def good_saved_before_epoch():
+    import os
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    start = 0
+    if os.path.exists("missing.pt"):
+        checkpoint = torch.load("missing.pt", map_location="cpu")
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        start = checkpoint["epoch"]
+    for epoch in range(start, 0):
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+        torch.save(state, f"{epoch}.pt")
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_counted_from_one():
+    import os
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    done = 0
+    if os.path.exists("missing.pt"):
+        checkpoint = torch.load("missing.pt", map_location="cpu")
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        done = checkpoint["epoch"]
+    for epoch in range(done + 1, 1):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+        torch.save(state, f"{epoch}.pt")

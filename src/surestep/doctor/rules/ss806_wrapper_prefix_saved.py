@@ -1,0 +1,158 @@
+"""The saved weights have the prefix of a wrapper in their names.
+
+The state dict of a model in DistributedDataParallel or DataParallel has names such as
+`module.weight`, and that of a compiled model `_orig_mod.weight`. A plain model cannot load them.
+With `strict=False`, it loads nothing and keeps its random weights.
+
+Ignore it if only wrapped models load the file. A checkpoint that has more than weights, or a script
+that loads or renames such weights, is not reported.
+
+Source: https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.checkpoints import Save, find_restores, find_saves
+from surestep.doctor.source.trace import Program, Trace
+from surestep.doctor.source.training import describe
+from surestep.doctor.source.values import Call, Value, walk
+from surestep.doctor.source.wrapping import PREFIXES, event_of, find_wrapper
+
+SEVERITY = "warning"
+FIX = "Save the weights of the model inside: model.module.state_dict(), or of the uncompiled model."
+_RENAMES = re.compile(r"""["']module\.|_orig_mod|consume_prefix|unwrap""")
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find files with only the weights of a wrapped model, which the script does not load."""
+    if _RENAMES.search(program.file.text) or any(map(find_restores, program.traces)):
+        return
+    for trace in program.traces:
+        for save in find_saves(trace):
+            states = [part for part in walk(save.value) if _is_state(part)]
+            if len(states) == 1 and (prefix := _prefix_of(trace, states[0])):
+                yield at_event(
+                    save.event,
+                    f"The names of the weights in {_name(save)} start with `{prefix}`: "
+                    f"`{describe(states[0])}` is that of the wrapper.",
+                )
+
+
+def _name(save: Save) -> str:
+    return "the file" if save.path is None else f"`{describe(save.path)}`"
+
+
+def _is_state(value: Value) -> bool:
+    return isinstance(value, Call) and value.path == ".state_dict"
+
+
+def _prefix_of(trace: Trace, state: Value) -> str:
+    """Return the prefix of the names in a state dict; "" if it has none, as far as is known."""
+    if not isinstance(state, Call) or not isinstance(state.node, ast.Call):
+        return ""
+    if isinstance(state.receiver, Call):
+        return PREFIXES.get(state.receiver.path, "")
+    event = event_of(trace, state)
+    expression = getattr(state.node.func, "value", None)
+    if event is None or not isinstance(expression, ast.expr):
+        return ""
+    wrapper = find_wrapper(trace, event, expression, tuple(PREFIXES))
+    return "" if wrapper is None else PREFIXES[wrapper.path]
+
+
+def bad_data_parallel():
+    import io
+
+    import torch
+
+    model = torch.nn.DataParallel(torch.nn.Linear(4, 1))
+    torch.save(model.state_dict(), io.BytesIO())
+
+
+def bad_compiled():
+    import io
+
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+    class Trainer:
+        def __init__(self):
+            self.model = torch.compile(Net())
+
+        def save(self, file):
+            torch.save({"weights": self.model.state_dict()}, file)
+
+    Trainer().save(io.BytesIO())
+
+
+def bad_distributed():
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+    dist.init_process_group("gloo")
+    model = DDP(Net())
+    if dist.get_rank() == 0:
+        torch.save(model.state_dict(), "weights.pt")
+
+
+def good_inner_model():
+    import io
+
+    import torch
+
+    model = torch.nn.DataParallel(torch.nn.Linear(4, 1))
+    torch.save(model.module.state_dict(), io.BytesIO())
+
+
+def good_uncompiled_model():
+    import io
+
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+    model = Net()
+    compiled = torch.compile(model)
+    print(type(compiled))
+    torch.save(model.state_dict(), io.BytesIO())
+
+
+def good_loaded_by_a_wrapper():
+    import io
+
+    import torch
+
+    model = torch.nn.DataParallel(torch.nn.Linear(4, 1))
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    model.load_state_dict(torch.load(file, map_location="cpu"))
+
+
+def good_renamed():
+    import io
+
+    import torch
+
+    model = torch.nn.DataParallel(torch.nn.Linear(4, 1))
+    weights = {key.removeprefix("module."): value for key, value in model.state_dict().items()}
+    torch.save(weights, io.BytesIO())

@@ -1,0 +1,230 @@
+"""A state is loaded into an object that is not the one that trains.
+
+After `load_state_dict`, a new model or optimizer is assigned to the same name, so what was loaded
+is lost. Or a resume uses `strict=False` and ignores what `load_state_dict` returns, so weights with
+other names are skipped and keep their random values. The run starts from scratch and looks like a
+resumed one.
+
+Ignore it if the second object is meant to start fresh. `strict=False` is reported only in a resume,
+because pretrained weights often lack a head.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.checkpoints import entry_of, find_restores
+from surestep.doctor.source.trace import Event, Program, Trace
+from surestep.doctor.source.training import describe, is_model, is_optimizer, options_of
+from surestep.doctor.source.values import Call, Constant, Instance, Value, walk
+
+SEVERITY = "warning"
+FIX = "Create the model and the optimizer first, and then load into the objects that train."
+_PARTIAL = re.compile(r"lora|peft|adapter|requires_grad|missing_keys|unexpected_keys")
+_HARMLESS = frozenset("load_state_dict to cuda cpu train eval print".split())
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find states that are loaded and then lost, and resumes that may load nothing."""
+    for trace in program.traces:
+        restores = find_restores(trace)
+        for event, receiver, state in restores:
+            lost = _find_new_object(trace, event, receiver)
+            if lost is not None and lost.target is not None:
+                yield at_event(
+                    lost,
+                    f"`{ast.unparse(lost.target)}` is a new object here: the state that "
+                    f"`{describe(event.value)}` loaded is lost.",
+                )
+            elif _skips_names(event) and is_model(receiver) and _is_resume(restores, state):
+                yield at_event(
+                    event,
+                    f"`{describe(event.value)}` skips all names that differ, and nothing reads "
+                    "which: the resumed model may keep random weights.",
+                )
+
+
+def _find_new_object(trace: Trace, loaded: Event, receiver: Value) -> Event | None:
+    """Return the assignment that replaces an object after its state was loaded."""
+    options = options_of(receiver)
+    expression = getattr(getattr(loaded.node, "func", None), "value", None)
+    if len(options) != 1 or not isinstance(expression, (ast.Name, ast.Attribute)):
+        return None
+    text, old = ast.unparse(expression), options[0]
+    for event in trace.events[trace.events.index(loaded) + 1 :]:
+        if event.kind == "store" and event.target is not None:
+            is_same_name = ast.unparse(event.target) == text and event.stack == loaded.stack
+            if is_same_name:
+                is_new = _is_new(event.value, old) and set(event.branches) <= set(loaded.branches)
+                return event if is_new and event.loops == loaded.loops else None
+        if _uses(event, old):
+            return None
+    return None
+
+
+def _is_new(value: Value, old: Value) -> bool:
+    """Return whether a value is a different object of the same class."""
+    if any(part is old for part in walk(value)):
+        return False
+    match value, old:
+        case Instance(), Instance():
+            return value.cls is old.cls and value.cls.is_module
+        case Call(), Call():
+            return value.path == old.path and (is_optimizer(old) or is_model(old))
+    return False
+
+
+def _uses(event: Event, value: Value) -> bool:
+    """Return whether an event uses the object for more than moving it."""
+    call = event.call
+    if call is None:
+        return event.kind != "test" and any(part is value for part in walk(event.value))
+    if call.receiver is value and call.name in _HARMLESS:
+        return False
+    return any(part is value for given in call.inputs for part in walk(given))
+
+
+def _skips_names(event: Event) -> bool:
+    """Return whether a call has strict=False, and nothing uses what it returns."""
+    call = event.call
+    strict = None if call is None else call.argument(1, "strict")
+    if not isinstance(strict, Constant) or strict.value is not False:
+        return False
+    statements = (n for n in ast.walk(event.file.tree) if isinstance(n, ast.Expr))
+    is_ignored = any(statement.value is event.node for statement in statements)
+    return is_ignored and not _PARTIAL.search(event.file.text)
+
+
+def _is_resume(restores: list[tuple[Event, Value, Value]], state: Value) -> bool:
+    """Return whether an optimizer is restored from the file of the same state."""
+    own = entry_of(state)
+    others = [entry_of(other) for _, receiver, other in restores if is_optimizer(receiver)]
+    return own is not None and any(other is not None and other[0] is own[0] for other in others)
+
+
+def bad_new_model():
+    import io
+
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
+    file = io.BytesIO()
+    torch.save(Net().state_dict(), file)
+    file.seek(0)
+    model = Net()
+    model.load_state_dict(torch.load(file, map_location="cpu"))
+    model = Net().eval()
+    with torch.inference_mode():
+        print(model(torch.randn(8, 4)).mean())
+
+
+def bad_new_optimizer():
+    import os
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    if os.path.exists("missing.pt"):
+        state = torch.load("missing.pt", map_location="cpu")
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def bad_names_skipped():
+    import os
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    if os.path.exists("missing.pt"):
+        state = torch.load("missing.pt", map_location="cpu")
+        model.load_state_dict(state["model"], strict=False)
+        optimizer.load_state_dict(state["optimizer"])
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_order():
+    import os
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    if os.path.exists("missing.pt"):
+        state = torch.load("missing.pt", map_location="cpu")
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_pretrained_backbone():
+    import os
+
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    if os.path.exists("backbone.pt"):
+        weights = torch.load("backbone.pt", map_location="cpu")
+        model.load_state_dict(weights, strict=False)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_used_between():
+    import io
+
+    import torch
+
+    file = io.BytesIO()
+    torch.save(torch.nn.Linear(4, 1).state_dict(), file)
+    file.seek(0)
+    model = torch.nn.Linear(4, 1)
+    model.load_state_dict(torch.load(file, map_location="cpu"))
+    with torch.inference_mode():
+        print(model(torch.randn(8, 4)).mean())
+    model = torch.nn.Linear(4, 1)
+    with torch.inference_mode():
+        print(model(torch.randn(8, 4)).mean())
+
+
+def good_wrapped():
+    import io
+
+    import torch
+    from torch import nn
+
+    file = io.BytesIO()
+    torch.save(nn.Linear(4, 1).state_dict(), file)
+    file.seek(0)
+    model = nn.Linear(4, 1)
+    model.load_state_dict(torch.load(file, map_location="cpu"))
+    model = nn.DataParallel(model)
+    with torch.inference_mode():
+        print(model(torch.randn(8, 4)).mean())

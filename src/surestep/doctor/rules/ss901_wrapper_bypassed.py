@@ -1,0 +1,220 @@
+"""The forward pass of a training step does not go through DistributedDataParallel.
+
+DistributedDataParallel prepares the reduction of gradients in its own forward pass. If the loss is
+computed by `model.module(x)`, or by the model that was wrapped, no gradient is reduced: each rank
+trains a different model. Nothing fails, and only the model of rank 0 is saved.
+
+Ignore it if the gradients are reduced elsewhere. Evaluation with `model.module` is correct.
+
+Source: https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design
+"""
+
+import ast
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem
+from surestep.doctor.source.trace import Event, Program, Trace
+from surestep.doctor.source.training import describe, find_actions, options_of
+from surestep.doctor.source.values import Call, Value, walk
+from surestep.doctor.source.wrapping import (
+    REDUCES,
+    event_of,
+    find_wrapper,
+    find_wrappers,
+    last_store,
+)
+
+SEVERITY = "error"
+FIX = "Call the wrapped model itself: model(x)."
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find losses whose forward pass uses only the model inside of a wrapper."""
+    for trace in program.traces:
+        if not any(True for _ in find_wrappers(trace, REDUCES)) or _reduces_by_hand(trace):
+            continue
+        for action in find_actions(trace):
+            if action.kind != "backward" or action.target is None:
+                continue
+            calls = [part for part in walk(action.target) if isinstance(part, Call)]
+            forwards = [(c, event_of(trace, c)) for c in calls if c.path in ("()", ".module")]
+            known = [(call, event) for call, event in forwards if event is not None]
+            if any(_is_wrapped(trace, event, call) for call, event in known):
+                continue
+            for call, event in known:
+                if _bypasses(trace, event, call):
+                    yield Problem(
+                        event.node,
+                        event.file,
+                        f"`{describe(call)}` is not reduced between ranks: it does not go through "
+                        "DistributedDataParallel.",
+                    )
+
+
+def _reduces_by_hand(trace: Trace) -> bool:
+    calls = (event.call for event in trace.events)
+    return any(call is not None and "reduce" in call.name for call in calls)
+
+
+def _called_expression(call: Call) -> ast.expr | None:
+    return call.node.func if isinstance(call.node, ast.Call) else None
+
+
+def _is_wrapped(trace: Trace, event: Event, call: Call) -> bool:
+    """Return whether a call goes through a wrapper, or through what may be one."""
+    if call.path == ".module":
+        return False
+    if isinstance(call.receiver, Call) and call.receiver.path in REDUCES:
+        return True
+    expression = _called_expression(call)
+    if expression is None or not isinstance(expression, (ast.Name, ast.Attribute)):
+        return True
+    return find_wrapper(trace, event, expression, REDUCES) is not None
+
+
+def _bypasses(trace: Trace, event: Event, call: Call) -> bool:
+    expression = _called_expression(call)
+    if call.path == ".module" and isinstance(expression, ast.Attribute):
+        is_wrapper = isinstance(call.receiver, Call) and call.receiver.path in REDUCES
+        return is_wrapper or find_wrapper(trace, event, expression.value, REDUCES) is not None
+    if expression is None or last_store(trace, event, expression) is None:
+        return False
+    return any(
+        _is_inside(call.receiver, wrapper) and set(wrapping.branches) <= set(event.branches)
+        for wrapping, wrapper in find_wrappers(trace, REDUCES)
+        if trace.events.index(wrapping) < trace.events.index(event)
+    )
+
+
+def _is_inside(receiver: Value | None, wrapper: Call) -> bool:
+    """Return whether the model that is called is certainly the one that was wrapped."""
+    inside, called = options_of(wrapper.argument(0, "module")), options_of(receiver)
+    return len(inside) == len(called) == 1 and inside[0] is called[0]
+
+
+def bad_module():
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.distributed.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        loss = model.module(torch.randn(8, 4)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def bad_inner_model():
+    import torch
+    from torch.nn.functional import mse_loss
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    torch.distributed.init_process_group("gloo")
+    model = torch.nn.Linear(4, 1)
+    ddp_model = DDP(model)
+    optimizer = torch.optim.SGD(ddp_model.parameters(), lr=0.1)
+    for _ in range(10):
+        x = torch.randn(8, 4)
+        optimizer.zero_grad()
+        mse_loss(model(x), x.sum(1, keepdim=True)).backward()
+        optimizer.step()
+
+
+def bad_in_class():
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.model = nn.parallel.DistributedDataParallel(Net())
+            self.optimizer = torch.optim.AdamW(self.model.parameters())
+
+        def step(self, x: torch.Tensor) -> None:
+            self.optimizer.zero_grad()
+            self.model.module(x).pow(2).mean().backward()
+            self.optimizer.step()
+
+    torch.distributed.init_process_group("gloo")
+    trainer = Trainer()
+    for _ in range(10):
+        trainer.step(torch.randn(8, 4))
+
+
+def good_wrapper():
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
+    torch.distributed.init_process_group("gloo")
+    model = Net()
+    model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_evaluation():
+    import torch
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    torch.distributed.init_process_group("gloo")
+    model = DDP(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+    model.eval()
+    with torch.inference_mode():
+        print(model.module(torch.randn(8, 4)).mean())
+
+
+def good_not_always_wrapped():
+    import os
+
+    import torch
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if "RANK" in os.environ:
+        torch.distributed.init_process_group("gloo")
+        model = DDP(model)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_part_of_a_wrapped_step():
+    import torch
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    torch.distributed.init_process_group("gloo")
+    model = DDP(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        features = model(torch.randn(8, 4))
+        cycle = model.module(features)
+        optimizer.zero_grad()
+        (features.pow(2).mean() + cycle.pow(2).mean()).backward()
+        optimizer.step()

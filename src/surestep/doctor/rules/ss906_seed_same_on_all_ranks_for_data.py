@@ -1,0 +1,198 @@
+"""All ranks shuffle with the same seed, so they train on the same batches.
+
+Each rank of a distributed script runs the same lines. With the same seed and a loader that shuffles
+the full dataset, all ranks draw the same order. They compute the same gradient, and their average
+is the gradient of one rank: N processes do the work of one.
+
+Ignore it if the dataset differs between ranks. A script with a DistributedSampler, or one that uses
+its rank for the data, is not reported.
+
+Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+"""
+
+import re
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.checkpoints import depends_on_rank
+from surestep.doctor.source.trace import Program, Trace
+from surestep.doctor.source.training import describe, find_actions
+from surestep.doctor.source.values import Call, Constant, Unknown, Value, walk
+from surestep.doctor.source.wrapping import REDUCES, find_wrappers
+
+SEVERITY = "error"
+FIX = "Give the loader sampler=DistributedSampler(dataset) instead of shuffle=True."
+_SHARDS = re.compile(r"DistributedSampler|\.shard\(|split_by_node|split_dataset|distribute_|world")
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find loaders that shuffle a full dataset with a seed that no rank changes."""
+    if _SHARDS.search(program.file.text):
+        return
+    for trace in program.traces:
+        is_distributed = any(True for _ in find_wrappers(trace, REDUCES))
+        if not is_distributed or not _has_fixed_seed(trace):
+            continue
+        loops = {
+            loop for a in find_actions(trace) if a.kind == "backward" for loop in a.event.loops
+        }
+        iterated = [part for loop in loops if loop.iterated for part in walk(loop.iterated)]
+        for event in trace.events:
+            call = event.call
+            if call is not None and call in iterated and _shuffles_everything(call):
+                yield at_event(
+                    event,
+                    f"`{describe(call)}` gives the same batches to all ranks: they have the same "
+                    "seed, and no sampler divides the dataset.",
+                )
+
+
+def _has_fixed_seed(trace: Trace) -> bool:
+    """Return whether torch is seeded with a number, and never with one that may be the rank's."""
+    calls = [event.call for event in trace.events if event.call is not None]
+    seeds = [c.argument(0, "seed") for c in calls if c.path in ("torch.manual_seed", "torch.seed")]
+    others = [c for c in calls if c.name == "seed_everything" or c.name == "set_seed"]
+    return bool(seeds) and not others and all(map(_is_fixed, seeds))
+
+
+def _is_fixed(seed: Value | None) -> bool:
+    return isinstance(seed, Constant)
+
+
+def _shuffles_everything(call: Call) -> bool:
+    if call.path != "torch.utils.data.DataLoader" or call.has_unknown_arguments:
+        return False
+    shuffle = call.argument(2, "shuffle")
+    if not isinstance(shuffle, Constant) or shuffle.value is not True:
+        return False
+    if any(name in call.keywords for name in ("sampler", "batch_sampler", "generator")):
+        return False
+    dataset = call.argument(0, "dataset")
+    is_known = dataset is not None and not any(isinstance(d, Unknown) for d in walk(dataset))
+    return is_known and len(call.args) <= 3 and not depends_on_rank(dataset)
+
+
+def bad_shuffled_loader():
+    import torch
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.distributed.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DDP(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8, shuffle=True)
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+
+
+def bad_in_function():
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    def train(model: nn.Module, loader: DataLoader, epochs: int) -> None:
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(epochs):
+            for x, y in loader:
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+
+    torch.manual_seed(1234)
+    torch.distributed.init_process_group("gloo")
+    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    loader = DataLoader(data, 8, True)
+    train(nn.parallel.DistributedDataParallel(nn.Linear(4, 1)), loader, 3)
+
+
+def bad_in_class():
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Trainer:
+        def __init__(self) -> None:
+            torch.manual_seed(7)
+            self.model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+            self.loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8, shuffle=True)
+
+        def fit(self) -> None:
+            for (x,) in self.loader:
+                self.optimizer.zero_grad()
+                self.model(x).pow(2).mean().backward()
+                self.optimizer.step()
+
+    dist.init_process_group("gloo")
+    Trainer().fit()
+
+
+def good_sampler():
+    import torch
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.data.distributed import DistributedSampler
+
+    torch.distributed.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DDP(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(64, 4))
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        for (x,) in loader:
+            optimizer.zero_grad()
+            model(x).pow(2).mean().backward()
+            optimizer.step()
+
+
+def good_seed_of_rank():
+    import torch
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.distributed.init_process_group("gloo")
+    model = DDP(torch.nn.Linear(4, 1))
+    torch.manual_seed(100 + torch.distributed.get_rank())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8, shuffle=True)
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_part_of_rank():
+    import torch
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.distributed.init_process_group("gloo")
+    torch.manual_seed(0)
+    rank = torch.distributed.get_rank()
+    x = torch.randn(64, 4)[rank::2]
+    model = DDP(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for (x_batch,) in DataLoader(TensorDataset(x), batch_size=8, shuffle=True):
+        optimizer.zero_grad()
+        model(x_batch).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_one_process():
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for (x,) in DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8, shuffle=True):
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        optimizer.step()

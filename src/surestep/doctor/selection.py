@@ -1,0 +1,51 @@
+"""Choose rules by their codes, by the start of their codes, or by their names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from surestep.base.errors import ConfigError, suggest_names
+from surestep.doctor.rule import list_codes
+
+_CODE = re.compile(r"SS\d{0,3}", re.IGNORECASE)
+
+
+def is_selected(code: str, name: str, selectors: Collection[str]) -> bool:
+    """Return whether a rule is selected: by its name, or by its code or the start of it."""
+    return any(
+        code.startswith(selector.upper()) if _CODE.fullmatch(selector) else selector == name
+        for selector in selectors
+    )
+
+
+def find_unknown(selector: str) -> str | None:
+    """Return what is wrong with a selector that selects no rule; None if it selects one."""
+    names = list_codes()
+    if any(is_selected(code, name, [selector]) for code, name in names.items()):
+        return None
+    is_code = selector.upper().startswith("SS")
+    known = list(names) if is_code else list(names.values())
+    given = selector.upper() if is_code else selector
+    return f"There is no rule {selector!r}. {suggest_names(given, known)}"
+
+
+def select_codes(select: Collection[str], ignore: Collection[str], origin: str) -> tuple[str, ...]:
+    """Return the codes of the rules to use.
+
+    Args:
+        select: selectors of the rules to use; all if there are none.
+        ignore: selectors of rules not to use.
+        origin: of the selectors, for messages.
+
+    Raises:
+        ConfigError: a selector selects no rule.
+    """
+    for selector in (*select, *ignore):
+        if (message := find_unknown(selector)) is not None:
+            raise ConfigError(f"{origin}: {message}")
+    return tuple(
+        code
+        for code, name in list_codes().items()
+        if (not select or is_selected(code, name, select)) and not is_selected(code, name, ignore)
+    )

@@ -1,0 +1,1 @@
+"""Reads training scripts without running them."""

@@ -1,0 +1,34 @@
+"""Which calls of a script move something to a GPU."""
+
+from __future__ import annotations
+
+from surestep.doctor.source.trace import Trace
+from surestep.doctor.source.training import is_model
+from surestep.doctor.source.values import Attribute, Call, Constant, Unknown, Value
+
+
+def moves_to_gpu(call: Call) -> bool:
+    """Return whether a method moves its object to a device that is not certainly the CPU."""
+    if call.path == ".cuda":
+        return True
+    return call.path == ".to" and _may_be_gpu(call.argument(0, "device"))
+
+
+def _may_be_gpu(value: Value | None) -> bool:
+    match value:
+        case Constant(value=str() as name):
+            return name.startswith("cuda")
+        case Call(path="torch.device"):
+            first = value.argument(0, "device")
+            return not (isinstance(first, Constant) and first.value == "cpu")
+        case Attribute(name=name) | Unknown(name=name):
+            return name == "device"
+    return False
+
+
+def moves_model_to_gpu(trace: Trace) -> bool:
+    """Return whether a model is moved to a device that is not certainly the CPU."""
+    calls = (event.call for event in trace.events)
+    return any(
+        call is not None and moves_to_gpu(call) and is_model(call.receiver) for call in calls
+    )

@@ -1,0 +1,113 @@
+"""The DataLoaders that a script makes, and the loops over them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from surestep.doctor.source.trace import Event, Loop, Trace
+from surestep.doctor.source.training import find_actions, options_of
+from surestep.doctor.source.values import Call, Class, Constant, Function, Instance, Value
+
+_PARAMETERS = (
+    "dataset batch_size shuffle sampler batch_sampler num_workers collate_fn pin_memory drop_last "
+    "timeout worker_init_fn".split()
+)
+_PATHS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
+_ITERATORS = frozenset("enumerate tqdm trange track iter islice cycle prange progress_bar".split())
+_PREPARES = frozenset("prepare prepare_data_loader setup setup_dataloaders".split())
+
+
+@dataclass(frozen=True, eq=False)
+class Loader:
+    """A DataLoader.
+
+    Attributes:
+        event: that makes it.
+        call: likewise.
+    """
+
+    event: Event
+    call: Call
+
+    def option(self, name: str) -> Value | None:
+        """Return an argument; None if it is not given."""
+        position = _PARAMETERS.index(name) if name in _PARAMETERS else -1
+        return self.call.argument(position, name)
+
+    def is_set(self, name: str) -> bool:
+        """Return whether an argument is given that is not None or False."""
+        value = self.option(name)
+        return value is not None and not (isinstance(value, Constant) and not value.value)
+
+    @property
+    def workers(self) -> int:
+        """The number of workers; 0 if it is not a number in the source."""
+        number = self.option("num_workers")
+        return number.value if isinstance(number, Constant) and type(number.value) is int else 0
+
+    @property
+    def dataset(self) -> Instance | None:
+        """The dataset, if it is an object of a class of the project."""
+        options = options_of(self.option("dataset"))
+        only = options[0] if len(options) == 1 else None
+        return only if isinstance(only, Instance) else None
+
+
+def find_loaders(trace: Trace) -> list[Loader]:
+    """Return the DataLoaders that a trace makes; not those whose arguments cannot be seen."""
+    return [
+        Loader(event, event.call)
+        for event in trace.events
+        if event.call is not None
+        and event.call.path in _PATHS
+        and not event.call.has_unknown_arguments
+    ]
+
+
+def find_training_loops(trace: Trace, loader: Loader) -> list[tuple[Loop, ...]]:
+    """Return the loops over a loader in which an optimizer steps, each with those around it.
+
+    Loops that make the loader are left out. There are none if an Accelerator or the like replaces
+    the loader.
+    """
+    prepares = (event.call for event in trace.events if event.call is not None)
+    given = (arg for call in prepares if call.name in _PREPARES for arg in call.args)
+    if any(loader.call in options_of(arg) for arg in given):
+        return []
+    found: dict[int, tuple[Loop, ...]] = {}
+    for action in find_actions(trace):
+        if action.kind not in ("step", "scaler_step"):
+            continue
+        loops = action.event.loops
+        for index, loop in enumerate(loops):
+            if loader.call in _iterated(loop):
+                outside = loader.event.loops
+                found[id(loop)] = tuple(
+                    entry for entry in loops[: index + 1] if entry not in outside
+                )
+    return list(found.values())
+
+
+def _iterated(loop: Loop) -> Iterator[Value]:
+    """Yield what a loop may iterate over: the loader for `enumerate(tqdm(loader))`."""
+    waiting = list(options_of(loop.iterated))
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Call) and value.name in _ITERATORS and value.args:
+            waiting.extend(options_of(value.args[0]))
+        else:
+            yield value
+
+
+def method_of(cls: Class, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """Return the source of a method of a class or of its bases in the project."""
+    found = cls.find(name)
+    definition = found.definition if isinstance(found, Function) else None
+    return None if isinstance(definition, ast.Lambda) else definition
+
+
+def source_of(cls: Class) -> str:
+    """Return the source of a class and of its bases in the project."""
+    return "\n".join(ast.unparse(base.definition) for base in cls.lineage())

@@ -1,0 +1,86 @@
+"""The losses of PyTorch that a script computes, with what they are given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surestep.doctor.source.trace import Event, Trace
+from surestep.doctor.source.training import find_actions, options_of
+from surestep.doctor.source.values import Call, Value, walk
+
+_STEPS = ("training_step", "compute_loss")
+_MODULES = {
+    "CrossEntropyLoss": "cross_entropy",
+    "NLLLoss": "nll_loss",
+    "BCELoss": "binary_cross_entropy",
+    "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
+    "KLDivLoss": "kl_div",
+    "MSELoss": "mse_loss",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """A loss that is computed.
+
+    Attributes:
+        name: of the function: "cross_entropy" for `nn.CrossEntropyLoss()` too.
+        event: the call that computes it.
+        input: what the model answers.
+        target: what is compared with it.
+        settings: the call that has the options, such as `reduction`.
+    """
+
+    name: str
+    event: Event
+    input: Value
+    target: Value
+    settings: Call
+
+    def option(self, name: str) -> Value | None:
+        """Return an option that is given by its name."""
+        return self.settings.keywords.get(name)
+
+
+def find_losses(trace: Trace, *names: str) -> list[Loss]:
+    """Return the losses with one of these names that a trace computes, in order."""
+    found = (_find_loss(event) for event in trace.events if event.call is not None)
+    return [loss for loss in found if loss is not None and loss.name in names]
+
+
+def find_trained(trace: Trace) -> set[int]:
+    """Return the identities of all values behind what a trace trains on.
+
+    That is what `backward` is called on, and what `training_step` returns.
+    """
+    actions = (action for action in find_actions(trace) if action.kind == "backward")
+    roots = [action.target for action in actions if action.target is not None]
+    for event in trace.events:
+        if event.kind == "return" and event.stack and event.stack[-1].name in _STEPS:
+            roots.append(event.value)
+    return {id(value) for root in roots for value in walk(root)}
+
+
+def _find_loss(event: Event) -> Loss | None:
+    call = event.call
+    if call is None or call.has_unknown_arguments:
+        return None
+    settings: Call | None = call
+    name = call.name
+    if call.path == "()":
+        settings = _find_module(call.receiver)
+        name = "" if settings is None else _MODULES.get(settings.name, "")
+    elif not call.path.startswith("torch."):
+        return None
+    given, target = call.argument(0, "input"), call.argument(1, "target")
+    if given is None or target is None or settings is None or name not in _MODULES.values():
+        return None
+    return Loss(name, event, given, target, settings)
+
+
+def _find_module(called: Value | None) -> Call | None:
+    """Return the call that made a module, if the source shows exactly one."""
+    match options_of(called):
+        case (Call() as made,) if made.path.startswith("torch.") and not made.has_unknown_arguments:
+            return made
+    return None

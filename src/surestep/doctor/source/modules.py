@@ -1,0 +1,208 @@
+"""What the modules of a script consist of."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from surestep.doctor.source.trace import Event
+from surestep.doctor.source.training import is_model, is_same, options_of, strip
+from surestep.doctor.source.values import (
+    Attribute,
+    Call,
+    Class,
+    Collection,
+    Constant,
+    Either,
+    Function,
+    Instance,
+    Item,
+    Operation,
+    Symbol,
+    Unknown,
+    Value,
+    is_module_path,
+    walk,
+)
+
+_MODEL_NAME = re.compile(r"(^|_)(model|net|network|classifier)(_|\d|$)", re.IGNORECASE)
+_CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
+_MODE_LAYERS = re.compile(r"^(Lazy|Sync)?BatchNorm|Dropout|^RReLU$")
+_DROPOUT_OPTION = re.compile(r"^(LSTM|GRU|RNN|MultiheadAttention)$")
+_TRANSFORMERS = re.compile(r"^Transformer(Encoder|Decoder)?(Layer)?$")
+_PARAMETER_LAYERS = re.compile(
+    r"^(Lazy)?(Linear|Bilinear|Conv|Embedding|BatchNorm|LayerNorm|RMSNorm|GroupNorm|LSTM|GRU|RNN"
+    r"|MultiheadAttention|Transformer|PReLU)|^SyncBatchNorm$"
+)
+
+
+def is_named_model(value: Value | None) -> bool:
+    """Return whether a value is a module, by how it was made or by its name."""
+    options = options_of(value)
+    return bool(options) and all(
+        is_model(option)
+        or (isinstance(option, (Unknown, Attribute)) and bool(_MODEL_NAME.search(option.name)))
+        for option in options
+    )
+
+
+def find_layers(model: Value | None) -> tuple[list[Call], bool]:
+    """Return the layers of a module that are made outside the project, and whether they are all."""
+    layers: list[Call] = []
+    seen: set[int] = set()
+    is_complete = _collect(model, layers, seen)
+    return layers, is_complete
+
+
+def _collect(value: Value | None, layers: list[Call], seen: set[int]) -> bool:
+    value = strip(value)
+    if value is None or id(value) in seen:
+        return True
+    seen.add(id(value))
+    match value:
+        case Instance() if value.cls.is_module:
+            is_plain = value.cls.outside_bases <= {"torch.nn.Module"}
+            parts = [_collect(part, layers, seen) for part in value.attributes.values()]
+            return is_plain and all(parts)
+        case Call(path=path) if path.startswith("torch.nn.") and value.name in _CONTAINERS:
+            given = (*value.args, *value.keywords.values())
+            return all(_collect(part, layers, seen) for part in given)
+        case Call(path=path) if is_module_path(path) or value.name == "create_model":
+            layers.append(value)
+            return path.startswith("torch.nn.")
+        case Collection(elements=elements):
+            return all(_collect(part, layers, seen) for part in elements)
+        case Operation(operator="*args", operands=parts) | Either(options=parts):
+            return all(_collect(part, layers, seen) for part in parts)
+        case Constant() | Symbol() | Class() | Function():
+            return True
+        case Call(path=path):
+            return path.startswith("torch.") and not path.startswith("torch.hub.")
+    return False
+
+
+def depends_on_mode(model: Value | None) -> bool | None:
+    """Return whether a module computes something else in eval mode; None if it is not certain."""
+    layers, is_complete = find_layers(model)
+    if any(map(_has_mode, layers)):
+        return True
+    model = strip(model)
+    if isinstance(model, Instance) and any(map(_reads_mode, model.cls.lineage())):
+        return True
+    return False if is_complete and model is not None else None
+
+
+def _has_mode(layer: Call) -> bool:
+    if layer.path.startswith("torchvision.models.") or layer.name == "create_model":
+        return True
+    if _MODE_LAYERS.search(layer.name):
+        return not _is_zero(layer.argument(0, "p"))
+    dropout = layer.keywords.get("dropout")
+    if _TRANSFORMERS.match(layer.name):
+        return not _is_zero(dropout) and layer.name.endswith(("Layer", "Transformer"))
+    return bool(_DROPOUT_OPTION.match(layer.name)) and dropout is not None and not _is_zero(dropout)
+
+
+def _is_zero(value: Value | None) -> bool:
+    return isinstance(value, Constant) and value.value in (0, False)
+
+
+def _reads_mode(cls: Class) -> bool:
+    nodes = ast.walk(cls.definition)
+    return any(isinstance(node, ast.Attribute) and node.attr == "training" for node in nodes)
+
+
+def has_parameters(value: Value | None) -> bool:
+    """Return whether a value is certainly a module with parameters."""
+    options = options_of(value)
+    return bool(options) and all(
+        is_model(option)
+        and any(
+            _PARAMETER_LAYERS.match(layer.name) or layer.path.startswith("torchvision.models.")
+            for layer in find_layers(option)[0]
+        )
+        for option in options
+    )
+
+
+def contains(outer: Value | None, inner: Value | None) -> bool:
+    """Return whether a module, or an object of the project, certainly holds another one."""
+    outer = strip(outer)
+    part = strip(inner)
+    while isinstance(part, (Attribute, Item)):
+        part = strip(part.base)
+        if is_same(part, outer):
+            return True
+    return any(is_same(part, inner) for part in _traverse_parts(outer))
+
+
+def _traverse_parts(value: Value | None) -> Iterator[Value]:
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        found = strip(waiting.pop())
+        if found is None or id(found) in seen:
+            continue
+        seen.add(id(found))
+        if found is not value:
+            yield found
+        if isinstance(found, Instance):
+            waiting.extend(found.attributes.values())
+        elif isinstance(found, Collection) or (
+            isinstance(found, Call) and found.name in _CONTAINERS
+        ):
+            waiting.extend(found.inputs)
+
+
+def traverse_inputs(value: Value, limit: int = 500) -> Iterator[Value]:
+    """Yield a value and what it was made from, but not what happens inside a module."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting and len(seen) < limit:
+        found = waiting.pop()
+        if id(found) not in seen:
+            seen.add(id(found))
+            yield found
+            waiting.extend(found.inputs)
+
+
+def find_model_calls(value: Value) -> list[Call]:
+    """Return the calls of modules that a value was made from; those inside a module are not."""
+    return [
+        found
+        for found in traverse_inputs(value)
+        if isinstance(found, Call) and found.path == "()" and is_named_model(found.receiver)
+    ]
+
+
+def models_of(optimizer: Value | None) -> list[Value]:
+    """Return the modules whose `parameters()` an optimizer was given."""
+    models: list[Value] = []
+    for option in options_of(optimizer):
+        if not isinstance(option, Call):
+            continue
+        for given in (*option.args, *option.keywords.values()):
+            for found in traverse_inputs(given):
+                if isinstance(found, Call) and found.path in (".parameters", ".named_parameters"):
+                    model = strip(found.receiver)
+                    if model is not None:
+                        models.append(model)
+    return models
+
+
+def is_in_forward(event: Event) -> bool:
+    """Return whether an event is in the `forward` of a module, or a function that it calls."""
+    return any(
+        function.name == "forward"
+        and isinstance(function.owner, Instance)
+        and function.owner.cls.is_module
+        for function in event.stack
+    )
+
+
+def reads_mode(value: Value | None) -> bool:
+    """Return whether a value depends on the mode of a module."""
+    return value is not None and any(
+        isinstance(part, (Attribute, Unknown)) and "training" in part.name for part in walk(value)
+    )

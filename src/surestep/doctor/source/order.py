@@ -1,0 +1,251 @@
+"""The order of the parts of a training step within one pass of its loop."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from surestep.doctor.source.files import SourceFile
+from surestep.doctor.source.operators import BUILTINS
+from surestep.doctor.source.trace import Branch, Event, Trace
+from surestep.doctor.source.training import (
+    Action,
+    find_actions,
+    is_made_by,
+    is_optimizer,
+    is_same,
+    is_scaler,
+    options_of,
+)
+from surestep.doctor.source.values import (
+    Call,
+    Collection,
+    Constant,
+    Function,
+    Instance,
+    Operation,
+    Value,
+)
+
+_MAY_TRAIN = re.compile(r"backward|step|train|fit|optimi|closure|learn|grads|gradient", re.I)
+_KNOWN = re.compile(r"^(torch|torchvision|numpy|math|time|logging|tqdm|os|sys|random|wandb)\.")
+_HARMLESS = re.compile(r"^(requires|set)_grad|load|data|transform|sampler|last_step|pretrain", re.I)
+_OF_MODULES = frozenset(
+    "parameters named_parameters modules children train eval to cuda cpu float half double "
+    "state_dict load_state_dict requires_grad_ apply compile buffers log log_dict print".split()
+)
+_CHANGES_GRADIENTS = frozenset("backward grad vjp jvp value_and_grad setattr __setattr__".split())
+
+
+@dataclass(eq=False)
+class Order:
+    """The parts of training steps of a trace, and what may hide further ones.
+
+    Attributes:
+        trace: of a script or a function.
+    """
+
+    trace: Trace
+    actions: list[Action] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.actions = find_actions(self.trace)
+
+    @cached_property
+    def _positions(self) -> dict[Event, int]:
+        return {event: index for index, event in enumerate(self.trace.events)}
+
+    @cached_property
+    def _opaque(self) -> list[int]:
+        known = {action.event for action in self.actions}
+        return [
+            index
+            for index, event in enumerate(self.trace.events)
+            if event not in known and may_train(event)
+        ]
+
+    def find_pass(self, event: Event) -> list[Action]:
+        """Return the actions in the innermost loop around an event, in order."""
+        if event.loop is None:
+            return self.actions
+        return [action for action in self.actions if event.loop in action.event.loops]
+
+    def between(self, first: Event, last: Event) -> list[Action]:
+        """Return the actions after an event and before another."""
+        start, end = self._positions[first], self._positions[last]
+        return [a for a in self.actions if start < self._positions[a.event] < end]
+
+    def is_before(self, first: Event, last: Event) -> bool:
+        """Return whether an event comes first."""
+        return self._positions[first] < self._positions[last]
+
+    def is_clear(self, first: Event, last: Event) -> bool:
+        """Return whether all that happens between two events is understood."""
+        start, end = self._positions[first], self._positions[last]
+        return not any(start < position < end for position in self._opaque)
+
+    def is_clear_before(self, event: Event) -> bool:
+        """Return whether all that happens before an event is understood."""
+        return not any(position < self._positions[event] for position in self._opaque)
+
+    @property
+    def is_all_clear(self) -> bool:
+        """Whether all that happens in the trace is understood."""
+        return not self._opaque
+
+    def is_clear_inside(self, event: Event) -> bool:
+        """Return whether all that happens in the loop around an event is understood."""
+        events = self.trace.events
+        return not any(
+            event.loop is None or event.loop in events[position].loops for position in self._opaque
+        )
+
+
+def happens_before(first: Event, last: Event) -> bool:
+    """Return whether an earlier event happens in each pass in which the last one does."""
+    return first.loops == last.loops and set(first.branches) <= set(last.branches)
+
+
+def is_part_of(first: Event, last: Event) -> bool:
+    """Return whether each pass in which the last event happens has the first, once or in a loop."""
+    is_inside = first.loops[: len(last.loops)] == last.loops
+    return is_inside and set(first.branches) <= set(last.branches)
+
+
+def find_window(event: Event) -> tuple[Branch, Value] | None:
+    """Return the branch that chooses one of N passes, such as `if step % N == 0`, and N."""
+    for branch in reversed(event.branches):
+        for part in _parts_of(branch.test):
+            if isinstance(part, Operation) and part.operator == "%":
+                return branch, part.operands[-1]
+    return None
+
+
+def _parts_of(test: Value | None) -> Iterator[Value]:
+    for option in options_of(test):
+        yield option
+        if isinstance(option, Operation):
+            for operand in option.operands:
+                yield from _parts_of(operand)
+
+
+def mentions(file: SourceFile, *names: str) -> bool:
+    """Return whether a file uses an attribute or a name, such as `p.grad`."""
+    return any(
+        getattr(node, "attr", getattr(node, "id", None)) in names
+        for node in ast.walk(file.tree)
+        if isinstance(node, (ast.Attribute, ast.Name))
+    )
+
+
+def may_train(event: Event) -> bool:
+    """Return whether an event that is not followed may be any part of a training step."""
+    if event.kind in ("store", "augment"):
+        return isinstance(event.target, ast.Attribute) and event.target.attr == "grad"
+    call = event.call
+    if call is None:
+        return False
+    if isinstance(call.receiver, Function) or call.name in _CHANGES_GRADIENTS:
+        return True
+    if call.path in BUILTINS or _KNOWN.match(call.path):
+        return call.path.startswith("torch.") and gets_optimizer(call) and not _only_reads(call)
+    name = call.name if call.path != "()" else _name_of_called(call.receiver)
+    if _MAY_TRAIN.search(name) and not _is_harmless(name, call):
+        return True
+    is_of_gradient = any(
+        getattr(option, "name", "") == "grad" for option in options_of(call.receiver)
+    )
+    return is_of_gradient or gets_optimizer(call)
+
+
+def _is_harmless(name: str, call: Call) -> bool:
+    """Return whether the call of a name such as `train` or `train_loader` runs no step."""
+    is_mode = name == "train" and all(isinstance(arg, Constant) for arg in call.args)
+    return is_mode or bool(_HARMLESS.search(name))
+
+
+def gets_optimizer(call: Call) -> bool:
+    """Return whether an argument of a call is an optimizer or a scaler."""
+    return any(is_optimizer(option) or is_scaler(option) for option in _arguments(call))
+
+
+def _gets_object(call: Call) -> bool:
+    """Return whether an argument is an object of the project that may hold an optimizer."""
+    return any(
+        isinstance(value, Instance) and not value.cls.is_module for value in _arguments(call)
+    )
+
+
+def _arguments(call: Call) -> list[Value]:
+    found: list[Value] = []
+    for value in (*call.args, *call.keywords.values()):
+        found.append(value)
+        if isinstance(value, Collection):
+            found.extend(value.elements)
+        elif isinstance(value, Operation) and value.operator == "*args":
+            found.extend(value.operands)
+    return found
+
+
+def _only_reads(call: Call) -> bool:
+    return call.path.startswith("torch.optim.") or call.name == "save"
+
+
+def _name_of_called(value: Value | None) -> str:
+    names = [getattr(option, "name", "") for option in options_of(value)]
+    return " ".join(name for name in names if isinstance(name, str))
+
+
+def is_scaled(loss: Value | None) -> bool:
+    """Return whether a loss is the result of `scaler.scale()`."""
+    options = options_of(loss)
+    return bool(options) and all(
+        isinstance(option, Call) and option.path == ".scale" and is_scaler(option.receiver)
+        for option in options
+    )
+
+
+def is_enabled(value: Value | None) -> bool:
+    """Return whether a scaler or a context may be enabled: not `enabled=False`."""
+    return not any(
+        isinstance(option, Call)
+        and isinstance(given := option.argument(-1, "enabled"), Constant)
+        and not given.value
+        for option in options_of(value)
+    )
+
+
+def is_autocast(context: Value) -> bool:
+    """Return whether a context is autocast, and may be enabled."""
+    paths = ("torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast")
+    return is_made_by(context, *paths) and is_enabled(context)
+
+
+def is_zeroed_by(action: Action, optimizer: Value | None) -> bool:
+    """Return whether an action certainly zeroes all gradients of an optimizer."""
+    if action.kind != "zero_grad" or action.target is None:
+        return False
+    if is_optimizer(action.target):
+        return is_same(action.target, optimizer)
+    return is_made_by(optimizer, "torch.optim.") and all(
+        isinstance(made, Call)
+        and isinstance(given := made.argument(0, "params"), Call)
+        and given.path == ".parameters"
+        and is_same(given.receiver, action.target)
+        for made in options_of(optimizer)
+    )
+
+
+def is_measurement(clip: Action) -> bool:
+    """Return whether a clip only computes the norm, with an infinite limit."""
+    call = clip.event.call
+    if call is None or call.has_unknown_arguments:
+        return True
+    limit = call.argument(1, "clip_value" if "value" in call.name else "max_norm")
+    if limit is None or (isinstance(limit, Constant) and isinstance(limit.value, (int, float))):
+        return isinstance(limit, Constant) and limit.value >= 1e6
+    text = "" if limit.node is None else ast.unparse(limit.node)
+    return bool(re.search(r"\binf\b|infinity|get_scale", text, re.I))

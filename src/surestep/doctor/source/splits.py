@@ -1,0 +1,119 @@
+"""Where a script splits its data into parts for training and for evaluation."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+
+from surestep.doctor.source.trace import Event, Trace
+from surestep.doctor.source.training import is_made_by
+from surestep.doctor.source.values import Call, Item, Value, walk
+
+_SELECTION = "sklearn.model_selection."
+_CROSS_VALIDATIONS = frozenset(
+    "cross_val_score cross_validate cross_val_predict learning_curve validation_curve "
+    "permutation_test_score".split()
+)
+_SEARCHES = ("GridSearchCV", "RandomizedSearchCV", "HalvingGridSearchCV", "HalvingRandomSearchCV")
+_HELD_OUT = re.compile(r"(^|_)(test|val|valid|validation|eval|holdout)(_|\d|$)", re.IGNORECASE)
+_TRAINING = re.compile(r"(^|[^a-z])(train|training|tr)([^a-z]|$)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """A split of data into parts.
+
+    Attributes:
+        event: the call, or the assignment of the second slice.
+        data: the values that are split.
+        is_random: whether the parts are drawn at random.
+    """
+
+    event: Event
+    data: tuple[Value, ...]
+    is_random: bool
+
+
+def find_splits(trace: Trace) -> list[Split]:
+    """Return the splits of data in a trace, in order."""
+    found = [_find_split(event) for event in trace.events]
+    return [split for split in (*found, *_find_slices(trace)) if split is not None]
+
+
+def _find_split(event: Event) -> Split | None:
+    call = event.call
+    if call is None:
+        return None
+    name, first = call.name, call.argument(0, "X")
+    if call.path == f"{_SELECTION}train_test_split":
+        shuffle = call.keywords.get("shuffle")
+        return Split(event, call.args, is_random=shuffle is None)
+    if call.path == "torch.utils.data.random_split":
+        dataset = call.argument(0, "dataset")
+        return None if dataset is None else Split(event, (dataset,), is_random=True)
+    if call.path.startswith(_SELECTION) and name in _CROSS_VALIDATIONS:
+        data = call.argument(1, "X")
+        return None if data is None else Split(event, (data,), is_random=False)
+    is_search = is_made_by(call.receiver, *(f"{_SELECTION}{entry}" for entry in _SEARCHES))
+    is_folds = is_made_by(call.receiver, _SELECTION) and not is_search
+    is_split = (name == "fit" and is_search) or (name == "split" and is_folds)
+    if is_split and call.is_method and first is not None:
+        return Split(event, (first,), is_random=False)
+    return None
+
+
+def _find_slices(trace: Trace) -> list[Split]:
+    """Return the splits that are written as `X[:n]` and `X[n:]`."""
+    firsts: dict[tuple[int, str], Value] = {}
+    found = []
+    for event in trace.events:
+        value, target = event.value, event.target
+        if event.kind != "store" or not isinstance(value, Item) or target is None:
+            continue
+        bounds = _bounds(value)
+        if bounds is None:
+            continue
+        lower, upper = bounds
+        if not lower:
+            firsts[id(value.base), upper] = value
+        elif not upper and (id(value.base), lower) in firsts and is_held_out(ast.unparse(target)):
+            found.append(Split(event, (value.base,), is_random=False))
+    return found
+
+
+def _bounds(item: Item) -> tuple[str, str] | None:
+    """Return the source of the bounds of a slice of the samples."""
+    node = item.node.slice if isinstance(item.node, ast.Subscript) else None
+    if not isinstance(node, ast.Slice) or node.step is not None:
+        return None
+    lower, upper = (ast.unparse(entry) if entry else "" for entry in (node.lower, node.upper))
+    return (lower, upper) if bool(lower) != bool(upper) else None
+
+
+def is_held_out(name: str) -> bool:
+    """Return whether a name is that of data for evaluation, such as "X_test"."""
+    return bool(_HELD_OUT.search(name))
+
+
+def is_training_part(value: Value, text: str) -> bool:
+    """Return whether data is only the part for training, by how it was made or by its name.
+
+    Args:
+        value: the data.
+        text: its expression, such as "X_train".
+    """
+    if _TRAINING.search(text):
+        return True
+    return any(
+        isinstance(entry, Item)
+        and isinstance(entry.base, Call)
+        and entry.base.name in ("train_test_split", "random_split")
+        for entry in walk(value)
+    )
+
+
+def argument_text(call: Call) -> str:
+    """Return the source of the first argument of a call."""
+    node = call.node
+    return ast.unparse(node.args[0]) if isinstance(node, ast.Call) and node.args else ""

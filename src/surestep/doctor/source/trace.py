@@ -1,0 +1,116 @@
+"""What a script does, in order: the events of following its source once."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+
+from surestep.doctor.source.files import SourceFile
+from surestep.doctor.source.values import Call, Class, Function, Instance, Value
+
+
+@dataclass(eq=False, frozen=True)
+class Loop:
+    """A loop, or a comprehension, that is being executed.
+
+    Attributes:
+        node: its statement or expression.
+        iterated: what it iterates over; None for `while`.
+        test: the condition of `while`; None for others.
+    """
+
+    node: ast.AST
+    iterated: Value | None = None
+    test: Value | None = None
+
+
+@dataclass(eq=False, frozen=True)
+class Branch:
+    """A condition under which events happen.
+
+    Attributes:
+        node: the statement or expression with the condition.
+        test: the condition; None for a handler of an exception or a case of `match`.
+        is_taken: whether the events happen if the condition is true, or if it is false.
+        is_guard: they follow a statement that leaves the block under the opposite condition, such
+            as `if step % 4: continue`.
+    """
+
+    node: ast.AST
+    test: Value | None
+    is_taken: bool
+    is_guard: bool = False
+
+
+@dataclass(eq=False, frozen=True)
+class Event:
+    """Something that the script does.
+
+    Attributes:
+        kind: "call"; "store", an assignment to a name, an attribute or an item; "augment", such as
+            `total += loss`; "test", a condition; "return".
+        node: the expression or statement.
+        file: in which it is.
+        value: the call, what is assigned, the condition, or what is returned.
+        target: of an assignment: its expression.
+        base: the object whose attribute or item is assigned; for "augment", the value before.
+        loops: around it, outermost first, those of the calling functions included.
+        branches: around it, likewise.
+        contexts: of `with` statements and decorators around it, likewise.
+        stack: the functions that are being executed, outermost first.
+    """
+
+    kind: str
+    node: ast.AST
+    file: SourceFile
+    value: Value
+    target: ast.expr | None = None
+    base: Value | None = None
+    loops: tuple[Loop, ...] = ()
+    branches: tuple[Branch, ...] = ()
+    contexts: tuple[Value, ...] = ()
+    stack: tuple[Function, ...] = ()
+
+    @property
+    def call(self) -> Call | None:
+        """The call, if the event is one."""
+        return self.value if self.kind == "call" and isinstance(self.value, Call) else None
+
+    @property
+    def loop(self) -> Loop | None:
+        """The innermost loop."""
+        return self.loops[-1] if self.loops else None
+
+
+@dataclass(eq=False)
+class Trace:
+    """The events of a file, or of one function that no other code calls.
+
+    Attributes:
+        file: it starts in.
+        entry: the function; None for the file itself.
+        events: in the order of execution; the body of each loop once, of each branch once.
+    """
+
+    file: SourceFile
+    entry: Function | None
+    events: list[Event] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Program:
+    """A file and everything that it does, as far as its source shows.
+
+    Attributes:
+        file: the one that is checked; events may be in others that it imports.
+        traces: of the file, and of each function that nothing in it calls.
+        functions: all functions and methods of the file.
+        classes: all classes of the file.
+        instances: an object of each class of the file, made with unknown arguments.
+    """
+
+    file: SourceFile
+    traces: list[Trace] = field(default_factory=list)
+    functions: list[Function] = field(default_factory=list)
+    classes: list[Class] = field(default_factory=list)
+    instances: dict[Class, Instance] = field(default_factory=dict)

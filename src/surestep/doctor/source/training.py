@@ -1,0 +1,344 @@
+"""The parts of a training step: which call zeroes gradients, steps an optimizer, and so on.
+
+Objects are known by how they were made, such as `torch.optim.Adam(...)`. A parameter of a function
+has only its name, so `optimizer` is an optimizer. A rule that is wrong if the name lies should ask
+`is_made_by` instead.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from surestep.doctor.source.trace import Event, Loop, Trace
+from surestep.doctor.source.values import (
+    Attribute,
+    Call,
+    Constant,
+    Either,
+    Instance,
+    Item,
+    Operation,
+    Unknown,
+    Value,
+    is_module_path,
+    last_name,
+)
+
+_OPTIMIZER_NAME = re.compile(r"(^|_)(opt|optim|optimizer|optimiser)s?(_|\d|$)", re.IGNORECASE)
+_SCHEDULER_NAME = re.compile(r"(^|_)(lr_)?(sched|scheduler)s?(_|\d|$)", re.IGNORECASE)
+_SCALER_NAME = re.compile(r"(^|_)(grad_?)?scaler(_|\d|$)", re.IGNORECASE)
+_SCHEDULER_CALLS = re.compile(r"^(get_\w*(schedule|scheduler)\w*|\w+Schedule|create_scheduler\w*)$")
+_MODEL_CALLS = ("from_pretrained", "from_config", "create_model", "load_from_checkpoint")
+_WRAPPERS = frozenset(
+    "DistributedDataParallel DataParallel FullyShardedDataParallel fully_shard DDP FSDP compile "
+    "prepare setup prepare_model prepare_optimizer unwrap_model to cuda cpu half float double "
+    "bfloat16 train eval requires_grad_".split()
+)
+_BUILTINS = ("float", "compile")
+_SETUPS = ("prepare", "setup", "prepare_model", "prepare_optimizer", "unwrap_model")
+
+
+@dataclass(frozen=True, eq=False)
+class Action:
+    """A call that is part of a training step.
+
+    Attributes:
+        kind: "zero_grad", "backward", "step", "schedule", "clip", "unscale", "scaler_step" or
+            "update".
+        event: the call, or the assignment of `.grad`.
+        target: the optimizer of "zero_grad" and both steps, the loss of "backward", the scheduler
+            of "schedule", what "clip" is given; None if all are meant.
+    """
+
+    kind: str
+    event: Event
+    target: Value | None
+
+
+def find_actions(trace: Trace) -> list[Action]:
+    """Return the parts of training steps in a trace, in order."""
+    return [action for event in trace.events if (action := _classify(event)) is not None]
+
+
+def _classify(event: Event) -> Action | None:
+    if event.kind == "store" and isinstance(event.target, ast.Attribute):
+        is_grad = event.target.attr == "grad" and isinstance(event.value, Constant)
+        return Action("zero_grad", event, None) if is_grad else None
+    call = event.call
+    if call is None:
+        return None
+    receiver, first = call.receiver, call.argument(0, "")
+    match call.name:
+        case "zero_grad":
+            return Action("zero_grad", event, receiver)
+        case "zero_" | "fill_" if isinstance(receiver, Attribute) and receiver.name == "grad":
+            return Action("zero_grad", event, None)
+        case "backward" | "manual_backward":
+            has_loss = first is not None and not isinstance(first, Constant)
+            is_of_loss = call.is_method and not (has_loss and is_coordinator(receiver))
+            return Action("backward", event, receiver if is_of_loss else first)
+        case "step" if is_scaler(receiver):
+            return Action("scaler_step", event, first)
+        case "step" if is_scheduler(receiver):
+            return Action("schedule", event, receiver)
+        case "step" if is_optimizer(receiver):
+            return Action("step", event, receiver)
+        case "step_update" | "step_epoch" if is_scheduler(receiver):
+            return Action("schedule", event, receiver)
+        case "clip_grad_norm_" | "clip_grad_value_" | "clip_grad_norm" | "clip_gradients":
+            return Action("clip", event, first if first is not None else receiver)
+        case "unscale_" | "unscale_gradients":
+            return Action("unscale", event, first)
+        case "update" if is_scaler(receiver):
+            return Action("update", event, receiver)
+    return None
+
+
+def is_coordinator(value: Value | None) -> bool:
+    """Return whether a value is an Accelerator or the like, whose `backward` takes a loss."""
+    name = last_name(value).lower()
+    if isinstance(value, Instance):
+        return True  # a module with its own backward method
+    return any(word in name for word in ("accelerator", "fabric", "engine", "strategy", "runner"))
+
+
+def strip(value: Value | None) -> Value | None:
+    """Return what was wrapped or moved: `model` for `DDP(model.to(device))`."""
+    while isinstance(value, Call) and value.name in _WRAPPERS and value.path not in _BUILTINS:
+        is_moved = value.is_method and value.name not in _SETUPS and value.receiver is not None
+        inner = value.receiver if is_moved else value.argument(0, "")
+        if inner is None:
+            return value
+        value = inner
+    return value
+
+
+def options_of(value: Value | None) -> tuple[Value, ...]:
+    """Return the values that a value may be, each stripped."""
+    value = strip(value)
+    if isinstance(value, Either):
+        return tuple(inner for option in value.options for inner in options_of(option))
+    return () if value is None else (value,)
+
+
+def is_same(a: Value | None, b: Value | None) -> bool:
+    """Return whether two values are the same object whenever the script runs."""
+    a, b = strip(a), strip(b)
+    if a is b:
+        return a is not None
+    match a, b:
+        case Unknown(name=x), Unknown(name=y):
+            return x == y and x != "" and a.file is b.file
+        case Attribute(base=p, name=x), Attribute(base=q, name=y):
+            return x == y and is_same(p, q)
+        case Item(base=p, index=Constant(value=x)), Item(base=q, index=Constant(value=y)):
+            return bool(x == y) and is_same(p, q)
+    return False
+
+
+def may_be_same(a: Value | None, b: Value | None) -> bool:
+    """Return whether two values can be the same object, as far as the source shows.
+
+    Two objects that the script makes are different, unless one of them holds the other, as a
+    wrapper does. Anything else may be the same.
+    """
+    if a is None or b is None:
+        return True
+    pairs = [(x, y) for x in options_of(a) for y in options_of(b)]
+    return any(x is y or _holds(x, y) or _holds(y, x) or not _are_made(x, y) for x, y in pairs)
+
+
+def _are_made(*values: Value) -> bool:
+    return all(isinstance(value, Call | Instance) for value in values)
+
+
+def _holds(a: Value, b: Value) -> bool:
+    """Return whether an object of the project has another one as an attribute."""
+    return isinstance(a, Instance) and any(
+        held is b for value in a.attributes.values() for held in options_of(value)
+    )
+
+
+def _is(value: Value | None, paths: tuple[str, ...], names: re.Pattern[str] | None) -> bool:
+    options = options_of(value)
+    return bool(options) and all(_is_one(option, paths, names) for option in options)
+
+
+def _is_one(value: Value, paths: tuple[str, ...], names: re.Pattern[str] | None) -> bool:
+    if isinstance(value, Call):
+        return value.path.startswith(paths)
+    if isinstance(value, Instance):
+        return any(base.startswith(paths) for base in value.cls.outside_bases)
+    return names is not None and bool(names.search(_name_of(value)))
+
+
+def _name_of(value: Value) -> str:
+    if isinstance(value, Item):
+        return _name_of(value.base)
+    return last_name(value)
+
+
+_OPTIMIZER_PATHS = (
+    "torch.optim.",
+    "bitsandbytes.optim.",
+    "apex.optimizers.",
+    "transformers.AdamW",
+    "transformers.Adafactor",
+    "timm.optim.",
+    "torch_optimizer.",
+    "pytorch_optimizer.",
+    "lion_pytorch.",
+    "deepspeed.ops.adam.",
+)
+
+
+def is_optimizer(value: Value | None) -> bool:
+    """Return whether a value is an optimizer, by how it was made or by its name."""
+    return _is(value, _OPTIMIZER_PATHS, _OPTIMIZER_NAME) and not is_scheduler(value)
+
+
+def is_scheduler(value: Value | None) -> bool:
+    """Return whether a value is a schedule of learning rates, by how it was made or its name."""
+    options = options_of(value)
+    return bool(options) and all(
+        _is_one(option, ("torch.optim.lr_scheduler.", "timm.scheduler."), _SCHEDULER_NAME)
+        or (isinstance(option, Call) and bool(_SCHEDULER_CALLS.match(option.name)))
+        for option in options
+    )
+
+
+def is_scaler(value: Value | None) -> bool:
+    """Return whether a value is a GradScaler, by how it was made or by its name."""
+    options = options_of(value)
+    return bool(options) and all(
+        last_name(option) == "GradScaler"
+        or (
+            not isinstance(option, (Call, Instance)) and bool(_SCALER_NAME.search(_name_of(option)))
+        )
+        for option in options
+    )
+
+
+def is_model(value: Value | None) -> bool:
+    """Return whether a value is certainly a module of PyTorch."""
+    options = options_of(value)
+    return bool(options) and all(map(_is_one_model, options))
+
+
+def _is_one_model(value: Value) -> bool:
+    if isinstance(value, Instance):
+        return value.cls.is_module
+    if isinstance(value, Call):
+        return is_module_path(value.path) or value.name in _MODEL_CALLS
+    return False
+
+
+def is_made_by(value: Value | None, *paths: str) -> bool:
+    """Return whether a value is certainly the result of calling one of these.
+
+    Args:
+        value: of the script.
+        paths: such as "torch.optim.Adam", or "torch.optim." for all below it.
+    """
+    options = options_of(value)
+    return bool(options) and all(
+        isinstance(option, Call)
+        and any(option.path.startswith(p) if p.endswith(".") else option.path == p for p in paths)
+        for option in options
+    )
+
+
+def is_function(value: Value | None, *names: str) -> bool:
+    """Return whether a value is the call of a function or a method of torch with such a name.
+
+    `is_function(value, "softmax")` is true for `torch.softmax(x, 1)`, `F.softmax(x, 1)`,
+    `x.softmax(1)` and `nn.Softmax(1)(x)` if "Softmax" is given as well.
+    """
+    if not isinstance(value, Call):
+        return False
+    if value.path == "()":
+        made = strip(value.receiver)
+        return isinstance(made, Call) and made.path.startswith("torch.") and made.name in names
+    is_torch = value.is_method or value.path.startswith(("torch.", "torch_"))
+    return is_torch and value.name in names
+
+
+def tensor_of(call: Call) -> Value | None:
+    """Return the first tensor that a function or a method of torch is given."""
+    if call.is_method:
+        return call.receiver
+    return call.argument(0, "input")
+
+
+def iter_outputs(value: Value | None) -> Iterator[Value]:
+    """Yield what a model of the project returns, through its calls, for each option of a value."""
+    for option in options_of(value):
+        if isinstance(option, Call) and option.result is not None:
+            yield from iter_outputs(option.result)
+        else:
+            yield option
+
+
+def common_loop(a: Event, b: Event) -> Loop | None:
+    """Return the innermost loop around both events."""
+    shared = [loop for loop in a.loops if loop in b.loops]
+    return shared[-1] if shared else None
+
+
+def is_without_grad(event: Event) -> bool:
+    """Return whether an event is inside `torch.no_grad()` or `torch.inference_mode()`."""
+    return any(last_name(context) in ("no_grad", "inference_mode") for context in event.contexts)
+
+
+def describe(value: Value | None) -> str:
+    """Return the source of a value for a message, shortened."""
+    if value is None or value.node is None or not isinstance(value.node, ast.expr):
+        return "it"
+    text = " ".join(ast.unparse(value.node).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_ARITHMETIC = frozenset("+ - * / **".split())
+_KEEP_GRAPH = frozenset("mean sum clone float double cpu cuda to view reshape squeeze abs".split())
+
+
+def is_derived_with_graph(value: Value | None, loss: Value | None) -> bool:
+    """Return whether a value is a loss, or was computed from it or its terms with its graph.
+
+    Args:
+        value: of the script.
+        loss: on which `backward` is called.
+    """
+    return any(_has_graph_of(value, term) for term in _terms_of(loss))
+
+
+def _terms_of(loss: Value | None) -> Iterator[Value]:
+    """Yield a loss and the losses that it is the sum of."""
+    match loss:
+        case None | Constant():
+            return
+        case Call(path=".scale", args=(inner,)):
+            yield from _terms_of(inner)
+        case Operation(operator=operator, operands=operands) if operator in _ARITHMETIC:
+            yield loss
+            for operand in operands[:1] if operator in ("/", "**") else operands:
+                if not isinstance(operand, (Unknown, Attribute)):
+                    yield from _terms_of(operand)
+        case Call(path=path) if "." not in path and path != "()":
+            return  # a number, such as `len(batch)`
+        case _:
+            yield loss
+
+
+def _has_graph_of(value: Value | None, loss: Value) -> bool:
+    if is_same(value, loss):
+        return True
+    match value:
+        case Operation(operator=operator, operands=operands) if operator in _ARITHMETIC:
+            return any(_has_graph_of(operand, loss) for operand in operands)
+        case Call(receiver=receiver) if value.is_method and value.name in _KEEP_GRAPH:
+            return _has_graph_of(receiver, loss)
+    return False

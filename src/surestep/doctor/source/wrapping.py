@@ -1,0 +1,68 @@
+"""Which expressions of a script refer to a wrapped model, and which to the model inside.
+
+The follower takes a wrapped model of the project for the model itself. Here they differ by
+the names that they were assigned to.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from surestep.doctor.source.trace import Event, Trace
+from surestep.doctor.source.values import Call, Value
+
+PREFIXES = {
+    "torch.nn.parallel.DistributedDataParallel": "module.",
+    "torch.nn.parallel.distributed.DistributedDataParallel": "module.",
+    "torch.nn.parallel.DataParallel": "module.",
+    "torch.nn.DataParallel": "module.",
+    "torch.compile": "_orig_mod.",
+}
+REDUCES = tuple(path for path in PREFIXES if path.endswith("DistributedDataParallel"))
+
+
+def find_wrappers(trace: Trace, paths: tuple[str, ...]) -> Iterator[tuple[Event, Call]]:
+    """Yield the calls that wrap a model."""
+    for event in trace.events:
+        call = event.call
+        if call is not None and call.path in paths:
+            yield event, call
+
+
+def find_wrapper(
+    trace: Trace, before: Event, expression: ast.expr, paths: tuple[str, ...]
+) -> Call | None:
+    """Return the call that wrapped the model to which an expression refers.
+
+    Args:
+        trace: with the event.
+        before: the event that uses the expression.
+        expression: such as the name `model`.
+        paths: of the wrappers.
+    """
+    last = last_store(trace, before, expression)
+    if last is None:
+        return None
+    statement = getattr(last.node, "value", None)
+    calls = (call for _, call in find_wrappers(trace, paths))
+    return next((call for call in calls if call.node is statement), None)
+
+
+def last_store(trace: Trace, before: Event, expression: ast.expr) -> Event | None:
+    """Return the last assignment to an expression before an event, in the same function."""
+    text, last = ast.unparse(expression), None
+    for event in trace.events:
+        if event is before:
+            return last
+        if event.kind != "store" or event.target is None or ast.unparse(event.target) != text:
+            continue
+        if isinstance(expression, ast.Name) and event.stack != before.stack:
+            continue
+        last = event
+    return last
+
+
+def event_of(trace: Trace, value: Value) -> Event | None:
+    """Return the event that is the call of a value."""
+    return next((event for event in trace.events if event.value is value), None)

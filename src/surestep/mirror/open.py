@@ -1,0 +1,186 @@
+"""Open the mirror of a run: check it, become its writer, and fetch the run if it is there."""
+
+import errno
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from surestep.base.errors import ConfigError, RunError, SurestepError
+from surestep.base.secrets import first_line
+from surestep.mirror.fetch import fetch_run, find_abandoned, finish_fetching, newest_step
+from surestep.mirror.link import make_link, read_link
+from surestep.mirror.outline import complete_checkpoints
+from surestep.mirror.owner import Owner, read_owner
+from surestep.mirror.push import CHECKPOINTS
+from surestep.mirror.store import Store
+from surestep.mirror.uploader import LateStart, Uploader
+from surestep.record.checkpoint.discovery import step_of
+from surestep.record.io import os_error_hint
+from surestep.record.lock import RunLock
+
+_NOT_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOTDIR)
+
+
+def open_store(address: str, folder: Path | None = None) -> Store:
+    """Return the store of a mirror; nothing is read yet.
+
+    Args:
+        address: of the mirror.
+        folder: of the run; it must be apart from the mirror.
+
+    Raises:
+        ConfigError: there is no driver, or one folder is in the other.
+    """
+    store = Store(address)
+    place = store.local_path
+    if folder is not None and place is not None:
+        here, there = folder.resolve(), place.resolve()
+        if here == there or here in there.parents or there in here.parents:
+            raise ConfigError(
+                f"The mirror {address} and the run folder {folder} are not apart. Set "
+                "checkpoint.mirror to a folder on another disk, such as /backup/run."
+            )
+    return store
+
+
+def open_mirror(
+    address: str, folder: Path, print_line: Callable[[str], None], *, is_source: bool
+) -> Uploader:
+    """Return the uploader of a run, which is not started yet.
+
+    Args:
+        address: of the mirror.
+        folder: of the run, which need not exist.
+        print_line: prints what is waited for, fetched and damaged.
+        is_source: the run is given by this address, so what the folder lacks is fetched.
+
+    Raises:
+        ConfigError: there is no driver, or one folder is in the other.
+        RunError: the mirror cannot be used, another process writes it, or it has another run.
+        CheckpointError: every checkpoint in the mirror is damaged.
+    """
+    store = open_store(address, folder)
+    linked = read_link(folder)
+    if is_source and linked is not None and linked.address != address:
+        raise RunError(
+            f"{folder} is the folder of {linked.address}, not of {address}. To copy it there too: "
+            f"--run {folder} --checkpoint.mirror {address}"
+        )
+    link = make_link(folder, address)
+    outage: Exception | None = None
+    owner = Owner(store, link.id)
+    try:
+        if is_source:
+            _fetch(store, owner, folder, print_line)
+        else:
+            become_writer(store, owner, folder, print_line)
+            finish_fetching(folder)
+        link = make_link(folder, address, owner.run_id)
+    except (SurestepError, KeyboardInterrupt):
+        owner.try_release()
+        raise
+    except Exception as error:  # whatever the driver raises
+        owner.try_release()
+        known = explain(address, error)
+        if known is not None:
+            raise known from None
+        if is_source:
+            raise RunError(
+                f"{address} cannot be reached: {_one_line(error)}. Try again later, or train from "
+                f"the local folder: --run {folder} --checkpoint.mirror {address}"
+            ) from None
+        outage = error
+
+    def join() -> None:
+        become_writer(store, owner, folder, print_line)
+
+    late = None if outage is None else LateStart(outage, join)
+    return Uploader(folder, store, link, owner, late)
+
+
+def become_writer(
+    store: Store, owner: Owner, folder: Path, print_line: Callable[[str], None]
+) -> None:
+    """Become the writer of the mirror of a local run, which is the one to copy."""
+    listed = store.list()
+    found = read_owner(store)
+    there = complete_checkpoints(listed)
+    has_run = "config.json" in listed or found is not None or _lacks_config(listed)
+    if has_run and (found is None or found["id"] != owner.run_id):
+        raise RunError(
+            f"{store.address} has another run already. Set a different checkpoint.mirror; or, to "
+            f"continue that run here, pass its address as the run folder: --run {store.address}"
+        )
+    abandoned = find_abandoned(store, listed, folder)
+    newest = max((step_of(Path(name)) for name in there if name not in abandoned), default=-1)
+    if newest > newest_step(folder):
+        raise RunError(
+            f"{store.address} has step {newest} of this run, and {folder} has step "
+            f"{max(0, newest_step(folder))}. To continue from the mirror: --run {store.address}"
+        )
+    link = read_link(folder)
+    is_whole = newest < newest_step(folder) and link is not None and link.address == store.address
+    if link is not None and link.fetching and not is_whole:
+        raise RunError(
+            f"{folder} was not fetched completely from {link.address}. To complete it: surestep "
+            f"mirror fetch {link.address} {shlex.quote(str(folder))}"
+        )
+    owner.acquire(print_line)
+
+
+def _lacks_config(listed: Mapping[str, int]) -> bool:
+    """Return whether a mirror has checkpoints and no config.json, which is copied before them."""
+    has_checkpoints = any(name.startswith(f"{CHECKPOINTS}/") for name in listed)
+    return has_checkpoints and "config.json" not in listed
+
+
+def _fetch(store: Store, owner: Owner, folder: Path, print_line: Callable[[str], None]) -> None:
+    """Become the writer of a mirror, and copy the run that it has."""
+    found = read_owner(store)
+    if found is not None:
+        owner.run_id = found["id"]
+    owner.acquire(print_line)
+    listed = store.list()
+    if _lacks_config(listed):
+        raise RunError(
+            f"{store.address} has checkpoints but no config.json, so it is damaged or being "
+            "deleted. Restore the file; or push the run again from the machine that has it: "
+            f"surestep mirror push RUN --to {store.address}"
+        )
+    if "config.json" not in listed:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = RunLock(folder)
+    try:
+        fetch_run(store, listed, folder, print_line)
+        owner.check()
+    finally:
+        lock.release()
+
+
+def explain(address: str, error: Exception) -> RunError | None:
+    """Return the error for a store that rejects this process; None if it may answer later."""
+    text, kind = _one_line(error), type(error).__name__
+    if "Credential" in kind or "Credential" in text:
+        return RunError(
+            f"There are no credentials for {address}: {text}. Set them as the driver expects, such "
+            "as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or in ~/.aws/credentials."
+        )
+    if isinstance(error, PermissionError):
+        hint = "Check the credentials, and that they may list, read, write and delete there."
+        if error.errno is not None:  # of a disk
+            hint = "Change the permissions, or choose another mirror."
+        return RunError(f"{address} rejects this process: {text}. {hint}")
+    if isinstance(error, FileNotFoundError):
+        return RunError(
+            f"There is no bucket or disk for {address}: {text}. Create it, or correct the address."
+        )
+    if isinstance(error, OSError) and error.errno in _NOT_PASSING:
+        return RunError(
+            f"{address} cannot be written: {text}. {os_error_hint(error, 'mirror', '')}"
+        )
+    return None
+
+
+def _one_line(error: Exception) -> str:
+    return first_line(error) or type(error).__name__

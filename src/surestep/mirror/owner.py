@@ -1,0 +1,244 @@
+"""Which run a mirror holds, and which process writes it: the file mirror.json in the mirror.
+
+A writer renews it every RENEW_S seconds. A second process may write only when the first has ended
+or was not renewed for STALE_S, so that two machines never write one mirror at the same time. A
+writer that could not renew for half of that, because it or its machine slept, renews before it
+writes. Object stores have no locks that every driver supports, so two processes that start within
+the same second can both become the writer; the first of them notices that at its next renewal.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from threading import Event, Lock, Thread
+from typing import Any
+from uuid import getnode, uuid4
+
+from surestep.base.errors import RunError
+from surestep.mirror.store import Store
+from surestep.record.io import dumps, parse_json
+from surestep.record.schemas import MIRROR, validate
+
+FILE = "mirror.json"
+RENEW_S = 20.0
+STALE_S = 120.0  # six renewals: a writer that is slow for some is not dead
+POLL_S = 2.0  # between two checks whether another process renews
+_held: set[str] = set()  # locations that this process writes
+# It also counts while the machine sleeps.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class OwnerChangedError(RunError):
+    """Another process writes the mirror now."""
+
+
+def read_owner(store: Store) -> dict[str, Any] | None:
+    """Return the content of mirror.json; None if there is none.
+
+    Raises:
+        RunError: it cannot be read.
+    """
+    try:
+        return dict(validate(MIRROR, parse_json(store.read(FILE))))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise RunError(
+            f"{store.address}/{FILE} is damaged: {error}. Delete this file, and start again."
+        ) from error
+
+
+class Owner:
+    """This process as the writer of a mirror. A thread renews it from `acquire()` to `release()`.
+
+    Args:
+        store: of the mirror.
+        run_id: of the run that it writes.
+
+    Attributes:
+        run_id: of the run.
+        is_owner: whether it is the writer, as far as this process knows.
+    """
+
+    def __init__(self, store: Store, run_id: str) -> None:
+        self.store = store
+        self.run_id = run_id
+        local = store.local_path  # /x and file:///x are one place
+        self._place = store.address if local is None else str(local.resolve())
+        self._token = uuid4().hex
+        self._renewed = 0.0
+        self.is_owner = False
+        self._lost: OwnerChangedError | None = None
+        self._ended = Event()
+        self._lock = Lock()  # a renewal must not follow the release
+
+    def acquire(self, print_line: Callable[[str], None]) -> None:
+        """Become the writer; wait for at most STALE_S until a process that may be dead is gone.
+
+        Raises:
+            RunError: a living process writes the mirror.
+        """
+        address = self.store.address
+        if self._place in _held:
+            raise RunError(
+                f"{address} is in use by another session of this process. Call its close(), or "
+                "choose another checkpoint.mirror."
+            )
+        found = read_owner(self.store)
+        writer = (found or {}).get("writer")
+        if writer is not None and not _has_ended(writer):
+            _wait_for(self.store, writer, print_line)
+        self._write(writer=self._describe())
+        found = read_owner(self.store)
+        if found is None or (found["writer"] or {}).get("token") != self._token:
+            raise _in_use(address, (found or {}).get("writer") or {})
+        _held.add(self._place)
+        self.is_owner, self._lost, self._ended = True, None, Event()
+        Thread(target=self._follow, name="surestep-mirror-owner", daemon=True).start()
+
+    def check(self) -> None:
+        """Check that no other process may write the mirror; renew first if that is late.
+
+        Raises:
+            OwnerChangedError: another process writes the mirror now.
+            Exception: the mirror does not answer, and this process has not renewed for long.
+        """
+        if self._lost is None:
+            self._renew(STALE_S / 2)
+        if self._lost is not None:
+            raise self._lost
+
+    def release(self) -> None:
+        """Write that no process writes the mirror, if this one does.
+
+        Raises:
+            Exception: whatever the driver raises; this process is still the writer.
+        """
+        with self._lock:
+            if self.is_owner:
+                found = read_owner(self.store)
+                if found is not None and (found["writer"] or {}).get("token") == self._token:
+                    self._write(writer=None)
+                self.forget()
+
+    def try_release(self) -> None:
+        """Release the mirror; if that fails, another machine must wait for STALE_S."""
+        with suppress(Exception):  # the error that ends the run is the one to raise
+            self.release()
+        self.forget()
+
+    def forget(self) -> None:
+        """Let another session of this process write the mirror; the mirror is not changed."""
+        self._ended.set()
+        if self.is_owner:  # otherwise another session may write it
+            self.is_owner = False
+            _held.discard(self._place)
+
+    def _follow(self) -> None:
+        while not self._ended.wait(RENEW_S / 4):
+            with suppress(Exception):  # the next check raises it again, if it matters
+                self._renew(RENEW_S)
+
+    def _renew(self, after_s: float) -> None:
+        """Write that this process is alive, if it is the writer and the last time is long ago."""
+        if not self.is_owner or time.clock_gettime(_CLOCK) - self._renewed < after_s:
+            return
+        with self._lock:
+            if not self.is_owner or time.clock_gettime(_CLOCK) - self._renewed < after_s:
+                return
+            found = read_owner(self.store)
+            writer = (found or {}).get("writer")
+            if found is None or (writer is not None and writer["token"] == self._token):
+                self._write(writer=self._describe())
+                return
+            by = "a command" if writer is None else _describe_process(writer)
+            self._lost = OwnerChangedError(
+                f"{self.store.address} was taken over by {by}. The run continues without a "
+                "mirror, in its local folder."
+            )
+            self.forget()  # last: a check passes if this process neither writes nor lost it
+
+    def _describe(self) -> dict[str, Any]:
+        return {
+            "host": socket.gethostname(),
+            "machine": describe_machine(),
+            "pid": os.getpid(),
+            "token": self._token,
+            "time": time.time(),
+        }
+
+    def _write(self, writer: dict[str, Any] | None) -> None:
+        text = dumps({"format": 1, "id": self.run_id, "writer": writer}, indent=1)
+        self.store.write(FILE, f"{text}\n".encode())
+        self._renewed = time.clock_gettime(_CLOCK)
+
+
+def release_owner(store: Store) -> bool:
+    """Write that no process writes a mirror; return whether one did, by what it says."""
+    found = read_owner(store)
+    if found is None or found["writer"] is None:
+        return False
+    text = dumps({"format": 1, "id": found["id"], "writer": None}, indent=1)
+    store.write(FILE, f"{text}\n".encode())
+    return True
+
+
+def _describe_process(writer: dict[str, Any]) -> str:
+    return f"process {writer['pid']} on {writer['host']}"
+
+
+def describe_machine() -> str:
+    """Return what differs if two processes can have the same number: the boot and PID namespace.
+
+    Host names do not: many machines and containers have the same one.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # not Linux
+        return f"{getnode():x} {socket.gethostname()}"
+
+
+def _has_ended(writer: dict[str, Any]) -> bool:
+    """Return whether a writer is known to be dead, without waiting."""
+    if writer.get("machine") != describe_machine():
+        return False
+    if writer["pid"] == os.getpid():  # this process has another token
+        return True
+    try:
+        os.kill(writer["pid"], 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def _wait_for(store: Store, writer: dict[str, Any], print_line: Callable[[str], None]) -> None:
+    """Watch a writer for STALE_S; return when it has ended or was not renewed.
+
+    Only a change counts, so the clocks of the two machines need not agree.
+    """
+    print_line(
+        f"{store.address} was last written by {_describe_process(writer)}. Waiting up to "
+        f"{STALE_S:.0f} s to see whether that still runs."
+    )
+    end = time.monotonic() + STALE_S
+    while time.monotonic() < end:
+        time.sleep(POLL_S)
+        now = (read_owner(store) or {}).get("writer")
+        if now is None:
+            return
+        if now != writer:
+            raise _in_use(store.address, now)
+
+
+def _in_use(address: str, writer: dict[str, Any]) -> RunError:
+    holder = _describe_process(writer) if writer else "another process"
+    return RunError(
+        f"{address} is in use by {holder}. Wait for it, stop it, or take the mirror over: surestep "
+        f"mirror release {address}. The other process then continues without it."
+    )

@@ -1,0 +1,194 @@
+"""Copy a running run to its mirror, in a thread that reads the run folder.
+
+However slow or broken the mirror is, training only writes its folder. Passes repeat until the run
+closes; then the rest is copied for as long as the mirror takes it.
+"""
+
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Event, Thread
+
+from surestep.base.errors import CheckpointError, RunError
+from surestep.base.secrets import describe_error
+from surestep.base.text import print_escaped
+from surestep.mirror.link import MirrorLink
+from surestep.mirror.owner import STALE_S, Owner
+from surestep.mirror.push import Pusher
+from surestep.mirror.store import Store, UnreachableError
+
+INTERVAL_S = 1.0  # between two passes
+LONGEST_PAUSE_S = 30.0  # between two attempts to reach the mirror
+STALLED_S = 60.0  # at the end of a run: how long to wait for a mirror that takes nothing more
+_SILENT_S = 5.0  # at the end of a run, before a line says why it does not end yet
+_POLL_S = 0.05
+
+
+class _GaveUp(Exception):
+    """The run has ended without waiting for the rest."""
+
+
+@dataclass(frozen=True)
+class LateStart:
+    """A mirror that did not answer when its run started.
+
+    Attributes:
+        outage: what the driver raised.
+        join: checks the mirror, and makes this process its writer.
+    """
+
+    outage: Exception
+    join: Callable[[], None]
+
+
+class Uploader:
+    """Copies a run folder to its mirror until it is closed.
+
+    Args:
+        folder: of the run.
+        store: of the mirror.
+        link: of the run folder to the mirror.
+        owner: this process as its writer.
+        late: if the mirror did not answer at the start: what is done when it does.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        store: Store,
+        link: MirrorLink,
+        owner: Owner,
+        late: "LateStart | None" = None,
+    ) -> None:
+        self.folder = folder
+        self.store = store
+        self.owner = owner
+        self.pusher = Pusher(folder, store, link, self._check)
+        self._late = late
+        self._closing, self._gave_up = Event(), Event()
+        self._lost: RunError | None = None
+        self._messages: list[str] = []
+        self._failures = 0
+        self._thread = Thread(target=self._follow, name="surestep-mirror", daemon=True)
+
+    def start(self) -> None:
+        """Write to the run folder where its mirror is, and start the thread."""
+        self.pusher.link.write(self.folder)
+        if self._late is not None:
+            self._failures = 1
+            self._messages.append(self._describe(self._late.outage))
+        self._thread.start()
+
+    def notice(self) -> str | None:
+        """Return a message about the mirror, each once."""
+        return self._messages.pop(0) if self._messages else None
+
+    def discard(self) -> None:
+        """Let other processes write the mirror; no session was opened, or it could not start."""
+        if self._thread.ident is not None:
+            self.close(partial(print_escaped, file=sys.stderr))
+        else:
+            self.owner.try_release()
+
+    def close(self, print_line: Callable[[str], None]) -> None:
+        """Copy the rest; stop if the mirror takes nothing for STALLED_S, and print what to do.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C; the rest is not copied.
+        """
+        started, is_silent = time.monotonic(), True
+        self.store.progress.restart()
+        self._closing.set()
+        try:
+            while self._thread.is_alive():
+                self._thread.join(_POLL_S)
+                self._print_messages(print_line)
+                now = time.monotonic()
+                if is_silent and now - started > _SILENT_S:
+                    is_silent = False
+                    print_line(f"Copying the rest to {self.store.address}. Ctrl-C stops that.")
+                if now - self.store.progress.at > STALLED_S:
+                    break
+        finally:
+            self._gave_up.set()
+            self._print_messages(print_line)
+            if self._lost is None and self.pusher.missing():
+                print_line(
+                    f"{self.store.address} lacks a part of this run. To copy the rest: surestep "
+                    f"mirror push {shlex.quote(str(self.folder))}"
+                )
+            elif self.owner.is_owner:
+                print_line(
+                    f"{self.store.address} has this run, but still names this process as its "
+                    f"writer. Another machine waits {STALE_S:.0f} s for it, unless you release it: "
+                    f"surestep mirror release {shlex.quote(self.store.address)}"
+                )
+            self.owner.forget()
+
+    def _print_messages(self, print_line: Callable[[str], None]) -> None:
+        while (message := self.notice()) is not None:
+            print_line(message)
+
+    def _follow(self) -> None:
+        pause = 0.0
+        while not self._gave_up.is_set():
+            is_last = self._closing.wait(pause)
+            try:
+                pause = self._pass(is_last=is_last)
+            except _GaveUp:
+                return
+            except RunError as error:
+                if not isinstance(error, UnreachableError):  # another writer, or another run
+                    self._lost = error
+                    self._messages.append(str(error))
+                    self.owner.try_release()
+                    return
+                pause = self._fail(error)
+            except Exception as error:  # whatever the driver raises
+                pause = self._fail(error)
+            else:
+                if is_last:
+                    return
+            if is_last:
+                self._gave_up.wait(min(pause, INTERVAL_S))
+
+    def _pass(self, *, is_last: bool) -> float:
+        """Make one pass; return how long to wait for the next."""
+        if self._late is not None:
+            self._late.join()
+            self._late = None
+            self.pusher.finish_fetching()
+        self._check()
+        try:
+            self.pusher.push(is_last=is_last)
+        except CheckpointError as error:  # in the run folder, so trying again does not help
+            self._messages.append(f"{error} It is not copied to {self.store.address}.")
+        if is_last:
+            self.owner.release()
+        if self._failures:
+            self._failures = 0
+            self._messages.append(f"{self.store.address} has what it had missed.")
+        return INTERVAL_S
+
+    def _fail(self, error: Exception) -> float:
+        """Report the first failure in a row; return how long to wait."""
+        self._failures += 1
+        self.pusher.look_again()
+        if self._failures == 1:
+            self._messages.append(self._describe(error))
+        return min(LONGEST_PAUSE_S, 2.0 ** min(self._failures, 5))
+
+    def _check(self) -> None:
+        if self._gave_up.is_set():
+            raise _GaveUp
+        self.owner.check()
+
+    def _describe(self, error: Exception) -> str:
+        effect = "Training continues, and what is missing is copied when it does."
+        if self._closing.is_set():
+            effect = f"It is tried for {STALLED_S:.0f} s more."
+        return f"{self.store.address} takes no copies: {describe_error(error)}. {effect}"

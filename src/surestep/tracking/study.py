@@ -1,0 +1,82 @@
+"""Send the result of a search to the trackers of its trials, and check what they got."""
+
+import shlex
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from surestep.base.errors import RunError
+from surestep.base.secrets import describe_error
+from surestep.record.io import read_json
+from surestep.record.schemas import TRACKER
+from surestep.tracking.registry import tracker_class
+from surestep.tracking.tracker import StudyResult, Tracker
+
+_MOST_NAMED = 10
+
+
+def finish_study(trackers: Iterable[str | Tracker], study: StudyResult) -> list[str]:
+    """Send the result of a search to each tracker, in this thread.
+
+    Args:
+        trackers: names, or objects that followed no run.
+        study: its best trial, and files such as its report.
+
+    Returns:
+        A message for each tracker that failed; a failure never raises.
+    """
+    messages = []
+    for tracker in trackers:
+        name = tracker if isinstance(tracker, str) else tracker.name
+        try:
+            found = tracker_class(tracker)() if isinstance(tracker, str) else tracker
+            found.end_study(study)
+        except Exception as error:  # whatever the tracker's library raises
+            messages.append(
+                f"{name} did not take the result of the study {study.name}: "
+                f"{describe_error(error)}."
+            )
+    return messages
+
+
+def describe_missing(runs: Iterable[Path]) -> list[str]:
+    """Return a message for each tracker that lacks events of a trial.
+
+    Args:
+        runs: folders of trials that have ended.
+    """
+    lacking: dict[str, list[Path]] = {}
+    for run in runs:
+        for name in _list_trackers(run):
+            if _is_missing_events(run, name):
+                lacking.setdefault(name, []).append(run)
+    return [_describe_missing(name, runs) for name, runs in lacking.items()]
+
+
+def _list_trackers(run: Path) -> list[str]:
+    """Return the trackers of a run by name; none if it failed before it had a Plan."""
+    path = run / "plan.json"
+    plan = read_json(path) if path.exists() else []
+    found = [entry["value"] for entry in plan if entry["option"] == "logging.trackers"]
+    return list(found[0] or ()) if found else []
+
+
+def _is_missing_events(run: Path, tracker: str) -> bool:
+    events, record = run / "events.jsonl", run / "trackers" / f"{tracker}.json"
+    delivered = 0
+    if record.exists():
+        with suppress(RunError):  # a record that cannot be read: nothing is known to be delivered
+            delivered = read_json(record, TRACKER)["offset"]
+    return events.exists() and events.stat().st_size > delivered
+
+
+def _describe_missing(tracker: str, runs: list[Path]) -> str:
+    command = f"surestep track replay {shlex.quote(str(runs[0]))} --to {tracker}"
+    if len(runs) == 1:
+        return f"{tracker} is missing events of 1 trial. To send them: {command}"
+    names = ", ".join(run.name for run in runs[:_MOST_NAMED])
+    more = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
+    return (
+        f"{tracker} is missing events of {len(runs)} trials: {names}{more}. To send those of the "
+        f"first: {command}"
+    )

@@ -1,0 +1,1 @@
+"""Search: many runs of a recipe, with options that a sampler chooses."""

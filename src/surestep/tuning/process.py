@@ -1,0 +1,276 @@
+"""The worker's side of a trial: start its process, answer it, stop it, and report how it ended."""
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+from surestep.tuning.channel import SOCKET, Channel
+
+TIMEOUT = "timeout"
+_NAMES = {
+    signal.SIGINT: "Ctrl-C",
+    **{number: number.name for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)},
+}
+_AT_ONCE_S = 15.0  # until a trial that is to stop at once is killed
+_LAST_MESSAGE_S = 5.0  # for what a trial sent before it ended
+_HANDED_BACK = (os.EX_TEMPFAIL, 130)  # exit codes of a trial that was stopped, and saved
+
+
+class StopRequests:
+    """What stops a worker: a signal, or the end of its time; wakes a `select` that waits.
+
+    A context manager: signals are handled within it.
+
+    Attributes:
+        reason: "Ctrl-C", "SIGTERM", "timeout" or another; "" while the worker continues.
+        at_once: a second Ctrl-C has arrived.
+
+    Args:
+        timeout_s: time from now on; None is without limit.
+    """
+
+    def __init__(self, timeout_s: float | None = None) -> None:
+        self.reason = ""
+        self.at_once = False
+        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._before: dict[signal.Signals, Any] = {}
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+
+    def __enter__(self) -> Self:
+        """Let signals stop the worker, if this is the main thread."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._on_signal) for number in _NAMES}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._reader.close()
+        self._writer.close()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.stop(_NAMES[signal.Signals(number)])
+
+    def stop(self, reason: str) -> None:
+        """Stop the worker; a second Ctrl-C stops it at once."""
+        if not self.reason:
+            self.reason = reason
+        elif reason == "Ctrl-C":
+            self.at_once = True
+        self.wake()
+
+    def wake(self) -> None:
+        """End a `wait`, also in another thread."""
+        with suppress(OSError):
+            self._writer.send(b".")
+
+    def fileno(self) -> int:
+        """Return the file descriptor that becomes readable on `wake`."""
+        return self._reader.fileno()
+
+    def drain(self) -> None:
+        """Read what `wake` has sent; note that the time is over."""
+        with suppress(OSError):
+            self._reader.recv(2**12)
+        if self.left_s() == 0.0 and not self.reason:
+            self.reason = TIMEOUT
+
+    def left_s(self) -> float | None:
+        """Return how much time is left; None is without limit."""
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def wait(self, seconds: float) -> None:
+        """Wait for so long at most, or until something stops the worker."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self, selectors.EVENT_READ)
+            left = self.left_s()
+            selector.select(seconds if left is None else min(seconds, left))
+        self.drain()
+
+
+@dataclass
+class Ended:
+    """How the process of a trial ended.
+
+    Attributes:
+        result: what it measured; None if it did not come to its end.
+        reason: why it failed; "" if it did not.
+        stopped: it was stopped before its end, and can be resumed.
+    """
+
+    result: dict[str, Any] | None = None
+    reason: str = ""
+    stopped: bool = False
+
+
+@dataclass
+class TrialProcess:
+    """Runs one job in a separate process, or in several.
+
+    Attributes:
+        job: sent to the process.
+        log: gets what the process prints.
+        nproc: number of processes that train.
+        environment: of the process, beside that of the worker.
+        answer: called with the new evaluations; returns whether to prune.
+        stops: what stops the process.
+    """
+
+    job: Mapping[str, Any]
+    log: Path
+    nproc: int
+    environment: Mapping[str, str]
+    answer: Callable[[list[dict[str, Any]]], bool]
+    stops: StopRequests
+    _result: dict[str, Any] | None = None
+    _failures: list[str] = field(default_factory=list)
+    _is_given_up: bool = False
+    _signals_sent: int = 0
+    _interrupted_at: float = 0.0
+
+    def give_up(self) -> None:
+        """Let the process save and stop, although the worker continues."""
+        self._is_given_up = True
+        self.stops.wake()
+
+    def run(self) -> Ended:
+        """Run the process to its end.
+
+        Raises:
+            OSError: its log cannot be written, or it cannot be started.
+        """
+        with (
+            tempfile.TemporaryDirectory(prefix="surestep-") as folder,
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
+            selectors.DefaultSelector() as selector,
+            self.log.open("ab") as log,
+        ):
+            path = str(Path(folder) / "trial")
+            listener.bind(path)
+            listener.listen()
+            selector.register(listener, selectors.EVENT_READ)
+            selector.register(self.stops, selectors.EVENT_READ)
+            process = self._start(path, log.fileno())
+            try:
+                self._serve(process, selector, listener)
+            finally:
+                if process.returncode != 0:
+                    _kill_group(process)
+                self._close(selector, listener)
+        return self._describe(process.returncode)
+
+    def _start(self, path: str, log: int) -> subprocess.Popen[bytes]:
+        words = [str(self.nproc)] if self.nproc > 1 else []
+        process = subprocess.Popen(
+            [sys.executable, "-m", "surestep.tuning", "trial", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **self.environment, SOCKET: path, "PYTHONUNBUFFERED": "1"},
+            start_new_session=True,  # Ctrl-C reaches the worker, which lets the trial save
+        )
+
+        def wait() -> None:
+            process.wait()
+            self.stops.wake()
+
+        threading.Thread(target=wait, name="surestep-trial", daemon=True).start()
+        return process
+
+    def _serve(
+        self,
+        process: subprocess.Popen[bytes],
+        selector: selectors.BaseSelector,
+        listener: socket.socket,
+    ) -> None:
+        """Answer the process until it ends."""
+        while process.returncode is None:
+            waits_s = self.stops.left_s() if not self.stops.reason else 1.0
+            for key, _ in selector.select(waits_s):
+                if key.fileobj is listener:
+                    connection, _ = listener.accept()
+                    selector.register(Channel(connection), selectors.EVENT_READ)
+                elif isinstance(key.fileobj, Channel):
+                    self._receive(key.fileobj, selector)
+            self.stops.drain()
+            self._stop(process)
+
+    def _receive(self, channel: Channel, selector: selectors.BaseSelector) -> None:
+        messages = channel.read()
+        if messages is None:
+            selector.unregister(channel)
+            channel.close()
+            return
+        for message in messages:
+            if "evaluations" in message:
+                channel.send({"prune": self.answer(message["evaluations"])})
+            elif "failed" in message:
+                self._failures.append(message["failed"])
+            elif "result" in message:
+                self._result = message["result"]
+            else:  # a process that has just started
+                channel.send(dict(self.job))
+
+    def _stop(self, process: subprocess.Popen[bytes]) -> None:
+        """Pass on what stops the worker: first SIGTERM, which saves, then Ctrl-C, then SIGKILL."""
+        with suppress(ProcessLookupError):
+            if (self.stops.reason or self._is_given_up) and self._signals_sent == 0:
+                self._signals_sent = 1
+                process.send_signal(signal.SIGTERM)
+            if self.stops.at_once and self._signals_sent == 1:
+                self._signals_sent, self._interrupted_at = 2, time.monotonic()
+                process.send_signal(signal.SIGINT)
+            if self._signals_sent == 2 and time.monotonic() - self._interrupted_at > _AT_ONCE_S:
+                self._signals_sent = 3
+                process.kill()
+
+    def _close(self, selector: selectors.BaseSelector, listener: socket.socket) -> None:
+        """Read what the process sent last, and close the connections."""
+        for key in list(selector.get_map().values()):
+            if isinstance(key.fileobj, Channel):
+                key.fileobj.limit_wait(_LAST_MESSAGE_S)
+                while key.fileobj.fileno() >= 0:
+                    self._receive(key.fileobj, selector)
+
+    def _describe(self, code: int) -> Ended:
+        if self._result is not None:
+            return Ended(self._result)
+        was_signaled = self._signals_sent > 0
+        if code in _HANDED_BACK or (was_signaled and (code < 0 or code >= 128)):
+            return Ended(stopped=True)
+        if self._failures:
+            own = [text for text in self._failures if not text.startswith("ParallelError")]
+            return Ended(reason=(own or self._failures)[0])
+        return Ended(reason=f"{_describe_code(code)}; see {self.log}")
+
+
+def _describe_code(code: int) -> str:
+    """Return how a process without a message ended; torchrun's code for a signal is 128 above."""
+    number = -code if code < 0 else code - 128
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return f"the process ended with exit code {code}"
+    why = " (the system does so if memory runs out)" if name == "SIGKILL" else ""
+    return f"killed by {name}{why}"
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """End what is left of a trial: a rank or a data worker that outlived its parent."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

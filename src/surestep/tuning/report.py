@@ -1,0 +1,160 @@
+"""The report of a study: report.html, report.json and the table of its trials."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
+
+from surestep.base.version import VERSION
+from surestep.record.io import dumps, explain_write_errors, read_json, replace_file, write_json
+from surestep.tuning.table import IMPORTANCE_TRIALS, find_best
+
+if TYPE_CHECKING:
+    from surestep.tuning.settings import StudySettings
+    from surestep.tuning.study import SearchStudy, TrialRow
+
+REPORT_FORMAT = 1
+STATES = ("finished", "pruned", "failed", "running", "waiting")
+_SHOWN = ("trials", "sampler", "pruner", "seed", "fixed")  # settings in the report
+
+
+class _Confirmed(TypedDict):
+    number: int
+    values: list[float]
+    mean: float
+    spread: float
+
+
+class _Winner(TypedDict):
+    number: int
+    test: dict[str, float | None] | None
+    confirmed: list[_Confirmed] | None
+
+
+class _Result(TypedDict):
+    winner: _Winner | None
+
+
+_RESULT = TypeAdapter(_Result)  # it reads NaN, which JSON has as text
+
+
+def write_report(study: SearchStudy, html: Path | None, json: Path | None) -> None:
+    """Write the report of a study, whatever state its trials are in.
+
+    Args:
+        study: may be running.
+        html: the page to write or replace; None writes none.
+        json: the file with the numbers of the page; None writes none.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    rows = study.rows()
+    report = describe_study(study, rows)
+    if html is not None and not (json is not None and html.exists() and _is_same(json, report)):
+        from surestep.tuning.page import render_page
+        from surestep.tuning.plots import draw_plots  # plotly takes half a second
+
+        settings = study.settings
+        best = find_winners(study, rows)
+        plots = draw_plots(rows, settings.objectives, settings.space, best)
+        page = render_page(report, plots)
+        with explain_write_errors(html), replace_file(html) as temporary:
+            temporary.write_text(page, encoding="utf-8")
+    if json is not None:  # last: if it is as before, so is the page
+        write_json(json, report)
+
+
+def _is_same(path: Path, report: Mapping[str, Any]) -> bool:
+    """Whether a file has this report already."""
+    try:
+        return path.read_text(encoding="utf-8") == dumps(report, indent=1) + "\n"
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def describe_study(study: SearchStudy, rows: Sequence[TrialRow] | None = None) -> dict[str, Any]:
+    """Return the content of report.json; docs/search.md describes it.
+
+    Args:
+        study: may be running.
+        rows: its trials, if they were read already.
+
+    Returns:
+        What JSON can hold. A number that is not finite is None.
+    """
+    rows = study.rows() if rows is None else rows
+    settings = study.settings
+    recorded = settings.as_json()
+    names = [name for name, _ in settings.objectives]
+    best = find_best(rows, settings.objectives)
+    report = {
+        "format": REPORT_FORMAT,
+        "version": VERSION,
+        "study": study.folder.resolve().name,
+        "recipe": settings.recipe["name"],
+        "objectives": [{"name": n, "direction": way} for n, way in settings.objectives],
+        "space": recorded["space"],
+        "settings": {name: recorded[name] for name in _SHOWN},
+        "counts": {state: sum(row.state == state for row in rows) for state in STATES},
+        "evaluations": sum(row.evaluations for row in rows),
+        "seconds": sum(row.seconds or 0.0 for row in rows),
+        "best": best,
+        "winner": _read_winner(study.folder, best),
+        "importances": _compute_importances(rows, settings),
+        "trials": [_describe_trial(row, names) for row in rows],
+    }
+    return dict(_keep_finite(report))
+
+
+def find_winners(study: SearchStudy, rows: Sequence[TrialRow]) -> list[int]:
+    """Return the number of the winner, or those of the trials on the Pareto front."""
+    best = find_best(rows, study.settings.objectives)
+    winner = _read_winner(study.folder, best)
+    return best if winner is None else [winner["number"]]
+
+
+def _compute_importances(
+    rows: Sequence[TrialRow], settings: StudySettings
+) -> dict[str, dict[str, float]]:
+    if sum(row.state == "finished" for row in rows) < IMPORTANCE_TRIALS:
+        return {}
+    from surestep.tuning.view import compute_importances  # which takes seconds
+
+    return compute_importances(rows, settings.objectives, settings.space)
+
+
+def _read_winner(folder: Path, best: Sequence[int]) -> _Winner | None:
+    """Return the winner that the end of the search recorded, if it got there and is still it."""
+    path = folder / "result.json"
+    winner: _Winner | None = None
+    if path.exists():
+        winner = read_json(path, _RESULT, hint="Put a copy of it back.")["winner"]
+    return winner if winner is not None and _is_current(winner, best) else None
+
+
+def _is_current(winner: _Winner, best: Sequence[int]) -> bool:
+    """Whether the recorded winner still is one, and no trial since then is better."""
+    return bool(winner["confirmed"]) or [winner["number"]] == best
+
+
+def _describe_trial(row: TrialRow, names: Sequence[str]) -> dict[str, Any]:
+    values = None if row.values is None else dict(zip(names, row.values, strict=True))
+    reported = {str(at): value for at, value in sorted(row.intermediate.items())}
+    return {**asdict(row), "values": values, "intermediate": reported}
+
+
+def _keep_finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _keep_finite(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_keep_finite(inner) for inner in value]
+    return value

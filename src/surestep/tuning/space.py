@@ -1,0 +1,216 @@
+"""The space of a search: which options it sets, and the values that each may have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from surestep.base.errors import ConfigError, SurestepError
+from surestep.base.locations import set_where
+from surestep.config.config import LENGTHS, iter_options
+from surestep.config.group import MAIN, Locations, placed
+from surestep.tuning.dimension import HOW, Dimension, parse_dimension
+
+if TYPE_CHECKING:  # optuna is optional, and torch is not needed to read a study
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import Trial
+
+    from surestep.recipes.load import RecipeCall
+
+MOST_POINTS = 1_000_000  # of a grid; their order is a permutation in memory
+
+
+@dataclass(frozen=True)
+class Space:
+    """The dimensions of a search, in the order of their names."""
+
+    dimensions: tuple[Dimension, ...]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The full names of the options."""
+        return tuple(dimension.name for dimension in self.dimensions)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as it is written in a file."""
+        return {dimension.name: dimension.as_json() for dimension in self.dimensions}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Space:
+        """Read what `as_json` returned.
+
+        Raises:
+            ConfigError: lists everything that is wrong.
+        """
+        faults: list[str] = []
+        found = []
+        for name in sorted(values):
+            try:
+                found.append(parse_dimension(name, values[name]))
+            except ValueError as error:
+                faults.append(f"{name}: {error}")
+        if faults:
+            raise ConfigError("\n".join(faults))
+        return cls(tuple(found))
+
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """Return Optuna's distributions by name."""
+        return {dimension.name: dimension.distribution() for dimension in self.dimensions}
+
+    def suggest(self, trial: Trial) -> dict[str, Any]:
+        """Let the sampler of a trial choose a value for each option; return the values."""
+        return {dimension.name: dimension.suggest(trial) for dimension in self.dimensions}
+
+    def values_of(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of what Optuna stores for a trial; other names stay as they are."""
+        known = {dimension.name: dimension for dimension in self.dimensions}
+        return {
+            name: known[name].value_of(value) if name in known else value
+            for name, value in stored.items()
+        }
+
+    @property
+    def grid_size(self) -> int:
+        """Number of points of the grid.
+
+        Raises:
+            ConfigError: a dimension is continuous, or the grid has too many points.
+        """
+        faults = [
+            f"{dimension.name} = {dimension.as_json()!r} has no finite number of values, and the "
+            "sampler grid needs one. Use a list of choices, or uniform(low, high, step=...)."
+            for dimension in self.dimensions
+            if dimension.n_values is None
+        ]
+        if faults:
+            raise ConfigError("\n".join(faults))
+        size = math.prod(dimension.n_values or 1 for dimension in self.dimensions)
+        if size > MOST_POINTS:
+            raise ConfigError(
+                f"The grid has {size:,} points, and at most {MOST_POINTS:,} are possible. Use "
+                "--sampler qmc, or fewer values, such as int(16, 256, step=16)."
+            )
+        return size
+
+    def grid_point(self, index: int) -> dict[str, Any]:
+        """Return a point of the grid by its index, from 0 to `grid_size - 1`."""
+        found: dict[str, Any] = {}
+        for dimension in reversed(self.dimensions):
+            index, own = divmod(index, dimension.n_values or 1)
+            found[dimension.name] = dimension.nth(own)
+        return {name: found[name] for name in self.names}
+
+
+def parse_space(values: Mapping[str, Any], locations: Locations, call: RecipeCall) -> Space:
+    """Parse a space, and try its values in the Config and the recipe.
+
+    Both ends of each range and a value between them are tried, and each choice.
+
+    Args:
+        values: of each option: text such as "log(1e-5, 1e-2)", or a list. Names are spelled as on
+            the command line; groups may be nested.
+        locations: where each was set, as errors show it ("space.toml:7").
+        call: the recipe, with the options that are the same in all trials.
+
+    Raises:
+        ConfigError: lists everything that is wrong.
+    """
+    if not values:
+        raise ConfigError(
+            "The space is empty. Set at least one option, such as optim.lr = "
+            f'"log(1e-5, 1e-2)". {HOW}'
+        )
+    faults: list[str] = []
+    found: dict[str, Dimension] = {}
+    places: dict[str, str] = {}
+    for typed, value in _flatten(values):
+        name = _full_name(typed)
+        if place := locations.get(typed) or locations.get(typed.rpartition(".")[0]):
+            places[name] = place
+        if name in found:
+            faults.append(placed(name, f"{name} is in the space twice. Leave one out.", places))
+            continue
+        try:
+            found[name] = parse_dimension(name, value)
+        except ValueError as error:
+            faults.append(placed(name, f"{name}: {error}", places))
+    faults += _find_fixed(found, call, places)
+    firsts = {name: dimension.probes()[0] for name, dimension in found.items()}
+    for dimension in found.values():
+        faults += _try_probes(dimension, firsts, call, places)
+    if not faults and (fault := _try(firsts, firsts, call, places)):
+        faults.append(fault)
+    if faults:
+        raise ConfigError("\n".join(dict.fromkeys(faults)))
+    return Space(tuple(found[name] for name in sorted(found)))
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _full_name(typed: str) -> str:
+    """Return the full name of an option: "optim.weight-decay" is "optim.weight_decay"."""
+    name = typed.replace("-", "_")
+    return f"{name}.{MAIN[name]}" if name in MAIN else name
+
+
+def _find_fixed(names: Collection[str], call: RecipeCall, places: Locations) -> Iterator[str]:
+    """Yield a fault for each option that is also set for all trials."""
+    recipe = f"recipe {call.recipe.name}"
+    fixed = {name: place for name, place in call.set_options.items() if place != recipe}
+    for name in names:
+        others = LENGTHS if name in LENGTHS else (name,)
+        for other in others:
+            where = "also there" if other in names and other != name else None
+            if other in fixed:
+                where = f"set {set_where(fixed[other])} for all trials"
+            if where:
+                also = "it" if other == name else other
+                yield placed(
+                    name, f"{name} is in the space, and {also} is {where}. Leave one out.", places
+                )
+
+
+def _try_probes(
+    dimension: Dimension, firsts: Mapping[str, Any], call: RecipeCall, places: Locations
+) -> list[str]:
+    """Return what the Config and the recipe reject of a dimension."""
+    name, probes = dimension.name, dimension.probes()
+    if not name.startswith("task.") and name not in dict(iter_options()):
+        probes = [dimension.as_json()]  # the error proposes it for the option that may be meant
+    tried = [_try({name: value}, firsts, call, places) for value in probes]
+    faults = [fault for fault in tried if fault]
+    if dimension.kind in ("log", "uniform") and tried[1:-1] and "integer" in str(tried[1]):
+        kind = "logint" if dimension.kind == "log" else "int"
+        return [f"{tried[1]} Write {kind}({dimension.low:g}, {dimension.high:g})."]
+    if dimension.kind != "choice":  # an end that was written rather than a value between
+        return [fault for fault in (tried[0], tried[-1], *tried) if fault][:1]
+    return faults
+
+
+def _try(
+    values: Mapping[str, Any], firsts: Mapping[str, Any], call: RecipeCall, places: Locations
+) -> str | None:
+    """Return why the Config or the recipe rejects values; None if they do not.
+
+    `firsts` has a value for each parameter of the recipe that only the space sets.
+    """
+    arguments = {name: value for name, value in values.items() if name.startswith("task.")}
+    options = {name: value for name, value in values.items() if name not in arguments}
+    try:
+        call.config.replace_options(options, places)
+        if arguments:
+            others = {name: value for name, value in firsts.items() if name.startswith("task.")}
+            plain = {name.removeprefix("task."): v for name, v in {**others, **arguments}.items()}
+            call.recipe.typed({**plain, **call.parameters}, places)
+    except SurestepError as error:
+        return str(error)
+    return None

@@ -1,0 +1,278 @@
+"""Where the trials of a study are stored: a journal in its folder, or a database."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+
+from surestep.base.errors import ConfigError, RunError
+from surestep.base.secrets import first_line
+from surestep.record.io import os_error_hint
+from surestep.tuning.lock import FileLock
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+    from sqlalchemy import URL
+
+P = ParamSpec("P")
+T = TypeVar("T")
+JOURNAL = "study.log"
+_SQLITE_TIMEOUT_S = 120  # how long a transaction waits for those of other workers
+_WAITS_S = (1, 2, 4, 8)  # before a request to a database is repeated
+_ATTEMPTS = 5  # to create the tables, while other processes create them too
+_EXAMPLES = "sqlite:///study.db or postgresql://user:password@host/database"
+_DRIVERS = {  # module: its package
+    "psycopg": "'psycopg[binary]'",
+    "psycopg2": "psycopg2-binary",
+    "MySQLdb": "mysqlclient",
+}
+
+
+def require_optuna() -> ModuleType:
+    """Import Optuna, and let it report only errors.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        optuna = import_module("optuna")
+    except ImportError as error:
+        raise ConfigError(
+            f"A search needs Optuna, which cannot be imported ({error}). Install it: "
+            "pip install optuna"
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # it prints each trial to stderr
+    return optuna
+
+
+def without_password(url: str | None) -> str | None:
+    """Return the URL of a database as it may be recorded: without a password, with a full path.
+
+    Raises:
+        ConfigError: it is not the URL of a database that several processes can use.
+    """
+    if url is None:
+        return None
+    parsed = _parse_url(url)
+    query = {key: value for key, value in parsed.query.items() if "pass" not in key.lower()}
+    clean = parsed.set(query=query)._replace(password=None)
+    return str(clean.render_as_string(hide_password=False))
+
+
+def _parse_url(url: str) -> URL:
+    """Parse a URL.
+
+    Raises:
+        ConfigError: it is not the URL of a database that several processes can use.
+    """
+    require_optuna()
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        parsed = make_url(url)
+        backend = parsed.get_backend_name()
+    except (SQLAlchemyError, ValueError) as error:
+        raise ConfigError(
+            f"--storage {url.partition(':')[0]}... is not the URL of a database. Pass one such as "
+            f"{_EXAMPLES}, or leave --storage out."
+        ) from error
+    if backend not in ("sqlite", "postgresql", "mysql", "mariadb"):
+        raise ConfigError(
+            f"--storage {backend}... is not a database that a study can use. Pass a URL such as "
+            f"{_EXAMPLES}, or leave --storage out."
+        )
+    if backend == "sqlite" and parsed.host:
+        raise ConfigError(
+            f"--storage sqlite://{parsed.host} has no file. Write sqlite:///{parsed.host}, with "
+            "three slashes."
+        )
+    if backend == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise ConfigError(
+            "--storage is an SQLite database in memory, which is lost with its process. Pass a "
+            "file, such as sqlite:///study.db, or leave --storage out."
+        )
+    if backend == "sqlite":  # the next worker may start in another folder
+        parsed = parsed.set(database=str(Path(str(parsed.database)).resolve()))
+    return parsed
+
+
+def open_storage(folder: Path, url: str | None) -> BaseStorage:
+    """Open the storage of a study, and create its files or tables if they are missing.
+
+    Args:
+        folder: of the study.
+        url: of a database, with the password if it needs one; None is the journal.
+
+    Raises:
+        ConfigError: the URL is invalid, or a package is missing.
+        RunError: the file or the database cannot be opened.
+    """
+    storages = require_optuna().storages
+    if url is None and not (folder / JOURNAL).exists() and any((folder / "trials").glob("*/")):
+        raise RunError(
+            f"{folder / JOURNAL} is missing, and {folder / 'trials'} has runs. Put a copy of it "
+            "back, or start a new study in another folder with --study."
+        )
+    opened = _open_journal(folder / JOURNAL) if url is None else _open_database(_parse_url(url))
+    cached: BaseStorage = storages.get_storage(opened)  # adds a cache to a database
+    return cached
+
+
+class _JournalLock(FileLock):
+    """The lock of a journal; it removes what a process that was killed wrote of a last line."""
+
+    def __init__(self, journal: Path) -> None:
+        super().__init__(journal.with_name(f"{journal.name}.lock"))
+        self._journal = journal
+
+    def acquire(self) -> bool:
+        """Wait for the lock."""
+        super().acquire()
+        try:
+            _remove_torn_line(self._journal)
+        except BaseException:
+            self.release()
+            raise
+        return True
+
+
+def _remove_torn_line(journal: Path) -> None:
+    """Truncate a journal after its last full line; no process has read what is after it."""
+    with journal.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        if not end:
+            return
+        file.seek(end - 1)
+        if file.read(1) == b"\n":
+            return
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def _open_journal(path: Path) -> BaseStorage:
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    with _explain_errors(str(path)):
+        path.touch()
+        lock = _JournalLock(path)
+        with lock:  # to learn whether the file system has locks; Optuna's own lock needs none
+            pass
+        backend = JournalFileBackend(str(path), cast("Any", lock) if lock.is_supported else None)
+        return JournalStorage(backend)
+
+
+def _open_database(url: URL) -> BaseStorage:
+    from optuna.storages import RDBStorage
+    from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy.pool import NullPool
+
+    is_sqlite = url.get_backend_name() == "sqlite"
+    # Without a pool no connection is kept that a server closes, or that a fork shares.
+    options: dict[str, Any] = {"poolclass": NullPool}
+    if is_sqlite:
+        options["connect_args"] = {"timeout": _SQLITE_TIMEOUT_S}
+    with _explain_errors(url.render_as_string(hide_password=True)):
+        for attempt in range(_ATTEMPTS):
+            try:
+                storage = RDBStorage(url.render_as_string(hide_password=False), options)
+                break
+            except SQLAlchemyError:  # another process may have created a table at the same time
+                if attempt == _ATTEMPTS - 1:
+                    raise
+    if is_sqlite:
+        _lock_whole_transactions(storage.engine)
+    return storage
+
+
+def _lock_whole_transactions(engine: Any) -> None:
+    """Make SQLite lock the database at the start of a transaction, and not at its first write.
+
+    Otherwise two workers can both read that a trial waits, and both take it: SQLite ignores the row
+    locks that Optuna asks for.
+
+    Source: https://docs.sqlalchemy.org/en/20/dialects/sqlite.html#enabling-non-legacy-sqlite-transactional-modes-with-the-sqlite3-or-aiosqlite-driver
+    """
+    from sqlalchemy import event
+
+    def leave_transactions_to_sqlalchemy(connection: Any, _: Any) -> None:
+        connection.isolation_level = None
+
+    def begin(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    event.listen(engine, "connect", leave_transactions_to_sqlalchemy)
+    event.listen(engine, "begin", begin)
+
+
+@contextmanager
+def _explain_errors(place: str) -> Iterator[None]:
+    """Raise errors of the storage as those that name it.
+
+    Raises:
+        ConfigError: the package of a database is missing.
+        RunError: it cannot be opened.
+    """
+    try:
+        yield
+    except ImportError as error:
+        name = getattr(error.__cause__ or error, "name", None) or "its driver"
+        package = _DRIVERS.get(name, name)
+        raise ConfigError(f"{place} needs {name}. Install it: pip install {package}") from error
+    except OSError as error:
+        raise RunError(
+            f"{place} cannot be opened: {error.strerror or error}. Choose another folder with "
+            "--study."
+        ) from error
+    except Exception as error:  # of SQLAlchemy, of its driver, of Optuna or of a damaged journal
+        raise RunError(
+            f"{place} cannot be opened: {_first_line(error)}. Check --storage, or start a new "
+            "study in another folder with --study."
+        ) from error
+
+
+def persist(method: Callable[P, T]) -> Callable[P, T]:
+    """Repeat a method of a study if its database does not answer.
+
+    Raises:
+        RunError: it did not answer for 15 seconds, or a file of the study cannot be written.
+    """
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        from sqlalchemy.exc import SQLAlchemyError
+
+        internal = require_optuna().exceptions.StorageInternalError
+        for wait_s in (*_WAITS_S, None):
+            try:
+                return method(*args, **kwargs)
+            except (internal, SQLAlchemyError) as error:
+                if wait_s is None:
+                    cause = error.__cause__ if isinstance(error, internal) else None
+                    raise RunError(
+                        "The database of the study does not answer: "
+                        f"{_first_line(cause or error)}. Run the same command again once it does: "
+                        "the study continues."
+                    ) from error
+                time.sleep(wait_s)
+            except OSError as error:
+                hint = os_error_hint(error, how=" with --study")
+                raise RunError(
+                    f"The study could not be written: {error.strerror or error}. {hint}"
+                ) from error
+        raise AssertionError
+
+    return call
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the first line of the message of a driver; SQLAlchemy adds the statement."""
+    return first_line(getattr(error, "orig", None) or error) or type(error).__name__

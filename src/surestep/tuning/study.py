@@ -1,0 +1,439 @@
+"""A study: claim, report and finish its trials, from any number of workers and machines.
+
+Optuna stores the trials: one of Optuna's for each attempt; see `attempts`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from surestep.base.errors import ConfigError
+from surestep.record.checkpoint.discovery import list_checkpoints, step_of
+from surestep.tuning.attempts import CurrentAttempts, current_attempts, is_lost, sampler_attrs
+from surestep.tuning.methods import PRUNERS, SAMPLERS, complete_method
+from surestep.tuning.samplers import check_methods, make_pruner, make_sampler, quiet
+from surestep.tuning.settings import StudySettings, read_settings, record_settings
+from surestep.tuning.storage import open_storage, persist, require_optuna, without_password
+
+if TYPE_CHECKING:
+    from optuna.pruners import BasePruner
+    from optuna.storages import BaseStorage
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial
+
+MOST_RETRIES = 3  # without progress
+TRIALS = "trials"  # the folder of their runs
+WORKER_DIED = "its worker died"
+TrialState = Literal["finished", "pruned", "failed", "running", "waiting"]
+_STATES: Mapping[str, TrialState] = {
+    "COMPLETE": "finished",
+    "PRUNED": "pruned",
+    "FAIL": "failed",
+    "RUNNING": "running",
+    "WAITING": "waiting",
+}
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """A trial in one row.
+
+    Attributes:
+        number: of the trial, from 0.
+        state: "waiting" is one that was handed back, or whose worker died; it will be resumed.
+        params: value of each option of the space; empty if they are not chosen yet.
+        values: of the objectives, if it is finished.
+        intermediate: the first objective by the number of the evaluation, from 1.
+        seconds: how long it trained, if that is known.
+        evaluations: how many evaluations were reported.
+        run: name of its run folder in `trials/`; None if it never started.
+        reason: why it is pruned, failed or waiting; else "".
+    """
+
+    number: int
+    state: TrialState
+    params: dict[str, Any]
+    values: tuple[float, ...] | None
+    intermediate: dict[int, float]
+    seconds: float | None
+    evaluations: int
+    run: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class ClaimedTrial:
+    """A trial that this worker runs.
+
+    Attributes:
+        number: of the trial, from 0.
+        params: value of each option of the space.
+        run: name of its run folder in `trials/`.
+        retries: how often a worker that ran it died since its newest checkpoint.
+        trial_id: of Optuna's storage.
+    """
+
+    number: int
+    params: dict[str, Any]
+    run: str
+    retries: int
+    trial_id: int
+
+
+@dataclass
+class Observer:
+    """Watches the heartbeats of running trials, by the clock of this process.
+
+    Attributes:
+        grace_s: a trial without a heartbeat for this long is stale.
+        clock: seconds that only increase.
+    """
+
+    grace_s: float = 60.0
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._seen: dict[int, tuple[Any, float]] = {}  # by trial: its counter, since when
+
+    def is_stale(self, trial_id: int, counter: Any) -> bool:
+        """Note the counter of a trial; return whether it has not changed for `grace_s`."""
+        now = self.clock()
+        before, since = self._seen.get(trial_id, (None, now))
+        if trial_id not in self._seen or before != counter:
+            self._seen[trial_id] = (counter, now)
+            return False
+        return now - since > self.grace_s
+
+
+class SearchStudy:
+    """A study that is open; see `open_study` and `read_study`.
+
+    Attributes:
+        folder: of the study.
+        settings: what `study.json` records; `trials` there may have grown since.
+    """
+
+    def __init__(self, folder: Path, settings: StudySettings, storage: BaseStorage) -> None:
+        self.folder = folder
+        self.settings = settings
+        self._storage = storage
+        self._beats: dict[int, int] = {}  # heartbeats by trial_id
+        self._pruners: dict[int, BasePruner] = {}  # by the number of evaluations of a trial
+        self._view = cast("BaseStorage", CurrentAttempts(storage))
+        optuna = require_optuna()
+        directions = ["maximize" if way == "max" else "minimize" for _, way in settings.objectives]
+        self._study: Study = optuna.create_study(
+            storage=self._view,
+            study_name=settings.name,
+            directions=directions,
+            sampler=optuna.samplers.RandomSampler(seed=0),  # `claim_trial` makes the one that draws
+            pruner=optuna.pruners.NopPruner(),  # `report` makes the one that prunes
+            load_if_exists=True,
+        )
+
+    @property
+    def trials(self) -> int:
+        """The whole number of trials; it is read again, since another command may raise it."""
+        return read_settings(self.folder).trials
+
+    @persist
+    def claim_trial(self) -> ClaimedTrial | None:
+        """Take the next trial: one that is to be resumed, or a new one.
+
+        Returns:
+            The trial, which is then running; None if the whole number is taken.
+        """
+        while True:
+            current = self._current()
+            numbers = (n for n in range(self.trials) if self._is_free(current.get(n)))
+            number = next(numbers, None)
+            if number is None:
+                return None
+            found = current.get(number)
+            if found is None or found.state.name != "WAITING":
+                self._add_attempt(number, found)
+            elif self._set_state(found._trial_id, "RUNNING"):
+                return self._start(number, found)
+
+    @staticmethod
+    def _is_free(trial: FrozenTrial | None) -> bool:
+        return trial is None or trial.state.name == "WAITING" or is_lost(trial)
+
+    def _add_attempt(self, number: int, before: FrozenTrial | None) -> None:
+        """Add the first or next attempt at a trial; another worker may do the same."""
+        step = self._newest_step(number)
+        attrs = {"number": number, "attempt": 0, "deaths": 0, "step": step}
+        of_sampler: Mapping[str, Any] = {}
+        if before is not None:
+            attrs["attempt"] = before.user_attrs["attempt"] + 1
+            if step <= before.user_attrs.get("step", 0):
+                died = before.user_attrs["lost"]["died"]
+                attrs["deaths"] = before.user_attrs["deaths"] + int(died)
+            of_sampler = sampler_attrs(before)
+        trial = require_optuna().trial
+        waiting = trial.TrialState.WAITING
+        self._study.add_trial(
+            trial.create_trial(state=waiting, user_attrs=attrs, system_attrs=of_sampler)
+        )
+
+    def _start(self, number: int, found: FrozenTrial) -> ClaimedTrial:
+        """Let the sampler of this number choose the values."""
+        optuna, settings = require_optuna(), self.settings
+        with quiet():
+            sampler = make_sampler(settings.sampler, settings.space, settings.seed, number)
+            study = optuna.load_study(  # a new one, since a Study caches the trials
+                study_name=settings.name,
+                storage=self._view,
+                sampler=sampler,
+                pruner=make_pruner(settings.pruner),
+            )
+            params = settings.space.suggest(optuna.trial.Trial(study, found._trial_id))
+        worker = {"host": socket.gethostname(), "pid": os.getpid()}
+        self._set_attr(found._trial_id, "worker", worker)
+        deaths = int(found.user_attrs["deaths"])
+        return ClaimedTrial(number, params, _run_name(number), deaths, found._trial_id)
+
+    @persist
+    def beat(self, trial: ClaimedTrial) -> bool:
+        """Record a heartbeat; return False if the trial was taken from this worker."""
+        self._beats[trial.trial_id] = count = self._beats.get(trial.trial_id, 0) + 1
+        return self._set_attr(trial.trial_id, "heartbeat", count)
+
+    @persist
+    def stale_trials(self, observer: Observer) -> list[ClaimedTrial]:
+        """Return the running trials whose worker died, as far as the observer has seen."""
+        running = [t for t in self._current().values() if t.state.name == "RUNNING"]
+        return [
+            self._claimed(trial)
+            for trial in running
+            if observer.is_stale(trial._trial_id, trial.user_attrs.get("heartbeat"))
+        ]
+
+    @persist
+    def retry(self, trial: ClaimedTrial, reason: str = WORKER_DIED) -> bool:
+        """End an attempt whose worker died, so that `claim_trial` resumes the trial.
+
+        After `MOST_RETRIES` retries without a new checkpoint the trial fails instead.
+
+        Returns:
+            Whether this worker ended it; another one may be first.
+        """
+        if trial.retries >= MOST_RETRIES:
+            step = self._frozen(trial).user_attrs.get("step", 0)
+            if self._newest_step(trial.number) <= step:
+                often = f"{reason} {MOST_RETRIES + 1} times without a new checkpoint"
+                return self.fail(trial, often)
+        return self._lose(trial, reason, died=True)
+
+    @persist
+    def hand_back(self, trial: ClaimedTrial, reason: str) -> bool:
+        """End an attempt that was stopped, so that `claim_trial` resumes the trial.
+
+        Returns:
+            Whether it was still this worker's.
+        """
+        return self._lose(trial, reason, died=False)
+
+    def _lose(self, trial: ClaimedTrial, reason: str, *, died: bool) -> bool:
+        return self._set_attr(
+            trial.trial_id, "lost", {"reason": reason, "died": died}
+        ) and self._set_state(trial.trial_id, "FAIL")
+
+    @persist
+    def report(
+        self, trial: ClaimedTrial, evaluation: int, value: float, evaluations: int = 0
+    ) -> bool:
+        """Record the first objective after an evaluation.
+
+        Args:
+            trial: that was evaluated.
+            evaluation: its number in the run, from 1.
+            value: of the objective.
+            evaluations: how many the trial makes, for `warmup=auto`.
+
+        Returns:
+            Whether to prune the trial; never with several objectives.
+        """
+        try:
+            self._storage.set_trial_intermediate_value(trial.trial_id, evaluation, value)
+            if self.settings.is_multi_objective:
+                return False
+            if evaluations not in self._pruners:
+                self._pruners[evaluations] = make_pruner(self.settings.pruner, evaluations)
+            with quiet():
+                return bool(self._pruners[evaluations].prune(self._study, self._frozen(trial)))
+        except require_optuna().exceptions.UpdateFinishedTrialError:
+            return False  # another worker took the trial
+
+    @persist
+    def finish(
+        self, trial: ClaimedTrial, values: Sequence[float], seconds: float | None = None
+    ) -> bool:
+        """End a trial with the values of its objectives; NaN fails it.
+
+        Returns:
+            Whether it was still this worker's.
+        """
+        names = [name for name, _ in self.settings.objectives]
+        assert len(values) == len(names)
+        for name, value in zip(names, values, strict=True):
+            if math.isnan(value):
+                return self.fail(trial, f"{name} is NaN", seconds)
+        return self._end(trial, "COMPLETE", "", seconds, [float(value) for value in values])
+
+    @persist
+    def prune(self, trial: ClaimedTrial, reason: str, seconds: float | None = None) -> bool:
+        """End a trial that the pruner stopped; return whether it was still this worker's."""
+        frozen = self._frozen(trial)
+        last = frozen.intermediate_values.get(frozen.last_step or 0, math.nan)
+        values = None if math.isnan(last) or self.settings.is_multi_objective else [last]
+        return self._end(trial, "PRUNED", reason, seconds, values)
+
+    @persist
+    def fail(self, trial: ClaimedTrial, reason: str, seconds: float | None = None) -> bool:
+        """End a trial that failed; return whether it was still this worker's."""
+        return self._end(trial, "FAIL", reason, seconds)
+
+    def _end(
+        self,
+        trial: ClaimedTrial,
+        state: str,
+        reason: str,
+        seconds: float | None,
+        values: Sequence[float] | None = None,
+    ) -> bool:
+        end = {"reason": reason, "seconds": seconds}
+        if state == "FAIL":  # `lost` is there if a worker died while it handed the trial back
+            self._set_attr(trial.trial_id, "lost", None)
+        return self._set_attr(trial.trial_id, "end", end) and self._set_state(
+            trial.trial_id, state, values
+        )
+
+    @persist
+    def rows(self) -> list[TrialRow]:
+        """Return a row for each trial, by number."""
+        return [self._row(number, trial) for number, trial in self._current().items()]
+
+    def _row(self, number: int, trial: FrozenTrial) -> TrialRow:
+        lost = is_lost(trial)
+        state: TrialState = "waiting" if lost else _STATES[trial.state.name]
+        stored = trial.params or trial.system_attrs.get("fixed_params", {})
+        end = trial.user_attrs.get("lost" if lost else "end", {})
+        if state == "running" and _is_dead(trial.user_attrs.get("worker")):
+            state, end = "waiting", {"reason": WORKER_DIED}
+        return TrialRow(
+            number=number,
+            state=state,
+            params=self.settings.space.values_of(stored),
+            values=tuple(trial.values) if state == "finished" and trial.values else None,
+            intermediate=dict(sorted(trial.intermediate_values.items())),
+            seconds=end.get("seconds"),
+            evaluations=len(trial.intermediate_values),
+            run=_run_name(number) if state != "waiting" or stored else None,
+            reason=str(end.get("reason", "")),
+        )
+
+    def _current(self) -> dict[int, FrozenTrial]:
+        """Return the attempt that counts of each trial."""
+        return current_attempts(self._storage.get_all_trials(self._study._study_id, deepcopy=False))
+
+    def _newest_step(self, number: int) -> int:
+        """Return the step of the newest checkpoint of a trial; 0 without one."""
+        found = list_checkpoints(self.folder / TRIALS / _run_name(number) / "checkpoints")
+        return step_of(found[-1]) if found else 0
+
+    def _claimed(self, trial: FrozenTrial) -> ClaimedTrial:
+        number, deaths = trial.user_attrs["number"], trial.user_attrs["deaths"]
+        params = self.settings.space.values_of(trial.params)
+        return ClaimedTrial(number, params, _run_name(number), deaths, trial._trial_id)
+
+    def _frozen(self, trial: ClaimedTrial) -> FrozenTrial:
+        return self._view.get_trial(trial.trial_id)
+
+    def _set_attr(self, trial_id: int, name: str, value: Any) -> bool:
+        """Set an attribute of a trial; return False if the trial is over."""
+        try:
+            self._storage.set_trial_user_attr(trial_id, name, value)
+        except require_optuna().exceptions.UpdateFinishedTrialError:
+            return False
+        return True
+
+    def _set_state(self, trial_id: int, state: str, values: Sequence[float] | None = None) -> bool:
+        """Set the state of a trial; return False if it is over or, for RUNNING, was taken."""
+        optuna = require_optuna()
+        try:
+            return bool(
+                self._storage.set_trial_state_values(
+                    trial_id, optuna.trial.TrialState[state], values
+                )
+            )
+        except optuna.exceptions.UpdateFinishedTrialError:
+            return False
+
+
+def _is_dead(worker: Mapping[str, Any] | None) -> bool:
+    """Whether a worker is a process of this machine that has ended."""
+    if worker is None or worker["host"] != socket.gethostname():
+        return False
+    try:
+        os.kill(worker["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # it is of another user
+        return False
+    return False
+
+
+def _run_name(number: int) -> str:
+    return f"{number:04d}"
+
+
+def open_study(folder: Path, settings: StudySettings, storage: str | None = None) -> SearchStudy:
+    """Create a study, or open the one in a folder, whose settings must be the same.
+
+    Args:
+        folder: of the study.
+        settings: as the command sets them.
+        storage: URL of a database with its password; None takes `settings.storage`.
+
+    Raises:
+        ConfigError: a setting is invalid, or differs from the recorded one.
+        RunError: the folder or the storage cannot be opened.
+    """
+    url = storage or settings.storage
+    settings = replace(settings, storage=without_password(url))
+    check_methods(settings)
+    settings = replace(
+        settings,
+        sampler=complete_method("sampler", settings.sampler, SAMPLERS),
+        pruner=complete_method("pruner", settings.pruner, PRUNERS),
+    )
+    recorded = record_settings(folder, settings)
+    return SearchStudy(folder, recorded, open_storage(folder, url))
+
+
+def read_study(folder: Path, storage: str | None = None) -> SearchStudy:
+    """Open the study in a folder as it is.
+
+    Args:
+        folder: of the study.
+        storage: URL of its database with the password, if it needs one.
+
+    Raises:
+        ConfigError: `storage` differs from the recorded database.
+        RunError: there is no study, or it cannot be opened.
+    """
+    settings = read_settings(folder)
+    if storage is not None and without_password(storage) != settings.storage:
+        raise ConfigError(
+            f"{folder} stores its trials in {settings.storage or 'study.log'}, and --storage is "
+            f"{without_password(storage)}. Leave --storage out, or pass the same one."
+        )
+    return SearchStudy(folder, settings, open_storage(folder, storage or settings.storage))

@@ -1,0 +1,119 @@
+"""The table of the trials of a study, and which of them are the best."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from surestep.base.text import format_duration
+from surestep.record.io import dumps
+
+if TYPE_CHECKING:
+    from surestep.tuning.dimension import Dimension
+    from surestep.tuning.space import Space
+    from surestep.tuning.study import TrialRow
+
+EXACT = ("parameters", "peak_memory")  # objectives that do not depend on the seed
+IMPORTANCE_TRIALS = 10  # finished ones; with fewer, importances are noise
+WALL_TIME = "wall time"
+_LONGEST_REASON = 60
+
+
+def find_best(rows: Sequence[TrialRow], objectives: Sequence[tuple[str, str]]) -> list[int]:
+    """Return the number of the best finished trial, or of those on the Pareto front.
+
+    Of trials with the same value, the first one is the best. A value that is not finite is never.
+    """
+    signs = [1 if direction == "min" else -1 for _, direction in objectives]
+    costs = {
+        row.number: [sign * value for sign, value in zip(signs, row.values, strict=True)]
+        for row in rows
+        if row.state == "finished" and row.values and all(map(math.isfinite, row.values))
+    }
+    if len(objectives) == 1:
+        return [min(costs, key=lambda number: (costs[number], number))] if costs else []
+    return [
+        number
+        for number, cost in costs.items()
+        if not any(_dominates(other, cost) for other in costs.values())
+    ]
+
+
+def _dominates(cost: Sequence[float], other: Sequence[float]) -> bool:
+    return cost != other and all(a <= b for a, b in zip(cost, other, strict=True))
+
+
+def tabulate_trials(
+    rows: Sequence[TrialRow],
+    objectives: Sequence[tuple[str, str]],
+    space: Space,
+    starred: Collection[int] | None = None,
+) -> tuple[list[str], list[list[str]]]:
+    """Return the columns and cells of the table of trials for a terminal.
+
+    Args:
+        rows: the trials, in the order of the table.
+        objectives: of the study.
+        space: what was searched.
+        starred: numbers of the trials that have a star; None is the best ones.
+
+    Returns:
+        The columns, and the cells of each row.
+    """
+    best = set(find_best(rows, objectives) if starred is None else starred)
+    has_reasons = any(row.reason for row in rows)
+    columns = ["trial", "state", *(name for name, _ in objectives), "evaluations", WALL_TIME]
+    cells = []
+    for row in rows:
+        values = row.values or [None] * len(objectives)
+        line = [f"{row.number}{' *' * (row.number in best)}", row.state]
+        line += ["" if value is None else format_value(value) for value in values]
+        line += [str(row.evaluations), "" if row.seconds is None else format_duration(row.seconds)]
+        for dimension in space.dimensions:
+            is_set = dimension.name in row.params
+            line.append(label_value(dimension, row.params[dimension.name]) if is_set else "")
+        cells.append([*line, shorten_reason(row)] if has_reasons else line)
+    return [*columns, *space.names, *["reason"] * has_reasons], cells
+
+
+def shorten_reason(row: TrialRow) -> str:
+    """Return the reason of a trial for a table; the log of the trial has the rest of a long one."""
+    text = " ".join(row.reason.split())
+    if len(text) <= _LONGEST_REASON:
+        return text
+    first = re.split(r"[.;] ", text, maxsplit=1)[0]
+    if len(first) > _LONGEST_REASON:
+        first = first[:_LONGEST_REASON].rsplit(" ", 1)[0] + " ..."
+    return first if row.run is None else f"{first}; see trials/{row.run}.log"
+
+
+def label_value(dimension: Dimension, value: Any, *, exact: bool = False) -> str:
+    """Return a value of a dimension as tables show it; see `label_choices`."""
+    if value in dimension.choices:
+        return label_choices(dimension)[dimension.choices.index(value)]
+    return format_exact(value) if exact else format_value(value)
+
+
+def label_choices(dimension: Dimension) -> list[str]:
+    """Return the labels of the choices: text is in quotes if it reads like another choice."""
+    labels = [format_exact(choice) for choice in dimension.choices]
+    if len(set(labels)) == len(labels):
+        return labels
+    return [dumps(c) if isinstance(c, str) else format_exact(c) for c in dimension.choices]
+
+
+def format_value(value: Any) -> str:
+    """Format a value of a trial: at most 5 significant digits, but all of an integer."""
+    text = format_exact(value)
+    return f"{value:.5g}" if isinstance(value, float) and "." in text else text
+
+
+def format_exact(value: Any) -> str:
+    """Format a value with all its digits: as JSON, but text without quotes, and 8.0 as 8."""
+    if value is None:
+        return "none"
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return str(int(value))
+    return str(value) if isinstance(value, str) else dumps(value)

@@ -1,0 +1,114 @@
+"""A real browser for the tests: Chromium without a window, with a record of its requests."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.needs import needs, needs_program
+
+INSTALL = "install it with `apt-get install --no-install-recommends chromium chromium-driver`"
+
+
+class Browser:
+    """A window of Chromium.
+
+    Args:
+        driver: selenium's driver.
+    """
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+
+    def open(self, path: Path) -> None:
+        """Open a file; return when it has loaded."""
+        self._driver.get(path.resolve().as_uri())
+
+    def read_requests(self) -> list[str]:
+        """Return the URL of every request since the last call, blocked ones too."""
+        found = []
+        for entry in self._driver.get_log("performance"):
+            message = json.loads(entry["message"])["message"]
+            if message["method"] == "Network.requestWillBeSent":
+                found.append(message["params"]["request"]["url"])
+            elif message["method"] == "Network.webSocketCreated":
+                found.append(message["params"]["url"])
+        return found
+
+    def read_console(self) -> list[str]:
+        """Return the errors and warnings of the console since the last call."""
+        return [entry["message"] for entry in self._driver.get_log("browser")]
+
+    def find_all(self, selector: str, within: Any = None) -> list[Any]:
+        """Return the elements that a CSS selector matches."""
+        return list((within or self._driver).find_elements("css selector", selector))
+
+    def hover(self, element: Any, right: float = 0, down: float = 0) -> None:
+        """Move the mouse over an element, to an offset from its center in pixels."""
+        from selenium.webdriver import ActionChains
+
+        self.scroll_to(element)
+        ActionChains(self._driver).move_to_element_with_offset(element, right, down).perform()
+
+    def click(self, element: Any) -> None:
+        """Click an element."""
+        from selenium.webdriver import ActionChains
+
+        self.scroll_to(element)
+        ActionChains(self._driver).move_to_element(element).click().perform()
+
+    def scroll_to(self, element: Any) -> None:
+        """Scroll an element into the middle of the window."""
+        self.run("arguments[0].scrollIntoView({block: 'center'})", element)
+
+    def wait_until(self, holds: Callable[[], Any], what: str, timeout_s: float = 20) -> Any:
+        """Wait until a function returns something true; return that.
+
+        The page may draw anew between two calls of the function. An element that is gone counts as
+        not yet true.
+        """
+        from selenium.common.exceptions import StaleElementReferenceException
+        from selenium.webdriver.support.wait import WebDriverWait
+
+        gone = [StaleElementReferenceException]
+        return WebDriverWait(self._driver, timeout_s, 0.05, gone).until(lambda _: holds(), what)
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """Run JavaScript in the page and return its value."""
+        return self._driver.execute_script(script, *arguments)
+
+    def set_dark(self, *, is_dark: bool) -> None:
+        """Have the page see a user who prefers dark, or light, colors."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
+        self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+    def resize(self, width: int, height: int) -> None:
+        """Set the size of the window."""
+        self._driver.set_window_size(width, height)
+
+    def screenshot(self, path: Path) -> None:
+        """Write the window as it is shown."""
+        assert self._driver.save_screenshot(str(path))
+
+
+@contextmanager
+def open_browser(width: int = 1280, height: int = 900) -> Iterator[Browser]:
+    """Start Chromium; it ends with the block."""
+    needs("selenium")
+    chromium, driver_path = (needs_program(name, INSTALL) for name in ("chromium", "chromedriver"))
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    # Containers run the tests as root, for whom Chromium has no sandbox, and have a small /dev/shm.
+    for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--no-first-run"):
+        options.add_argument(word)
+    options.add_argument(f"--window-size={width},{height}")
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    # With the path of the driver, selenium does not search for one in the network.
+    driver = webdriver.Chrome(options, webdriver.ChromeService(driver_path))
+    try:
+        yield Browser(driver)
+    finally:
+        driver.quit()

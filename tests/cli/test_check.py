@@ -1,0 +1,216 @@
+"""`surestep check` and `surestep explain`."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from surestep.doctor.rule import load_rules
+from tests.doctor.scripts import BAD, GOOD, notebook
+
+CODES = [rule.code for rule in load_rules()]
+
+
+@pytest.fixture(autouse=True)
+def scripts(folder):
+    (folder / "bad.py").write_text(BAD)
+    (folder / "good.py").write_text(GOOD)
+    return folder
+
+
+def only(*words):
+    return ("check", *words, "--select", "SS101")
+
+
+def test_finding_is_printed_with_its_source_and_fix(surestep):
+    answer = surestep(*only("bad.py"))
+    assert (answer.code, answer.err) == (1, "")
+    first, source, marks, fix, _, summary = answer.out.splitlines()
+    assert first.startswith("bad.py:8:5 SS101 missing-zero-grad `optimizer.step()` uses")
+    assert source == " 8 | optimizer.step()"
+    assert marks == " | ^^^^^^^^^^^^^^^^"
+    assert fix.startswith(" Fix: Call optimizer.zero_grad()")
+    assert summary == ("1 finding (1 error) in 1 file. `surestep explain SS101` explains a rule.")
+
+
+def test_correct_script_has_no_finding(surestep):
+    answer = surestep("check", "good.py")
+    assert (answer.code, answer.out, answer.err) == (0, "0 findings in 1 file.\n", "")
+
+
+def test_current_folder_is_checked_by_default(surestep, scripts):
+    (scripts / "sub").mkdir()
+    (scripts / "sub/c.ipynb").write_text(notebook(BAD))
+    out = surestep(*only()).out
+    assert "bad.py:8:5" in out
+    assert "sub/c.ipynb:cell 2:8:5" in out
+    assert "in 3 files." in out
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("--select", "SS1"), 1),
+        (("--select", "ss101"), 1),
+        (("--select", "missing-zero-grad"), 1),
+        (("--select", "SS101,SS1"), 1),
+        (("--select", "SS1", "--ignore", "SS101"), 0),
+        (("--ignore", "missing-zero-grad"), 0),
+    ],
+)
+def test_rules_are_selected_by_code_start_of_code_or_name(surestep, words, code):
+    assert surestep("check", "bad.py", *words).code == code
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("gone.py",), "gone.py does not exist."),
+        (("good.py", "--select", "SS1O1"), "There is no rule 'SS1O1'. Did you mean '"),
+        (("good.py", "--ignore", "missing-zero"), "Did you mean 'missing-zero-grad'"),
+        (("--select", "SS101", "bad.py"), "'bad.py' is not a rule. Give paths before the options."),
+        (("bad.py", "--format", "xml"), "--format"),
+    ],
+)
+def test_wrong_use_is_rejected(surestep, words, message):
+    answer = surestep("check", *words)
+    assert (answer.code, answer.out) == (2, "")
+    assert message in " ".join(answer.err.split())
+
+
+def test_json_holds_the_findings(surestep):
+    answer = surestep(*only("bad.py", "good.py"), "--format", "json")
+    assert answer.code == 1
+    found = json.loads(answer.out)
+    assert found["version"] == 1
+    (finding,) = found["findings"]
+    assert (finding["rule"], finding["file"], finding["line"]) == ("SS101", "bad.py", 8)
+    assert finding["severity"] == "error"
+    assert answer.err.startswith("1 finding (1 error) in 2 files.")
+
+
+def test_github_format_annotates(surestep):
+    answer = surestep(*only("bad.py"), "--format", "github")
+    assert answer.code == 1
+    assert answer.out.startswith("::error file=bad.py,line=8,col=5,title=SS101 missing-zero-grad::")
+
+
+def test_sarif_describes_all_rules(surestep):
+    answer = surestep(*only("bad.py"), "--format", "sarif")
+    (run,) = json.loads(answer.out)["runs"]
+    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == CODES
+    assert [result["ruleId"] for result in run["results"]] == ["SS101"]
+
+
+def test_settings_select_ignore_and_exclude(surestep, scripts):
+    settings = scripts / "pyproject.toml"
+    settings.write_text('[tool.surestep.check]\nignore = ["SS101"]\n')
+    assert surestep("check").code == 0
+    settings.write_text('[tool.surestep.check]\nselect = ["SS101"]\nexclude = ["bad.py"]\n')
+    answer = surestep("check")
+    assert (answer.code, answer.out) == (0, "0 findings in 1 file, 1 excluded.\n")
+
+
+def test_command_line_selects_instead_of_the_settings(surestep, scripts):
+    settings = '[tool.surestep.check]\nselect = ["SS101"]\nignore = ["SS101"]\n'
+    (scripts / "pyproject.toml").write_text(settings)
+    assert surestep("check").code == 0
+    (scripts / "pyproject.toml").write_text(settings.replace('ignore = ["SS101"]', ""))
+    assert surestep("check", "--ignore", "SS101").code == 0
+    assert surestep("check").code == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('select = ["SS1O1"]', "There is no rule 'SS1O1'. Did you mean '"),
+        ('exlude = ["a"]', "has no setting 'exlude'. Did you mean 'exclude'?"),
+    ],
+)
+def test_wrong_settings_are_rejected_with_the_file(surestep, scripts, line, message):
+    (scripts / "pyproject.toml").write_text(f"[tool.surestep.check]\n{line}\n")
+    answer = surestep("check")
+    assert answer.code == 2
+    assert message in answer.err
+    assert "pyproject.toml" in answer.err
+
+
+def test_unreadable_file_is_reported_and_counted(surestep, scripts):
+    (scripts / "broken.py").write_text("x = (\n")
+    (scripts / "odd.py").write_bytes(b"x = '\xe4'\n")
+    answer = surestep("check", "good.py", "broken.py", "odd.py")
+    assert answer.code == 0
+    assert answer.out == "0 findings in 1 file, 2 could not be read.\n"
+    first, second = answer.err.splitlines()
+    assert first == "broken.py:1: '(' was never closed."
+    assert second.startswith("odd.py is not text in its encoding")
+
+
+def test_cache_gives_the_same_output(surestep, scripts):
+    first = surestep("check")
+    assert (scripts / ".cache/check").is_dir()
+    assert surestep("check") == first
+    assert surestep("check", "--no-cache") == first
+
+
+def test_no_cache_writes_none(surestep, scripts):
+    surestep("check", "--no-cache")
+    assert not (scripts / ".cache").exists()
+
+
+def test_module_runs_as_the_command_does(scripts):
+    done = subprocess.run(
+        [sys.executable, "-m", "surestep", *only("bad.py")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_explain_lists_all_rules(surestep):
+    answer = surestep("explain")
+    assert (answer.code, answer.err) == (0, "")
+    assert [line.split()[0] for line in answer.out.splitlines() if line.startswith("SS")] == CODES
+
+
+@pytest.mark.parametrize("name", ["SS101", "ss101", "missing-zero-grad"])
+def test_explain_prints_the_page_of_a_rule(surestep, name):
+    answer = surestep("explain", name)
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.startswith("SS101 missing-zero-grad (error), found by surestep check")
+    assert "`backward()` adds to the gradients" in answer.out
+    assert "Fix: Call optimizer.zero_grad()" in answer.out
+    assert "Wrong:\n\n import torch\n" in answer.out
+    assert "Right:\n\n import torch\n" in answer.out
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_every_rule_can_be_explained(surestep, code):
+    assert surestep("explain", code).code == 0
+
+
+def test_explain_prints_json(surestep):
+    rule = json.loads(surestep("explain", "SS101", "--json").out)
+    assert rule["code"] == "SS101"
+    assert "check" in rule["commands"]
+    assert len(rule["bad"]) >= 3
+    rules = json.loads(surestep("explain", "--json").out)
+    assert [each["code"] for each in rules] == CODES
+    assert rule in rules
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("SS1O1", "There is no rule 'SS1O1'. Did you mean '"),
+        ("missing-zero", "Did you mean 'missing-zero-grad'"),
+        ("SS1", "SS1 is not one rule but several: SS101"),
+    ],
+)
+def test_explain_rejects_what_is_not_one_rule(surestep, name, message):
+    answer = surestep("explain", name)
+    assert (answer.code, answer.out) == (2, "")
+    assert message in answer.err

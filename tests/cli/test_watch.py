@@ -1,0 +1,110 @@
+"""`surestep watch`: the script runs as it would, and the findings are printed at the end."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import sys
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(30):
+    x = torch.randn(8, 4)
+    loss = (model(x) - x.sum(1, keepdim=True)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+print(sys.argv[1:], __name__, repr(model.weight.tolist()))
+{end}
+"""
+
+
+def write(folder, end=""):
+    path = folder / "script.py"
+    path.write_text(SCRIPT.format(end=end))
+    return path
+
+
+def start(folder, *words):
+    command = [sys.executable, *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def watch(folder, *words):
+    return start(folder, "-m", "surestep", "watch", *words)
+
+
+def test_script_prints_the_same_and_the_mistake_is_reported(tmp_path):
+    write(tmp_path)
+    alone = start(tmp_path, "script.py", "--lr", "3")
+    watched = watch(tmp_path, "--json", "out.json", "script.py", "--lr", "3")
+    assert watched.returncode == 0
+    assert watched.stdout == alone.stdout
+    assert "SS101 missing-zero-grad  " in watched.stderr
+    assert "Gradients grew from 30 batches" in watched.stderr
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["version"] == 1
+    (finding,) = found["findings"]
+    assert (finding["rule"], finding["line"]) == ("SS101", 12)
+    assert finding["file"].endswith("script.py")
+
+
+@pytest.mark.parametrize(
+    ("end", "options", "code", "message"),
+    [
+        ("raise ValueError('broken')", [], 1, "ValueError: broken"),
+        ("sys.exit(7)", [], 7, ""),
+        ("sys.exit('stopped')", [], 1, "stopped"),
+        ("raise KeyboardInterrupt", [], 130, "Interrupted."),
+        ("", ["--fail-on", "error"], 1, ""),
+    ],
+)
+def test_exit_code_is_that_of_the_script_and_findings_are_printed(
+    tmp_path, end, options, code, message
+):
+    write(tmp_path, end)
+    watched = watch(tmp_path, *options, "script.py")
+    assert watched.returncode == code
+    assert message in watched.stderr
+    assert "SS101" in watched.stderr
+    assert "surestep/cli" not in watched.stderr
+
+
+def test_traceback_begins_in_a_script_whose_folder_is_named_surestep(tmp_path):
+    folder = tmp_path / "surestep"
+    folder.mkdir()
+    write(folder, "raise ValueError('broken')")
+    err = watch(tmp_path, "surestep/script.py").stderr
+    assert 'script.py", line' in err
+    assert "watch.py" not in err
+
+
+def test_module_is_run_as_python_does(tmp_path):
+    write(tmp_path)
+    assert "SS101" in watch(tmp_path, "-m", "script", "--lr", "3").stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "No script is given"),
+        (["missing.py"], "There is no file 'missing.py'"),
+        (["--steps", "0", "script.py"], "--steps 0 is less than 1"),
+        (["--select", "SS9", "script.py"], "No rule that watches is SS9"),
+    ],
+)
+def test_wrong_use_is_explained(tmp_path, words, message):
+    write(tmp_path)
+    done = watch(tmp_path, *words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stdout == ""
+
+
+def test_steps_that_were_watched_are_counted(tmp_path):
+    write(tmp_path)
+    assert "1 finding in 5 steps" in watch(tmp_path, "--steps", "5", "script.py").stderr

@@ -1,0 +1,23 @@
+"""Scripts with and without a mistake."""
+
+GOOD = """\
+import torch
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(10):
+    loss = model(torch.randn(8, 4)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+BAD = GOOD.replace("    optimizer.zero_grad()\n", "")  # SS101 in line 8, columns 5 to 20
+
+
+def notebook(*cells):
+    """Return a notebook with a text cell and these code cells."""
+    import json
+
+    code = [{"cell_type": "code", "source": cell.splitlines(keepends=True)} for cell in cells]
+    text = {"cell_type": "markdown", "source": ["# Training"]}
+    return json.dumps({"cells": [text, *code], "nbformat": 4})

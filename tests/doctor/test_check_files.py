@@ -1,0 +1,238 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from surestep.doctor import check_files as module
+from surestep.doctor.cache import ResultCache
+from surestep.doctor.check_files import check_files
+from surestep.doctor.source.files import LARGEST
+from tests.doctor.scripts import BAD, GOOD, notebook
+
+CODES = ("SS101",)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def check(*names, cache=None):
+    return check_files([(Path(name), CODES) for name in names], ResultCache(cache))
+
+
+def found(*names, cache=None):
+    return [[finding.rule for finding in report.findings] for report in check(*names, cache=cache)]
+
+
+def test_each_file_has_a_report_in_order(folder):
+    (folder / "a.py").write_text(BAD)
+    (folder / "b.py").write_text(GOOD)
+    (folder / "c.ipynb").write_text(notebook(BAD))
+    (folder / "empty.py").touch()
+    assert found("b.py", "a.py", "c.ipynb", "empty.py") == [[], ["SS101"], ["SS101"], []]
+
+
+def test_finding_in_a_notebook_has_the_cell_and_the_source(folder):
+    (folder / "a.ipynb").write_text(notebook("%pip install torch", BAD))
+    ((finding,),) = [report.findings for report in check("a.ipynb")]
+    assert (finding.file, finding.line, finding.column) == ("a.ipynb:cell 3", 8, 5)
+    assert finding.source == "    optimizer.step()"
+
+
+@pytest.mark.parametrize("data", [b"x = (", b"\xff\xfe", b"#" * (LARGEST + 1), b"(" * 9999])
+def test_unreadable_file_is_a_problem_and_the_next_one_is_checked(folder, data):
+    (folder / "a.py").write_bytes(data)
+    (folder / "b.py").write_text(BAD)
+    unreadable, readable = check("a.py", "b.py")
+    assert unreadable.problem.startswith("a.py")
+    assert [finding.rule for finding in readable.findings] == ["SS101"]
+
+
+@pytest.mark.parametrize(
+    "expression", ["+".join(["x"] * 600), "(" * 80 + "x" + ")" * 80, "f(" * 90 + ")" * 90]
+)
+def test_deeply_nested_file_is_checked(folder, expression):
+    (folder / "a.py").write_text(f"{BAD}y = {expression}\n")
+    (report,) = check("a.py")
+    assert [finding.rule for finding in report.findings] == ["SS101"]
+    assert report.notes == []
+
+
+def test_rule_that_fails_is_noted_and_the_others_go_ahead(folder, monkeypatch):
+    def fail(program):
+        raise ValueError("boo")
+
+    from dataclasses import replace
+    from types import ModuleType
+
+    (rule,) = [rule for rule in module.load_rules() if rule.code == "SS101"]
+    broken = ModuleType("broken")
+    broken.check = fail
+    rules = (replace(rule, code="SS100", module=broken), rule)
+    monkeypatch.setattr(module, "load_rules", lambda: rules)
+    (folder / "a.py").write_text(BAD)
+    (report,) = check_files([(Path("a.py"), ("SS100", "SS101"))], ResultCache(folder / "cache"))
+    assert [finding.rule for finding in report.findings] == ["SS101"]
+    (note,) = report.notes
+    assert note.startswith("a.py: SS100 failed: ValueError: boo (test_check_files.py:")
+    assert note.endswith("This is a bug of surestep: please report it.")
+    assert not (folder / "cache").exists()
+
+
+def test_follower_that_fails_is_noted(folder, monkeypatch):
+    def fail(*_):
+        raise KeyError("boo")
+
+    monkeypatch.setattr(module, "check_file", fail)
+    (folder / "a.py").write_text(BAD)
+    (folder / "b.py").write_text("x = (\n")
+    first, second = check("a.py", "b.py")
+    assert "following it failed: KeyError: 'boo'" in first.notes[0]
+    assert second.problem
+
+
+@pytest.fixture
+def checked(monkeypatch):
+    """The paths that are checked, not read from the cache."""
+    names = []
+    original = module.check_chunk
+
+    def check(files):
+        names.extend(str(path) for path, _ in files)
+        return original(files)
+
+    monkeypatch.setattr(module, "check_chunk", check)
+    return names
+
+
+def test_unchanged_file_is_not_checked_again(folder, checked):
+    (folder / "a.py").write_text(BAD)
+    first = check("a.py", cache=folder / "cache")
+    assert checked == ["a.py"]
+    second = check("a.py", cache=folder / "cache")
+    assert checked == ["a.py"]
+    assert second[0].findings == first[0].findings
+
+
+def test_changed_file_is_checked_again(folder, checked):
+    (folder / "a.py").write_text(BAD)
+    assert found("a.py", cache=folder / "cache") == [["SS101"]]
+    (folder / "a.py").write_text(GOOD)
+    assert found("a.py", cache=folder / "cache") == [[]]
+    assert checked == ["a.py", "a.py"]
+
+
+def test_file_is_checked_again_if_what_it_imports_changes(folder, checked):
+    step = "from helper import advance\n" + BAD.replace("optimizer.step()", "advance(optimizer)")
+    (folder / "a.py").write_text(step)
+    cache = folder / "cache"
+    texts = [
+        (None, [[]]),
+        ("def advance(optimizer):\n    optimizer.step()\n    optimizer.zero_grad()\n", [[]]),
+        ("def advance(optimizer):\n    optimizer.step()\n", [[]]),
+        ("def advance(optimizer): (\n", [[]]),
+    ]
+    for count, (text, expected) in enumerate(texts, 1):
+        if text is not None:
+            (folder / "helper.py").write_text(text)
+        assert found("a.py", cache=cache) == expected
+        assert len(checked) == count
+    assert found("a.py", cache=cache) == [[]]
+
+
+def test_other_rules_have_their_own_results(folder):
+    (folder / "a.py").write_text(BAD)
+    cache = ResultCache(folder / "cache")
+    assert [report.findings for report in check_files([(Path("a.py"), ())], cache)] == [[]]
+    assert found("a.py", cache=folder / "cache") == [["SS101"]]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"\xff", b"0" * 64 + b"\n{}"])
+def test_broken_cache_is_ignored(folder, checked, damage):
+    (folder / "a.py").write_text(BAD)
+    check("a.py", cache=folder / "cache")
+    (entry,) = (folder / "cache").iterdir()
+    entry.write_bytes(damage)
+    assert found("a.py", cache=folder / "cache") == [["SS101"]]
+    assert len(checked) == 2
+
+
+def test_truncated_entry_is_ignored(folder, checked):
+    (folder / "a.py").write_text(BAD)
+    check("a.py", cache=folder / "cache")
+    (entry,) = (folder / "cache").iterdir()
+    entry.write_bytes(entry.read_bytes()[:-5])
+    assert found("a.py", cache=folder / "cache") == [["SS101"]]
+
+
+def test_cache_that_cannot_be_written_is_ignored(folder):
+    (folder / "cache").write_text("a file, not a folder")
+    (folder / "a.py").write_text(BAD)
+    assert found("a.py", cache=folder / "cache") == [["SS101"]]
+
+
+@pytest.mark.slow("starts several processes")
+def test_several_processes_find_the_same(folder, monkeypatch):
+    names = [f"{number}.py" for number in range(60)]
+    for number, name in enumerate(names):
+        (folder / name).write_text(GOOD if number % 3 else BAD)
+    alone = [module.check_chunk([(Path(name), CODES)])[0] for name in names]
+    monkeypatch.setattr(module, "_count_cores", lambda: 2)
+    assert check(*names) == alone
+
+
+INTERRUPT = """
+import os, signal, sys
+from concurrent.futures import ProcessPoolExecutor
+from surestep.cli.main import main
+from surestep.doctor import check_files
+
+submit, count = ProcessPoolExecutor.submit, 0
+
+def submit_and_interrupt(self, *args):
+    global count
+    future = submit(self, *args)
+    count += 1
+    if count == 2:  # both processes are started
+        os.killpg(0, signal.SIGINT)  # as a terminal does
+    return future
+
+if __name__ == "__main__":
+    ProcessPoolExecutor.submit = submit_and_interrupt
+    check_files._count_cores = lambda: 2
+    sys.exit(main(["check", "scripts", "--no-cache"]))
+"""
+
+
+@pytest.mark.slow("starts several processes")
+def test_interrupt_ends_all_processes_with_130_and_no_traceback(folder):
+    (folder / "scripts").mkdir()
+    for number in range(200):
+        (folder / f"scripts/{number}.py").write_text(BAD)
+    (folder / "interrupt.py").write_text(INTERRUPT)
+    words = [sys.executable, "interrupt.py"]
+    # It returns when no process has the pipes open.
+    done = subprocess.run(words, capture_output=True, text=True, start_new_session=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+LOADED = """
+import json, sys
+from surestep.cli.main import main
+
+code = main(["check", "a.py", "--no-cache"])
+print(json.dumps([code, sorted({name.partition(".")[0] for name in sys.modules})]))
+"""
+
+
+def test_command_loads_no_slow_package(folder):
+    (folder / "a.py").write_text(BAD)
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True)
+    assert done.stderr == ""
+    code, loaded = json.loads(done.stdout.splitlines()[-1])
+    assert code == 1
+    assert {"torch", "numpy", "pydantic", "typeguard"} & set(loaded) == set()

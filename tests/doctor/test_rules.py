@@ -1,0 +1,54 @@
+"""Each rule finds its bad examples, and no rule finds anything in a good one."""
+
+import re
+
+import pytest
+
+from surestep.doctor.check import check_file, parse_example
+from surestep.doctor.finding import SEVERITIES
+from surestep.doctor.rule import load_rules
+from surestep.doctor.source.files import Project
+
+RULES = load_rules()
+STATIC = [rule for rule in RULES if hasattr(rule.module, "check")]
+BAD = [(rule, name) for rule in STATIC for name in rule.examples("bad")]
+GOOD = [(rule, name) for rule in RULES for name in rule.examples("good")]
+
+
+def codes_in(rule, kind, name):
+    file = parse_example(rule.examples(kind)[name])
+    return {finding.rule for finding in check_file(file, RULES, Project())}
+
+
+def name_of(value):
+    return value if isinstance(value, str) else value.code
+
+
+@pytest.mark.parametrize(("rule", "name"), BAD, ids=name_of)
+def test_bad_example_has_the_mistake(rule, name):
+    allowed = set(getattr(rule.module, "ALSO", ()))
+    found = codes_in(rule, "bad", name)
+    assert rule.code in found
+    assert found <= {rule.code, *allowed}
+
+
+@pytest.mark.parametrize(("rule", "name"), GOOD, ids=name_of)
+def test_good_example_has_no_mistake(rule, name):
+    assert codes_in(rule, "good", name) == set()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=name_of)
+def test_rule_is_complete(rule):
+    assert rule.severity in SEVERITIES
+    assert hasattr(rule.module, "check") or rule.watcher is not None
+    assert re.fullmatch(r"SS\d{3}", rule.code)
+    assert rule.summary.endswith(".")
+    assert len(rule.summary) <= 88
+    assert "Source:" in rule.page
+    assert rule.fix.endswith(".")
+    assert len(rule.examples("bad")) >= 3, "three spellings of the mistake"
+    assert len(rule.examples("good")) >= 3, "three correct scripts that look similar"
+
+
+def test_codes_and_names_are_unique():
+    assert len({rule.code for rule in RULES}) == len({rule.name for rule in RULES}) == len(RULES)

@@ -1,0 +1,81 @@
+from pathlib import Path
+
+import pytest
+
+from surestep.doctor.check import check_file
+from surestep.doctor.report import FileReport
+from surestep.doctor.rule import load_rules
+from surestep.doctor.source.files import Project, parse_source
+from tests.doctor.scripts import BAD, notebook
+
+RULES = [rule for rule in load_rules() if rule.code == "SS101"]
+STEP = "    optimizer.step()\n"
+
+
+def check(text, name="a.py"):
+    report = FileReport(name)
+    file = parse_source(Path(name), text.encode())
+    return check_file(file, RULES, Project(), report), report.notes
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        "# surestep: ignore[SS101]",
+        "#surestep:ignore[SS101] the sum is wanted",
+        "# surestep: ignore[SS702, SS101] reason",
+        "# surestep: ignore[missing-zero-grad] reason",
+        "# surestep: ignore[SS1] reason",
+        "# noqa  # surestep: ignore[SS101] reason",
+    ],
+)
+def test_comment_suppresses_the_finding_of_its_line(comment):
+    found, notes = check(BAD.replace(STEP, f"    optimizer.step()  {comment}\n"))
+    assert found == []
+    assert [note for note in notes if "SS702" not in note] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BAD.replace(STEP, "    optimizer.step()  # surestep: ignore[SS999] reason\n"),
+        BAD.replace(STEP, '    optimizer.step(), "# surestep: ignore[SS101]"\n'),
+        BAD.replace(STEP, f"    # surestep: ignore[SS101] another line\n{STEP}"),
+        BAD.replace("for _", "for _ in range(2):  # surestep: ignore[SS101]\n  for _"),
+        f"# surestep: ignore-file[SS999] reason\n{BAD}",
+    ],
+)
+def test_other_comment_or_text_suppresses_nothing(text):
+    found, _ = check(text)
+    assert [finding.rule for finding in found] == ["SS101"]
+
+
+def test_comment_on_the_first_line_of_a_statement_covers_all_its_lines():
+    statement = "    (  # surestep: ignore[SS101] reason\n        optimizer.step()\n    )\n"
+    assert check(BAD.replace(STEP, statement))[0] == []
+
+
+def test_comment_for_the_file_may_be_anywhere_in_it():
+    assert check(f"{BAD}# surestep: ignore-file[SS101] reason\n")[0] == []
+
+
+def test_comment_in_a_notebook_suppresses_the_finding_of_its_cell():
+    comment = "optimizer.step()  # surestep: ignore[SS101] reason"
+    text = notebook("import torch\n", BAD.replace("optimizer.step()", comment))
+    assert check(text, "a.ipynb")[0] == []
+    assert check(notebook("import torch\n", BAD), "a.ipynb")[0] != []
+
+
+def test_unknown_rule_in_a_comment_is_reported():
+    comment = "# surestep: ignore[missing-zero-grads]"
+    found, notes = check(BAD.replace(STEP, f"    optimizer.step()  {comment}\n"))
+    assert len(found) == 1
+    (note,) = notes
+    expected = "a.py:8: There is no rule 'missing-zero-grads'. Did you mean 'missing-zero-grad'"
+    assert note.startswith(expected)
+
+
+def test_comment_without_a_rule_is_reported():
+    found, notes = check(BAD.replace(STEP, "    optimizer.step()  # surestep: ignore\n"))
+    assert len(found) == 1
+    assert notes == ["a.py:8: the comment names no rule. Write `# surestep: ignore[SS101] reason`."]

@@ -1,0 +1,44 @@
+"""Each rule with a run-time side finds its bad examples while they run, and no good one."""
+
+import pytest
+import torch
+
+from surestep.doctor.check import parse_example
+from surestep.doctor.rule import load_rules
+from surestep.doctor.watch.watch import Watch
+
+RULES = [rule for rule in load_rules() if rule.watcher is not None]
+BAD = [(rule, name) for rule in RULES for name in rule.examples("bad")]
+GOOD = [(rule, name) for rule in RULES for name in rule.examples("good")]
+
+
+def name_of(value):
+    return value if isinstance(value, str) else value.code
+
+
+def watch_example(rule, kind, name):
+    torch.manual_seed(0)
+    example = parse_example(rule.examples(kind)[name])
+    code = compile(example.text, str(example.path), "exec")
+    watch = Watch(RULES)
+    watch.run(lambda: exec(code, {"__name__": "__main__"}))
+    report = watch.report()
+    assert report.failures == {}
+    return report
+
+
+@pytest.mark.parametrize(("rule", "name"), BAD, ids=name_of)
+def test_bad_example_is_found_while_it_runs(rule, name):
+    report = watch_example(rule, "bad", name)
+    allowed = {rule.code, *getattr(rule.module, "ALSO", ())}
+    assert rule.code in {finding.rule for finding in report.findings}
+    assert {finding.rule for finding in report.findings} <= allowed
+    for finding in report.findings:
+        assert finding.file == f"{name}.py"
+        assert finding.line > 0
+        assert finding.evidence["since_step"] >= 1
+
+
+@pytest.mark.parametrize(("rule", "name"), GOOD, ids=name_of)
+def test_good_example_runs_without_a_finding(rule, name):
+    assert watch_example(rule, "good", name).findings == []

@@ -1,0 +1,389 @@
+"""A mirror never disturbs training: outages are reported once, and made up for."""
+
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+import surestep
+from surestep.base.errors import ConfigError
+from surestep.mirror import owner, uploader
+from surestep.mirror.link import read_link
+from surestep.mirror.owner import Owner, read_owner, release_owner
+from surestep.mirror.store import Store
+from surestep.record.io import dumps
+from surestep.record.lock import RunLock
+from surestep.record.run_writer import RunWriter
+from surestep.trainer import prepare
+from surestep.trainer.trackers import TrackerThreads
+from tests.mirror.runs import STEPS, files, flip_byte, last_weights, names, train
+
+
+class Outage:
+    """Makes every write of a store fail while it lasts."""
+
+    def __init__(self, monkeypatch, error=None):
+        self.error = error or ConnectionError("the server is away\nmore text")
+        self.lasts = True
+        self.failures = 0
+        for name in ("write", "upload"):
+            monkeypatch.setattr(Store, name, self.around(getattr(Store, name)))
+
+    def around(self, call):
+        def act(store, name, *more):
+            if self.lasts:
+                self.failures += 1
+                raise self.error
+            return call(store, name, *more)
+
+        return act
+
+
+class At(surestep.Callback):
+    """Calls a function after a step."""
+
+    def __init__(self, step, act):
+        self.step, self.act = step, act
+
+    def on_step(self, state, result):
+        if state.progress.step == self.step:
+            self.act()
+
+
+def wait_until(holds):
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def printed_lines(capfd):
+    """Return what the run printed: a message that comes at its end is not in its events."""
+    return capfd.readouterr().err.splitlines()
+
+
+def test_mirrored_run_is_complete_and_equal_to_one_without_a_mirror(tmp_path, capfd):
+    plain = train(tmp_path / "plain")
+    run = train(tmp_path / "run", tmp_path / "mirror")
+    assert last_weights(run) == last_weights(plain)
+    assert names(tmp_path / "mirror") == names(run.path)
+    mirrored = surestep.Run(tmp_path / "mirror")
+    assert mirrored.status["status"] == "finished"
+    assert list(mirrored.events()) == list(run.events())
+    assert "mirror" not in capfd.readouterr().err
+
+
+def test_outage_is_reported_once_and_made_up_for(tmp_path, monkeypatch, capfd):
+    outage = None
+
+    def begin():
+        nonlocal outage
+        outage = Outage(monkeypatch)
+
+    def end():
+        wait_until(lambda: outage.failures > 3)
+        outage.lasts = False
+        wait_until(lambda: "step-00000006" in names(tmp_path / "mirror"))
+
+    run = train(tmp_path / "run", tmp_path / "mirror", callbacks=[At(3, begin), At(9, end)])
+    assert names(tmp_path / "mirror") == names(run.path)
+    told = [text for text in printed_lines(capfd) if str(tmp_path / "mirror") in text]
+    assert len(told) == 2
+    assert "takes no copies: ConnectionError: the server is away. Training continues" in told[0]
+    assert told[1].endswith("has what it had missed.")
+
+
+def test_mirror_that_is_full_does_not_stop_the_run(tmp_path, monkeypatch, capfd):
+    def begin():
+        Outage(monkeypatch, OSError(28, "No space left on device"))
+
+    run = train(tmp_path / "run", tmp_path / "mirror", callbacks=[At(3, begin)])
+    assert run.status["status"] == "finished"
+    printed = capfd.readouterr().err
+    assert "No space left on device" in printed
+    assert f"To copy the rest: surestep mirror push {tmp_path / 'run'}" in printed
+
+
+def test_outage_from_the_start_is_made_up_for(tmp_path, monkeypatch, capfd):
+    outage = Outage(monkeypatch)
+
+    def end():
+        wait_until(lambda: outage.failures > 3)
+        outage.lasts = False
+
+    run = train(tmp_path / "run", tmp_path / "mirror", callbacks=[At(6, end)])
+    assert names(tmp_path / "mirror") == names(run.path)
+    told = [text for text in printed_lines(capfd) if str(tmp_path / "mirror") in text]
+    assert ["takes no copies" in text for text in told[:1]] == [True]
+
+
+def test_next_process_copies_what_an_ended_one_could_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(uploader, "STALLED_S", 0.05)
+    with monkeypatch.context() as patch:
+        Outage(patch)
+        run = train(tmp_path / "run", tmp_path / "mirror")
+        assert names(tmp_path / "mirror") == []
+    train(tmp_path / "run", tmp_path / "mirror")  # it is finished
+    assert names(tmp_path / "mirror") == names(run.path)
+
+
+def test_end_of_a_run_waits_while_the_mirror_makes_progress(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(uploader, "STALLED_S", 0.3)
+    monkeypatch.setattr(uploader, "_SILENT_S", 0.2)
+    upload = Store.upload
+
+    def slow(store, *args):
+        note = store.progress.begin(f"test {args[0]}")
+        for count in range(4):
+            time.sleep(0.1)
+            note(count + 1)
+        upload(store, *args)
+
+    monkeypatch.setattr(Store, "upload", slow)
+    run = train(tmp_path / "run", tmp_path / "mirror")
+    assert names(tmp_path / "mirror") == names(run.path)
+    assert "Copying the rest to" in capfd.readouterr().err
+
+
+def test_run_ends_if_the_mirror_takes_everything_but_checkpoints(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(uploader, "STALLED_S", 0.6)  # three renewals, as in a real run
+    monkeypatch.setattr(owner, "RENEW_S", 0.2)
+    upload, is_full = Store.upload, True
+
+    def fail(store, name, *more):
+        if is_full and name.endswith("model.safetensors"):
+            raise OSError(122, "Disk quota exceeded")
+        upload(store, name, *more)
+
+    def end():
+        nonlocal is_full
+        is_full = False
+
+    monkeypatch.setattr(Store, "upload", fail)
+    timer = threading.Timer(20, end)  # so that a run that waits for ever ends as well
+    timer.start()
+    train(tmp_path / "run", tmp_path / "mirror")
+    timer.cancel()
+    assert is_full
+    assert "To copy the rest: surestep mirror push" in capfd.readouterr().err
+
+
+def test_failure_at_the_end_is_printed_while_it_is_waited_for(tmp_path, monkeypatch, capfd):
+    outage, printed = None, ""
+
+    def begin():
+        nonlocal outage
+        outage = Outage(monkeypatch)
+
+    def end():
+        nonlocal printed
+        end_s = time.monotonic() + 20  # so that a run that waits for ever ends as well
+        while "takes no copies" not in printed and time.monotonic() < end_s:
+            printed += capfd.readouterr().err
+            time.sleep(0.01)
+        outage.lasts = False
+
+    close = uploader.Uploader.close
+
+    def close_in_an_outage(self, print_line):
+        begin()
+        threading.Thread(target=end).start()
+        close(self, print_line)
+
+    monkeypatch.setattr(uploader, "STALLED_S", 15.0)
+    monkeypatch.setattr(uploader.Uploader, "close", close_in_an_outage)
+    run = train(tmp_path / "run", tmp_path / "mirror")
+    assert "It is tried for 15 s more." in printed
+    assert names(tmp_path / "mirror") == names(run.path)
+
+
+def test_late_start_with_newer_steps_than_the_mirror_ends_the_fetch(tmp_path, monkeypatch):
+    run = train(tmp_path / "run", tmp_path / "mirror", max_steps=6).path
+    train(run, max_steps=9)
+    replace(read_link(run), fetching=True).write(run)
+    listed, failures = Store.list, 0
+
+    def fail_once(self):
+        nonlocal failures
+        failures += 1
+        if failures == 1:
+            raise ConnectionError("the server is away")
+        return listed(self)
+
+    monkeypatch.setattr(Store, "list", fail_once)
+    train(run, tmp_path / "mirror")
+    assert failures > 1
+    assert not read_link(run).fetching
+    assert names(tmp_path / "mirror") == names(run)
+
+
+def test_slow_mirror_does_not_delay_the_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(uploader, "STALLED_S", 2.0)
+    release = threading.Event()
+    monkeypatch.setattr(Store, "upload", lambda *_: release.wait(60))
+    begin = time.monotonic()
+    try:
+        run = train(tmp_path / "run", tmp_path / "mirror")
+        assert time.monotonic() - begin < 15
+        assert run.last.step == STEPS
+    finally:
+        release.set()
+
+
+def test_ctrl_c_ends_the_wait_for_the_mirror(tmp_path, monkeypatch, capfd):
+    release = threading.Event()
+    monkeypatch.setattr(Store, "upload", lambda *_: release.wait(60))
+
+    class Interrupted(threading.Thread):
+        def join(self, timeout=None):
+            if self.name == "surestep-mirror":
+                raise KeyboardInterrupt
+            super().join(timeout)
+
+    monkeypatch.setattr(uploader, "Thread", Interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "run", tmp_path / "mirror")
+    finally:
+        release.set()
+    assert "surestep mirror push" in capfd.readouterr().err
+    assert surestep.Run(tmp_path / "run").status["status"] == "finished"
+
+
+def test_run_whose_mirror_is_taken_over_continues_without_it(tmp_path, monkeypatch, capfd):
+    store = Store(str(tmp_path / "mirror"))
+
+    def take():
+        wait_until(lambda: names(tmp_path / "mirror") != [])
+        assert release_owner(store)
+        wait_until(lambda: "surestep-mirror" not in [each.name for each in threading.enumerate()])
+
+    run = train(tmp_path / "run", tmp_path / "mirror", callbacks=[At(6, take)])
+    assert run.status["status"] == "finished"
+    assert any(
+        "taken over by a command. The run continues" in text for text in printed_lines(capfd)
+    )
+    assert names(tmp_path / "mirror") != names(run.path)
+
+
+def test_checkpoint_that_is_damaged_here_is_reported_and_not_copied(tmp_path, capfd):
+    options = {"schedule.name": "constant", "checkpoint.keep_last": 9}
+    run = train(tmp_path / "run", max_steps=6, **options)
+    flip_byte(run.path / "checkpoints" / "step-00000003" / "model.safetensors")
+    train(run.path, tmp_path / "mirror", **options)
+    told = [text for text in printed_lines(capfd) if "It is not copied" in text]
+    assert len(told) == 1
+    assert "step-00000003 is damaged: model.safetensors" in told[0]
+    complete = [
+        path.parent.name for path in (tmp_path / "mirror" / "checkpoints").glob("*/manifest.json")
+    ]
+    assert sorted(complete) == ["step-00000006", "step-00000009", "step-00000012"]
+
+
+def test_rest_is_copied_after_the_process_group_and_the_saves_and_before_the_unlock(
+    tmp_path, monkeypatch
+):
+    order = []
+
+    def note(owner_of, name, text):
+        call = getattr(owner_of, name)
+
+        def act(*args, **options):
+            order.append(text)
+            return call(*args, **options)
+
+        monkeypatch.setattr(owner_of, name, act)
+
+    @contextmanager
+    def noted_settings(plan):
+        with torch_settings(plan):
+            yield
+        order.append("settings")  # the first to be entered, so the last to be left
+
+    torch_settings = prepare.torch_settings
+    monkeypatch.setattr(prepare, "torch_settings", noted_settings)
+    note(RunWriter, "collect_saves", "saves")
+    note(uploader.Uploader, "close", "mirror")
+    note(RunLock, "release", "unlock")
+    train(tmp_path / "run", tmp_path / "mirror")
+    assert order[-5:] == ["settings", "saves", "mirror", "saves", "unlock"]
+
+
+def test_mirror_is_released_if_a_tracker_cannot_start(tmp_path, monkeypatch):
+    def fail(*_):
+        raise ConfigError("it cannot start")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrackerThreads, "start", fail)
+        with pytest.raises(ConfigError, match="it cannot start"):
+            train(tmp_path / "run", tmp_path / "mirror")
+    assert read_owner(Store(str(tmp_path / "mirror")))["writer"] is None
+    run = train(tmp_path / "run", tmp_path / "mirror")
+    assert names(tmp_path / "mirror") == names(run.path)
+
+
+class ReleaseFails:
+    """Makes the release of a mirror fail a number of times."""
+
+    def __init__(self, monkeypatch, count):
+        self.count = count
+        release = Owner.release
+
+        def fail(owner):
+            if owner.is_owner and self.count:
+                self.count -= 1
+                raise ConnectionError("the server is away")
+            release(owner)
+
+        monkeypatch.setattr(Owner, "release", fail)
+
+
+def test_release_is_tried_again_at_the_end(tmp_path, monkeypatch, capfd):
+    fails = ReleaseFails(monkeypatch, 3)
+    train(tmp_path / "run", tmp_path / "mirror")
+    assert fails.count == 0
+    assert read_owner(Store(str(tmp_path / "mirror")))["writer"] is None
+    printed = capfd.readouterr().err
+    assert "mirror release" not in printed
+    assert printed.count("takes no copies") == 1
+
+
+def test_command_that_releases_the_mirror_is_printed_if_the_run_could_not(
+    tmp_path, monkeypatch, capfd
+):
+    monkeypatch.setattr(uploader, "STALLED_S", 3.0)
+    ReleaseFails(monkeypatch, 10**9)
+    run = train(tmp_path / "run", tmp_path / "mirror")
+    assert names(tmp_path / "mirror") == names(run.path)
+    printed = capfd.readouterr().err
+    assert f"unless you release it: surestep mirror release {tmp_path / 'mirror'}" in printed
+    assert "mirror push" not in printed
+
+
+def test_run_whose_machine_slept_writes_nothing_to_a_mirror_that_was_taken_over(
+    tmp_path, monkeypatch, capfd
+):
+    """Another machine waits for STALE_S, in which this one did not renew, and then continues."""
+    monkeypatch.setattr(owner, "STALE_S", 120.0)
+    store, found, gate = Store(str(tmp_path / "mirror")), {}, threading.Lock()
+    make_pass, read = uploader.Uploader._pass, time.clock_gettime
+
+    def make_gated_pass(self, **more):
+        with gate:
+            return make_pass(self, **more)
+
+    def sleep():
+        wait_until(lambda: "step-00000003" in names(tmp_path / "mirror"))
+        with gate:
+            writer = {"host": "other", "pid": 7, "token": "t", "time": time.time()}
+            store.write(owner.FILE, dumps({**read_owner(store), "writer": writer}).encode())
+            found.update(files(tmp_path / "mirror"))
+            monkeypatch.setattr(time, "clock_gettime", lambda clock: read(clock) + 130)
+
+    monkeypatch.setattr(uploader.Uploader, "_pass", make_gated_pass)
+    train(tmp_path / "run", tmp_path / "mirror", callbacks=[At(5, sleep)])
+    assert "was taken over by process 7 on other" in capfd.readouterr().err
+    assert files(tmp_path / "mirror") == found
+    assert read_owner(store)["writer"]["pid"] == 7

@@ -1,0 +1,78 @@
+"""The result of a search reaches its trackers; trials with missing events are named."""
+
+import pytest
+
+import surestep
+from surestep.record.io import write_json
+from surestep.tracking.study import describe_missing, finish_study
+from surestep.tracking.tracker import StudyResult
+
+
+class Recorder(surestep.Tracker):
+    name = "recorder"
+    study = None
+
+    def end_study(self, study):
+        self.study = study
+
+
+class Broken(surestep.Tracker):
+    name = "broken"
+
+    def end_study(self, study):
+        raise ConnectionError("the server is away\nmore text")
+
+
+def test_result_of_a_study_reaches_each_tracker_despite_a_failure(tmp_path):
+    recorder = Recorder()
+    study = StudyResult("digits-7", tmp_path, {"lr": 0.1}, {"val/loss": 0.5})
+    messages = finish_study([Broken(), recorder], study)
+    assert recorder.study is study
+    assert messages == [
+        "broken did not take the result of the study digits-7: ConnectionError: the server is away."
+    ]
+
+
+def make_run(folder, *, delivered, trackers=("mlflow",), events="x" * 10):
+    """Write what a run of 10 bytes of events leaves, with the offset of each tracker."""
+    folder.mkdir(parents=True)
+    write_json(folder / "plan.json", [{"option": "logging.trackers", "value": list(trackers)}])
+    (folder / "events.jsonl").write_text(events)
+    for name, offset in delivered.items():
+        (folder / "trackers").mkdir(exist_ok=True)
+        write_json(folder / "trackers" / f"{name}.json", {"offset": offset, "state": {}})
+    return folder
+
+
+def test_trials_with_missing_events_are_named_with_the_command_that_sends_them(tmp_path):
+    whole = make_run(tmp_path / "0000", delivered={"mlflow": 10})
+    part = make_run(tmp_path / "0001", delivered={"mlflow": 4})
+    none = make_run(tmp_path / "0002", delivered={})
+    untracked = make_run(tmp_path / "0003", delivered={}, trackers=())
+    (failed := tmp_path / "0004").mkdir()  # before it had a Plan
+    command = f"surestep track replay {part} --to mlflow"
+    assert describe_missing([whole, part, none, untracked, failed]) == [
+        f"mlflow is missing events of 2 trials: 0001, 0002. To send those of the first: {command}"
+    ]
+    assert describe_missing([whole, part]) == [
+        f"mlflow is missing events of 1 trial. To send them: {command}"
+    ]
+    assert describe_missing([whole, untracked]) == []
+
+
+def test_each_tracker_has_its_own_message_and_ten_trials_are_named(tmp_path):
+    both = {"mlflow": 10, "wandb": 1}
+    runs = [
+        make_run(tmp_path / f"{number:04d}", delivered=both, trackers=("mlflow", "wandb"))
+        for number in range(12)
+    ]
+    (message,) = describe_missing(runs)
+    assert message.startswith("wandb is missing events of 12 trials: 0000, ")
+    assert "0009 and 2 more. To send" in message
+
+
+@pytest.mark.parametrize("text", ["", '{"offset": "many"}'])
+def test_record_that_cannot_be_read_counts_as_missing_events(tmp_path, text):
+    run = make_run(tmp_path / "run", delivered={"mlflow": 10})
+    (run / "trackers" / "mlflow.json").write_text(text)
+    assert len(describe_missing([run])) == 1

@@ -1,0 +1,49 @@
+"""Studies whose trials are a formula instead of a run."""
+
+import math
+
+from surestep.tuning.settings import StudySettings
+from surestep.tuning.space import Space
+from surestep.tuning.study import open_study
+
+SPACE = {"b": "int(1, 8)", "lr": "log(1e-5, 1e-1)", "name": ["x", "y", [1, 2]]}
+GRID = {"b": "int(1, 8)", "name": ["x", "y", [1, 2]]}
+
+
+def make_settings(*, space=SPACE, objectives=(("val/loss", "min"),), trials=12, **options):
+    return StudySettings(
+        recipe={"name": "formula", "path": "/formula.py", "sha256": "0" * 64},
+        fixed={"epochs": "3", "optim.betas": ("0.9", "0.95")},
+        space=Space.from_json(space),
+        objectives=objectives,
+        trials=trials,
+        **options,
+    )
+
+
+def make_study(folder, storage=None, **options):
+    return open_study(folder, make_settings(**options), storage)
+
+
+def loss(params):
+    return (
+        abs(math.log10(params.get("lr", 1e-3)) + 3) + params["b"] / 8 + (params.get("name") != "y")
+    )
+
+
+def run_trial(study, trial, evaluations=3):
+    """Report a trial that improves, and end it; return whether it was pruned."""
+    for number in range(1, evaluations + 1):
+        if study.report(trial, number, loss(trial.params) + 1 / number):
+            return study.prune(trial, "worse than the median")
+    study.finish(trial, [loss(trial.params)], seconds=1.5)
+    return False
+
+
+def run_all(study):
+    """Run trials until there are no more; return what was claimed."""
+    claimed = []
+    while (trial := study.claim_trial()) is not None:
+        run_trial(study, trial)
+        claimed.append(trial)
+    return claimed

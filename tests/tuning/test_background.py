@@ -1,0 +1,66 @@
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+
+from surestep.tuning import background
+from surestep.tuning.process import StopRequests
+from surestep.tuning.worker import WorkerOptions
+
+pytestmark = pytest.mark.slow("starts processes")
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Let each worker be a process that ends with its stdin; return those that were started."""
+    found = []
+
+    def start(given):
+        json.dumps(given)
+        worker = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        found.append(worker)
+        return worker
+
+    monkeypatch.setattr(background, "_start", start)
+    return found
+
+
+def wait_until(claim):
+    end = time.monotonic() + 60
+    while not claim():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_killed_workers_are_reported_and_replaced_three_times(started, tmp_path, capfd):
+    printed = ""
+
+    def count_reports():
+        nonlocal printed
+        printed += capfd.readouterr().err
+        return printed.count("A worker was killed by SIGKILL.")
+
+    with (
+        StopRequests() as stops,
+        background.start_workers(2, tmp_path, None, WorkerOptions(), stops),
+    ):
+        for killed in range(4):
+            started[-1].send_signal(signal.SIGKILL)
+            wait_until(lambda killed=killed: count_reports() == killed + 1)
+        assert len(started) == 2 + 3
+        started[0].stdin.close()
+    assert printed.count("Another one was started") == 3
+
+
+def test_workers_that_end_by_themselves_are_not_replaced(started, tmp_path, capfd):
+    with (
+        StopRequests() as stops,
+        background.start_workers(2, tmp_path, None, WorkerOptions(), stops),
+    ):
+        for worker in list(started):
+            worker.stdin.close()
+            worker.wait()
+    assert len(started) == 2
+    assert capfd.readouterr().err == ""

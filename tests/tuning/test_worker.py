@@ -1,0 +1,32 @@
+"""A worker deletes the checkpoints of trials that are not the best, beside other workers."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+from surestep.tuning.process import Ended
+from surestep.tuning.study import ClaimedTrial
+from surestep.tuning.worker import Worker, WorkerOptions
+from tests.tuning.studies import make_rows, make_study
+
+
+def test_better_trial_of_another_worker_keeps_its_checkpoints(tmp_path, monkeypatch):
+    """Each read of the trials finds one more, which is better than those before."""
+    row, names = make_rows(1)[0], [f"{number:04d}" for number in range(9)]
+    rows = [replace(row, number=n, run=name, values=(float(n),)) for n, name in enumerate(names)]
+    shown = 1
+
+    def read_more():
+        nonlocal shown
+        shown += 1
+        return rows[:shown]
+
+    study = make_study(rows)
+    study.folder, study.rows, study.beat = tmp_path, read_more, lambda _: True
+    for name in names:
+        (tmp_path / "trials" / name / "checkpoints" / "step-00000001").mkdir(parents=True)
+    worker = Worker(study, WorkerOptions(keep_best=True), SimpleNamespace(reason=""), print)
+    monkeypatch.setattr(worker, "run_job", lambda *_, **__: Ended())
+    monkeypatch.setattr(worker, "_record", lambda *_: True)
+    worker._run_trial(ClaimedTrial(0, {}, "0000", 0, 0), None)
+    left = sorted(path.parts[-3] for path in tmp_path.glob("trials/*/checkpoints/step-*"))
+    assert left == names[shown - 1 :]
