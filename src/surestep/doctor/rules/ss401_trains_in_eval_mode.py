@@ -14,7 +14,7 @@ import ast
 from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.source.evaluation import find_forwards, is_grad_off
+from surestep.doctor.source.evaluation import find_forwards
 from surestep.doctor.source.modes import find_switch
 from surestep.doctor.source.modules import depends_on_mode, models_of, traverse_inputs
 from surestep.doctor.source.trace import Event, Program, Trace
@@ -24,6 +24,7 @@ from surestep.doctor.source.training import (
     find_actions,
     is_made_by,
     is_same,
+    is_without_grad,
     strip,
 )
 from surestep.doctor.source.values import Value
@@ -42,7 +43,7 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         for event, output in find_forwards(trace):
             model = strip(output.receiver)
-            if model is None or is_grad_off(event) or depends_on_mode(model) is False:
+            if model is None or is_without_grad(event) or depends_on_mode(model) is False:
                 continue
             is_in_loss = any(
                 loss is not None and any(part is output for part in traverse_inputs(loss))
@@ -88,7 +89,7 @@ def _is_for_evaluation(trace: Trace, switch: Event, model: Value) -> bool:
     start = trace.events.index(switch)
     for event, output in find_forwards(trace):
         if trace.events.index(event) > start and is_same(output.receiver, model):
-            return is_grad_off(event)
+            return is_without_grad(event)
     return False
 
 

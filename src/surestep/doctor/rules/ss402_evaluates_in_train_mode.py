@@ -17,14 +17,19 @@ from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.evaluation import (
     find_forwards,
     has_training,
-    is_grad_off,
     is_held_out,
     is_measured,
 )
 from surestep.doctor.source.modes import find_switch, is_never_switched
 from surestep.doctor.source.modules import depends_on_mode
 from surestep.doctor.source.trace import Event, Program, Trace
-from surestep.doctor.source.training import describe, is_made_by, options_of, strip
+from surestep.doctor.source.training import (
+    describe,
+    is_made_by,
+    is_without_grad,
+    options_of,
+    strip,
+)
 from surestep.doctor.source.values import Call, Instance, Value
 
 SEVERITY = "error"
@@ -40,7 +45,7 @@ def check(program: Program) -> Iterator[Problem]:
     for trace in program.traces:
         for event, output in find_forwards(trace):
             model = strip(output.receiver)
-            if model is None or not is_grad_off(event) or not depends_on_mode(model):
+            if model is None or not is_without_grad(event) or not depends_on_mode(model):
                 continue
             if not _is_evaluation(trace, event, output):
                 continue

@@ -13,10 +13,16 @@ Source: https://docs.pytorch.org/docs/stable/notes/autograd.html#locally-disable
 from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.source.evaluation import find_forwards, is_grad_off, is_measured
+from surestep.doctor.source.evaluation import find_forwards, is_measured
 from surestep.doctor.source.modes import find_switch
 from surestep.doctor.source.trace import Event, Program, Trace
-from surestep.doctor.source.training import describe, find_actions, is_model, strip
+from surestep.doctor.source.training import (
+    describe,
+    find_actions,
+    is_model,
+    is_without_grad,
+    strip,
+)
 from surestep.doctor.source.values import last_name
 
 SEVERITY = "warning"
@@ -33,7 +39,7 @@ def check(program: Program) -> Iterator[Problem]:
     for trace in program.traces:
         for event, output in find_forwards(trace):
             model = strip(output.receiver)
-            if event.loop is None or is_grad_off(event) or model is None or not is_model(model):
+            if event.loop is None or is_without_grad(event) or model is None or not is_model(model):
                 continue
             switch = find_switch(trace, event, model, is_training=False)
             if switch is None or event.loop in switch.event.loops:

@@ -8,19 +8,13 @@ from collections.abc import Iterator
 
 from surestep.doctor.source.modules import is_named_model, traverse_inputs
 from surestep.doctor.source.trace import Event, Trace
-from surestep.doctor.source.training import find_actions, is_without_grad
+from surestep.doctor.source.training import find_actions
 from surestep.doctor.source.values import Call, Operation, Value, last_name
 
 _LOSS_NAME = re.compile(r"(^|_)(criterion|criteria|loss|loss_?fn|loss_?func)(_|\d|$)", re.I)
 _LOSS_FUNCTION = re.compile(r"(_loss|cross_entropy|_with_logits|kl_div)$")
 _HELD_OUT = re.compile(r"(^|_)x?y?_?(val|valid|validation|test|eval|dev|holdout)(_|\d|$)", re.I)
 _METRICS = ("sklearn.metrics.", "torchmetrics.", "torcheval.")
-
-
-def is_grad_off(event: Event) -> bool:
-    """Return whether no graph is built, by a `with` statement or a decorator around an event."""
-    names = ("no_grad", "inference_mode")
-    return is_without_grad(event) or any(f.has_decorator(*names) for f in event.stack)
 
 
 def find_forwards(trace: Trace) -> Iterator[tuple[Event, Call]]:

@@ -431,9 +431,8 @@ class Evaluator:
         scope = Scope(given, function.scope)
         before, self._file = self._file, function.file or self._file
         self._returned.append([])
-        contexts = tuple(d for d in function.decorators if isinstance(d, Call))
         try:
-            with self._recorder.scoped(contexts=contexts, function=function):
+            with self._recorder.scoped(contexts=function.decorators, function=function):
                 if isinstance(definition, ast.Lambda):
                     self._returned[-1].append(self._evaluate(definition.body, scope))
                     ends = False
