@@ -31,19 +31,11 @@ from surestep.doctor.source.values import (
     Value,
     join,
 )
+from surestep.doctor.source.wrapping import MOVES, WRAPPERS
 
 MAX_DEPTH = 12  # of calls that are followed
 MAX_RUNS = 12  # of one function
-# Methods that return their module.
-_FLUENT = frozenset(
-    "to cuda cpu half float double bfloat16 type requires_grad_ train eval apply compile".split()
-)
-# Functions that return what they are given, wrapped.
-_WRAPPERS = frozenset(
-    "DistributedDataParallel DataParallel FullyShardedDataParallel fully_shard DDP FSDP "
-    "compile prepare setup setup_dataloaders setup_module prepare_model prepare_optimizer "
-    "prepare_data_loader unwrap_model script convert_sync_batchnorm".split()
-)
+_RETURN_MODULE = MOVES | {"type", "apply", "compile"}  # of a module; of a tensor they may not
 _SEVERAL = ("prepare", "setup", "setup_dataloaders")  # which return a tuple of what they are given
 _TRANSPARENT = frozenset(("tqdm", "iter", "trange", "track", "list", "tuple"))
 
@@ -330,7 +322,7 @@ class Evaluator:
 
     def _after_method(self, made: Call, base: Value) -> Value:
         """Return the value of a method of something that is not of the project."""
-        if made.name in _FLUENT and isinstance(base, Instance) and base.cls.is_module:
+        if made.name in _RETURN_MODULE and isinstance(base, Instance) and base.cls.is_module:
             return base
         if made.name in ("append", "add", "extend") and isinstance(base, Collection) and made.args:
             base.elements.append(made.args[0])
@@ -344,7 +336,7 @@ class Evaluator:
 
     def _unwrap(self, made: Call) -> Value:
         """Return what a wrapper such as `accelerator.prepare` was given."""
-        if made.name not in _WRAPPERS or not made.args or made.has_unknown_arguments:
+        if made.name not in WRAPPERS or not made.args or made.has_unknown_arguments:
             return made
         if made.path.startswith(("torch.", ".")) or "." in made.path:
             if len(made.args) == 1 or made.name not in _SEVERAL:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from surestep.doctor.source.trace import Event, Loop, Trace
 from surestep.doctor.source.training import find_actions, options_of
 from surestep.doctor.source.values import Call, Class, Constant, Function, Instance, Value
+from surestep.doctor.source.wrapping import PREPARES
 
 _PARAMETERS = (
     "dataset batch_size shuffle sampler batch_sampler num_workers collate_fn pin_memory drop_last "
@@ -16,7 +17,6 @@ _PARAMETERS = (
 )
 _PATHS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
 _ITERATORS = frozenset("enumerate tqdm trange track iter islice cycle prange progress_bar".split())
-_PREPARES = frozenset("prepare prepare_data_loader setup setup_dataloaders".split())
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ def find_training_loops(trace: Trace, loader: Loader) -> list[tuple[Loop, ...]]:
     the loader.
     """
     prepares = (event.call for event in trace.events if event.call is not None)
-    given = (arg for call in prepares if call.name in _PREPARES for arg in call.args)
+    given = (arg for call in prepares if call.name in PREPARES for arg in call.args)
     if any(loader.call in options_of(arg) for arg in given):
         return []
     found: dict[int, tuple[Loop, ...]] = {}

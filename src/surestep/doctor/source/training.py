@@ -26,19 +26,14 @@ from surestep.doctor.source.values import (
     is_module_path,
     last_name,
 )
+from surestep.doctor.source.wrapping import MOVES, PREPARES, WRAPPERS
 
 _OPTIMIZER_NAME = re.compile(r"(^|_)(opt|optim|optimizer|optimiser)s?(_|\d|$)", re.IGNORECASE)
 _SCHEDULER_NAME = re.compile(r"(^|_)(lr_)?(sched|scheduler)s?(_|\d|$)", re.IGNORECASE)
 _SCALER_NAME = re.compile(r"(^|_)(grad_?)?scaler(_|\d|$)", re.IGNORECASE)
 _SCHEDULER_CALLS = re.compile(r"^(get_\w*(schedule|scheduler)\w*|\w+Schedule|create_scheduler\w*)$")
 _MODEL_CALLS = ("from_pretrained", "from_config", "create_model", "load_from_checkpoint")
-_WRAPPERS = frozenset(
-    "DistributedDataParallel DataParallel FullyShardedDataParallel fully_shard DDP FSDP compile "
-    "prepare setup prepare_model prepare_optimizer unwrap_model to cuda cpu half float double "
-    "bfloat16 train eval requires_grad_".split()
-)
 _BUILTINS = ("float", "compile")
-_SETUPS = ("prepare", "setup", "prepare_model", "prepare_optimizer", "unwrap_model")
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,9 +102,11 @@ def is_coordinator(value: Value | None) -> bool:
 
 def strip(value: Value | None) -> Value | None:
     """Return what was wrapped or moved: `model` for `DDP(model.to(device))`."""
-    while isinstance(value, Call) and value.name in _WRAPPERS and value.path not in _BUILTINS:
-        is_moved = value.is_method and value.name not in _SETUPS and value.receiver is not None
-        inner = value.receiver if is_moved else value.argument(0, "")
+    while isinstance(value, Call) and value.path not in _BUILTINS:
+        if value.name not in MOVES and value.name not in WRAPPERS:
+            return value
+        is_of_coordinator = value.name in PREPARES or value.receiver is None
+        inner = value.argument(0, "") if is_of_coordinator else value.receiver
         if inner is None:
             return value
         value = inner

@@ -12,6 +12,18 @@ from collections.abc import Iterator
 from surestep.doctor.source.trace import Event, Trace
 from surestep.doctor.source.values import Call, Value
 
+# Methods that return their module, or their tensor on another device or of another type.
+MOVES = frozenset("to cuda cpu half float double bfloat16 train eval requires_grad_".split())
+# Methods of an Accelerator, a Fabric or the like that return what they are given, wrapped.
+PREPARES = frozenset(
+    "prepare setup setup_dataloaders setup_module prepare_model prepare_optimizer "
+    "prepare_data_loader unwrap_model".split()
+)
+# Functions and methods that return what they are given, wrapped.
+WRAPPERS = PREPARES | frozenset(
+    "DistributedDataParallel DataParallel FullyShardedDataParallel fully_shard DDP FSDP compile "
+    "script convert_sync_batchnorm".split()
+)
 PREFIXES = {
     "torch.nn.parallel.DistributedDataParallel": "module.",
     "torch.nn.parallel.distributed.DistributedDataParallel": "module.",
