@@ -16,7 +16,6 @@ from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Program
-from surestep.doctor.source.training import describe
 
 SEVERITY = "error"
 FIX = "Give cross_entropy the logits, and apply softmax only where probabilities are needed."
@@ -31,8 +30,7 @@ def check(program: Program) -> Iterator[Problem]:
             if origin is not None:
                 yield at_event(
                     loss.event,
-                    f"`{describe(loss.input)}` went through `{describe(origin.value)}`, and "
-                    "cross-entropy applies softmax again.",
+                    f"{loss.describe_input(origin)}, and cross-entropy applies softmax again.",
                     softmax_line=origin.line,
                 )
 

@@ -15,7 +15,6 @@ from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Program
-from surestep.doctor.source.training import describe
 
 SEVERITY = "error"
 FIX = "Return logits from the model and use binary_cross_entropy_with_logits, without a sigmoid."
@@ -36,7 +35,7 @@ def check(program: Program) -> Iterator[Problem]:
             if origin is not None:
                 yield at_event(
                     loss.event,
-                    f"`{describe(loss.input)}` comes from `{describe(origin.value)}`, {reason}.",
+                    f"{loss.describe_input(origin)}, {reason}.",
                     origin_line=origin.line,
                 )
 

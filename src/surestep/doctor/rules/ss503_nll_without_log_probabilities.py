@@ -16,7 +16,6 @@ from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Program
-from surestep.doctor.source.training import describe
 
 SEVERITY = "error"
 FIX = "Give nll_loss the result of log_softmax, or give cross_entropy the logits."
@@ -33,8 +32,7 @@ def check(program: Program) -> Iterator[Problem]:
             kind = "logits" if origin.name in ("linear", "conv") else "probabilities"
             yield at_event(
                 loss.event,
-                f"`{describe(loss.input)}` holds {kind} of `{describe(origin.value)}`, and this "
-                "loss expects log-probabilities.",
+                f"{loss.describe_input(origin)}: {kind}, and this loss expects log-probabilities.",
                 origin_line=origin.line,
             )
 

@@ -259,6 +259,8 @@ class Evaluator:
             options = [self._unpack(option, index, node) for option in value.options]
             return join(*options) or value
         constant = Constant(index, node=node, file=self._file)
+        if isinstance(node, (ast.Tuple, ast.List)) and index < len(node.elts):
+            node = node.elts[index]
         return Item(value, constant, node=node, file=self._file)
 
     def _element(self, iterated: Value, node: ast.expr) -> Value:

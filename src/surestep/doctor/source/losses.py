@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
 
+from surestep.doctor.source.outputs import Origin
 from surestep.doctor.source.trace import Event, Trace
-from surestep.doctor.source.training import find_actions, options_of
+from surestep.doctor.source.training import (
+    describe,
+    describe_source,
+    find_actions,
+    options_of,
+)
 from surestep.doctor.source.values import Call, Value, walk
 
 _STEPS = ("training_step", "compute_loss")
@@ -40,6 +47,17 @@ class Loss:
     def option(self, name: str) -> Value | None:
         """Return an option that is given by its name."""
         return self.settings.keywords.get(name)
+
+    def describe_input(self, origin: Origin) -> str:
+        """Return the start of a sentence that says which operation computed the input."""
+        node = self.event.node
+        given = self.input.node
+        if isinstance(node, ast.Call):
+            named = (word.value for word in node.keywords if word.arg == "input")
+            given = next(named, node.args[0] if node.args else given)
+        text, result = describe_source(given), describe(origin.value)
+        subject = "The input" if text == result else f"`{text}`"
+        return f"{subject} is the result of `{result}`"
 
 
 def find_losses(trace: Trace, *names: str) -> list[Loss]:

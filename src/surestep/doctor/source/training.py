@@ -292,9 +292,14 @@ def is_without_grad(event: Event) -> bool:
 
 def describe(value: Value | None) -> str:
     """Return the source of a value for a message, shortened."""
-    if value is None or value.node is None or not isinstance(value.node, ast.expr):
+    return describe_source(None if value is None else value.node)
+
+
+def describe_source(node: ast.AST | None) -> str:
+    """Return the source of an expression for a message, shortened; "it" for anything else."""
+    if not isinstance(node, ast.expr):
         return "it"
-    text = " ".join(ast.unparse(value.node).split())
+    text = " ".join(ast.unparse(node).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
