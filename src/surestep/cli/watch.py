@@ -36,7 +36,7 @@ class _Options:
     steps: int | None = None
     """Watch the first steps only."""
     select: str = "SS"
-    """Codes of rules or their starts, with commas between them."""
+    """Codes of rules or their starts, with commas and no spaces between them: SS1,SS506."""
     ignore: str = ""
     """Codes of rules that are left out, likewise."""
     module: Annotated[bool, tyro.conf.arg(aliases=["-m"])] = False
