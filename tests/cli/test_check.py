@@ -141,11 +141,19 @@ def test_unreadable_file_is_reported_and_counted(surestep, scripts):
     (scripts / "broken.py").write_text("x = (\n")
     (scripts / "odd.py").write_bytes(b"x = '\xe4'\n")
     answer = surestep("check", "good.py", "broken.py", "odd.py")
-    assert answer.code == 0
+    assert answer.code == 1
     assert answer.out == "0 findings in 1 file, 2 could not be read.\n"
     first, second = answer.err.splitlines()
     assert first == "broken.py:1: '(' was never closed."
     assert second.startswith("odd.py is not text in its encoding")
+
+
+@pytest.mark.parametrize("selector", ["SS117", "gradients-always-clipped"])
+def test_rule_that_only_watches_is_named(surestep, selector):
+    answer = surestep("check", "bad.py", "--select", "SS101", selector)
+    assert answer.code == 1
+    assert answer.err.startswith(f"{selector}: only `surestep watch` sees this")
+    assert surestep("check", "bad.py", "--select", "SS1").err == ""
 
 
 def test_cache_gives_the_same_output(surestep, scripts):

@@ -15,7 +15,7 @@ from surestep.doctor.check_files import check_files
 from surestep.doctor.find_files import find_files
 from surestep.doctor.finding import Finding
 from surestep.doctor.report import FileReport
-from surestep.doctor.selection import select_codes
+from surestep.doctor.selection import list_unchecked, select_codes
 from surestep.doctor.settings import Configuration
 
 Format = Literal["text", "json", "github", "sarif"]
@@ -35,7 +35,8 @@ def run(
 ) -> int:
     """Find the mistakes that make training silently wrong, without running the scripts.
 
-    Exit code 1: there are errors or warnings. `surestep explain SS101` explains a rule.
+    Exit code 1: there are errors or warnings, or a file could not be read. `surestep explain SS101`
+    explains a rule.
 
     Args:
         paths: Scripts, notebooks, or folders with them; None is the current folder.
@@ -45,7 +46,10 @@ def run(
         no_cache: Check files again that are unchanged since they were checked.
     """
     found = find_files(paths or ["."])
-    codes = _Selection(_split(select or ()), _split(ignore or ()))
+    selectors = _split(select or ())
+    codes = _Selection(selectors, _split(ignore or ()))
+    for text in list_unchecked(selectors):
+        print_escaped(text, sys.stderr)
     files = [(path, codes.of(configuration)) for path, configuration in found.files]
     cache = ResultCache(None if no_cache else find_cache_folder())
     reports = check_files(files, cache)
@@ -54,8 +58,12 @@ def run(
             if text:
                 print_escaped(text, sys.stderr)
     _print(reports, format, found.excluded)
-    findings = [finding for report in reports for finding in report.findings]
-    return int(any(finding.severity in ("error", "warning") for finding in findings))
+    return int(any(map(_fails, reports)))
+
+
+def _fails(report: FileReport) -> bool:
+    is_bad = any(finding.severity in ("error", "warning") for finding in report.findings)
+    return is_bad or bool(report.problem)
 
 
 def _split(selectors: Sequence[str]) -> list[str]:

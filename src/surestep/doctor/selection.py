@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 
 from surestep.base.errors import ConfigError, suggest_names
-from surestep.doctor.rule import list_codes
+from surestep.doctor.rule import list_codes, load_rules
 
 _CODE = re.compile(r"SS\d{0,3}", re.IGNORECASE)
 
@@ -28,6 +28,19 @@ def find_unknown(selector: str) -> str | None:
     known = list(names) if is_code else list(names.values())
     given = selector.upper() if is_code else selector
     return f"There is no rule {selector!r}. {suggest_names(given, known)}"
+
+
+def list_unchecked(select: Collection[str]) -> list[str]:
+    """Return a sentence for each selector of rules that `surestep check` cannot see."""
+    sentences = []
+    for selector in select:
+        rules = [rule for rule in load_rules() if is_selected(rule.code, rule.name, [selector])]
+        if rules and not any("check" in rule.commands for rule in rules):
+            sentences.append(
+                f"{selector}: only `surestep watch` sees this, while the script runs; `surestep "
+                "check` reports nothing about it."
+            )
+    return sentences
 
 
 def select_codes(select: Collection[str], ignore: Collection[str], origin: str) -> tuple[str, ...]:
