@@ -1,18 +1,21 @@
 """The run-time side of a rule: a class `Watch` in its module, derived from `Watcher`.
 
-The hooks call its methods while a script trains. They must not change anything, draw random
-numbers, or read values of a device: a tensor may be kept and read in `observe`, at the end.
+Its methods are called while a script trains. They must not change anything, draw random numbers, or
+read a value of a device, which would wait for it: a few small tensors may be kept, detached and
+copied, and read in `observe` at the end. What is kept must stay small in a long run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
+    from torch.utils.data import DataLoader
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,24 @@ class Observation:
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Call:
+    """A call of a function of torch that a rule named in `FUNCTIONS`.
+
+    Attributes:
+        name: "cross_entropy".
+        arguments: by the names of its parameters, with the defaults.
+        result: what it returned.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    result: Any
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+
 @dataclass
 class Run:
     """What all rules know of the script that runs.
@@ -56,29 +77,82 @@ class Run:
         locate: returns the line of the user's source that is being executed.
         name: returns the name of a parameter in its model, or its shape.
         step: steps that optimizers have taken together.
-        backwards: backward passes so far.
+        backwards: backward passes that have begun.
+        is_sampled: whether this step is one of the first or of a few later ones, in which a rule
+            may spend some time.
+        sees_forwards: whether `on_forward` and `after_forward` are called now.
+        in_backward: whether a backward pass is running, which may run forward passes again.
+        modules: whose forward passes are running, the outermost first; empty if they are not seen.
+        models: modules that were called from outside of any other one.
+        optimizers: that have taken a step.
     """
 
     locate: Callable[[], Location]
     name: Callable[[Tensor], str]
     step: int = 0
     backwards: int = 0
+    is_sampled: bool = True
+    sees_forwards: bool = False
+    in_backward: bool = False
+    modules: list[nn.Module] = field(default_factory=list)
+    models: WeakSet[nn.Module] = field(default_factory=WeakSet)
+    optimizers: WeakSet[Optimizer] = field(default_factory=WeakSet)
 
 
 class Watcher:
     """What a rule does while a script runs: nothing, unless it overrides a method.
 
-    `run.step` is the number of steps that were taken before.
+    `run.step` is the number of steps that were taken before. Only the outermost of nested calls of
+    one kind is seen, such as `state_dict()` of a model and not of its layers.
+
+    Attributes:
+        FUNCTIONS: the names of functions whose calls it sees, of
+            `surestep.doctor.watch.functions.FUNCTIONS`.
     """
+
+    FUNCTIONS: tuple[str, ...] = ()
+
+    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+        """Called before the first step of an optimizer."""
+
+    def on_model(self, run: Run, model: nn.Module) -> None:
+        """Called before the first call of a module from outside of any other one."""
+
+    def on_mode(self, run: Run, module: nn.Module, is_training: bool) -> None:
+        """Called before `module.train()` and `module.eval()`."""
+
+    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Called before calls of each module: in the first steps, in some later ones, and in some
+        passes after a change of mode or the start of a DataLoader. `inputs` are positional.
+        """
+
+    def after_forward(
+        self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
+    ) -> None:
+        """Called after the calls of `on_forward`; `output` is None if the call raised an error."""
+
+    def on_call(self, run: Run, call: Call) -> None:
+        """Called after a call of a function of `FUNCTIONS`."""
 
     def on_zero_grad(self, run: Run, parameters: Sequence[Tensor]) -> None:
         """Called before the gradients of parameters are zeroed."""
 
-    def on_backward(self, run: Run, loss: Tensor) -> None:
-        """Called before a backward pass; `run.backwards` counts it."""
+    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
+        """Called before a backward pass; `run.backwards` counts it.
 
-    def on_clip(self, run: Run, parameters: Sequence[Tensor], limit: float, norm: Tensor) -> None:
-        """Called after gradients were clipped; `norm` is that before, and may not be read yet."""
+        `keeps_graph` is True with `retain_graph` or `create_graph`.
+        """
+
+    def after_backward(self, run: Run, losses: Sequence[Tensor]) -> None:
+        """Called after a backward pass."""
+
+    def on_clip(
+        self, run: Run, parameters: Sequence[Tensor], limit: float, norm: Tensor | None
+    ) -> None:
+        """Called after gradients were clipped.
+
+        `norm` is that before, and may not be read yet; None if each value was clipped by itself.
+        """
 
     def on_step(self, run: Run, optimizer: Optimizer) -> None:
         """Called before a step of an optimizer, and of its closure."""
@@ -86,17 +160,44 @@ class Watcher:
     def after_step(self, run: Run, optimizer: Optimizer) -> None:
         """Called after a step of an optimizer; `run.step` counts it."""
 
-    def on_unscale(self, run: Run, optimizer: Optimizer) -> None:
-        """Called before a GradScaler unscales the gradients of an optimizer."""
-
-    def on_scale(self, run: Run) -> None:
+    def on_scale(self, run: Run, scaler: Any) -> None:
         """Called when an enabled GradScaler scales a loss."""
 
-    def on_forward(self, run: Run, module: nn.Module) -> None:
-        """Called before some calls of each module: those of the first steps, and some later."""
+    def on_unscale(self, run: Run, scaler: Any, optimizer: Optimizer) -> None:
+        """Called before an enabled GradScaler unscales the gradients of an optimizer."""
 
-    def on_loss(self, run: Run, name: str, prediction: Tensor, target: Tensor) -> None:
-        """Called before a loss of torch.nn.functional, such as "cross_entropy"."""
+    def on_scaler_step(self, run: Run, scaler: Any, optimizer: Optimizer) -> None:
+        """Called before an enabled GradScaler takes or skips a step of an optimizer."""
+
+    def on_scaler_update(self, run: Run, scaler: Any) -> None:
+        """Called before an enabled GradScaler changes its scale."""
+
+    def on_schedule(self, run: Run, schedule: Any) -> None:
+        """Called after a learning rate schedule of torch is made."""
+
+    def on_schedule_step(self, run: Run, schedule: Any, arguments: tuple[Any, ...]) -> None:
+        """Called before a step of a schedule, with its positional arguments."""
+
+    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        """Called before an iteration over a DataLoader."""
+
+    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+        """Called after a DataLoader gave a batch, for which the script waited some seconds."""
+
+    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        """Called after the last batch of an iteration."""
+
+    def after_state(self, run: Run, owner: Any, state: Any) -> None:
+        """Called after `state_dict()` of a module, optimizer or schedule."""
+
+    def on_load_state(self, run: Run, owner: Any, state: Any) -> None:
+        """Called before `load_state_dict()` of a module, optimizer or schedule."""
+
+    def on_save(self, run: Run, value: Any, file: Any) -> None:
+        """Called before `torch.save`."""
+
+    def after_load(self, run: Run, value: Any, file: Any) -> None:
+        """Called after `torch.load`."""
 
     def observe(self, run: Run) -> Iterator[Observation]:
         """Yield the mistakes that were seen. Values of devices may be read here."""

@@ -3,9 +3,17 @@
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.optim import lr_scheduler
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 from surestep.doctor.rule import load_rules
+from surestep.doctor.watch.events import Events
+from surestep.doctor.watch.forwards import Forwards
+from surestep.doctor.watch.functions import FUNCTIONS
 from surestep.doctor.watch.hooks import Monitor
+from surestep.doctor.watch.listeners import Listeners
 from surestep.doctor.watch.watch import Watch
 from surestep.doctor.watcher import Watcher
 
@@ -25,42 +33,41 @@ def train(steps=30):
 
 
 def functions_of_torch():
-    return (
-        *(torch.Tensor.backward, torch.optim.Optimizer.zero_grad, nn.Module.zero_grad),
-        *(nn.utils.clip_grad_norm_, nn.functional.mse_loss, torch.amp.GradScaler.unscale_),
-        *(torch.amp.GradScaler.scale, nn.utils.clip_grad.clip_grad_norm_),
-    )
+    """Return everything that is wrapped while all functions are heard."""
+    everything = Everything()
+    everything.FUNCTIONS = tuple(FUNCTIONS)
+    listeners = Listeners({"SS000": everything})
+    wrapped = Events(listeners, Forwards(listeners)).list_wrappers()
+    return [(owner, name, vars(owner).get(name)) for owner, name, _ in wrapped]
 
 
 class Everything(Watcher):
     """Counts the calls of each method."""
 
+    FUNCTIONS = ("mse_loss", "softmax")
+
     def __init__(self):
         self.calls = {}
 
-    def _count(self, name):
+    def count(self, name, *_):
         self.calls[name] = self.calls.get(name, 0) + 1
 
-    def on_zero_grad(self, run, parameters):
-        self._count("on_zero_grad")
+    def on_call(self, run, call):
+        self.count(call.name)
 
-    def on_backward(self, run, loss):
-        self._count("on_backward")
 
-    def on_clip(self, run, parameters, limit, norm):
-        self._count("on_clip")
+for method in vars(Watcher):
+    if method.startswith(("on_", "after_")) and method != "on_call":
+        setattr(Everything, method, lambda self, run, *_, method=method: self.count(method))
 
-    def on_step(self, run, optimizer):
-        self._count("on_step")
 
-    def after_step(self, run, optimizer):
-        self._count("after_step")
-
-    def on_forward(self, run, module):
-        self._count("on_forward")
-
-    def on_loss(self, run, name, prediction, target):
-        self._count(name)
+def count_calls(function, **options):
+    counts = Everything()
+    monitor = Monitor({"SS000": counts}, **options)
+    with monitor.installed():
+        function()
+    assert monitor.listeners.failures == {}
+    return counts.calls
 
 
 class Failing(Watcher):
@@ -84,19 +91,176 @@ def test_watched_training_is_bitwise_the_same_and_torch_is_restored():
 
 
 def test_rules_are_called_for_each_part_of_a_step():
-    counts = Everything()
-    with Monitor({"SS000": counts}).installed():
-        train(30)
-    per_step = ("on_zero_grad", "on_backward", "on_clip", "on_step", "after_step", "mse_loss")
-    assert {name: counts.calls[name] for name in per_step} == dict.fromkeys(per_step, 30)
-    assert counts.calls["on_forward"] == 20 * 4, "the first 20 steps, four modules each"
+    calls = count_calls(lambda: train(30))
+    once_per_step = (
+        *("on_zero_grad", "on_backward", "after_backward", "on_clip", "on_step", "after_step"),
+        "mse_loss",
+    )
+    assert {name: calls[name] for name in once_per_step} == dict.fromkeys(once_per_step, 30)
+    assert calls["on_forward"] == calls["after_forward"] == 20 * 4, "20 steps, four modules each"
+    assert calls["on_model"] == calls["on_optimizer"] == 1
 
 
 def test_only_the_first_steps_are_watched_if_that_is_asked():
-    counts = Everything()
-    with Monitor({"SS000": counts}, most_steps=5).installed():
-        train(30)
-    assert counts.calls["on_step"] == counts.calls["on_backward"] == 5
+    calls = count_calls(lambda: train(30), most_steps=5)
+    assert calls["on_step"] == calls["on_backward"] == 5
+
+
+def test_forward_passes_are_seen_when_the_mode_changes():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+
+    def evaluate_late():
+        train(49)
+        model.eval()
+        for _ in range(9):
+            model(torch.ones(1, 2))
+
+    calls = count_calls(evaluate_late)
+    assert calls["on_mode"] == 1, "not of the layers"
+    assert calls["on_model"] == 2
+    assert calls["on_forward"] == 20 * 4 + 5 * 3, "five passes of three modules"
+
+
+def test_loader_tells_its_batches_and_its_end():
+    def read():
+        loader = DataLoader(TensorDataset(torch.ones(10)), batch_size=3)
+        for _ in range(2):
+            for _batch in loader:
+                pass
+        next(iter(loader))
+
+    calls = count_calls(read)
+    assert (calls["on_loader"], calls["on_batch"], calls["after_loader"]) == (3, 9, 2)
+
+
+def test_schedule_tells_its_steps_and_not_those_while_it_is_made():
+    def step():
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+        parts = [lr_scheduler.ConstantLR(optimizer), lr_scheduler.StepLR(optimizer, 3)]
+        schedules = [
+            lr_scheduler.SequentialLR(optimizer, parts, [2]),
+            lr_scheduler.OneCycleLR(optimizer, 1.0, 10),
+        ]
+        plateau = lr_scheduler.ReduceLROnPlateau(optimizer)
+        for _ in range(4):
+            optimizer.step()
+            plateau.step(1.0)
+            for schedule in schedules:
+                schedule.step()
+
+    calls = count_calls(step)
+    assert calls["on_schedule"] == 5
+    assert calls["on_schedule_step"] == 3 * 4, "the parts of a sequence are not seen"
+
+
+def test_states_are_told_once_for_a_whole_model(tmp_path):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def save_and_load():
+        torch.save(model.state_dict(), tmp_path / "model.pt")
+        model.load_state_dict(torch.load(tmp_path / "model.pt"))
+        optimizer.load_state_dict(optimizer.state_dict())
+
+    calls = count_calls(save_and_load)
+    assert {name: calls[name] for name in ("after_state", "on_load_state")} == {
+        "after_state": 2,
+        "on_load_state": 2,
+    }
+    assert calls["on_save"] == calls["after_load"] == 1
+
+
+def test_scaler_tells_what_it_does_unless_it_is_disabled():
+    def train_scaled(enabled):
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters())
+        scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+        scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+
+    names = ("on_scale", "on_unscale", "on_scaler_step", "on_scaler_update")
+    calls = count_calls(lambda: train_scaled(True))
+    assert {name: calls[name] for name in names} == dict.fromkeys(names, 1)
+    assert not names & count_calls(lambda: train_scaled(False)).keys()
+
+
+def test_function_that_calls_another_of_its_name_is_told_once():
+    x = torch.ones(2, 2)
+    functions = (nn.functional.softmax, torch.softmax, torch.Tensor.softmax)
+    heard = []
+
+    class Listener(Watcher):
+        FUNCTIONS = ("softmax",)
+
+        def on_call(self, run, call):
+            heard.append((call["dim"], call["input"] is x, call.result.shape))
+
+    with Monitor({"SS000": Listener()}).installed():
+        torch.softmax(x, dim=1)
+        x.softmax(-1)
+        nn.functional.softmax(x, 0)
+    assert heard == [(1, True, (2, 2)), (-1, True, (2, 2)), (0, True, (2, 2))]
+    assert functions == (nn.functional.softmax, torch.softmax, torch.Tensor.softmax)
+
+
+def test_wrong_call_raises_the_error_of_torch():
+    def message(function):
+        with pytest.raises(TypeError) as caught:
+            function()
+        return str(caught.value)
+
+    calls = (
+        *(nn.utils.clip_grad_norm_, nn.Linear(1, 1).load_state_dict, torch.autograd.backward),
+        *(nn.functional.mse_loss, torch.save),
+    )
+    expected = [message(call) for call in calls]
+    with Monitor({"SS000": Everything()}).installed():
+        watched = (
+            *(nn.utils.clip_grad_norm_, nn.Linear(1, 1).load_state_dict, torch.autograd.backward),
+            *(nn.functional.mse_loss, torch.save),
+        )
+        assert [message(call) for call in watched] == expected
+
+
+def test_repeated_forward_passes_of_activation_checkpointing_are_marked():
+    seen = []
+
+    class Listener(Watcher):
+        def on_forward(self, run, module, inputs):
+            seen.append(run.in_backward)
+
+    layer, x = nn.Linear(2, 2), torch.ones(1, 2)
+    with Monitor({"SS000": Listener()}).installed():
+        checkpoint(layer, x, use_reentrant=False).sum().backward()
+    assert seen == [False, True]
+
+
+def test_compiled_model_trains_bitwise_the_same_and_is_compiled_once():
+    def train_compiled():
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        model = nn.Sequential(nn.Linear(4, 8), nn.Softmax(1), nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        counter = CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(model, backend=counter)
+        for _ in range(60):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(compiled(torch.randn(8, 4)), torch.zeros(8, 1)).backward()
+            optimizer.step()
+        return [parameter.detach().clone() for parameter in model.parameters()], counter
+
+    expected, counted = train_compiled()
+    results = []
+    calls = count_calls(lambda: results.append(train_compiled()))
+    ((found, counted_when_watched),) = results
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert (counted_when_watched.frame_count, counted_when_watched.op_count) == (
+        counted.frame_count,
+        counted.op_count,
+    )
+    assert calls["mse_loss"] == 60
 
 
 def test_rule_that_fails_is_turned_off_and_the_others_continue():
@@ -105,7 +269,7 @@ def test_rule_that_fails_is_turned_off_and_the_others_continue():
     expected, _ = train()
     with monitor.installed():
         found, _ = train()
-    assert monitor.failures == {"SS999": "RuntimeError: no"}
+    assert monitor.listeners.failures == {"SS999": "RuntimeError: no"}
     assert counts.calls["on_step"] == 30
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 

@@ -112,7 +112,7 @@ class Watch(Watcher):
             if any(id(parameter) in zeroed for parameter in seen.parameters):
                 seen.zero(run.backwards)
 
-    def on_backward(self, run: Run, loss: Tensor) -> None:
+    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         for seen in self._seen.values():
             if seen.stepped_at >= 0 and _versions(seen.parameters) != seen.versions:
                 seen.zero(run.backwards - 1)  # the script changed them by hand

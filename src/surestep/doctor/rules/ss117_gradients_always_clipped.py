@@ -39,8 +39,10 @@ class Watch(Watcher):
         self._ratios: list[float] = []
         self._location = NOWHERE
 
-    def on_clip(self, run: Run, parameters: Sequence[Tensor], limit: float, norm: Tensor) -> None:
-        if limit <= 0:
+    def on_clip(
+        self, run: Run, parameters: Sequence[Tensor], limit: float, norm: Tensor | None
+    ) -> None:
+        if limit <= 0 or norm is None:
             return
         if not self._limits:
             self._location = run.locate()

@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+from surestep.doctor.watcher import NOWHERE, Call, Observation, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,12 +29,15 @@ _TIMES = 3.0
 class Watch(Watcher):
     """Measure the first cross-entropy by itself."""
 
+    FUNCTIONS = ("cross_entropy",)
+
     def __init__(self) -> None:
         self._location = NOWHERE
         self._first: tuple[Tensor, Tensor] | None = None
 
-    def on_loss(self, run: Run, name: str, prediction: Tensor, target: Tensor) -> None:
-        is_first = self._first is None and run.step == 0 and name == "cross_entropy"
+    def on_call(self, run: Run, call: Call) -> None:
+        prediction, target = call["input"], call["target"]
+        is_first = self._first is None and run.step == 0
         if is_first and prediction.requires_grad and not target.is_floating_point():
             self._first = prediction.detach().clone(), target.detach().clone()
             self._location = run.locate()

@@ -51,7 +51,7 @@ class Watch:
         findings: list[tuple[int, Finding]] = []
         for code, watcher in self._watchers.items():
             rule = self._rules[code]
-            if code in self.monitor.failures:
+            if code in self.monitor.listeners.failures:
                 continue
             try:
                 for seen in watcher.observe(self.monitor.run):
@@ -61,10 +61,10 @@ class Watch:
                     found = Finding(*described, *position, seen.message, evidence, rule.fix)
                     findings.append((seen.since_step, found))
             except Exception as error:  # of the rule
-                self.monitor.disable(code, error)
+                self.monitor.listeners.disable(code, error)
         findings.sort(key=lambda pair: (SEVERITIES.index(pair[1].severity), pair[0], pair[1].rule))
         listed = [finding for _, finding in findings]
         steps = self.monitor.run.step
         if self._most_steps is not None:
             steps = min(steps, self._most_steps)
-        return Report(listed, steps, dict(self.monitor.failures))
+        return Report(listed, steps, dict(self.monitor.listeners.failures))

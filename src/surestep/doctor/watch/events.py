@@ -1,0 +1,236 @@
+"""Which functions of torch are wrapped, and what the rules hear of their calls."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer, lr_scheduler
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from surestep.doctor.watch.forwards import Forwards
+from surestep.doctor.watch.functions import FUNCTIONS, read_parameters
+from surestep.doctor.watch.listeners import Listeners
+from surestep.doctor.watch.wrap import Around
+from surestep.doctor.watcher import Call
+
+Wrapper = tuple[Any, str, Callable[[Any], Any]]
+_SCHEDULES = [
+    schedule
+    for schedule in vars(lr_scheduler).values()
+    if isinstance(schedule, type) and issubclass(schedule, lr_scheduler.LRScheduler)
+]
+
+
+class Events:
+    """Turns calls of torch's functions into calls of the rules.
+
+    Args:
+        listeners: the rules.
+        forwards: the hooks of forward passes.
+    """
+
+    def __init__(self, listeners: Listeners, forwards: Forwards) -> None:
+        self._listeners, self._forwards, self._run = listeners, forwards, listeners.run
+        self._loaders: WeakKeyDictionary[Any, DataLoader[Any]] = WeakKeyDictionary()
+
+    def list_wrappers(self) -> Iterator[Wrapper]:
+        """Yield the owner and the name of each function to wrap, and what wraps it."""
+        yield from self._wrap_training()
+        yield from self._wrap_scaler()
+        yield from self._wrap_schedules()
+        yield from self._wrap_state()
+        yield from self._wrap_loader()
+        for name in sorted(self._listeners.functions):
+            around = self._around(after=self._hear(name))
+            for owner, attribute in FUNCTIONS[name]:
+                yield owner, attribute, around
+
+    def _around(
+        self, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None
+    ) -> Around:
+        return Around(before, after, self._listeners.fail)
+
+    def _hear(self, name: str) -> Callable[..., None]:
+        parameters = read_parameters(name)
+
+        def hear(result: Any, *args: Any, **options: Any) -> None:
+            given = dict(zip(parameters, args, strict=False))
+            self._listeners.call("on_call", Call(name, {**parameters, **given, **options}, result))
+
+        return hear
+
+    def _wrap_training(self) -> Iterator[Wrapper]:
+        call = self._listeners.call
+
+        def zero_module(module: nn.Module, *_: Any, **__: Any) -> None:
+            call("on_zero_grad", list(module.parameters()))
+
+        def zero_optimizer(optimizer: Optimizer, *_: Any, **__: Any) -> None:
+            call("on_zero_grad", [p for group in optimizer.param_groups for p in group["params"]])
+
+        def change_mode(module: nn.Module, mode: bool = True) -> None:
+            call("on_mode", module, mode)
+            self._forwards.see_next()
+
+        def compile_module(*_: Any, **__: Any) -> None:
+            self._forwards.give_up()
+
+        yield torch.autograd, "backward", self._wrap_backward
+        yield nn.Module, "zero_grad", self._around(zero_module)
+        yield Optimizer, "zero_grad", self._around(zero_optimizer)
+        yield nn.Module, "train", self._around(change_mode)
+        for owner in (nn.utils, nn.utils.clip_grad):
+            for name in ("clip_grad_norm_", "clip_grad_value_"):
+                yield owner, name, functools.partial(self._wrap_clip, name)
+        yield torch, "compile", self._around(compile_module)
+        yield nn.Module, "compile", self._around(compile_module)
+
+    def _wrap_backward(self, original: Any) -> Any:
+        run, call = self._run, self._listeners.call
+
+        def read(
+            tensors: Any,
+            grad_tensors: Any = None,
+            retain_graph: bool | None = None,
+            create_graph: bool = False,
+            *_: Any,
+            **__: Any,
+        ) -> tuple[list[Tensor], bool]:
+            losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+            return losses, bool(retain_graph or create_graph)
+
+        @functools.wraps(original)
+        def backward(*args: Any, **options: Any) -> Any:
+            if run.in_backward or torch.compiler.is_compiling():
+                return original(*args, **options)
+            try:
+                losses, keeps_graph = read(*args, **options)
+            except TypeError:  # of a wrong call, which torch reports
+                return original(*args, **options)
+            run.backwards += 1
+            call("on_backward", losses, keeps_graph)
+            run.in_backward = True
+            try:
+                result = original(*args, **options)
+            finally:
+                run.in_backward = False
+            call("after_backward", losses)
+            return result
+
+        return backward
+
+    def _wrap_clip(self, name: str, original: Any) -> Any:
+        limit = "max_norm" if name == "clip_grad_norm_" else "clip_value"
+
+        @functools.wraps(original)
+        def clip(*args: Any, **options: Any) -> Any:
+            given = dict(zip(("parameters", limit), args, strict=False)) | options
+            if not {"parameters", limit} <= given.keys():
+                return original(*args, **options)  # torch reports the wrong call
+            parameters = given.pop("parameters")
+            # A generator can be read only once.
+            listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            value = given.pop(limit)
+            result = original(listed, value, *args[2:], **given)
+            norm = result if limit == "max_norm" else None
+            self._listeners.call("on_clip", listed, float(value), norm)
+            return result
+
+        return clip
+
+    def _wrap_scaler(self) -> Iterator[Wrapper]:
+        def hear(method: str) -> Callable[..., None]:
+            def before(scaler: Any, optimizer: Any = None, *_: Any, **__: Any) -> None:
+                if not scaler.is_enabled():
+                    return
+                has_optimizer = method in ("on_unscale", "on_scaler_step")
+                self._listeners.call(method, scaler, *([optimizer] if has_optimizer else []))
+
+            return before
+
+        methods = {
+            "scale": "on_scale",
+            "unscale_": "on_unscale",
+            "step": "on_scaler_step",
+            "update": "on_scaler_update",
+        }
+        for name, method in methods.items():
+            yield torch.amp.GradScaler, name, self._around(hear(method))
+
+    def _wrap_schedules(self) -> Iterator[Wrapper]:
+        def made(_: object, schedule: Any, *__: Any, **___: Any) -> None:
+            self._listeners.call("on_schedule", schedule)
+
+        def step(schedule: Any, *args: Any, **_: Any) -> None:
+            if not schedule._is_initial:
+                self._listeners.call("on_schedule_step", schedule, args)
+
+        around = {"__init__": self._around(after=made), "step": self._around(step)}
+        for schedule in _SCHEDULES:
+            for name in around.keys() & vars(schedule).keys():
+                yield schedule, name, around[name]
+
+    def _wrap_state(self) -> Iterator[Wrapper]:
+        call = self._listeners.call
+
+        def made(state: Any, owner: Any, *_: Any, **__: Any) -> None:
+            call("after_state", owner, state)
+
+        def load(owner: Any, state: Any = None, *_: Any, **options: Any) -> None:
+            call("on_load_state", owner, options.get("state_dict", state))
+
+        def save(obj: Any, f: Any = None, *_: Any, **__: Any) -> None:
+            call("on_save", obj, f)
+
+        def loaded(value: Any, f: Any = None, *_: Any, **__: Any) -> None:
+            call("after_load", value, f)
+
+        for owner in (nn.Module, Optimizer, *_SCHEDULES):
+            for name, around in (
+                ("state_dict", self._around(after=made)),
+                ("load_state_dict", self._around(load)),
+            ):
+                if name in vars(owner):
+                    yield owner, name, around
+        saved, read = self._around(save), self._around(after=loaded)
+        for module in (torch, torch.serialization):
+            yield module, "save", saved
+            yield module, "load", read
+
+    def _wrap_loader(self) -> Iterator[Wrapper]:
+        def begin(loader: DataLoader[Any]) -> None:
+            self._listeners.call("on_loader", loader)
+            self._forwards.see_next()
+
+        def begun(iterator: Any, loader: DataLoader[Any]) -> None:
+            self._loaders[iterator] = loader
+
+        yield DataLoader, "__iter__", self._around(begin, begun)
+        if self._listeners.hear("on_batch", "after_loader"):
+            yield _BaseDataLoaderIter, "__next__", self._wrap_next
+
+    def _wrap_next(self, original: Any) -> Any:
+        call = self._listeners.call
+
+        @functools.wraps(original)
+        def read_next(iterator: Any) -> Any:
+            started = time.perf_counter()
+            loader = self._loaders.get(iterator)
+            try:
+                batch = original(iterator)
+            except StopIteration:
+                if loader is not None:
+                    call("after_loader", loader)
+                raise
+            if loader is not None:
+                call("on_batch", loader, batch, time.perf_counter() - started)
+            return batch
+
+        return read_next

@@ -1,0 +1,95 @@
+"""See some forward passes: hooks for all modules would slow down each of their calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from surestep.doctor.watch.listeners import Listeners
+
+FIRST_STEPS = 20  # in which each forward pass is seen
+EVERY = 50  # later: one step of so many
+_PASSES = 5  # that are seen after a change of mode, or from the start of a DataLoader
+
+
+class Forwards:
+    """The hooks of forward passes, which are there for some passes only.
+
+    Args:
+        listeners: that hear of them.
+    """
+
+    def __init__(self, listeners: Listeners) -> None:
+        self._listeners, self._run = listeners, listeners.run
+        self._handles: list[Any] = []
+        self._passes_left = 0
+        self._begun_at = 0  # the step in which passes were last seen for another reason
+        heard = ("on_forward", "after_forward", "on_model", "on_call")
+        self._is_wanted = listeners.hear(*heard)
+
+    def begin_step(self) -> None:
+        """See the passes of a step if it is one of the first, or one of some later ones."""
+        step = self._run.step
+        self._run.is_sampled = step < FIRST_STEPS or step % EVERY == 0
+        if self._run.is_sampled:
+            self._start()
+        elif self._passes_left <= 0:
+            self.stop()
+
+    def see_next(self) -> None:
+        """See the next passes: the script begins something, such as an evaluation."""
+        step = self._run.step
+        is_due = step < FIRST_STEPS or step - self._begun_at >= EVERY // 2
+        if is_due and not self._listeners.is_busy:
+            self._begun_at, self._passes_left = step, _PASSES
+            self._start()
+
+    def give_up(self) -> None:
+        """See no pass any more: torch would compile a module again for other hooks."""
+        self._is_wanted = False
+        self.stop()
+
+    def stop(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._run.modules.clear()
+        self._run.sees_forwards = False
+
+    def _start(self) -> None:
+        if not self._handles and self._is_wanted:
+            self._handles = [
+                register_module_forward_pre_hook(self._before),
+                register_module_forward_hook(self._after, always_call=True),
+            ]
+            self._run.sees_forwards = True
+
+    def _before(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        run = self._run
+        if torch.compiler.is_compiling() or self._listeners.is_busy:
+            return
+        if not run.modules and not run.in_backward and module not in run.models:
+            run.models.add(module)
+            self._listeners.call("on_model", module)
+        run.modules.append(module)
+        self._listeners.call("on_forward", module, inputs)
+
+    def _after(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        modules = self._run.modules
+        if torch.compiler.is_compiling() or self._listeners.is_busy or module not in modules:
+            return
+        while modules[-1] is not module:  # passes that began before an error
+            modules.pop()
+        self._listeners.call("after_forward", module, inputs, output)
+        modules.pop()
+        if not modules and self._passes_left > 0:
+            self._passes_left -= 1
+            if self._passes_left == 0 and not self._run.is_sampled:
+                self.stop()

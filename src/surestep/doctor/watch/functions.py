@@ -1,0 +1,58 @@
+"""The functions of torch whose calls a rule can see, by the names that rules use."""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_LOSSES = (
+    *("cross_entropy", "nll_loss", "kl_div", "binary_cross_entropy", "gaussian_nll_loss"),
+    *("binary_cross_entropy_with_logits", "multilabel_soft_margin_loss", "poisson_nll_loss"),
+    *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"),
+)
+_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
+_READS = {
+    name: ((Tensor, name),) for name in ("item", "tolist", "cpu", "numpy", "__float__", "__bool__")
+}
+# Several functions of one name are one for a rule: softmax may be called in three ways.
+FUNCTIONS: dict[str, tuple[tuple[Any, str], ...]] = {
+    **{name: ((functional, name),) for name in (*_LOSSES, *_DROPOUTS)},
+    **{
+        name: ((functional, name), (torch, name), (Tensor, name))
+        for name in ("softmax", "log_softmax")
+    },
+    "scaled_dot_product_attention": ((functional, "scaled_dot_product_attention"),),
+    **{
+        name: ((torch, name), (Tensor, name))
+        for name in ("sigmoid", "log", "sqrt", "argmax", "allclose", "bmm", "matmul")
+    },
+    **_READS,
+}
+# Functions that are written in C++ have no signature.
+_PARAMETERS: dict[str, dict[str, Any]] = {
+    "scaled_dot_product_attention": {
+        **dict.fromkeys(("query", "key", "value", "attn_mask")),
+        **{"dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False},
+    },
+}
+_UNARY = {"input": None, "other": None}
+
+
+@cache
+def read_parameters(name: str) -> dict[str, Any]:
+    """Return the parameters of a function with their defaults; None for those without."""
+    owner, attribute = FUNCTIONS[name][0]
+    try:
+        parameters = inspect.signature(getattr(owner, attribute)).parameters.values()
+    except ValueError:
+        return _PARAMETERS.get(name, _UNARY)
+    return {
+        parameter.name: None if parameter.default is parameter.empty else parameter.default
+        for parameter in parameters
+        if parameter.name != "_stacklevel"
+    }
