@@ -1,5 +1,7 @@
 """Scripts with and without a mistake."""
 
+from surestep.doctor.rule import read_example
+
 GOOD = """\
 import torch
 
@@ -21,3 +23,8 @@ def notebook(*cells):
     code = [{"cell_type": "code", "source": cell.splitlines(keepends=True)} for cell in cells]
     text = {"cell_type": "markdown", "source": ["# Training"]}
     return json.dumps({"cells": [text, *code], "nbformat": 4})
+
+
+def uses_trainer(example):
+    """Return whether an example of a rule is a run of Trainer."""
+    return "surestep.Trainer(" in read_example(example)

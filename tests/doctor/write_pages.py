@@ -39,9 +39,10 @@ def render_table(rules: tuple[Rule, ...]) -> str:
         for rule in rules
     ]
     intro = (
-        "The mistakes that [`surestep check`](../doctor.md) finds in the source of a script, and "
-        "that\n`surestep watch` finds while it runs. `surestep explain SS101` prints a page. "
-        "[Findings in code of\nothers](ecosystem.md) lists some that they found."
+        "The mistakes that [`surestep check`](../doctor.md) finds in the source of a script, that\n"
+        "`surestep watch` finds while it runs, and that `surestep train` finds in its run. "
+        "`surestep explain\nSS101` prints a page. "
+        "[Findings in code of others](ecosystem.md) lists some that they found."
     )
     head = "| code | severity | found by | name | summary |\n|---|---|---|---|---|"
     return "\n\n".join([HEADER, "# Rules", intro, "\n".join([head, *rows])]) + "\n"

@@ -116,7 +116,7 @@ def test_run_is_logged_with_its_options_metrics_and_best_checkpoint(tmp_path, cl
     assert stored == {f"{best}/{file.name}" for file in run.best.path.iterdir()}
     stored = {file.path for file in client.list_artifacts(found.info.run_id)}
     assert stored > {"plan.json", "signature.json", "findings.json"}
-    assert found.data.tags["surestep.findings"] == "validates-on-training-data"
+    assert found.data.tags["surestep.findings"] == "SS605"
     assert "step-00000009.json" in checkpoints(client, found.info.run_id)
 
 

@@ -53,8 +53,10 @@ def test_findings_are_a_text(tmp_path):
     run = train(tmp_path, max_steps=40, max_grad_norm=1e-4, **TENSORBOARD)
     (text,) = texts(read(tmp_path), "findings")
     status = json.loads((run.path / "status.json").read_text())
-    (finding,) = (each for each in status["findings"] if each["rule"] == "clips-most-steps")
-    assert f"**clips-most-steps** ({finding['severity']}): {finding['message']}" in text
+    (finding,) = (each for each in status["findings"] if each["rule"] == "SS117")
+    assert (
+        f"**SS117 gradients-always-clipped** ({finding['severity']}): {finding['message']}" in text
+    )
     assert finding["fix"] in text
 
 

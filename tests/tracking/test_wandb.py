@@ -161,9 +161,9 @@ def test_findings_are_in_the_summary_and_warnings_are_alerts(tmp_path):
         for update in record.summary.update
         if update.key == "findings"
     ]
-    assert found[-1].keys() == {"validates-on-training-data"}
+    assert found[-1].keys() == {"SS605 leakage-by-duplicates"}
     alerts = [record.alert.title for record in records(tmp_path) if record.HasField("alert")]
-    assert alerts == [f"{tmp_path.name}: validates-on-training-data"]
+    assert alerts == [f"{tmp_path.name}: SS605 leakage-by-duplicates"]
 
 
 def test_trials_and_the_result_of_a_study_are_one_group(tmp_path):

@@ -1,5 +1,6 @@
 """Findings at the end of a run: when each rule must report, and when it must not."""
 
+import inspect
 import time
 from dataclasses import replace
 
@@ -8,8 +9,9 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from surestep.doctor.case import Case, Observed
+from surestep.doctor.rule import load_rules
 from surestep.record.run import Run
-from surestep.trainer.findings import RULES, Case, Observed, waits_for_data
 from tests import tiny
 
 X, Y = tiny.data(64)
@@ -48,7 +50,7 @@ def found(tmp_path, parts=None, *, timed=False, **options):
     usual = {**LONG, "optim": {"lr": 1e-2}, "max_grad_norm": "off"}
     made = tiny.fit(tmp_path / "run", {"train": (X, Y), **(parts or {})}, **{**usual, **options})
     every = {each["rule"]: each for each in made.status["findings"]}
-    return {rule: each for rule, each in every.items() if timed or rule != "waits-for-data"}
+    return {rule: each for rule, each in every.items() if timed or rule != "SS614"}
 
 
 def test_run_without_problems_has_no_findings(tmp_path):
@@ -57,7 +59,7 @@ def test_run_without_problems_has_no_findings(tmp_path):
 
 def test_data_wait_is_reported_with_the_number_of_workers_needed(tmp_path):
     parts = {"train": Rows(0.002), "model": Slow(0.001)}
-    each = found(tmp_path, parts, timed=True, max_steps=60)["waits-for-data"]
+    each = found(tmp_path, parts, timed=True, max_steps=60)["SS614"]
     evidence = each["evidence"]
     assert evidence["load_s"] >= 0.016  # 8 samples of 2 ms
     assert evidence["step_s"] >= 0.001
@@ -73,6 +75,11 @@ def seen(steps, step_s, wait_s):
     return observed
 
 
+def waits_for_data(case):
+    (rule,) = (rule for rule in load_rules() if rule.code == "SS614")
+    return list(rule.review(case))
+
+
 @pytest.mark.parametrize(
     ("workers", "step_s", "wait_s", "needed"),
     [(0, 0.01, 0.03, 3), (0, 0.01, 0.1, 10), (2, 0.01, 0.03, 8), (4, 0.01, 0.005, 6)],
@@ -83,18 +90,18 @@ def test_workers_needed_are_load_time_over_step_time(tmp_path, workers, step_s, 
         session.loop.plan = session.plan.replace(data_num_workers=workers)
         system = replace(session.system, cpus=16)
         case = Case(session.loop, session.task, seen(100, step_s, wait_s), system, is_finished=True)
-        each = waits_for_data(case)
+        (each,) = waits_for_data(case)
         assert each.evidence["workers_needed"] == needed
         assert f"data.num_workers={needed}" in each.fix
-        few = waits_for_data(replace(case, system=replace(system, cpus=2)))
+        (few,) = waits_for_data(replace(case, system=replace(system, cpus=2)))
         assert "make loading cheaper" in few.fix
-        assert waits_for_data(replace(case, observed=seen(100, 0.01, 0.002))) is None
+        assert waits_for_data(replace(case, observed=seen(100, 0.01, 0.002))) == []
         for quiet in (seen(10, 0.01, 0.05), seen(100, 0.0002, 0.0002)):
-            assert waits_for_data(replace(case, observed=quiet)) is None
+            assert waits_for_data(replace(case, observed=quiet)) == []
 
 
 def test_clipping_is_reported_above_half_of_the_steps(tmp_path):
-    each = found(tmp_path, max_grad_norm=0.01)["clips-most-steps"]
+    each = found(tmp_path, max_grad_norm=0.01)["SS117"]
     evidence = each["evidence"]
     assert evidence["clipped"] > 100
     assert f"{evidence['clipped']} of 120 steps" in each["message"]
@@ -107,17 +114,17 @@ def test_skipped_steps_are_not_counted_as_clipped_or_not_clipped(tmp_path):
     options = {"epochs": 5, "max_steps": None, "batch_size": 8, "on_nonfinite": "skip"}
     parts = {"train": (x, Y)}
     run = tiny.fit(tmp_path / "run", parts, **{**options, "max_grad_norm": 0.01})
-    (each,) = (each for each in run.status["findings"] if each["rule"] == "clips-most-steps")
+    (each,) = (each for each in run.status["findings"] if each["rule"] == "SS117")
     assert run.status["steps_taken"] == 35
     assert f"{run.status['clipped']} of 35 steps" in each["message"]
 
 
 def test_loss_that_never_decreases_is_reported(tmp_path):
-    each = found(tmp_path, optim={"lr": 1e-9})["loss-is-flat"]
+    each = found(tmp_path, optim={"lr": 1e-9})["SS408"]
     assert each["evidence"]["steps"] == 120
     assert "--overfit 32" in each["fix"]
     noise = torch.randint(0, 3, Y.shape, generator=torch.Generator().manual_seed(4))
-    assert "loss-is-flat" not in found(tmp_path / "b", {"train": (X, noise)}, max_steps=600)
+    assert "SS408" not in found(tmp_path / "b", {"train": (X, noise)}, max_steps=600)
 
 
 def test_noisy_loss_that_decreases_is_not_flat(tmp_path):
@@ -145,9 +152,9 @@ def test_flat_loss_is_not_reported_for_short_or_resumed_runs(tmp_path):
 )
 def test_validation_on_the_training_data_is_reported(tmp_path, train, val, said):
     every = found(tmp_path, {"train": train, "val": {"held": val}})
-    assert list(every) == (["validates-on-training-data"] if said else [])
+    assert list(every) == (["SS605"] if said else [])
     if said:
-        assert "'held' has the same 64 samples" in every["validates-on-training-data"]["message"]
+        assert "'held' has the same 64 samples" in every["SS605"]["message"]
 
 
 class Augmented(Rows):
@@ -173,7 +180,7 @@ class Unused(nn.Module):
 @pytest.mark.parametrize("optim", [{"lr": 1e-2}, {"name": "sgd", "lr": 0.1, "momentum": 0.0}])
 def test_layers_that_never_had_a_gradient_are_listed(tmp_path, optim):
     each = found(tmp_path, {"model": Unused(detached=True)}, optim=optim)
-    layers = each["trains-without-gradient"]["evidence"]["layers"]
+    layers = each["SS203"]["evidence"]["layers"]
     assert layers == ["body", "spare"]
     frozen = Unused()
     frozen.spare.requires_grad_(False)
@@ -209,7 +216,7 @@ class Hidden(nn.Module):
 
 
 def test_modules_in_a_plain_list_are_reported(tmp_path):
-    each = found(tmp_path, {"model": Hidden()})["hides-modules"]
+    each = found(tmp_path, {"model": Hidden()})["SS204"]
     assert each["evidence"]["attributes"] == ["layers"]
     assert found(tmp_path / "b", {"model": Hidden(trains=False)}) == {}
 
@@ -220,9 +227,9 @@ def test_findings_are_printed_and_stored_in_the_end_event(tmp_path, capsys):
         {"train": (X, Y), "val": (X, Y)},
         logging={"progress": "plain"},
     )
-    assert "Note (validates-on-training-data): The validation data" in capsys.readouterr().err
+    assert "SS605 leakage-by-duplicates (warning): The validation data" in capsys.readouterr().err
     end = list(made.events())[-1]
-    assert [each["rule"] for each in end["findings"]] == ["validates-on-training-data"]
+    assert [each["rule"] for each in end["findings"]] == ["SS605"]
     assert [each["rule"] for each in Run(tmp_path).status["findings"]] == [
         end["findings"][0]["rule"]
     ]
@@ -235,5 +242,27 @@ def test_failed_run_reads_no_data_for_its_findings(tmp_path):
     assert session.run.status["findings"] == []
 
 
-def test_every_rule_is_triggered_by_a_test_here():
-    assert len(RULES) == 6
+def test_findings_have_the_form_of_the_other_commands(tmp_path):
+    made = tiny.fit(tmp_path, {"train": (X, Y), "model": Hidden()})
+    (each,) = made.status["findings"]
+    keys = {"rule", "name", "severity", "file", "line", "column", "message", "evidence", "fix"}
+    assert keys <= set(each)
+    assert (each["name"], each["column"]) == ("module-hidden-in-list-or-dict", 1)
+    assert (each["file"], each["line"]) == (__file__, inspect.getsourcelines(Hidden)[1])
+
+
+def test_error_of_a_rule_is_a_finding(tmp_path):
+    class Broken(nn.Linear):
+        def named_modules(self, *args, **kwargs):
+            if self.is_done:
+                raise LookupError("no modules")
+            return super().named_modules(*args, **kwargs)
+
+    model = Broken(4, 3)
+    model.is_done = False
+    with tiny.prepare(tmp_path, {"train": (X, Y), "model": model}) as session:
+        list(session.steps())
+        model.is_done = True
+    (each,) = session.run.status["findings"]
+    assert (each["rule"], each["severity"]) == ("SS204", "info")
+    assert each["message"] == "This could not be checked: LookupError: no modules."

@@ -19,8 +19,9 @@ class Finding:
         rule: its code, such as "SS101".
         name: of the rule, such as "missing-zero-grad".
         severity: "error": the result is wrong; "warning": it is likely wrong; "speed"; "info".
-        file: in which it is; of a notebook, with the number of the cell: "a.ipynb:cell 3".
-        line: from 1; of a notebook, in its cell.
+        file: in which it is; of a notebook, with the number of the cell: "a.ipynb:cell 3"; empty if
+            it is not known.
+        line: from 1; of a notebook, in its cell; 0 if it is not known.
         column: from 1.
         message: what is wrong.
         evidence: numbers and names that show it.

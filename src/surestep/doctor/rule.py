@@ -6,7 +6,9 @@ The docstring of a module is the page of its rule. Its name is the code and the 
 - `SEVERITY`;
 - `FIX`: what to write instead, in one sentence;
 - `check(program)`, which yields a `Problem` for each mistake in the source of a script;
-- a class `Watch`, which observes a script while it runs. A rule has one of the two, or both;
+- a class `Watch`, which observes a script while it runs;
+- `review(case)`, which yields a `Remark` for each mistake in a run of Trainer. A rule has one of
+  the three, or more;
 - `bad_*()` functions, each with the mistake, and `good_*()` functions without it. They are shown on
   the page, and they are the tests of the rule.
 """
@@ -20,12 +22,17 @@ from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from surestep.doctor import rules
 from surestep.doctor.finding import Finding, Severity
 from surestep.doctor.problem import Problem
+from surestep.doctor.remark import Remark
 from surestep.doctor.source.trace import Program
 from surestep.doctor.watcher import Watcher
+
+if TYPE_CHECKING:
+    from surestep.doctor.case import Case
 
 
 @dataclass(frozen=True)
@@ -54,8 +61,15 @@ class Rule:
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """The commands that find the mistake: "check" in the source, "watch" while it runs."""
-        has = {"check": hasattr(self.module, "check"), "watch": self.watcher is not None}
+        """The commands that find the mistake.
+
+        "check" finds it in the source, "watch" while a script runs, "train" in a run of Trainer.
+        """
+        has = {
+            "check": hasattr(self.module, "check"),
+            "watch": self.watcher is not None,
+            "train": hasattr(self.module, "review"),
+        }
         return tuple(command for command, is_in in has.items() if is_in)
 
     def check(self, program: Program) -> Iterator[Finding]:
@@ -76,6 +90,22 @@ class Rule:
                 problem.fix or self.fix,
                 end + 1,
                 source,
+            )
+
+    def review(self, case: Case) -> Iterator[Finding]:
+        """Yield the findings in a run of Trainer."""
+        review: Callable[[Case], Iterator[Remark]] | None = getattr(self.module, "review", None)
+        for remark in () if review is None else review(case):
+            yield Finding(
+                self.code,
+                self.name,
+                remark.severity or self.severity,
+                remark.location.file,
+                remark.location.line,
+                1,
+                remark.message,
+                dict(remark.evidence),
+                remark.fix or self.fix,
             )
 
     def examples(self, kind: str) -> dict[str, Callable[[], object]]:

@@ -220,7 +220,10 @@ _NUMBERS_AT_END = {
     "clipped": Count | None,
     "reason": str,
 }
-_FINDING = _open(dict.fromkeys(("rule", "severity", "message", "fix"), str))
+_FINDING = _open(
+    dict.fromkeys(("rule", "severity", "message", "fix"), str),
+    {"name": str, "file": str, "line": Count, "column": Count, "evidence": dict[str, Any]},
+)
 _MONITOR = _annotated[tuple[str, Literal["min", "max"]], Field(strict=False)] | None
 
 

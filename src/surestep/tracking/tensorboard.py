@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
+from surestep.tracking.findings import name_finding
 from surestep.tracking.tracker import Histogram, Point, TrackedRun, Tracker
 
 _FILES = count()  # in the names of files of this process
@@ -72,7 +73,7 @@ class TensorBoardTracker(Tracker):
     def findings(self, findings: Sequence[Mapping[str, Any]]) -> None:
         """Write the findings as a text, at the last step."""
         texts = [
-            f"**{found['rule']}** ({found['severity']}): {found['message']}\n\n{found['fix']}"
+            f"**{name_finding(found)}** ({found['severity']}): {found['message']}\n\n{found['fix']}"
             for found in findings
         ]
         self._write_text("findings", "\n\n".join(texts) or "Nothing was found.")

@@ -203,8 +203,9 @@ class Tracker:
         Called before each `end`. The findings replace those of an earlier process of the run.
 
         Args:
-            findings: each with "rule", "severity" ("warning", "speed" or "info"), "message",
-                "evidence" and "fix"; may be empty.
+            findings: each with "rule" (its code, such as "SS605"), "name", "severity" ("error",
+                "warning", "speed" or "info"), "file", "line", "column", "message", "evidence" and
+                "fix"; may be empty.
         """
 
     def end(self, status: str, summary: Mapping[str, Any]) -> None:

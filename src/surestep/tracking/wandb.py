@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from surestep.record.events import read_events
 from surestep.tracking.checkpoint_copy import copy_checkpoint, describe_checkpoint
+from surestep.tracking.findings import name_finding, texts_by_rule
 from surestep.tracking.tracker import Point, StudyResult, TrackedRun, Tracker
 
 _STEP = "step"  # the x-axis: unlike W&B's own step, it may repeat when a run resumes
@@ -92,13 +93,12 @@ class WandbTracker(Tracker):
         self._logged_best = path
 
     def findings(self, findings: Sequence[Mapping[str, Any]]) -> None:
-        """Put the findings into the summary of the run, and send its warnings as alerts."""
-        self._wandb.summary["findings"] = {
-            finding["rule"]: f"{finding['message']} {finding['fix']}" for finding in findings
-        }
+        """Put the findings into the summary of the run; its errors and warnings are alerts."""
+        self._wandb.summary["findings"] = texts_by_rule(findings)
         for finding in findings:
-            if finding["severity"] == "warning":
-                self._wandb.alert(f"{self._run.name}: {finding['rule']}", finding["message"])
+            if finding["severity"] in ("error", "warning"):
+                title = f"{self._run.name}: {name_finding(finding)}"
+                self._wandb.alert(title, finding["message"])
 
     def end(self, status: str, summary: Mapping[str, Any]) -> None:
         """Log how the run ended, and the best checkpoint unless this process has logged it."""

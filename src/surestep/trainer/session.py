@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from surestep.base.errors import RunError, SurestepError
+from surestep.doctor.case import Case, Observed
+from surestep.doctor.finding import Finding
 from surestep.engine.device import peak_memory
 from surestep.engine.evaluate.predict import Predictions
 from surestep.engine.plan.plan import Plan
@@ -34,7 +36,7 @@ from surestep.record.run_writer import RunWriter
 from surestep.trainer.best_metric import update_best
 from surestep.trainer.checkpointing import CheckpointManager
 from surestep.trainer.evaluator import Evaluator
-from surestep.trainer.findings import Case, Finding, Observed, find
+from surestep.trainer.findings import describe, find
 from surestep.trainer.given_batches import check_train_step, offset_positions
 from surestep.trainer.incidents import NonFiniteHandler, out_of_memory, sample_indices
 from surestep.trainer.rank_zero import load_checkpoint
@@ -386,7 +388,7 @@ class Session:
         }
         write_summary(self._recorder, status, summary)
         for finding in findings:
-            self.print_line(f"Note ({finding.rule}): {finding}")
+            self.print_line(describe(finding))
 
     def close(self) -> None:
         """Unlock the run folder and restore every module's mode; a second call does nothing.

@@ -6,6 +6,8 @@ rate and `max_norm` together decide it, and lowering one of them changes nothing
 cannot undo. Usually the learning rate is too high, the loss is summed instead of averaged, or the
 gradients are still scaled.
 
+In a run of `surestep train` it is information from half of the steps on, whatever their norm.
+
 Ignore it if you normalize gradients on purpose, as some language models do.
 
 Source: https://arxiv.org/abs/1211.5063
@@ -17,10 +19,13 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
+from surestep.doctor.remark import Remark
 from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from surestep.doctor.case import Case
 
 SEVERITY = "warning"
 FIX = "Lower the learning rate, average the loss, or raise max_norm to about the usual norm."
@@ -28,6 +33,7 @@ _TIMES = 5.0  # a norm so many times the limit is far above it
 _SHARE = 0.8  # of the steps
 _FEWEST = 20  # steps
 _KEPT = 256  # norms that are kept before they are read together
+_CLIPPED_SHARE = 0.5  # of the steps of a run of Trainer
 
 
 class Watch(Watcher):
@@ -74,6 +80,25 @@ class Watch(Watcher):
                 1,
                 {"clipped": clipped, "steps": len(self._ratios), "times": usual},
             )
+
+
+def review(case: Case) -> Iterator[Remark]:
+    """Find a run that clipped most of the steps that were taken."""
+    state, limit, ratios = case.loop.state, case.loop.plan.max_grad_norm, case.observed.ratios
+    taken, clipped = state.progress.steps_taken, state.counts.clipped
+    if limit is None or taken < _FEWEST or clipped <= _CLIPPED_SHARE * taken or not ratios:
+        return
+    ratio = median(ratios)
+    enough = float(f"{2 * ratio * limit:.1g}")
+    yield Remark(
+        f"{clipped} of {taken} steps ({clipped / taken:.0%}) were clipped: "
+        f"their gradient norm was {ratio:.3g} times max_grad_norm={limit:g} (median).",
+        {"clipped": clipped, "steps": taken, "ratio": ratio, "limit": limit},
+        "The gradient norm then has little effect: optim.lr alone sets the size of an update. "
+        f"To clip fewer steps, set max_grad_norm={enough:g}; to clip none and only measure the "
+        "norm, 'off'.",
+        "info",
+    )
 
 
 def bad_summed_loss() -> None:
@@ -125,6 +150,28 @@ def bad_unscaled_targets() -> None:
     learner = Learner()
     for _ in range(25):
         learner.step()
+
+
+def bad_limit_of_trainer() -> None:
+    import torch
+
+    import surestep
+
+    x = torch.randn(64, 4)
+    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=(x, x.sum(1, keepdim=True)))
+    config = surestep.Config(max_steps=30, batch_size=8, max_grad_norm=1e-3)
+    surestep.Trainer(task, config, run="run").fit()
+
+
+def good_limit_of_trainer() -> None:
+    import torch
+
+    import surestep
+
+    x = torch.randn(64, 4)
+    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=(x, x.sum(1, keepdim=True)))
+    config = surestep.Config(max_steps=30, batch_size=8, max_grad_norm=100.0)
+    surestep.Trainer(task, config, run="run").fit()
 
 
 def good_rare() -> None:

@@ -15,17 +15,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from surestep.doctor.remark import Remark, list_names
 from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from surestep.doctor.case import Case
+
 SEVERITY = "warning"
 FIX = "Call the layer in forward() without detach(), or leave its parameters out of the optimizer."
 _FEWEST = 10  # steps before something is claimed
 _CHECKED = 200  # steps; later ones are not checked
 _SHOWN = 5  # names in a message
+_FEWEST_OF_TRAINER = 20  # steps of a run of Trainer
 
 
 class Watch(Watcher):
@@ -64,6 +68,27 @@ class Watch(Watcher):
                 1,
                 {"steps": steps, "parameters": names, "count": len(missing)},
             )
+
+
+def review(case: Case) -> Iterator[Remark]:
+    """Find parameters that never had a gradient, so that no step updated them."""
+    steps, state = case.observed.steps, case.loop.state
+    if steps < _FEWEST_OF_TRAINER or not case.loop.parts.strategy.has_param_grads:
+        return
+    updated = {id(p) for optimizer in state.optimizers.values() for p in optimizer.state}
+    if case.task.step is not None and not updated:
+        return  # a manual step may clear the gradients before the log point
+    names = [name for name, p in case.observed.no_gradient.items() if id(p) not in updated]
+    if not names:
+        return
+    layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
+    yield Remark(
+        f"{len(names)} trained parameter{'s' if len(names) > 1 else ''} of {list_names(layers)} "
+        f"never had a gradient in {steps} steps, so they have their initial values.",
+        {"parameters": names, "layers": layers, "steps": steps},
+        "Use them in the forward pass, check for a detach() or no_grad() before them, or remove or "
+        "freeze them.",
+    )
 
 
 def bad_layer_that_is_not_called() -> None:
@@ -125,6 +150,47 @@ def bad_branch_that_is_never_taken() -> None:
     learner = Learner()
     for _ in range(12):
         learner.step()
+
+
+def bad_spare_layer_in_trainer() -> None:
+    import torch
+    from torch import nn
+
+    import surestep
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head, self.spare = nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(8, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.relu(self.body(x)))
+
+    x = torch.randn(64, 4)
+    task = surestep.Task(Net(), "mse", train=(x, x.sum(1, keepdim=True)))
+    config = surestep.Config(max_steps=30, batch_size=8, max_grad_norm="off")
+    surestep.Trainer(task, config, run="run").fit()
+
+
+def good_frozen_layer_in_trainer() -> None:
+    import torch
+    from torch import nn
+
+    import surestep
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head, self.spare = nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(8, 1)
+            self.spare.requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.relu(self.body(x)))
+
+    x = torch.randn(64, 4)
+    task = surestep.Task(Net(), "mse", train=(x, x.sum(1, keepdim=True)))
+    config = surestep.Config(max_steps=30, batch_size=8, max_grad_norm="off")
+    surestep.Trainer(task, config, run="run").fit()
 
 
 def good_all_are_used() -> None:

@@ -11,13 +11,23 @@ one module, or of modules that are registered as well, is not reported.
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.ModuleList.html
 """
 
+from __future__ import annotations
+
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.remark import Remark, list_names
 from surestep.doctor.source.modules import has_parameters
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.values import Call, Collection, Instance, Value, walk
+from surestep.doctor.user_code import locate_class
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from surestep.doctor.case import Case
 
 SEVERITY = "error"
 FIX = "Put them into torch.nn.ModuleList, or torch.nn.ModuleDict."
@@ -52,6 +62,8 @@ def _hides(kept: Collection, owner: Instance, trace: Trace, event: Event) -> boo
         isinstance(value, (Call, Instance)) and has_parameters(value) for value in kept.elements
     ):
         return False
+    if any(isinstance(value, Call) and value.name in _FREEZES for value in kept.elements):
+        return False
     hidden = {id(kept), *map(id, kept.elements)}
     if any(id(value) in hidden and value is not kept for value in owner.attributes.values()):
         return False
@@ -71,6 +83,46 @@ def _registers(event: Event, hidden: set[int]) -> bool:
 
 def _leads_to(value: Value, hidden: set[int]) -> bool:
     return any(id(part) in hidden for part in walk(value))
+
+
+def review(case: Case) -> Iterator[Remark]:
+    """Find trainable parameters in attributes of modules, which the model does not register."""
+    model = case.loop.state.model
+    registered = {id(parameter) for parameter in model.parameters()}
+    for optimizer in case.loop.state.optimizers.values():
+        registered |= {id(p) for group in optimizer.param_groups for p in group["params"]}
+    owners = {}
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if isinstance(value, (list, tuple, dict)) and any(
+                p.requires_grad and id(p) not in registered for p in _parameters(value)
+            ):
+                owners[f"{name}.{attribute}".lstrip(".")] = module
+    if owners:
+        yield Remark(
+            f"The model holds layers in plain lists or dicts ({list_names(owners)}), so they are "
+            "not registered: not trained, not moved to the device, and not saved.",
+            {"attributes": list(owners)},
+            "Use nn.ModuleList or nn.ModuleDict; requires_grad_(False) if nothing should train "
+            "them.",
+            "warning",
+            locate_class(next(iter(owners.values()))),
+        )
+
+
+def _parameters(
+    value: list[Any] | tuple[Any, ...] | dict[Any, Any], depth: int = 4
+) -> Iterator[nn.Parameter]:
+    from torch import nn
+
+    items: Iterable[Any] = value.values() if isinstance(value, dict) else value
+    for item in items:
+        if isinstance(item, nn.Parameter):
+            yield item
+        elif isinstance(item, nn.Module):
+            yield from item.parameters()
+        elif isinstance(item, (list, tuple, dict)) and depth:
+            yield from _parameters(item, depth - 1)
 
 
 def bad_appended():
@@ -133,6 +185,48 @@ def bad_dict():
             return {name: head(x) for name, head in self.heads.items()}
 
     print(Heads()(torch.randn(2, 4)))
+
+
+def bad_dict_in_trainer():
+    import torch
+    from torch import nn
+
+    import surestep
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.layers = nn.Linear(4, 1), {}
+            self.layers["first"] = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.layers["first"](x))
+
+    x = torch.randn(64, 4)
+    task = surestep.Task(Net(), "mse", train=(x, x.sum(1, keepdim=True)))
+    config = surestep.Config(max_steps=3, batch_size=8)
+    surestep.Trainer(task, config, run="run").fit()
+
+
+def good_frozen_in_trainer():
+    import torch
+    from torch import nn
+
+    import surestep
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.layers = nn.Linear(4, 1), {}
+            self.layers["first"] = nn.Linear(4, 4).requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.layers["first"](x))
+
+    x = torch.randn(64, 4)
+    task = surestep.Task(Net(), "mse", train=(x, x.sum(1, keepdim=True)))
+    config = surestep.Config(max_steps=3, batch_size=8)
+    surestep.Trainer(task, config, run="run").fit()
 
 
 def good_module_list():
