@@ -59,8 +59,8 @@ class OptimizerInfo:
             return {}
         # torch's implementations are not expected of a plug-in's class.
         hidden = () if self.plugin is None else ("foreach", "fused")
-        arguments = inspect.signature(self.kind).parameters.items()
-        return {name: argument.default for name, argument in arguments if name not in hidden}
+        defaults = _argument_defaults(self.kind).items()
+        return {name: default for name, default in defaults if name not in hidden}
 
     @property
     def options(self) -> dict[str, Any]:
@@ -72,6 +72,12 @@ class OptimizerInfo:
     def decays(self) -> bool:
         """Whether it, or AdamW beside it, has a weight decay."""
         return not self.signature or "weight_decay" in self.signature or "adamw_lr" in self.extra
+
+
+@cache
+def _argument_defaults(kind: type) -> dict[str, Any]:
+    """Return the arguments of a class and their defaults; a plan asks some forty times."""
+    return {name: argument.default for name, argument in inspect.signature(kind).parameters.items()}
 
 
 BUILT_IN: Mapping[str, OptimizerInfo] = {
