@@ -45,6 +45,11 @@ def test_environment_has_the_commit_and_whether_files_differ(tmp_path):
     assert collect_environment(tiny.FACTS, tmp_path)["git"]["dirty"] is True
 
 
+def test_commit_is_unknown_before_the_first_one(tmp_path):
+    git(tmp_path, "init")
+    assert collect_environment(tiny.FACTS, tmp_path)["git"] is None
+
+
 def test_commit_is_unknown_without_git(tmp_path, monkeypatch):
     assert collect_environment(tiny.FACTS, tmp_path)["git"] is None
     monkeypatch.setenv("PATH", "")

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -340,7 +340,9 @@ def collect_environment(system: SystemInfo, folder: Path) -> dict[str, Any]:
     }
 
 
+@cache
 def _version(name: str) -> str | None:
+    """Return the version of an installed package; read once, since it parses all its metadata."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -348,13 +350,18 @@ def _version(name: str) -> str | None:
 
 
 def _git(folder: Path) -> dict[str, Any] | None:
-    """Return commit and whether files differ from it; None where there is no git."""
-    ask = partial(
-        subprocess.check_output, cwd=folder, stderr=subprocess.DEVNULL, text=True, timeout=5
-    )
+    """Return commit and whether files differ from it; None where there is no git or commit."""
+    ask = ["git", "status", "--porcelain=v2", "--branch", "--no-ahead-behind"]
     try:
-        commit = ask(["git", "rev-parse", "HEAD"]).strip()
-        changed = ask(["git", "status", "--porcelain", "--untracked-files=no"])
+        output = subprocess.check_output(
+            [*ask, "--untracked-files=no"],
+            cwd=folder,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            timeout=5,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"commit": commit, "dirty": bool(changed)}
+    commit = output.partition("# branch.oid ")[2].partition("\n")[0]
+    dirty = any(not line.startswith("# ") for line in output.splitlines())
+    return None if commit in ("", "(initial)") else {"commit": commit, "dirty": dirty}
