@@ -59,11 +59,13 @@ class Call:
         name: "cross_entropy".
         arguments: by the names of its parameters, with the defaults.
         result: what it returned.
+        given: the names of the arguments that the caller passed.
     """
 
     name: str
     arguments: Mapping[str, Any]
     result: Any
+    given: frozenset[str] = frozenset()
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
@@ -112,11 +114,20 @@ class Watcher:
 
     FUNCTIONS: tuple[str, ...] = ()
 
+    def on_new_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+        """Called after an optimizer is made."""
+
     def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
         """Called before the first step of an optimizer."""
 
     def on_model(self, run: Run, model: nn.Module) -> None:
         """Called before the first call of a module from outside of any other one."""
+
+    def on_compile(self, run: Run, model: Any, options: Mapping[str, Any]) -> None:
+        """Called before `torch.compile(model, **options)` and `model.compile(**options)`.
+
+        `model` is a module or a function.
+        """
 
     def on_mode(self, run: Run, module: nn.Module, is_training: bool) -> None:
         """Called before `module.train()` and `module.eval()`."""

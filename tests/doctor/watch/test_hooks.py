@@ -121,6 +121,45 @@ def test_forward_passes_are_seen_when_the_mode_changes():
     assert calls["on_forward"] == 20 * 4 + 5 * 3, "five passes of three modules"
 
 
+def test_optimizer_is_told_when_it_is_made():
+    assert count_calls(lambda: train(3))["on_new_optimizer"] == 1
+
+
+def test_model_is_told_each_time_it_is_compiled():
+    told = []
+
+    class Listener(Watcher):
+        def on_compile(self, run, model, options):
+            told.append((model, options))
+
+    model = nn.Linear(2, 2)
+    with Monitor({"SS000": Listener()}).installed():
+        torch.compile(model, backend="eager")
+        torch.compile(backend="eager")(model)
+        model.compile(backend="aot_eager")
+    assert told[0] == (model, {"backend": "eager"})
+    assert [(made is model, options["backend"]) for made, options in told] == [
+        (True, "eager"),
+        (True, "eager"),
+        (True, "aot_eager"),
+    ]
+
+
+def test_call_tells_which_arguments_were_given():
+    heard = []
+
+    class Listener(Watcher):
+        FUNCTIONS = ("dropout",)
+
+        def on_call(self, run, call):
+            heard.append((set(call.given), call["training"], call["p"]))
+
+    with Monitor({"SS000": Listener()}).installed():
+        nn.functional.dropout(torch.ones(2), p=0.1)
+        nn.functional.dropout(torch.ones(2), 0.2, True)
+    assert heard == [({"input", "p"}, True, 0.1), ({"input", "p", "training"}, True, 0.2)]
+
+
 def test_loader_tells_its_batches_and_its_end():
     def read():
         loader = DataLoader(TensorDataset(torch.ones(10)), batch_size=3)

@@ -61,8 +61,9 @@ class Events:
         parameters = read_parameters(name)
 
         def hear(result: Any, *args: Any, **options: Any) -> None:
-            given = dict(zip(parameters, args, strict=False))
-            self._listeners.call("on_call", Call(name, {**parameters, **given, **options}, result))
+            given = {**dict(zip(parameters, args, strict=False)), **options}
+            call = Call(name, {**parameters, **given}, result, frozenset(given))
+            self._listeners.call("on_call", call)
 
         return hear
 
@@ -79,18 +80,25 @@ class Events:
             call("on_mode", module, mode)
             self._forwards.see_next()
 
-        def compile_module(*_: Any, **__: Any) -> None:
+        def made(_: object, optimizer: Optimizer, *__: Any, **___: Any) -> None:
+            call("on_new_optimizer", optimizer)
+
+        def compile_module(model: Any = None, *_: Any, **options: Any) -> None:
             self._forwards.give_up()
+            if model is not None:  # otherwise it returns a decorator, which calls it again
+                call("on_compile", model, options)
 
         yield torch.autograd, "backward", self._wrap_backward
         yield nn.Module, "zero_grad", self._around(zero_module)
         yield Optimizer, "zero_grad", self._around(zero_optimizer)
+        yield Optimizer, "__init__", self._around(after=made)
         yield nn.Module, "train", self._around(change_mode)
         for owner in (nn.utils, nn.utils.clip_grad):
             for name in ("clip_grad_norm_", "clip_grad_value_"):
                 yield owner, name, functools.partial(self._wrap_clip, name)
-        yield torch, "compile", self._around(compile_module)
-        yield nn.Module, "compile", self._around(compile_module)
+        compiled = self._around(compile_module)  # one, as the second of these calls the first
+        yield torch, "compile", compiled
+        yield nn.Module, "compile", compiled
 
     def _wrap_backward(self, original: Any) -> Any:
         run, call = self._run, self._listeners.call

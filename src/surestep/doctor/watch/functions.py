@@ -31,6 +31,9 @@ FUNCTIONS: dict[str, tuple[tuple[Any, str], ...]] = {
         name: ((torch, name), (Tensor, name))
         for name in ("sigmoid", "log", "sqrt", "argmax", "allclose", "bmm", "matmul")
     },
+    "eq": ((torch, "eq"), (Tensor, "eq"), (Tensor, "__eq__")),
+    "grad": ((torch.autograd, "grad"),),
+    **{name: ((torch, name),) for name in ("rand", "randn", "randperm")},
     **_READS,
 }
 # Functions that are written in C++ have no signature.
