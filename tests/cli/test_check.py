@@ -152,8 +152,55 @@ def test_unreadable_file_is_reported_and_counted(surestep, scripts):
 def test_rule_that_only_watches_is_named(surestep, selector):
     answer = surestep("check", "bad.py", "--select", "SS101", selector)
     assert answer.code == 1
-    assert answer.err.startswith(f"{selector}: only `surestep watch` sees this")
+    assert answer.err.startswith(f"{selector}: only `surestep ")
     assert surestep("check", "bad.py", "--select", "SS1").err == ""
+
+
+FORWARD = "import torch\n\nmodel = torch.nn.Linear(4, 1)\nmodel.forward(torch.ones(4))\n"
+
+
+def test_fix_corrects_what_it_can_and_reports_what_remains(surestep, scripts):
+    (scripts / "bad.py").write_text(FORWARD + BAD)
+    first = surestep("check", "bad.py", "--select", "SS209", "SS101")
+    assert first.out.splitlines()[-1].find("`--fix` can fix 1.") > 0
+    answer = surestep("check", "bad.py", "--fix", "--select", "SS209", "SS101")
+    assert (answer.code, answer.err) == (1, "1 fixed.\n")
+    assert "SS101" in answer.out
+    assert "SS209" not in answer.out
+    assert (scripts / "bad.py").read_text() == FORWARD.replace(".forward(", "(") + BAD
+    again = surestep("check", "bad.py", "--fix", "--select", "SS209")
+    assert (again.code, again.out, again.err) == (0, "0 findings in 1 file.\n", "0 fixed.\n")
+
+
+def test_diff_prints_the_changes_and_changes_nothing(surestep, scripts):
+    (scripts / "a.py").write_text(FORWARD)
+    answer = surestep("check", "a.py", "good.py", "--diff")
+    assert (answer.code, answer.err) == (1, "--fix would fix 1 finding.\n")
+    assert "--- a.py\n+++ a.py\n" in answer.out
+    assert "-model.forward(torch.ones(4))\n+model(torch.ones(4))\n" in answer.out
+    assert (scripts / "a.py").read_text() == FORWARD
+    assert surestep("check", "good.py", "--diff").code == 0
+    wrong = surestep("check", "a.py", "--diff", "--fix")
+    assert wrong.code == 2
+    assert "Give --diff without --fix" in wrong.err
+
+
+def test_file_that_cannot_be_fixed_is_reported_and_the_others_are_fixed(surestep, scripts):
+    for name in ("a.py", "b.py"):
+        (scripts / name).write_text(FORWARD)
+    (scripts / "a.py").chmod(0o444)
+    answer = surestep("check", "a.py", "b.py", "--fix")
+    assert answer.code == 1
+    assert answer.err.splitlines() == ["a.py is read-only and was not fixed.", "1 fixed."]
+    assert (scripts / "b.py").read_text() == FORWARD.replace(".forward(", "(")
+
+
+def test_json_says_what_is_fixable(surestep, scripts):
+    (scripts / "bad.py").write_text(FORWARD + BAD)
+    answer = surestep("check", "bad.py", "--select", "SS209", "SS101", "--format", "json")
+    fixable = {found["rule"]: found["fixable"] for found in json.loads(answer.out)["findings"]}
+    assert fixable == {"SS209": True, "SS101": False}
+    assert json.loads(surestep("explain", "SS209", "--json").out)["fixable"] is True
 
 
 def test_cache_gives_the_same_output(surestep, scripts):

@@ -106,6 +106,7 @@ def test_json_form_holds_every_field():
                 "fix": "Call zero_grad().",
                 "end_column": 21,
                 "source": "    optimizer.step()",
+                "fixable": False,
             }
         ],
     }

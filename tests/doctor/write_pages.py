@@ -25,6 +25,8 @@ def name_of(rule: Rule) -> str:
 def render_page(rule: Rule) -> str:
     parts = [HEADER, f"# {rule.code} {rule.name} ({rule.severity})", rule.page]
     parts += [f"**Fix:** {rule.fix}"]
+    if rule.is_fixable:
+        parts += [f"`surestep check --fix --select {rule.code}` fixes it where that is safe."]
     for heading, kind in (("Wrong", "bad"), ("Right", "good")):
         for example in list(rule.examples(kind).values())[:1]:
             # "py" and not "python": tests/test_docs.py does not run it.

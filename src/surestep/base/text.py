@@ -11,6 +11,11 @@ def escape_control_chars(text: str) -> str:
     )
 
 
+def escape_terminal(text: str) -> str:
+    """Escape control characters, but not those of plain text: a tab, \\r, \\f and line breaks."""
+    return "".join(c if c in "\t\r\f" else escape_control_chars(c) for c in text)
+
+
 def one_line(text: str) -> str:
     """Escape control characters, line breaks included."""
     return escape_control_chars(text).replace("\n", "\\n")

@@ -1,14 +1,14 @@
 """`surestep check`."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Union
 
 import tyro
 
 from surestep.base.errors import ConfigError
-from surestep.base.text import print_escaped, print_json
+from surestep.base.text import escape_terminal, format_count, print_escaped, print_json
 from surestep.cli.parse import command
 from surestep.doctor.cache import ResultCache, find_cache_folder
 from surestep.doctor.check_files import check_files
@@ -32,11 +32,13 @@ def run(
     ignore: Annotated[_Several, tyro.conf.arg(metavar="RULE ...")] = None,
     format: Format = "text",
     no_cache: bool = False,
+    fix: bool = False,
+    diff: bool = False,
 ) -> int:
     """Find the mistakes that make training silently wrong, without running the scripts.
 
-    Exit code 1: there are errors or warnings, or a file could not be read. `surestep explain SS101`
-    explains a rule.
+    Exit code 1: there are errors or warnings, a file could not be read or fixed, or --diff shows a
+    change. `surestep explain SS101` explains a rule.
 
     Args:
         paths: Scripts, notebooks, or folders with them; None is the current folder.
@@ -44,21 +46,58 @@ def run(
         ignore: Not these rules.
         format: How to print the findings; github annotates the lines of a pull request.
         no_cache: Check files again that are unchanged since they were checked.
+        fix: Correct the scripts where a rule has a safe correction, and report what remains.
+        diff: Print what --fix would change, and change nothing.
     """
+    if diff and (fix or format != "text"):
+        raise ConfigError("Give --diff without --fix and --format: it prints a diff.")
     found = find_files(paths or ["."])
     selectors = _split(select or ())
     codes = _Selection(selectors, _split(ignore or ()))
     for text in list_unchecked(selectors):
         print_escaped(text, sys.stderr)
     files = [(path, codes.of(configuration)) for path, configuration in found.files]
-    cache = ResultCache(None if no_cache else find_cache_folder())
-    reports = check_files(files, cache)
+    cache_folder = None if no_cache else find_cache_folder()
+    reports = check_files(files, ResultCache(cache_folder))
+    fixed, failures = _fix(reports, dict(files), is_dry=diff) if fix or diff else (0, [])
+    if fixed and fix:
+        reports = check_files(files, ResultCache(cache_folder))  # one reads each file once
+    for text in failures:
+        print_escaped(text, sys.stderr)
     for report in reports:
         for text in (*report.notes, report.problem):
             if text:
                 print_escaped(text, sys.stderr)
+    if diff:
+        print_escaped(f"--fix would fix {format_count(fixed, 'finding')}.", sys.stderr)
+        return int(bool(fixed or failures or any(report.problem for report in reports)))
+    if fix:
+        print_escaped(f"{fixed} fixed.", sys.stderr)
     _print(reports, format, found.excluded)
-    return int(any(map(_fails, reports)))
+    return int(bool(failures) or any(map(_fails, reports)))
+
+
+def _fix(
+    reports: Sequence[FileReport], codes: Mapping[Path, tuple[str, ...]], *, is_dry: bool
+) -> tuple[int, list[str]]:
+    """Fix files, or print the changes; return how many findings are fixed, and what failed."""
+    from surestep.doctor.fix_files import FixError, fix_file  # takes long to import
+
+    count, failures = 0, []
+    for report in reports:
+        try:
+            fixed = fix_file(report, codes[Path(report.path)])
+            if fixed is None:
+                continue
+            if is_dry:
+                sys.stdout.write(escape_terminal(fixed.diff()))
+            else:
+                fixed.write()
+        except FixError as error:
+            failures.append(str(error))
+        else:
+            count += fixed.count
+    return count, failures
 
 
 def _fails(report: FileReport) -> bool:

@@ -52,6 +52,8 @@ def _page(rule: Rule) -> str:
     found_by = " and ".join(f"surestep {command}" for command in rule.commands)
     lines = [f"{rule.code} {rule.name} ({rule.severity}), found by {found_by}", "", rule.page]
     lines += ["", f"Fix: {rule.fix}"]
+    if rule.is_fixable:
+        lines.append("`surestep check --fix` fixes it where that is safe.")
     for heading, kind in (("Wrong", "bad"), ("Right", "good")):
         for example in list(rule.examples(kind).values())[:1]:
             lines += ["", f"{heading}:", "", textwrap.indent(read_example(example), "    ")]
@@ -68,6 +70,7 @@ def _describe(rule: Rule) -> dict[str, Any]:
         "summary": rule.summary,
         "page": rule.page,
         "fix": rule.fix,
+        "fixable": rule.is_fixable,
         **{
             kind: {name: read_example(example) for name, example in rule.examples(kind).items()}
             for kind in ("bad", "good")

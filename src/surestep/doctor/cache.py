@@ -14,9 +14,10 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from surestep.base.version import VERSION
-from surestep.doctor.finding import Finding
+from surestep.doctor.finding import Edit, Finding
 from surestep.doctor.report import FileReport
 from surestep.doctor.source.files import digest_of, digest_of_file
 
@@ -58,8 +59,9 @@ class ResultCache:
                 return None
             if any(self._digest(name) != digest for name, digest in entry["used"].items()):
                 return None
-            findings = [Finding(**finding) for finding in entry["findings"]]
-            return FileReport(str(path), findings, notes=list(entry["notes"]))
+            findings = [_read_finding(found) for found in entry["findings"]]
+            notes = list(entry["notes"])
+            return FileReport(str(path), findings, notes=notes, used=entry["used"])
         except (OSError, ValueError):  # no entry, or a broken one
             return None
 
@@ -90,6 +92,11 @@ class ResultCache:
         if name not in self._digests:
             self._digests[name] = digest_of_file(Path(name))
         return self._digests[name]
+
+
+def _read_finding(found: dict[str, Any]) -> Finding:
+    edits = tuple(Edit(**edit) for edit in found.pop("edits"))
+    return Finding(**found, edits=edits)
 
 
 @cache

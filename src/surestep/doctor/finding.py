@@ -12,6 +12,21 @@ VERSION = 1  # of the JSON form
 
 
 @dataclass(frozen=True)
+class Edit:
+    """A change of a file.
+
+    Attributes:
+        start: of what is replaced, in characters from the start of the file.
+        end: likewise; equal to `start` if something is inserted.
+        text: what replaces it.
+    """
+
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True)
 class Finding:
     """A mistake in a script, or in a run.
 
@@ -28,6 +43,7 @@ class Finding:
         fix: what to write instead.
         end_column: after what is wrong, in the same line; 0 if it is not known.
         source: the line, as it is in the file.
+        edits: of the file, that fix it and change nothing else; empty if a person must decide.
     """
 
     rule: str
@@ -41,8 +57,14 @@ class Finding:
     fix: str = ""
     end_column: int = 0
     source: str = ""
+    edits: tuple[Edit, ...] = ()
 
 
 def to_json(findings: list[Finding]) -> dict[str, Any]:
     """Return findings in their JSON form."""
-    return {"version": VERSION, "findings": [asdict(finding) for finding in findings]}
+    return {"version": VERSION, "findings": [_describe(finding) for finding in findings]}
+
+
+def _describe(finding: Finding) -> dict[str, Any]:
+    described = asdict(finding)
+    return described | {"fixable": bool(described.pop("edits"))}

@@ -69,6 +69,8 @@ def summarize(findings: Sequence[Finding], files: int, unreadable: int, excluded
     rest = [(unreadable, "could not be read"), (excluded, "excluded")]
     notes = "".join(f", {number} {text}" for number, text in rest if number)
     line = f"{found} in {format_count(files, 'file')}{notes}."
+    if fixable := sum(bool(finding.edits) for finding in findings):
+        line += f" `--fix` can fix {fixable}."
     return line + (f" `surestep explain {findings[0].rule}` explains a rule." if findings else "")
 
 

@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import Any
 
+from surestep.doctor.finding import Edit
 from surestep.doctor.source.files import SourceFile
 from surestep.doctor.source.trace import Event
 
@@ -20,6 +21,7 @@ class Problem:
         message: what is wrong, in a sentence that names the values of the script.
         evidence: names and numbers that show it.
         fix: what to write instead, if it is not the rule's FIX.
+        edits: of the file, that fix it without changing anything else; see `surestep.doctor.edits`.
     """
 
     at: ast.AST
@@ -27,8 +29,11 @@ class Problem:
     message: str
     evidence: dict[str, Any] | None = None
     fix: str = ""
+    edits: tuple[Edit, ...] = ()
 
 
-def at_event(event: Event, message: str, **evidence: Any) -> Problem:
+def at_event(
+    event: Event, message: str, *, edits: tuple[Edit, ...] = (), **evidence: Any
+) -> Problem:
     """Return the problem of an event."""
-    return Problem(event.node, event.file, message, evidence or None)
+    return Problem(event.node, event.file, message, evidence or None, edits=edits)

@@ -6,6 +6,7 @@ The docstring of a module is the page of its rule. Its name is the code and the 
 - `SEVERITY`;
 - `FIX`: what to write instead, in one sentence;
 - `check(program)`, which yields a `Problem` for each mistake in the source of a script;
+- `FIXABLE = True` if some of its problems have edits, which `surestep check --fix` makes;
 - a class `Watch`, which observes a script while it runs;
 - `review(case)`, which yields a `Remark` for each mistake in a run of Trainer. A rule has one of
   the three, or more;
@@ -61,6 +62,11 @@ class Rule:
     watcher: Callable[[], Watcher] | None
 
     @property
+    def is_fixable(self) -> bool:
+        """Whether `surestep check --fix` can fix some of its findings."""
+        return getattr(self.module, "FIXABLE", False)
+
+    @property
     def commands(self) -> tuple[str, ...]:
         """The commands that find the mistake.
 
@@ -91,6 +97,7 @@ class Rule:
                 problem.fix or self.fix,
                 end + 1,
                 source,
+                () if problem.file.is_notebook else problem.edits,
             )
 
     def review(self, case: Case) -> Iterator[Finding]:

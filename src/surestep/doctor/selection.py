@@ -36,9 +36,10 @@ def list_unchecked(select: Collection[str]) -> list[str]:
     for selector in select:
         rules = [rule for rule in load_rules() if is_selected(rule.code, rule.name, [selector])]
         if rules and not any("check" in rule.commands for rule in rules):
+            commands = sorted({command for rule in rules for command in rule.commands})
+            seen_by = " and ".join(f"`surestep {command}`" for command in commands)
             sentences.append(
-                f"{selector}: only `surestep watch` sees this, while the script runs; `surestep "
-                "check` reports nothing about it."
+                f"{selector}: only {seen_by} can see this; `surestep check` reports nothing."
             )
     return sentences
 

@@ -12,12 +12,14 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torc
 import ast
 from collections.abc import Iterator
 
+from surestep.doctor.edits import remove_attribute
 from surestep.doctor.problem import Problem
 from surestep.doctor.source.trace import Program
-from surestep.doctor.source.training import is_model
-from surestep.doctor.source.values import Value
+from surestep.doctor.source.training import is_model, options_of
+from surestep.doctor.source.values import Instance, Value
 
 SEVERITY = "warning"
+FIXABLE = True
 FIX = "Call the model itself: model(x)."
 
 
@@ -41,7 +43,17 @@ def check(program: Program) -> Iterator[Problem]:
         if held and all(map(is_model, held)):
             text = ast.unparse(receiver)
             message = f"`{text}.forward(...)` skips the hooks of `{text}`."
-            yield Problem(node, program.file, message)
+            edit = None
+            if not any(map(_has_own_call, held)):
+                edit = remove_attribute(program.file, node.func)
+            yield Problem(node, program.file, message, edits=() if edit is None else (edit,))
+
+
+def _has_own_call(model: Value) -> bool:
+    return any(
+        isinstance(option, Instance) and option.cls.find("__call__") is not None
+        for option in options_of(model)
+    )
 
 
 def _find_values(program: Program) -> dict[str, list[Value]]:

@@ -9,15 +9,19 @@ Ignore it if dropout is wanted in eval mode; `training=True` says so, and is not
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.dropout.html
 """
 
+import ast
 from collections.abc import Iterator
 
+from surestep.doctor.edits import append_argument
+from surestep.doctor.finding import Edit
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.source.modules import is_in_forward, reads_mode
-from surestep.doctor.source.trace import Program
+from surestep.doctor.source.modules import has_self, is_in_forward, reads_mode
+from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Constant, walk
 
 SEVERITY = "error"
+FIXABLE = True
 FIX = "Pass training=self.training, or use torch.nn.Dropout."
 
 _NAMES = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
@@ -43,7 +47,15 @@ def check(program: Program) -> Iterator[Problem]:
                 or any(reads_mode(branch.test) for branch in event.branches)
             ):
                 continue
-            yield at_event(event, f"`{describe(call)}` also drops in eval mode.")
+            message = f"`{describe(call)}` also drops in eval mode."
+            yield at_event(event, message, edits=_pass_mode(event))
+
+
+def _pass_mode(event: Event) -> tuple[Edit, ...]:
+    if not has_self(event) or not isinstance(event.node, ast.Call):
+        return ()
+    edit = append_argument(event.file, event.node, "training=self.training")
+    return () if edit is None else (edit,)
 
 
 def bad_module():

@@ -13,13 +13,16 @@ https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_pr
 import ast
 from collections.abc import Iterator
 
+from surestep.doctor.edits import insert_after
+from surestep.doctor.finding import Edit
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.source.modules import is_in_forward, reads_mode
-from surestep.doctor.source.trace import Program
+from surestep.doctor.source.modules import has_self, is_in_forward, reads_mode
+from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe, is_made_by
 from surestep.doctor.source.values import Attribute, Constant, Unknown, Value
 
 SEVERITY = "error"
+FIXABLE = True
 FIX = "Pass dropout_p=p if self.training else 0.0."
 
 _PATH = "torch.nn.functional.scaled_dot_product_attention"
@@ -40,7 +43,18 @@ def check(program: Program) -> Iterator[Problem]:
             yield at_event(
                 event,
                 f"The dropout of `{describe(rate)}` in this attention is also on in eval mode.",
+                edits=_depend_on_mode(event),
             )
+
+
+def _depend_on_mode(event: Event) -> tuple[Edit, ...]:
+    if not has_self(event) or not isinstance(event.node, ast.Call):
+        return ()
+    names = {word.arg: word.value for word in event.node.keywords}
+    rate = names.get("dropout_p")
+    if not isinstance(rate, (ast.Constant, ast.Name, ast.Attribute)):
+        return ()
+    return (insert_after(event.file, rate, " if self.training else 0.0"),)
 
 
 def _is_on(rate: Value) -> bool:

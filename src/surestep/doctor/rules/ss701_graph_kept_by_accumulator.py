@@ -12,6 +12,8 @@ Source: https://docs.pytorch.org/docs/stable/notes/faq.html
 import ast
 from collections.abc import Iterator
 
+from surestep.doctor.edits import insert_after, insert_before
+from surestep.doctor.finding import Edit
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.training import (
@@ -23,6 +25,7 @@ from surestep.doctor.source.training import (
 from surestep.doctor.source.values import Collection, Operation, Value, walk
 
 SEVERITY = "warning"
+FIXABLE = True
 FIX = "Add loss.detach(), or loss.item() if you need the number at once."
 
 
@@ -43,7 +46,25 @@ def check(program: Program) -> Iterator[Problem]:
                 event,
                 f"`{text}` keeps the graph of each batch: memory grows until the loop ends.",
                 loss=describe(added),
+                edits=_detach(event),
             )
+
+
+def _detach(event: Event) -> tuple[Edit, ...]:
+    """Return the edits that detach what an event adds."""
+    match event.node:
+        case ast.AugAssign(value=node):
+            pass
+        case ast.Call(args=[node], keywords=[]):
+            pass
+        case ast.Assign(targets=[target], value=ast.BinOp(left=left, right=right)):
+            node = right if ast.unparse(left) == ast.unparse(target) else left
+        case _:
+            return ()
+    if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
+        return (insert_after(event.file, node, ".detach()"),)
+    before = insert_before(event.file, node, "(")
+    return (before, insert_after(event.file, node, ").detach()"))
 
 
 def _added(event: Event) -> Value | None:

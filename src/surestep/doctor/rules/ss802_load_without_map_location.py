@@ -14,6 +14,8 @@ import ast
 import re
 from collections.abc import Iterator
 
+from surestep.doctor.edits import append_argument
+from surestep.doctor.finding import Edit
 from surestep.doctor.problem import Problem
 from surestep.doctor.source.checkpoints import (
     find_loads,
@@ -23,10 +25,17 @@ from surestep.doctor.source.checkpoints import (
     is_same_file,
 )
 from surestep.doctor.source.trace import Event, Program, Trace
-from surestep.doctor.source.training import describe, is_scaler, is_scheduler
+from surestep.doctor.source.training import (
+    describe,
+    is_made_by,
+    is_model,
+    is_scaler,
+    is_scheduler,
+)
 from surestep.doctor.source.values import Call, Constant, Value
 
 SEVERITY = "warning"
+FIXABLE = True
 FIX = 'Write torch.load(path, map_location="cpu", weights_only=True).'
 _DISTRIBUTED = ("init_process_group", "DistributedDataParallel", "DDP")
 
@@ -43,14 +52,26 @@ def check(program: Program) -> Iterator[Problem]:
             states = [state for _, _, state in restores if is_restored_from(state, call)]
             is_elsewhere = is_distributed or not _is_saved_before(trace, event)
             if states and reason and is_elsewhere and not _has_location(trace, call):
-                yield _problem(event, f"`{describe(call)}` has no map_location: {reason}.")
+                message = f"`{describe(call)}` has no map_location: {reason}."
+                yield Problem(event.node, event.file, message, edits=_load_on_cpu(event, restores))
             elif any(state is call for state in states) and _is_unsafe(call):
                 text = "the file can run code, and a state dict does not need weights_only=False"
-                yield _problem(event, f"`{describe(call)}`: {text}.")
+                yield Problem(event.node, event.file, f"`{describe(call)}`: {text}.")
 
 
-def _problem(event: Event, message: str) -> Problem:
-    return Problem(event.node, event.file, message)
+def _load_on_cpu(load: Event, restores: list[tuple[Event, Value, Value]]) -> tuple[Edit, ...]:
+    """Return the edit that loads onto the CPU what goes at once to the devices of its object."""
+    if not isinstance(load.node, ast.Call):
+        return ()
+    for restore, restored, _ in restores:
+        node = restore.node
+        if not isinstance(node, ast.Call) or node.args != [load.node]:
+            continue
+        is_copied = is_model(restored) or is_made_by(restored, "torch.optim.")
+        if is_copied and all(word.arg == "strict" for word in node.keywords):
+            edit = append_argument(load.file, load.node, 'map_location="cpu"')
+            return () if edit is None else (edit,)
+    return ()
 
 
 def _has_tensors(restore: Event, restored: Value) -> bool:

@@ -10,13 +10,22 @@ first, and the old ones as a fallback, is not reported.
 Source: https://docs.pytorch.org/docs/stable/amp.html
 """
 
+import ast
+import re
 from collections.abc import Iterator
 
+from surestep.doctor.edits import insert_argument, insert_before, replace
+from surestep.doctor.finding import Edit
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.source.trace import Program
+from surestep.doctor.source.files import SourceFile
+from surestep.doctor.source.trace import Event, Program
+from surestep.doctor.source.values import Call
 
 SEVERITY = "info"
+FIXABLE = True
 FIX = 'Use torch.amp.autocast("cuda") and torch.amp.GradScaler("cuda").'
+# With the new name, these may see another class, or another type of numbers.
+_DEPENDS_ON_CLASS = re.compile(r"isinstance\([^)]*GradScaler|set_autocast")
 _OLD = {
     "torch.cuda.amp.autocast": 'torch.amp.autocast("cuda")',
     "torch.cuda.amp.GradScaler": 'torch.amp.GradScaler("cuda")',
@@ -40,8 +49,42 @@ def check(program: Program) -> Iterator[Problem]:
             )
             if not is_fallback:
                 yield at_event(
-                    event, f"`{call.path}` is deprecated: it is `{_OLD[call.path]}` now."
+                    event,
+                    f"`{call.path}` is deprecated: it is `{_OLD[call.path]}` now.",
+                    edits=_rename(event, call, program),
                 )
+
+
+def _rename(event: Event, call: Call, program: Program) -> tuple[Edit, ...]:
+    """Return the edits that call the new name with the same arguments."""
+    node, file = event.node, event.file
+    if not isinstance(node, ast.Call) or call.has_unknown_arguments or file is not program.file:
+        return ()
+    if not _imports_torch(file) or _DEPENDS_ON_CLASS.search(file.text):
+        return ()
+    new, _, device = _OLD[call.path].partition("(")
+    first = insert_argument(file, node, device.rstrip(")"))
+    if first is None:
+        return ()
+    edits = [replace(file, node.func, new)]
+    if call.name == "autocast" and node.args:  # its other parameters have another order now
+        first = Edit(first.start, first.end, f"{first.text}enabled=")
+        for argument, name in zip(node.args[1:], ("dtype", "cache_enabled"), strict=False):
+            edits.append(insert_before(file, argument, f"{name}="))
+    return (*edits, first)
+
+
+def _imports_torch(file: SourceFile) -> bool:
+    """Return whether `torch` is certainly the package everywhere in a file."""
+    is_imported = any(
+        isinstance(node, ast.Import)
+        and any(alias.name == "torch" and alias.asname is None for alias in node.names)
+        for node in file.tree.body
+    )
+    return is_imported and not any(
+        isinstance(node, ast.Name) and node.id == "torch" and not isinstance(node.ctx, ast.Load)
+        for node in ast.walk(file.tree)
+    )
 
 
 def bad_autocast():

@@ -44,6 +44,19 @@ class SourceFile:
         """The lines of the source, without their ends."""
         return _LINE_END.split(self.text)
 
+    @property
+    def is_notebook(self) -> bool:
+        """Whether its text is that of cells, joined."""
+        return self.path.suffix == ".ipynb"
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [0, *(match.end() for match in _LINE_END.finditer(self.text))]
+
+    def offset(self, line: int, column: int) -> int:
+        """Return how many characters are before a position, which `ast` gives in UTF-8 bytes."""
+        return self._starts[line - 1] + _count_characters(self.lines[line - 1], column)
+
     def mark(self, node: ast.AST) -> tuple[int, int, str]:
         """Return what to mark of a node in its first line, from and to which character; the line.
 

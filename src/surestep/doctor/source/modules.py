@@ -201,6 +201,16 @@ def is_in_forward(event: Event) -> bool:
     )
 
 
+def has_self(event: Event) -> bool:
+    """Return whether an event is in a method of a module in which `self` is the module."""
+    function = event.stack[-1] if event.stack else None
+    if function is None or not isinstance(function.owner, Instance):
+        return False
+    parameters = [arg.arg for arg in function.definition.args.args]
+    is_method = parameters[:1] == ["self"] and not function.has_decorator("staticmethod")
+    return is_method and function.owner.cls.is_module
+
+
 def reads_mode(value: Value | None) -> bool:
     """Return whether a value depends on the mode of a module."""
     return value is not None and any(
