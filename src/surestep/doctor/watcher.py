@@ -213,3 +213,14 @@ class Watcher:
     def observe(self, run: Run) -> Iterator[Observation]:
         """Yield the mistakes that were seen. Values of devices may be read here."""
         yield from ()
+
+    def report_rank(self, run: Run) -> Any:
+        """Return what `observe_ranks` compares, as JSON values; None if there is nothing."""
+        return None
+
+    def observe_ranks(self, facts: Mapping[int, Any]) -> Iterator[Observation]:
+        """Yield the mistakes that only the ranks together show, from the facts of each rank.
+
+        It is called in one process, with at least two ranks.
+        """
+        yield from ()

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import linecache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
-from surestep.doctor.finding import SEVERITIES, Finding
+from surestep.doctor.finding import Finding
 from surestep.doctor.rule import Rule
 from surestep.doctor.watch.hooks import Monitor
-
-
-@dataclass(frozen=True)
-class Report:
-    """What was found.
-
-    Attributes:
-        findings: by severity, and then by the step since when.
-        steps: of optimizers that were watched.
-        failures: why a rule was disabled, by its code.
-    """
-
-    findings: list[Finding]
-    steps: int
-    failures: dict[str, str]
+from surestep.doctor.watch.report import Report, merge_reports, sort_findings
+from surestep.doctor.watcher import Observation
 
 
 class Watch:
@@ -39,32 +27,72 @@ class Watch:
             code: rule.watcher() for code, rule in self._rules.items() if rule.watcher
         }
         self._most_steps = most_steps
-        self.monitor = Monitor(self._watchers, most_steps)
+        self._monitor = Monitor(self._watchers, most_steps)
 
     def run(self, function: Callable[[], object]) -> None:
         """Call a function under the hooks."""
-        with self.monitor.installed():
+        with self._monitor.installed():
             function()
 
     def report(self) -> Report:
         """Return what the rules have seen so far."""
-        findings: list[tuple[int, Finding]] = []
+        run, facts = self._monitor.run, {}
+        findings = self._observe(lambda code: self._watchers[code].observe(run))
         for code, watcher in self._watchers.items():
-            rule = self._rules[code]
-            if code in self.monitor.listeners.failures:
+            try:
+                known = watcher.report_rank(run)
+            except Exception as error:  # of the rule
+                self._monitor.listeners.disable(code, error)
+            else:
+                facts |= {code: known} if known is not None else {}
+        steps = run.step if self._most_steps is None else min(run.step, self._most_steps)
+        return Report(findings, steps, dict(self._monitor.listeners.failures), facts)
+
+    def merge(self, reports: Mapping[int, Report]) -> Report:
+        """Return one report of several ranks, by their numbers, with what differs between them."""
+
+        def compare(code: str) -> Iterable[Observation]:
+            facts = {rank: report.facts.get(code) for rank, report in reports.items()}
+            known = {rank: fact for rank, fact in sorted(facts.items()) if fact is not None}
+            watcher = self._watchers[code]
+            return watcher.observe_ranks(known) if len(known) > 1 else ()
+
+        return merge_reports(reports, self._observe(compare))
+
+    def _observe(self, ask: Callable[[str], Iterable[Observation]]) -> list[Finding]:
+        listeners, findings = self._monitor.listeners, []
+        for code, rule in self._rules.items():
+            if code in listeners.failures:
                 continue
             try:
-                for seen in watcher.observe(self.monitor.run):
-                    evidence = {"since_step": seen.since_step, **seen.evidence}
-                    position = (seen.location.file, seen.location.line, 1)
-                    described = (rule.code, rule.name, rule.severity)
-                    found = Finding(*described, *position, seen.message, evidence, rule.fix)
-                    findings.append((seen.since_step, found))
+                findings += [_to_finding(rule, seen) for seen in ask(code)]
             except Exception as error:  # of the rule
-                self.monitor.listeners.disable(code, error)
-        findings.sort(key=lambda pair: (SEVERITIES.index(pair[1].severity), pair[0], pair[1].rule))
-        listed = [finding for _, finding in findings]
-        steps = self.monitor.run.step
-        if self._most_steps is not None:
-            steps = min(steps, self._most_steps)
-        return Report(listed, steps, dict(self.monitor.listeners.failures))
+                listeners.disable(code, error)
+        return sort_findings(findings)
+
+
+def _to_finding(rule: Rule, seen: Observation) -> Finding:
+    source = linecache.getline(seen.location.file, seen.location.line).rstrip()
+    indent = len(source) - len(source.lstrip())
+    return Finding(
+        rule.code,
+        rule.name,
+        rule.severity,
+        _shorten(seen.location.file),
+        seen.location.line,
+        indent + 1,
+        seen.message,
+        {"since_step": seen.since_step, **seen.evidence},
+        rule.fix,
+        len(source) + 1 if source else 0,
+        source,
+    )
+
+
+def _shorten(file: str) -> str:
+    """Return a path as it is from the current folder, if it is in it."""
+    path = Path(file)
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return file
