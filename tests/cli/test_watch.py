@@ -3,9 +3,11 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+COMMAND = Path(sys.executable).with_name("surestep")
 SCRIPT = """
 import sys
 import torch
@@ -72,6 +74,18 @@ def test_exit_code_is_that_of_the_script_and_findings_are_printed(
     assert message in watched.stderr
     assert "SS101" in watched.stderr
     assert "surestep/cli" not in watched.stderr
+
+
+@pytest.mark.parametrize("command", [["-m", "surestep"], [str(COMMAND)]])
+def test_script_sees_the_paths_that_python_gives_it(tmp_path, command):
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    script = folder / "script.py"
+    script.write_text("import sys\nprint(sys.argv, sys.path, __file__, __name__)\n")
+    alone = start(tmp_path, "scripts/script.py", "1")
+    watched = start(tmp_path, *command, "watch", "scripts/script.py", "1")
+    assert watched.returncode == 0, watched.stderr
+    assert watched.stdout == alone.stdout
 
 
 def test_traceback_begins_in_a_script_whose_folder_is_named_surestep(tmp_path):

@@ -1,12 +1,12 @@
 """`surestep watch`."""
 
-import runpy
+from __future__ import annotations
+
 import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -19,6 +19,9 @@ from surestep.doctor.finding import Finding, to_json
 from surestep.doctor.rule import Rule, load_rules
 from surestep.doctor.selection import is_selected
 from surestep.record.io import dumps
+
+if TYPE_CHECKING:
+    from surestep.doctor.watch.report import Report
 
 _DESCRIPTION = (
     "Run a script unchanged, and report what is silently wrong in its training. Options of watch "
@@ -54,20 +57,10 @@ def run(words: list[str]) -> int:
     if options.steps is not None and options.steps < 1:
         raise ConfigError(f"--steps {options.steps} is less than 1.")
     rules = _choose_rules(options.select, options.ignore)
-    from surestep.doctor.watch.watch import Watch  # imports torch
+    from surestep.cli.watched import WatchedScript  # imports torch
 
-    watch = Watch(rules, options.steps)
-    code = _run_script(script, watch.run, is_module=options.module)
-    report = watch.report()
-    print_findings(report.findings, report.steps)
-    for rule, why in report.failures.items():
-        print_escaped(f"{rule} is disabled by an error in it: {why}", file=sys.stderr)
-    if options.json is not None:
-        text = f"{dumps(to_json(report.findings), indent=1)}\n"
-        try:
-            options.json.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{options.json} cannot be written: {error.strerror}.") from None
+    script_run = WatchedScript(rules, options.steps, lambda report: _show(report, options.json))
+    code, report = script_run.run(script, is_module=options.module)
     severities = {"error": ["error"], "warning": ["error", "warning"], "never": []}
     is_bad = any(found.severity in severities[options.fail_on] for found in report.findings)
     return code or int(is_bad)
@@ -105,59 +98,29 @@ def _choose_rules(select: str, ignore: str) -> list[Rule]:
     ]
 
 
-def _run_script(
-    script: list[str], watch: Callable[[Callable[[], object]], None], *, is_module: bool
-) -> int:
-    """Run a script as Python would; return its exit code."""
-    before = sys.argv, list(sys.path)
-    sys.argv = list(script)
-    sys.path[0] = str(Path.cwd() if is_module else Path(script[0]).resolve().parent)
-
-    def run_script() -> None:
-        if is_module:
-            runpy.run_module(script[0], run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(script[0], run_name="__main__")
-
-    try:
-        watch(run_script)
-    except SystemExit as stop:
-        return _exit_code(stop)
-    except KeyboardInterrupt:
-        print_escaped("Interrupted.", file=sys.stderr)
-        return 130
-    except BaseException as error:
-        trace = error.__traceback__
-        while trace is not None and not _is_of_script(trace.tb_frame.f_code.co_filename):
-            trace = trace.tb_next
-        print_escaped("".join(traceback.format_exception(error.with_traceback(trace))), sys.stderr)
-        return 1
-    finally:
-        sys.argv, sys.path[:] = before
-    return 0
+def _show(report: Report, file: Path | None) -> None:
+    """Print a report, and write it to a file."""
+    print_findings(report.findings, report.steps, report.ranks)
+    for rule, why in report.failures.items():
+        print_escaped(f"{rule} is disabled by an error in it: {why}", file=sys.stderr)
+    if file is not None:
+        text = f"{dumps(to_json(report.findings), indent=1)}\n"
+        try:
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{file} cannot be written: {error.strerror}.") from None
 
 
-def _is_of_script(file: str) -> bool:
-    is_runpy = file in (runpy.__file__, "<frozen runpy>")
-    return not is_runpy and not file.startswith(str(Path(__file__).parents[1]))
-
-
-def _exit_code(stop: SystemExit) -> int:
-    if stop.code is None or isinstance(stop.code, int):
-        return stop.code or 0
-    print_escaped(str(stop.code), file=sys.stderr)
-    return 1
-
-
-def print_findings(findings: Sequence[Finding], steps: int) -> None:
+def print_findings(findings: Sequence[Finding], steps: int, ranks: int = 1) -> None:
     """Print findings to stderr, or that there are none.
 
     Args:
         findings: worst first.
         steps: that were watched.
+        ranks: that took them.
     """
     console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
-    watched = format_count(steps, "step")
+    watched = format_count(steps, "step") + (f" on {ranks} ranks" if ranks > 1 else "")
     if not findings:
         console.print(f"surestep watch: nothing found in {watched}.", markup=False)
         return

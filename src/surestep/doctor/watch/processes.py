@@ -60,9 +60,7 @@ def watched_processes(
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
         def start_processes(fn: Any, *args: Any, **options: Any) -> Any:
-            return original(
-                WatchedFunction(fn, codes, most_steps, str(folder)), *args, **options
-            )
+            return original(WatchedFunction(fn, codes, most_steps, str(folder)), *args, **options)
 
         return start_processes
 

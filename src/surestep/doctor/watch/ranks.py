@@ -72,7 +72,7 @@ class Ranks:
         return reports
 
     def _connect(self, address: tuple[str, int]) -> Any:
-        from torch.distributed import TCPStore
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         host, port = address
         return TCPStore(host, port, is_master=False, timeout=_CONNECT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from surestep.doctor.finding import Finding
 from surestep.doctor.rule import Rule
@@ -36,7 +37,8 @@ class Watch:
 
     def report(self) -> Report:
         """Return what the rules have seen so far."""
-        run, facts = self._monitor.run, {}
+        run = self._monitor.run
+        facts: dict[str, Any] = {}
         findings = self._observe(lambda code: self._watchers[code].observe(run))
         for code, watcher in self._watchers.items():
             try:

@@ -1,0 +1,147 @@
+"""Findings of several ranks are one list, which one process prints."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from surestep.doctor.finding import Finding
+from surestep.doctor.watch.report import Report, merge_reports
+
+pytestmark = pytest.mark.slow("launches several processes")
+MISTAKE = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+
+def train(rank, world):
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", sys.argv[-1])
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(8):
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+    alone = torch.nn.Linear(4, 1)
+    other = torch.optim.SGD(alone.parameters(), lr=0.01)
+    for step in range(8 * rank):
+        alone(torch.randn(8, 4)).pow(2).mean().backward()
+        other.step()
+    dist.destroy_process_group()
+    {end}
+"""
+TORCHRUN = 'if __name__ == "__main__":\n    train(int(os.environ["RANK"]), 2)\n'
+SPAWN = 'if __name__ == "__main__":\n    torch.multiprocessing.spawn(train, args=(2,), nprocs=2)\n'
+SHARED, ONLY_SECOND = 14, 19  # lines of the two steps
+
+
+def write(folder, start, end=""):
+    path = folder / "script.py"
+    path.write_text(MISTAKE.format(end=end) + start)
+    return path
+
+
+def read_findings(path):
+    found = json.loads(path.read_text())["findings"]
+    return {(finding["rule"], finding["line"]): finding["evidence"]["ranks"] for finding in found}
+
+
+def launch(folder, *words, **options):
+    command = [sys.executable, "-m", *words]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=200, **options
+    )
+
+
+TORCHRUN_WATCH = (
+    *("torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+    *("-m", "surestep", "watch", "--json", "found.json"),
+)
+
+
+def test_ranks_of_torchrun_are_merged(tmp_path):
+    write(tmp_path, TORCHRUN)
+    done = launch(tmp_path, *TORCHRUN_WATCH, "script.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("surestep watch: ") == 1
+    assert "2 findings in 16 steps on 2 ranks." in done.stderr
+    assert read_findings(tmp_path / "found.json") == {
+        ("SS101", SHARED): [0, 1],
+        ("SS101", ONLY_SECOND): [1],
+    }
+
+
+def test_rank_that_fails_does_not_hide_the_findings(tmp_path):
+    write(tmp_path, TORCHRUN, "if rank == 1: raise ValueError('broken')\n    time.sleep(100)")
+    done = launch(tmp_path, *TORCHRUN_WATCH, "script.py")
+    assert done.returncode == 1
+    assert "ValueError: broken" in done.stderr
+    assert done.stderr.count("surestep watch: ") == 1
+    assert ("SS101", SHARED) in read_findings(tmp_path / "found.json")
+
+
+def test_processes_of_spawn_are_merged(tmp_path):
+    from tests.multi_rank.torchrun import free_port
+
+    write(tmp_path, SPAWN)
+    command = ("surestep", "watch", "--json", "found.json", "script.py", str(free_port()))
+    done = launch(tmp_path, *command)
+    assert done.returncode == 0, done.stderr
+    assert "2 findings in 16 steps on 2 ranks." in done.stderr
+    assert read_findings(tmp_path / "found.json") == {
+        ("SS101", SHARED): [0, 1],
+        ("SS101", ONLY_SECOND): [1],
+    }
+
+
+def test_findings_are_printed_before_sigterm_ends_the_script(tmp_path):
+    text = (
+        "import torch, time\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
+        "for step in range(8):\n"
+        "    model(torch.randn(8, 4)).pow(2).mean().backward()\n"
+        "    optimizer.step()\n"
+        "print('trained', flush=True)\n"
+        "time.sleep(100)\n"
+    )
+    (tmp_path / "script.py").write_text(text)
+    command = [sys.executable, "-m", "surestep", "watch", "script.py"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "trained\n"
+    time.sleep(0.1)
+    os.kill(process.pid, signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM
+    assert "SS101" in stderr
+
+
+def make_finding(line, since, message="m"):
+    evidence = {"since_step": since}
+    return Finding("SS101", "missing-zero-grad", "error", "a.py", line, 1, message, evidence)
+
+
+def test_same_line_is_one_finding_with_its_ranks():
+    reports = {
+        1: Report([make_finding(3, 2, "of rank 1")], 9, {}),
+        0: Report([make_finding(3, 4, "of rank 0"), make_finding(7, 1)], 8, {"SS203": "no"}),
+    }
+    merged = merge_reports(reports, [make_finding(9, 5, "of both")])
+    assert [(found.line, found.message, found.evidence) for found in merged.findings] == [
+        (7, "m", {"since_step": 1, "ranks": [0]}),
+        (3, "of rank 0", {"since_step": 2, "ranks": [0, 1]}),
+        (9, "of both", {"since_step": 5}),
+    ]
+    assert (merged.steps, merged.failures, merged.ranks) == (9, {"SS203": "no"}, 2)
+
+
+def test_report_can_be_sent_to_another_process():
+    report = Report([make_finding(3, 2)], 9, {"SS203": "no"}, {"SS904": 3})
+    assert Report.from_json(json.loads(json.dumps(report.to_json()))) == report
