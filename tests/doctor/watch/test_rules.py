@@ -1,5 +1,7 @@
 """Each rule with a run-time side finds its bad examples while they run, and no good one."""
 
+import gc
+
 import pytest
 import torch
 
@@ -54,3 +56,26 @@ def test_bad_example_is_found_while_it_runs(rule, name):
 @pytest.mark.parametrize(("rule", "name"), GOOD, ids=name_of)
 def test_good_example_runs_without_a_finding(rule, name):
     assert watch_example(rule, "good", name).findings == []
+
+
+def test_optimizer_with_the_id_of_one_that_is_gone_is_another_one():
+    seen = set()
+
+    def train_until_an_id_comes_again():
+        while True:
+            model = torch.nn.Linear(4, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            is_again = id(optimizer) in seen
+            seen.add(id(optimizer))
+            for _ in range(5):
+                optimizer.zero_grad()
+                model(torch.ones(8, 4)).pow(2).mean().backward()
+                optimizer.step()
+            if is_again:
+                return
+            del model, optimizer
+            gc.collect()  # it is part of a circle of references
+
+    watch = Watch([rule for rule in RULES if rule.code == "SS101"])
+    watch.run(train_until_an_id_comes_again)
+    assert watch.report().findings == []

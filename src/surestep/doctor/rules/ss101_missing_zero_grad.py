@@ -104,7 +104,13 @@ class Watch(Watcher):
     """Count the batches whose gradients each step uses."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[int, _Seen] = {}  # a new optimizer may have the id of one that is gone
+        self._all: list[_Seen] = []
+
+    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+        used = [p for group in optimizer.param_groups for p in group["params"]]
+        self._seen[id(optimizer)] = _Seen(used[:3])
+        self._all.append(self._seen[id(optimizer)])
 
     def on_zero_grad(self, run: Run, parameters: Sequence[Tensor]) -> None:
         zeroed = {id(parameter) for parameter in parameters}
@@ -118,10 +124,7 @@ class Watch(Watcher):
                 seen.zero(run.backwards - 1)  # the script changed them by hand
 
     def on_step(self, run: Run, optimizer: Optimizer) -> None:
-        seen = self._seen.get(id(optimizer))
-        if seen is None:
-            used = [p for group in optimizer.param_groups for p in group["params"]]
-            seen = self._seen[id(optimizer)] = _Seen(used[:3])
+        seen = self._seen[id(optimizer)]
         if 0 <= seen.stepped_at < run.backwards:
             seen.mistakes += 1
             seen.most = max(seen.most, run.backwards - seen.zeroed_at)
@@ -134,7 +137,7 @@ class Watch(Watcher):
         seen.versions = _versions(seen.parameters)
 
     def observe(self, run: Run) -> Iterator[Observation]:
-        for seen in self._seen.values():
+        for seen in self._all:
             if seen.mistakes >= 3:
                 yield Observation(
                     seen.location,
