@@ -33,6 +33,9 @@ SLOW = {
     ),
     "tests/cli/test_runs.py::test_run_is_running_until_it_is_killed": KILLS,
     "tests/cli/test_startup.py": LAUNCHES,
+    "tests/doctor/test_planted.py::test_no_correct_script_is_reported_while_it_runs": (
+        "runs each correct script"
+    ),
     "tests/engine/checks/test_additivity.py::test_no_registered_or_torch_loss_is_rejected": PRODUCT,
     "tests/engine/checks/test_metric_parts.py::test_metric_that_is_a_mean_is_accepted": PRODUCT,
     "tests/engine/data/others/": "needs datasets, torchdata and webdataset",

@@ -1,0 +1,158 @@
+"""Check a script, and watch it while it runs in a process of its own."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from surestep.doctor.check import check_file
+from surestep.doctor.rule import load_rules
+from surestep.doctor.source.files import Project, read_source
+
+SECONDS = 30  # after which a script is stopped
+
+
+@dataclass
+class Result:
+    """What was found in a script.
+
+    Attributes:
+        found: each finding: its rule, severity, line and message.
+        error: the exception of the script, or of a rule; "" for none.
+        seconds: it took.
+    """
+
+    found: list[dict[str, Any]] = field(default_factory=list)
+    error: str = ""
+    seconds: float = 0.0
+
+    @property
+    def codes(self) -> set[str]:
+        return {finding["rule"] for finding in self.found}
+
+    @property
+    def alarms(self) -> set[str]:
+        """Rules whose findings say that a result is wrong."""
+        return {f["rule"] for f in self.found if f["severity"] in ("error", "warning")}
+
+
+def check(files: Mapping[str, str]) -> Result:
+    """Return what `surestep check` finds in the files of a script."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        paths = write_files(files, Path(folder))
+        project, rules = Project(), load_rules()
+        found = [
+            summarize(finding, path.name)
+            for path in paths
+            for finding in check_file(read_source(path), rules, project)
+        ]
+    return Result(found, "", time.monotonic() - started)
+
+
+def write_files(files: Mapping[str, str], folder: Path) -> list[Path]:
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in files]
+
+
+def summarize(finding: Any, file: str) -> dict[str, Any]:
+    return {
+        "rule": finding.rule,
+        "severity": finding.severity,
+        "at": f"{file}:{finding.line}",
+        "message": finding.message,
+    }
+
+
+def watch_all(scripts: Sequence[Mapping[str, str]], processes: int = 1) -> list[Result]:
+    """Return what `surestep watch` finds in each script; each runs in a forked process."""
+    load_libraries()
+    results: list[Result] = [Result() for _ in scripts]
+    running: dict[int, tuple[int, tempfile.TemporaryDirectory[str], float]] = {}
+    for index, files in enumerate(scripts):
+        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        pid = os.fork()
+        if pid == 0:
+            run_child(files, Path(folder.name))
+        running[pid] = index, folder, time.monotonic()
+        while len(running) >= processes or (running and index + 1 == len(scripts)):
+            pid, status = os.wait()
+            if pid not in running:
+                continue
+            done, folder, started = running.pop(pid)
+            results[done] = read_result(Path(folder.name), status)
+            results[done].seconds = time.monotonic() - started
+            folder.cleanup()
+    return results
+
+
+def load_libraries() -> None:
+    """Import what the scripts import, once for all of them."""
+    import torch
+
+    from surestep.doctor.watch.watch import Watch
+
+    Watch(load_rules())
+    torch.optim.SGD([torch.zeros(1)])  # imports torch._dynamo
+    for name in ("accelerate", "sklearn.model_selection", "sklearn.metrics", "tqdm.auto"):
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+            importlib.import_module(name)
+
+
+def read_result(folder: Path, status: int) -> Result:
+    path = folder / "result.json"
+    if not path.is_file():
+        return Result(error=f"the process ended with status {status}")
+    return Result(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def run_child(files: Mapping[str, str], folder: Path) -> None:
+    """Run a script under the rules, write what they found, and end the process."""
+    signal.alarm(SECONDS)
+    code = 1
+    try:
+        os.chdir(folder)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        result = watch(files, folder)
+        text = json.dumps(result.__dict__, default=str)
+        (folder / "result.json.tmp").write_text(text, encoding="utf-8")
+        os.replace(folder / "result.json.tmp", folder / "result.json")
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def watch(files: Mapping[str, str], folder: Path) -> Result:
+    """Run a script in this process; it may change anything of the process."""
+    import runpy
+    import sys
+
+    from surestep.doctor.watch.watch import Watch
+
+    paths = write_files(files, folder)
+    sys.argv = [paths[0].name]
+    sys.path.insert(0, str(folder))
+    main = next(path for path in paths if path.name == "train.py")
+    session, error = Watch(load_rules()), ""
+    try:
+        session.run(lambda: runpy.run_path(str(main), run_name="__main__"))
+    except BaseException:
+        error = traceback.format_exc(limit=-2)
+    report = session.report()
+    if report.failures:
+        error += f"\nrules failed: {report.failures}"
+    found = [summarize(finding, Path(finding.file).name) for finding in report.findings]
+    return Result(found, error)
