@@ -8,6 +8,7 @@ from surestep.base.version import VERSION
 if TYPE_CHECKING:
     from surestep.base.errors import SurestepError as SurestepError
     from surestep.config.config import Config as Config
+    from surestep.config.doctor import Doctor as Doctor
     from surestep.config.groups import Average as Average
     from surestep.config.groups import Checkpoint as Checkpoint
     from surestep.config.groups import Data as Data
@@ -56,6 +57,7 @@ _HOMES = {
     "Checkpoint": "surestep.config.groups",
     "Config": "surestep.config.config",
     "Data": "surestep.config.groups",
+    "Doctor": "surestep.config.doctor",
     "EarlyStop": "surestep.config.groups",
     "InitWeights": "surestep.engine.task.init_weights",
     "InputMetric": "surestep.engine.metrics.base",

@@ -61,6 +61,7 @@ OTHERWISE = [
     {"parallel.strategy": "deepspeed", "parallel.zero_stage": "3", "parallel.offload": "all"},
     {"clip_value": "0.5", "profile": "2:3"},
     {"on_spike": "rollback", "max_rollbacks": "2"},
+    {"doctor.ignore": "SS117=meant", "doctor.fail_on": "warning"},
     {"compile": "max-autotune", "matmul_precision": "high", "sdpa_backend": "math"},
     {"cpu_allocator": "default"},
     {"cudnn_benchmark": "False", "channels_last": "False", "compile_blocks": "False"},
@@ -122,7 +123,7 @@ TABLE = {"parallel.deepspeed": '{"steps_per_print": 7}'}
 BY_INDEX = {"exclude_samples": ("3", "17")}  # the plan shows their number
 PAIRS = ("betas", "etas", "step_sizes", "ns_coefficients", "eps")
 SEVERAL = ("milestones",)
-SPELT = {"0.0003": "3e-4", "8.0": "8", "3.0": "3", "0 2": "class Linear"}
+SPELT = {"SS117": "SS117=meant", "0.0003": "3e-4", "8.0": "8", "3.0": "3", "0 2": "class Linear"}
 
 
 def typed(said):

@@ -197,3 +197,30 @@ def test_weights_of_a_run_can_be_loaded_into_a_model(surestep, recipe, folder):
     surestep("train", recipe(), "--run", "r")
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     assert Run(folder / "r").load_model(model).step == Run(folder / "r").best.step
+
+
+LEAKING = f"""{HEAD}
+config = surestep.Config(epochs=1, batch_size=8, max_grad_norm="off")
+
+def task():
+    x, y = torch.eye(4).repeat(2, 1), torch.arange(8) % 3
+    return surestep.Task(
+        model=nn.Linear(4, 3), loss=nn.CrossEntropyLoss(), train=(x, y), val=(x, y))
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ([], 0),
+        (["--doctor.fail-on", "warning"], 1),
+        (["--doctor.fail-on", "error"], 0),
+        (["--doctor.fail-on", "warning", "--doctor.ignore", "SS605=only a test"], 0),
+    ],
+)
+def test_findings_fail_the_command_only_if_asked(surestep, recipe, folder, options, code):
+    answer = surestep("train", recipe(LEAKING), "--run", "r", *options)
+    assert answer.code == code
+    assert Run(folder / "r").status["status"] == "finished"
+    assert ("SS605 leakage-by-duplicates (warning)" in answer.err) == ("SS605=" not in str(options))
+    assert surestep("resume", "r").code == code

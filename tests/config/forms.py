@@ -4,6 +4,7 @@ The outcome is the options that are set, or a part of the error message. Python 
 it is; TOML is a file run.toml; the rest is passed to `surestep train digits`.
 """
 
+IGNORED = ("SS117=by intent, a, b",)
 EPOCHS_OR_STEPS = (
     "Write milestones=['30 epochs', '60 epochs'] or milestones=['30 steps', '60 steps']"
 )
@@ -75,6 +76,26 @@ LENGTHS = [
         {"early_stop.start": "0.5 epochs"},
     ),
     ("toml", "[early_stop]\nstart = '.5'", {"early_stop.start": "0.5 epochs"}),
+    ("python", "Doctor(ignore={'SS117': 'by intent, a, b'})", {"doctor.ignore": IGNORED}),
+    ("python", "Config(doctor={'ignore': ['ss117=by intent, a, b']})", {"doctor.ignore": IGNORED}),
+    ("python", "Doctor(ignore='SS117 = by intent, a, b')", {"doctor.ignore": IGNORED}),
+    ("toml", "doctor.ignore.SS117 = 'by intent, a, b'", {"doctor.ignore": IGNORED}),
+    ("toml", "doctor.ignore = {SS117 = 'by intent, a, b'}", {"doctor.ignore": IGNORED}),
+    ("toml", "[doctor]\nignore = {SS117 = 'by intent, a, b'}", {"doctor.ignore": IGNORED}),
+    ("cli", "--doctor.ignore SS117='by intent, a, b'", {"doctor.ignore": IGNORED}),
+    (
+        "cli",
+        "--doctor.ignore SS117=one SS605='x = y' --doctor.ignore=SS614=three",
+        {"doctor.ignore": ("SS117=one", "SS605=x = y", "SS614=three")},
+    ),
+    (
+        "cli",
+        "--doctor.ignore SS117",
+        "SS117 has no reason: write the code of a rule and the reason",
+    ),
+    ("toml", "doctor.ignore.SS117 = ' '", "SS117 has no reason"),
+    ("python", "Doctor(ignore=3)", "write the code of a rule and the reason"),
+    ("python", "Doctor(fail_on='errors')", "Did you mean 'error'?"),
     ("python", "EarlyStop(start=5)", {"early_stop.start": "5 steps"}),
     ("python", "EarlyStop(start=0)", {"early_stop.start": None}),
     ("python", "EarlyStop(start='0.5 epochs')", {"early_stop.start": "0.5 epochs"}),

@@ -1,6 +1,7 @@
 """Findings at the end of a run: when each rule must report, and when it must not."""
 
 import inspect
+import re
 import time
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from surestep.base.errors import ConfigError
 from surestep.doctor.case import Case, Observed
 from surestep.doctor.rule import load_rules
 from surestep.record.run import Run
@@ -266,3 +268,63 @@ def test_error_of_a_rule_is_a_finding(tmp_path):
     (each,) = session.run.status["findings"]
     assert (each["rule"], each["severity"]) == ("SS204", "info")
     assert each["message"] == "This could not be checked: LookupError: no modules."
+
+
+def test_ignored_rule_is_not_checked_and_the_plan_has_the_reason(tmp_path):
+    parts = {"train": (X, Y), "val": (X, Y)}
+    assert list(found(tmp_path, parts, max_grad_norm=1e-3)) == ["SS605", "SS117"]
+    ignore = {"SS117": "we clip on purpose", "ss605": "a trial"}
+    with tiny.prepare(tmp_path / "b", {"train": (X, Y)}, doctor={"ignore": ignore}) as session:
+        plan = {name: (value, reason) for name, value, reason in session.plan.decisions}
+    assert plan["doctor.ignore"] == (
+        ("SS117", "SS605"),
+        "SS117: we clip on purpose; SS605: a trial; set in Python",
+    )
+    assert found(tmp_path / "c", parts, max_grad_norm=1e-3, doctor={"ignore": ignore}) == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "meant"),
+    [
+        ("SS171", "There is no rule 'SS171' to ignore. Did you mean 'SS"),
+        ("gradients-always-clipped", "Use its code, SS117."),
+        ("SS1", "There is no rule 'SS1' to ignore."),
+    ],
+)
+def test_unknown_rule_is_an_error_before_training(tmp_path, code, meant):
+    with pytest.raises(ConfigError, match=re.escape(meant)):
+        tiny.fit(tmp_path, {"train": (X, Y)}, doctor={"ignore": {code: "a reason"}})
+    assert not (tmp_path / "events.jsonl").exists()
+
+
+def test_error_is_shown_at_once_and_written_to_the_events(tmp_path, capsys):
+    with tiny.prepare(
+        tmp_path,
+        {"train": (X, Y), "model": Hidden()},
+        **{**LONG, "logging": {"every": "10 steps", "progress": "plain"}},
+    ) as session:
+        for step in session.steps():
+            if step.step == 10:
+                assert "SS204 module-hidden-in-list-or-dict (error)" in capsys.readouterr().err
+        written = [event for event in session.run.events() if event["event"] == "finding"]
+    assert [(event["rule"], event["step"]) for event in written] == [("SS204", 8)]
+    assert written[0]["name"] == "module-hidden-in-list-or-dict"
+    assert [each["rule"] for each in session.run.status["findings"]] == ["SS204"]
+
+
+def test_hidden_teacher_without_gradients_is_a_warning(tmp_path):
+    class Taught(Hidden):
+        def forward(self, x):
+            with torch.no_grad():
+                self.layers[0](x)
+            return self.head(x)
+
+    each = found(tmp_path, {"model": Taught()})["SS204"]
+    assert each["severity"] == "warning"
+
+
+def test_worst_finding_is_first(tmp_path):
+    parts = {"train": (X, Y), "val": (X, Y), "model": Hidden()}
+    run = tiny.fit(tmp_path, parts, **{**LONG, "max_grad_norm": 1e-3})
+    severities = [each["severity"] for each in run.status["findings"]]
+    assert severities == ["error", "warning", "info"]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from surestep.base.errors import ConfigError
 
 _TABLE = re.compile(r"\s*\[\[?\s*([\w.\-]+)\s*\]")
+_TABLES = ("parallel.deepspeed", "doctor.ignore")
 _KEY = re.compile(r"\s*([\w.\-]+)\s*=")
 
 
@@ -48,10 +49,10 @@ def read_config_file(path: Path, option: str = "--config") -> ConfigFile:
 
 
 def _flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return options by full name; DeepSpeed's table is one value."""
+    """Return options by full name; an option that is a table is one value."""
     flat: dict[str, Any] = {}
     for name, value in nested.items():
-        if isinstance(value, Mapping) and prefix + name != "parallel.deepspeed":
+        if isinstance(value, Mapping) and prefix + name not in _TABLES:
             flat |= _flatten(value, f"{prefix}{name}.")
         else:
             flat[prefix + name] = value

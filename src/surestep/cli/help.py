@@ -48,6 +48,7 @@ _GROUPS = {
     "checkpoint": "Checkpoints",
     "parallel": "Several processes",
     "logging": "Logging",
+    "doctor": "Rules that check the run",
 }
 _CONFIG_FILE = "TOML file with options; the command line overrides it."
 _COLUMN, _WIDEST, _LONGEST_METAVAR = 30, 100, 60

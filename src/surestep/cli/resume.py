@@ -57,7 +57,7 @@ def run(words: list[str]) -> int:
             call = replace(call, config=call.config.replace_options({"checkpoint.mirror": None}))
         resume_command = shlex.join(["surestep", "resume", *original_argv(words)])
         done, test = train(call, resume_command, run=parsed.run, allow=allow)
-    return report(done, test, as_json=parsed.json)
+    return report(done, test, fail_on=call.config.doctor.fail_on, as_json=parsed.json)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from surestep.base.text import format_duration, print_escaped, print_json
 from surestep.cli import output as show
 from surestep.cli.launch import launch, original_argv
 from surestep.cli.options import CommandOptions, read_command_line
+from surestep.doctor.finding import fails
 from surestep.engine.distributed.launcher_env import BY_NPROC, LaunchInfo, read_launched
 from surestep.engine.step.gc import import_without_collecting
 from surestep.record.io import dumps
@@ -101,7 +102,8 @@ def _execute(call: RecipeCall, own: Options, words: list[str]) -> Callable[[], i
         allow=split_names(own.allow),
         from_=own.from_,
     )
-    return lambda: report(done, test, as_json=own.json)
+    fail_on = call.config.doctor.fail_on
+    return lambda: report(done, test, fail_on=fail_on, as_json=own.json)
 
 
 def split_names(text: str | None) -> tuple[str, ...]:
@@ -145,15 +147,19 @@ def _command(words: list[str]) -> str:
     return shlex.join(["surestep", "train", *original_argv(words)])
 
 
-def report(done: Run, test: dict[str, Value] | None, *, as_json: bool) -> int:
-    """Print the table of results, the best checkpoint, and what to type next."""
+def report(done: Run, test: dict[str, Value] | None, *, fail_on: object, as_json: bool) -> int:
+    """Print the table of results, the best checkpoint, and what to type next.
+
+    Returns 1 if there is a finding of the severity `fail_on`, the option of the Config.
+    """
     status, best = done.status, done.best
+    code = int(fails((found["severity"] for found in status.get("findings", [])), fail_on))
     if as_json:
         found: dict[str, Any] = {"run": str(done.path), "status": status, "test": test}
         if best is not None:
             found["best"] = {"step": best.step, "metrics": best.metrics, "path": str(best.path)}
         print_json(dumps(found))
-        return 0
+        return code
     taken = status["steps_taken"]
     clipped = "not known: the norm was not clipped"
     if status["clipped"] is not None:
@@ -174,7 +180,7 @@ def report(done: Run, test: dict[str, Value] | None, *, as_json: bool) -> int:
     print_escaped(
         f"Next: surestep evaluate {shlex.quote(str(done.path))}{' --split test' if test else ''}"
     )
-    return 0
+    return code
 
 
 def _steps(status: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from rich.markup import escape
 from surestep.base.errors import ConfigError, suggest_names
 from surestep.base.text import format_count, one_line, print_escaped
 from surestep.cli.parse import parse
-from surestep.doctor.finding import Finding, to_json
+from surestep.doctor.finding import Finding, fails, to_json
 from surestep.doctor.rule import Rule, load_rules
 from surestep.doctor.selection import is_selected
 from surestep.record.io import dumps
@@ -61,8 +61,7 @@ def run(words: list[str]) -> int:
 
     script_run = WatchedScript(rules, options.steps, lambda report: _show(report, options.json))
     code, report = script_run.run(script, is_module=options.module)
-    severities = {"error": ["error"], "warning": ["error", "warning"], "never": []}
-    is_bad = any(found.severity in severities[options.fail_on] for found in report.findings)
+    is_bad = fails((found.severity for found in report.findings), options.fail_on)
     return code or int(is_bad)
 
 

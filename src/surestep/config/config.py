@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from surestep.base.errors import ConfigError, suggest_names
 from surestep.base.plugins import OPTIONS, plugin_names
+from surestep.config.doctor import Doctor
 from surestep.config.group import MAIN, ConfigGroup, Locations, placed
 from surestep.config.groups import Average, Checkpoint, Data, EarlyStop, Logging, Scaler, Validation
 from surestep.config.not_set import NOT_SET, NotSet
@@ -73,6 +74,7 @@ class Config(PluginOptions):
         checkpoint: when to save, and which checkpoints to keep.
         parallel: the strategy of several processes.
         logging: when to log, and what to show.
+        doctor: which rules check the run.
 
     The other attributes are single options; `surestep train --help-all` explains all of them.
 
@@ -235,6 +237,7 @@ class Config(PluginOptions):
     checkpoint: Checkpoint = Checkpoint()
     parallel: Parallel = Parallel()
     logging: Logging = Logging()
+    doctor: Doctor = Doctor()
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:

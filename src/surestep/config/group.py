@@ -163,7 +163,7 @@ def _value(group: type[ConfigGroup], name: str, value: Any, context: Any) -> Any
     return _number(value) if {int, float} & set(kind.members) else value
 
 
-_OF_TEXT = ("groups", "exclude_samples")  # tuples of text that may contain commas
+_OF_TEXT = ("groups", "exclude_samples", "ignore")  # tuples of text that may contain commas
 
 
 def _group(group: type[ConfigGroup], name: str, value: Any, context: Any) -> Any:

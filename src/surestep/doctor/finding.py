@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -58,6 +58,18 @@ class Finding:
     end_column: int = 0
     source: str = ""
     edits: tuple[Edit, ...] = ()
+
+
+def fails(severities: Iterable[str], fail_on: object) -> bool:
+    """Return whether a command fails: a finding is of the severity `fail_on`, or worse.
+
+    Args:
+        severities: of the findings.
+        fail_on: "error" or "warning"; with anything else, no finding fails a command.
+    """
+    if fail_on not in ("error", "warning"):
+        return False
+    return any(severity == "error" or severity == fail_on for severity in severities)
 
 
 def to_json(findings: list[Finding]) -> dict[str, Any]:

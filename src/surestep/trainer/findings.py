@@ -1,13 +1,18 @@
 """Findings: what the rules find in a run, by what was measured."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
 import numpy as np
 
-from surestep.doctor.case import Case
-from surestep.doctor.finding import Finding
+from surestep.doctor.case import Case, Observed
+from surestep.doctor.finding import SEVERITIES, Finding
 from surestep.doctor.rule import load_rules
+from surestep.engine.plan.system import SystemInfo
+from surestep.engine.step.log_point import LogPoint
+from surestep.engine.step.loop import Loop
+from surestep.engine.task.task import Task
 
 _FLAT_STEPS = 100  # below which a loss may still start to fall
 _FLAT = 0.01  # of the first loss: a smaller fall is none
@@ -15,10 +20,67 @@ _SOLVED = 1e-6  # a first loss below it cannot fall
 _STANDARD_ERRORS = 3.0  # of a difference of means
 
 
-def find(case: Case) -> list[Finding]:
-    """Return what the rules find. Their errors are caught, since the end must be written."""
-    findings: list[Finding] = list(loss_is_flat(case))
+class RunChecks:
+    """The rules inside a run: it shows errors at once, and returns all findings at the end.
+
+    Attributes:
+        observed: what was read at the log points.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        task: Task,
+        system: SystemInfo,
+        record: Callable[..., None],
+        print_line: Callable[[str], None],
+    ) -> None:
+        self.observed = Observed(loop.state.model, loop.plan)
+        self._loop, self._task, self._system = loop, task, system
+        self._record, self._print_line = record, print_line
+        self._shown: set[str] = set()  # codes of the errors
+        self._next_check = 1
+
+    def on_log(self, point: LogPoint) -> None:
+        """Add a log point, and show new errors: after the first, and when the steps doubled."""
+        self.observed(point)
+        if self.observed.steps < self._next_check or not self._loop.world.is_first:
+            return
+        self._next_check = 2 * self.observed.steps
+        self._show(find(self._case(is_finished=False), only_errors=True))
+
+    def at_end(self, *, is_finished: bool) -> list[Finding]:
+        """Return all findings; an empty list on ranks other than the first."""
+        if not self._loop.world.is_first:
+            return []
+        findings = find(self._case(is_finished=is_finished))
+        return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+
+    def _case(self, *, is_finished: bool) -> Case:
+        return Case(self._loop, self._task, self.observed, self._system, is_finished)
+
+    def _show(self, findings: list[Finding]) -> None:
+        """Print errors, and write them to the events; a rule is shown once."""
+        for finding in findings:
+            if finding.severity == "error" and finding.rule not in self._shown:
+                self._shown.add(finding.rule)
+                step = self._loop.state.progress.step
+                self._record("finding", step=step, **asdict(finding))
+                self._print_line(describe(finding))
+
+
+def find(case: Case, *, only_errors: bool = False) -> list[Finding]:
+    """Return what the rules find that are not ignored.
+
+    What they raise is caught, since the end of the run must be written.
+    """
+    ignored = case.loop.plan.doctor_ignore
+    findings: list[Finding] = []
+    if "SS408" not in ignored and not only_errors:
+        findings += loss_is_flat(case)
     for rule in load_rules():
+        if rule.code in ignored or (only_errors and rule.severity != "error"):
+            continue
         try:
             findings += rule.review(case)
         except Exception as error:  # of the user's objects

@@ -50,6 +50,7 @@ from surestep.engine.rules.resolve import resolve, resolve_device, resolve_seed
 from surestep.engine.state.average import BATCH_NORM
 from surestep.engine.task.task import Task
 from surestep.record.skipped_samples import read_samples
+from surestep.trainer.ignored_rules import check_ignored
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,11 @@ def plan_task(
         check_dtypes(task.train, data, name, model)
     loss = task.build_loss(model)
     check_loss(task.loss)
+    origins = origin.set_options if origin is not None else {}
+    check_ignored(config, origins)
     if lazy_names(model):
         initialize_lazy(model, _first_batch(task, config, loss, system, excluded))
     info = _task_info(task, config, model, loss, excluded)
-    origins = origin.set_options if origin is not None else {}
     resolver = partial(plan_optimizers, task, model) if task.optimizers else resolve
     decide = partial(resolver, system=system, task_info=info, origins=origins)
     return PreparedTask(task, config, system, decide(config), model, loss, decide)

@@ -12,8 +12,6 @@ import torch
 from torch import nn
 
 from surestep.base.errors import RunError, SurestepError
-from surestep.doctor.case import Case, Observed
-from surestep.doctor.finding import Finding
 from surestep.engine.device import peak_memory
 from surestep.engine.evaluate.predict import Predictions
 from surestep.engine.plan.plan import Plan
@@ -36,7 +34,7 @@ from surestep.record.run_writer import RunWriter
 from surestep.trainer.best_metric import update_best
 from surestep.trainer.checkpointing import CheckpointManager
 from surestep.trainer.evaluator import Evaluator
-from surestep.trainer.findings import describe, find
+from surestep.trainer.findings import RunChecks, describe
 from surestep.trainer.given_batches import check_train_step, offset_positions
 from surestep.trainer.incidents import NonFiniteHandler, out_of_memory, sample_indices
 from surestep.trainer.rank_zero import load_checkpoint
@@ -56,6 +54,7 @@ class Session:
         ignored: a notice about options that your own loop ignores; may be empty.
         incidents: handles steps that are not finite.
         saving: saves checkpoints.
+        checks: the rules that check the run.
     """
 
     def __init__(
@@ -77,7 +76,6 @@ class Session:
         self._has_end = self._has_manual_steps = False
         self._error: BaseException | None = None  # the error that left the `with` block
         self.timed = ThroughputCounter()
-        self.observed = Observed(loop.state.model, plan)
         self._evaluator = evaluator
         self._recorder = recorder
         self._settings, self._last = settings, ExitStack()
@@ -88,6 +86,7 @@ class Session:
         loop.on_log.append(self._log)
         loop.after_first.append(partial(check_can_be_saved, loop.state))
         loop.handlers = {Request.SAVE: self.saving.save_async, Request.EVALUATE: self.evaluate}
+        self.checks = RunChecks(loop, task, system, recorder.event, self.print_line)
         self.incidents = NonFiniteHandler(loop, recorder, self.ensure_saved, self.print_line)
         loop.out_of_memory = partial(out_of_memory, recorder, loop)
 
@@ -376,11 +375,7 @@ class Session:
         """
         self._has_end = True
         self.saving.wait()
-        findings: list[Finding] = []
-        if self.loop.world.is_first:
-            finished = status == "finished"
-            case = Case(self.loop, self.task, self.observed, self.system, is_finished=finished)
-            findings = find(case)
+        findings = self.checks.at_end(is_finished=status == "finished")
         summary = {
             **summarize_run(self.plan, self.state, self.timed, status),
             **more,
@@ -454,7 +449,7 @@ class Session:
 
     def _log(self, point: LogPoint) -> None:
         self.timed.add(point)
-        self.observed(point)
+        self.checks.on_log(point)
         self._recorder.steps(point, self._group_rates(), peak_memory(self.plan.device))
         if self.loop.world.size == 1 or not self.closed:  # no barriers while closing
             self.saving.collect()

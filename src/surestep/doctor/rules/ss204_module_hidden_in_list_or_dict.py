@@ -91,13 +91,15 @@ def review(case: Case) -> Iterator[Remark]:
     registered = {id(parameter) for parameter in model.parameters()}
     for optimizer in case.loop.state.optimizers.values():
         registered |= {id(p) for group in optimizer.param_groups for p in group["params"]}
-    owners = {}
+    owners, has_gradient = {}, False
     for name, module in model.named_modules():
         for attribute, value in vars(module).items():
-            if isinstance(value, (list, tuple, dict)) and any(
-                p.requires_grad and id(p) not in registered for p in _parameters(value)
-            ):
+            if not isinstance(value, (list, tuple, dict)):
+                continue
+            hidden = [p for p in _parameters(value) if p.requires_grad and id(p) not in registered]
+            if hidden:
                 owners[f"{name}.{attribute}".lstrip(".")] = module
+                has_gradient |= any(p.grad is not None for p in hidden)
     if owners:
         yield Remark(
             f"The model holds layers in plain lists or dicts ({list_names(owners)}), so they are "
@@ -105,7 +107,7 @@ def review(case: Case) -> Iterator[Remark]:
             {"attributes": list(owners)},
             "Use nn.ModuleList or nn.ModuleDict; requires_grad_(False) if nothing should train "
             "them.",
-            "warning",
+            "error" if has_gradient else "warning",  # without one, it may be a teacher
             locate_class(next(iter(owners.values()))),
         )
 

@@ -2,6 +2,7 @@
 
 import torch
 
+from surestep.config.doctor import reasons_by_code
 from surestep.engine.distributed.launcher_env import AccelerateConfig
 from surestep.engine.parallel.strategy import strategy_class
 from surestep.engine.plan.context import Decision, PlanContext, rule
@@ -252,3 +253,13 @@ def progress(ctx: PlanContext) -> Decision:
     if ctx.system.display != "none":
         return "bar", f"a {ctx.system.display} is here"
     return "plain", "no terminal here"
+
+
+@rule("doctor.ignore")
+def doctor_ignore(ctx: PlanContext) -> Decision:
+    """Name the rules that are not checked, with their reasons."""
+    reasons = reasons_by_code(ctx.get("doctor.ignore", ()) or ())
+    if not reasons:
+        return ctx.declared()
+    why = "; ".join(f"{code}: {reason}" for code, reason in reasons.items())
+    return tuple(reasons), f"{why}; set {ctx.origin('doctor.ignore')}"
