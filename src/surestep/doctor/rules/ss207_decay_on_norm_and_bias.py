@@ -1,0 +1,182 @@
+"""Weight decay also shrinks the parameters of normalisation layers, biases and embeddings.
+
+Weight decay pulls each parameter of its group to zero. For the weights of linear layers and
+convolutions this limits the size of the function. The scale of a normalisation layer belongs at 1,
+and a bias does not make the function larger, so decay only disturbs them. An embedding that is
+rarely used is pulled to zero without being trained. Nothing fails: the result is usually a little
+worse.
+
+Ignore it if you reproduce a result that was trained like this. Only AdamW with an explicit weight
+decay is reported: SGD with decay on all parameters is a common recipe for convolutional networks.
+
+Source: https://arxiv.org/abs/1812.01187, section 3.1, and
+https://github.com/karpathy/minGPT/blob/master/mingpt/model.py
+"""
+
+import re
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.modules import find_layers
+from surestep.doctor.source.trace import Program
+from surestep.doctor.source.training import describe, options_of
+from surestep.doctor.source.values import Call, Collection, Constant, Value
+
+SEVERITY = "info"
+FIX = "Put parameters with p.ndim < 2, and those of embeddings, in a group with weight_decay=0."
+_LAYERS = re.compile(r"^((Lazy|Sync)?BatchNorm|LayerNorm|RMSNorm|GroupNorm|Embedding)")
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find AdamW with one weight decay for all parameters of a module that has such layers."""
+    for trace in program.traces:
+        for event in trace.events:
+            call = event.call
+            if call is None or call.path != "torch.optim.AdamW" or call.has_unknown_arguments:
+                continue
+            for model, decay in _find_decayed(call):
+                layer = next(filter(_is_sensitive, find_layers(model)[0]), None)
+                if layer is not None:
+                    yield at_event(
+                        event,
+                        f"weight_decay={decay} also shrinks the parameters of `{describe(layer)}`.",
+                        weight_decay=decay,
+                        layer_line=getattr(layer.node, "lineno", None),
+                    )
+                    break
+
+
+def _find_decayed(call: Call) -> Iterator[tuple[Value, float]]:
+    """Yield the modules of which all parameters decay, and how much."""
+    given, decay = call.argument(0, "params"), call.argument(4, "weight_decay")
+    groups = given.elements if isinstance(given, Collection) and not given.keys else [given]
+    for group in groups:
+        parameters, own = group, decay
+        if isinstance(group, Collection):
+            pairs = zip(group.keys, group.elements, strict=False)
+            entries = {key.value: value for key, value in pairs if isinstance(key, Constant)}
+            parameters, own = entries.get("params"), entries.get("weight_decay", decay)
+        if isinstance(parameters, Call) and parameters.path == ".parameters":
+            if (number := _number_of(own)) > 0:
+                for model in options_of(parameters.receiver)[:1]:
+                    yield model, number
+
+
+def _number_of(value: Value | None) -> float:
+    known = value.value if isinstance(value, Constant) else 0
+    return float(known) if isinstance(known, (int, float)) else 0.0
+
+
+def _is_sensitive(layer: Call) -> bool:
+    options = (layer.keywords.get(name) for name in ("affine", "elementwise_affine"))
+    is_off = any(isinstance(option, Constant) and not option.value for option in options)
+    return layer.path.startswith("torch.nn.") and bool(_LAYERS.match(layer.name)) and not is_off
+
+
+def bad_sequential():
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def bad_group_of_a_module():
+    import torch
+    from torch import nn
+
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(10, 8)
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, tokens):
+            return self.head(self.embedding(tokens))
+
+    model = Tagger()
+    groups = [
+        {"params": model.embedding.parameters(), "lr": 1e-4},
+        {"params": model.head.parameters(), "lr": 1e-3},
+    ]
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.05)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randint(10, (4, 5))).pow(2).mean().backward()
+        optimizer.step()
+
+
+def bad_in_a_class():
+    import torch
+    from torch import nn
+    from torch.optim import AdamW
+
+    class Learner:
+        def __init__(self, decay=0.01):
+            self.net = nn.Sequential(nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4), nn.Flatten())
+            self.optimizer = AdamW(self.net.parameters(), 1e-3, weight_decay=decay)
+
+        def step(self, x):
+            self.optimizer.zero_grad()
+            self.net(x).pow(2).mean().backward()
+            self.optimizer.step()
+
+    learner = Learner()
+    for _ in range(3):
+        learner.step(torch.randn(8, 1, 6))
+
+
+def good_two_groups():
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 1))
+    weights = [p for p in model.parameters() if p.ndim >= 2]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": weights}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_only_linear_layers():
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_no_decay():
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_normalisation_without_parameters():
+    import torch
+    from torch import nn
+
+    norm = nn.LayerNorm(8, elementwise_affine=False)
+    model = nn.Sequential(nn.Linear(4, 8), norm, nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
