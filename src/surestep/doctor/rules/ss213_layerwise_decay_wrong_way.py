@@ -1,0 +1,310 @@
+"""Learning rates that decay from layer to layer are largest in the first layers.
+
+Layer-wise decay protects what a pretrained model has learned: the first layers are the most general
+and get the smallest learning rate, the last layers the largest. `decay ** i` over the layers in the
+order of the forward pass does the opposite: the first layers change most, the last ones hardly at
+all. An index over `named_parameters()` is worse: it counts weights and biases, so the learning rate
+shrinks several times for each layer. Nothing fails: fine-tuning is worse than without decay.
+
+Ignore it if the first layers are meant to learn fastest.
+
+Source: https://arxiv.org/abs/1801.06146, section 3.2 (discriminative fine-tuning)
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from surestep.doctor.problem import Problem
+from surestep.doctor.source.trace import Event, Loop, Program, Trace
+from surestep.doctor.source.training import describe, is_made_by, options_of
+from surestep.doctor.source.values import (
+    Attribute,
+    Call,
+    Collection,
+    Constant,
+    Element,
+    Operation,
+    Unknown,
+    Value,
+    last_name,
+    walk,
+)
+
+SEVERITY = "warning"
+FIX = "Count from the last layer: lr * decay ** (len(layers) - 1 - i)."
+_DECAY_NAME = re.compile(r"decay|llrd", re.IGNORECASE)
+_LAYERS_NAME = re.compile(r"^(layers?|blocks?|stages|h)$")
+_MODULES_IN_ORDER = (".children", ".named_children")
+_PARAMETERS = (".parameters", ".named_parameters")
+_KEEPS_ORDER = ("list", "tuple", "enumerate", "tqdm")
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find groups of parameters whose learning rate shrinks from the first layer on."""
+    for trace in program.traces:
+        if any(event.call is not None and event.call.name == "reverse" for event in trace.events):
+            continue
+        for group in _find_groups(trace):
+            yield from _check_power(trace, group)
+        for event in trace.events:
+            yield from _check_product(event)
+
+
+def _find_groups(trace: Trace) -> Iterator[Collection]:
+    """Yield the groups that an optimizer gets, or that a function returns."""
+    seen: set[int] = set()
+    for event in trace.events:
+        call = event.call
+        values: tuple[Value, ...] = ()
+        if call is not None and is_made_by(call, "torch.optim."):
+            values = call.args[:1]
+        elif call is not None and call.path == ".add_param_group":
+            values = call.args
+        elif event.kind == "return":
+            values = (event.value,)
+        for value in values:
+            for option in options_of(value):
+                elements = [option, *option.inputs] if isinstance(option, Collection) else []
+                for group in elements:
+                    if isinstance(group, Collection) and id(group) not in seen:
+                        seen.add(id(group))
+                        if group.type == "dict":
+                            yield group
+
+
+def _entries_of(group: Collection) -> dict[object, Value]:
+    pairs = zip(group.keys, group.elements, strict=False)
+    return {key.value: value for key, value in pairs if isinstance(key, Constant)}
+
+
+def _check_power(trace: Trace, group: Collection) -> Iterator[Problem]:
+    entries = _entries_of(group)
+    rate, parameters = entries.get("lr"), entries.get("params")
+    if rate is None or parameters is None or group.file is None or group.node is None:
+        return
+    for power in _factors_of(rate):
+        if not isinstance(power, Operation) or power.operator != "**":
+            continue
+        base, index = power.operands
+        iterated = _iterated_by(trace, index)
+        if iterated is not None and _is_below_one(base) and _uses(parameters, iterated, index):
+            text = _describe_order(iterated)
+            if text:
+                yield Problem(power.node or group.node, group.file, f"`{describe(rate)}`: {text}.")
+
+
+def _factors_of(value: Value) -> Iterator[Value]:
+    """Yield the factors of a product."""
+    for option in options_of(value):
+        if isinstance(option, Operation) and option.operator == "*":
+            for operand in option.operands:
+                yield from _factors_of(operand)
+        else:
+            yield option
+
+
+def _is_below_one(value: Value) -> bool:
+    if isinstance(value, Constant):
+        return isinstance(value.value, float) and 0 < value.value < 1
+    is_named = isinstance(value, (Unknown, Attribute))
+    return is_named and bool(_DECAY_NAME.search(last_name(value)))
+
+
+def _iterated_by(trace: Trace, index: Value) -> Value | None:
+    """Return what an index counts: that of `enumerate(layers)`, or of `range(len(layers))`."""
+    if isinstance(index, Unknown) and isinstance(index.node, ast.Call):
+        for event in trace.events:
+            call = event.call
+            if call is not None and call.path == "enumerate" and call.node is index.node:
+                return call.argument(0, "iterable")
+    if isinstance(index, Element) and isinstance(index.of, Call) and index.of.path == "range":
+        match index.of.args:
+            case (Call(path="len", args=(layers,)),):
+                return layers
+    return None
+
+
+def _uses(parameters: Value, iterated: Value, index: Value) -> bool:
+    """Return whether a group holds what the index refers to."""
+    return any(part is iterated or part is index for part in walk(parameters))
+
+
+def _describe_order(iterated: Value) -> str:
+    """Return what is wrong if the first layers come first; "" if that is not certain."""
+    while isinstance(iterated, Call) and iterated.path in _KEEPS_ORDER and iterated.args:
+        iterated = iterated.args[0]
+    if isinstance(iterated, Call) and iterated.path in _PARAMETERS:
+        return "the index counts parameters, not layers, and the first get the largest rate"
+    is_in_order = (
+        (isinstance(iterated, Call) and iterated.path in _MODULES_IN_ORDER)
+        or is_made_by(iterated, "torch.nn.ModuleList", "torch.nn.Sequential")
+        or (isinstance(iterated, Attribute) and bool(_LAYERS_NAME.match(iterated.name)))
+    )
+    return "the first layers get the largest learning rate" if is_in_order else ""
+
+
+def _check_product(event: Event) -> Iterator[Problem]:
+    """Find `lr *= decay` in a loop over layers that gives each group `lr`."""
+    node, loop = event.node, event.loop
+    if event.kind != "augment" or loop is None or not isinstance(node, ast.AugAssign):
+        return
+    if not isinstance(node.op, ast.Mult) or not isinstance(node.target, ast.Name):
+        return
+    if loop.iterated is None or not _is_below_one(event.value):
+        return
+    text = _describe_order(loop.iterated)
+    if text and _gives(loop, node.target.id):
+        yield Problem(node, event.file, f"`{ast.unparse(node)}`: {text}.")
+
+
+def _gives(loop: Loop, name: str) -> bool:
+    """Return whether each pass of a loop makes a group of its layer with a named learning rate."""
+    if not isinstance(loop.node, ast.For):
+        return False
+    targets = _names_in(loop.node.target)
+    for node in ast.walk(loop.node):
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
+            is_reset = not any(
+                isinstance(parent, ast.AugAssign) and parent.target is node
+                for parent in ast.walk(loop.node)
+            )
+            if is_reset:
+                return False
+    for node in ast.walk(loop.node):
+        if isinstance(node, ast.Dict):
+            pairs = zip(node.keys, node.values, strict=True)
+            entries = {key.value: value for key, value in pairs if isinstance(key, ast.Constant)}
+            rate, parameters = entries.get("lr"), entries.get("params")
+            is_named = isinstance(rate, ast.Name) and rate.id == name
+            if is_named and parameters is not None and _names_in(parameters) & targets:
+                return True
+    return False
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def bad_enumerate():
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    groups = []
+    for i, layer in enumerate(model.children()):
+        groups.append({"params": layer.parameters(), "lr": 1e-3 * 0.9**i})
+    optimizer = torch.optim.AdamW(groups)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def bad_index_of_parameters():
+    import torch
+    from torch import nn
+
+    def make_groups(model: nn.Module, lr: float, layer_decay: float):
+        return [
+            {"params": [parameter], "lr": lr * layer_decay**index}
+            for index, (name, parameter) in enumerate(model.named_parameters())
+        ]
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(make_groups(model, 0.1, 0.75))
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def bad_product_in_the_loop():
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+            self.head = nn.Linear(4, 1)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x).relu()
+            return self.head(x)
+
+    model = Net()
+    lr = 0.01
+    groups = [{"params": model.head.parameters(), "lr": lr}]
+    for layer in model.layers:
+        lr *= 0.8
+        groups.append({"params": layer.parameters(), "lr": lr})
+    optimizer = torch.optim.SGD(groups)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_counted_from_the_end():
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    groups = [
+        {"params": layer.parameters(), "lr": 1e-3 * 0.9 ** (len(model) - 1 - i)}
+        for i, layer in enumerate(model)
+    ]
+    optimizer = torch.optim.AdamW(groups)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_reversed():
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    lr, groups = 0.01, []
+    for layer in reversed(list(model.children())):
+        groups.append({"params": layer.parameters(), "lr": lr})
+        lr *= 0.8
+    optimizer = torch.optim.SGD(groups)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_listed_from_the_head():
+    import torch
+    from torch import nn
+
+    stem, head = nn.Linear(4, 8), nn.Linear(8, 1)
+    layers = [head, stem]
+    groups = []
+    for i, layer in enumerate(layers):
+        groups.append({"params": layer.parameters(), "lr": 0.1 * 0.5**i})
+    optimizer = torch.optim.SGD(groups)
+    for _ in range(3):
+        optimizer.zero_grad()
+        head(stem(torch.randn(8, 4)).relu()).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_growing():
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    groups = []
+    for i, layer in enumerate(model.children()):
+        groups.append({"params": layer.parameters(), "lr": 1e-3 * 1.5**i})
+    optimizer = torch.optim.SGD(groups)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
