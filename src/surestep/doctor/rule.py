@@ -10,7 +10,8 @@ The docstring of a module is the page of its rule. Its name is the code and the 
 - a class `Watch`, which observes a script while it runs;
 - `review(case)`, which yields a `Remark` for each mistake in a run of Trainer. A rule has one of
   the three, or more;
-- `WATCH_SKIPS`: the names of bad examples whose mistake `Watch` cannot see on a CPU;
+- `WATCH_SKIPS`: the names of examples that do not run on a CPU, or whose mistake only the source
+  shows;
 - `bad_*()` functions, each with the mistake, and `good_*()` functions without it. They are shown on
   the page, and they are the tests of the rule.
 """

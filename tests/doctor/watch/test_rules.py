@@ -12,7 +12,7 @@ from tests.doctor.scripts import uses_trainer
 
 
 def list_examples(rule, kind):
-    """List what runs here; a rule names in WATCH_SKIPS the mistakes that show only on a GPU."""
+    """List what runs and shows the mistake here; a rule names the others in WATCH_SKIPS."""
     skipped = getattr(rule.module, "WATCH_SKIPS", ())
     return [
         name
@@ -39,6 +39,14 @@ def watch_example(rule, kind, name):
     report = watch.report()
     assert report.failures == {}
     return report
+
+
+@pytest.mark.parametrize("rule", RULES, ids=name_of)
+def test_some_examples_are_watched(rule):
+    examples = {*rule.examples("bad"), *rule.examples("good")}
+    assert set(getattr(rule.module, "WATCH_SKIPS", ())) <= examples
+    assert list_examples(rule, "bad")
+    assert list_examples(rule, "good")
 
 
 @pytest.mark.parametrize(("rule", "name"), BAD, ids=name_of)

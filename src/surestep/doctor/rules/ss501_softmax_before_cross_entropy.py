@@ -13,9 +13,12 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss
 from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.origins import name_origin
+from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Program
+from surestep.doctor.watcher import Call, Observation, Run, Watcher
 
 SEVERITY = "error"
 FIX = "Give cross_entropy the logits, and apply softmax only where probabilities are needed."
@@ -33,6 +36,30 @@ def check(program: Program) -> Iterator[Problem]:
                     f"{loss.describe_input(origin)}, and cross-entropy applies softmax again.",
                     softmax_line=origin.line,
                 )
+
+
+class Watch(Watcher):
+    """Check the operation that computed the input of a cross-entropy."""
+
+    FUNCTIONS = ("cross_entropy",)
+
+    def __init__(self) -> None:
+        self._tally = Tally()
+
+    def on_call(self, run: Run, call: Call) -> None:
+        if run.is_sampled and call["input"].requires_grad:
+            has_softmax = name_origin(call["input"]) == "Softmax"
+            self._tally.add(run, "the result of a softmax" if has_softmax else "")
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for seen in self._tally:
+            yield Observation(
+                seen.location,
+                f"The input of cross_entropy was {seen.reason} in {seen.count} of "
+                f"{self._tally.calls} calls, and cross-entropy applies softmax again.",
+                seen.since_step,
+                {"calls": self._tally.calls, "mistakes": seen.count},
+            )
 
 
 def bad_before_the_call() -> None:

@@ -12,9 +12,12 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.BCEWithLogitsLos
 from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.origins import LINEAR, PROBABILITIES, name_origin
+from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Program
+from surestep.doctor.watcher import Call, Observation, Run, Watcher
 
 SEVERITY = "error"
 FIX = "Return logits from the model and use binary_cross_entropy_with_logits, without a sigmoid."
@@ -38,6 +41,34 @@ def check(program: Program) -> Iterator[Problem]:
                     f"{loss.describe_input(origin)}, {reason}.",
                     origin_line=origin.line,
                 )
+
+
+class Watch(Watcher):
+    """Check the operation that computed the input of a binary cross-entropy."""
+
+    FUNCTIONS = (_WITH_LOGITS, "binary_cross_entropy")
+
+    def __init__(self) -> None:
+        self._tally = Tally()
+
+    def on_call(self, run: Run, call: Call) -> None:
+        if not run.is_sampled or not call["input"].requires_grad:
+            return
+        origin, reason = name_origin(call["input"]), ""
+        if call.name == _WITH_LOGITS and origin in PROBABILITIES:
+            reason = f"a {origin.lower()} computed its input, and this loss applies a sigmoid again"
+        elif call.name != _WITH_LOGITS and origin in LINEAR:
+            reason = "its input was the output of a layer without a sigmoid, not a probability"
+        self._tally.add(run, f"`{call.name}`: {reason}" if reason else "")
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for seen in self._tally:
+            yield Observation(
+                seen.location,
+                f"In {seen.count} of {self._tally.calls} calls of {seen.reason}.",
+                seen.since_step,
+                {"calls": self._tally.calls, "mistakes": seen.count},
+            )
 
 
 def bad_sigmoid_before_logits_loss() -> None:

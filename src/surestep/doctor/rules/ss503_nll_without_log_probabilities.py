@@ -13,9 +13,12 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.NLLLoss.html
 from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.origins import LINEAR, PROBABILITIES, name_origin
+from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Program
+from surestep.doctor.watcher import Call, Observation, Run, Watcher
 
 SEVERITY = "error"
 FIX = "Give nll_loss the result of log_softmax, or give cross_entropy the logits."
@@ -34,6 +37,35 @@ def check(program: Program) -> Iterator[Problem]:
                 loss.event,
                 f"{loss.describe_input(origin)}: {kind}, and this loss expects log-probabilities.",
                 origin_line=origin.line,
+            )
+
+
+class Watch(Watcher):
+    """Check the operation that computed the input of a negative log-likelihood."""
+
+    FUNCTIONS = ("nll_loss",)
+
+    def __init__(self) -> None:
+        self._tally = Tally()
+
+    def on_call(self, run: Run, call: Call) -> None:
+        if not run.is_sampled or not call["input"].requires_grad:
+            return
+        origin, reason = name_origin(call["input"]), ""
+        if origin in PROBABILITIES:
+            reason = f"probabilities, the result of a {origin.lower()},"
+        elif origin in LINEAR:
+            reason = "logits"
+        self._tally.add(run, reason)
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for seen in self._tally:
+            yield Observation(
+                seen.location,
+                f"nll_loss got {seen.reason} in {seen.count} of {self._tally.calls} calls, and it "
+                "expects log-probabilities.",
+                seen.since_step,
+                {"calls": self._tally.calls, "mistakes": seen.count},
             )
 
 

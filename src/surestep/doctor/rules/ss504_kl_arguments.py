@@ -5,22 +5,35 @@
 result is too small by the number of classes. Nothing fails: the result is a number that moves.
 
 The default reduction is reported only where its result is trained on, and `reduction="mean"` never:
-you may want it. `F.kl_div(q.log(), p)` is the divergence from p to q, KL(p || q).
+you may want it. A running script does not show which reduction is the default, so only its source
+does. `F.kl_div(q.log(), p)` is the divergence from p to q, KL(p || q).
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.KLDivLoss.html
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.origins import LOG_PROBABILITIES, PROBABILITIES, name_origin
+from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.losses import Loss, find_losses, find_trained
 from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Constant
+from surestep.doctor.watcher import Call, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SEVERITY = "error"
 FIX = 'Write F.kl_div(F.log_softmax(x, -1), F.softmax(y, -1), reduction="batchmean").'
+WATCH_SKIPS = ("bad_distillation",)  # its reduction may be wanted, but it is not written down
+_MOST_VALUES = 1_000_000  # of a tensor that are checked
+_ROUNDING = 1e-3
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -58,6 +71,53 @@ def _has_default_reduction(loss: Loss) -> bool:
     positional = 2 if loss.settings is loss.event.value else 0
     names = ("reduction", "size_average", "reduce")
     return len(loss.settings.args) <= positional and all(loss.option(n) is None for n in names)
+
+
+class Watch(Watcher):
+    """Check what a divergence gets."""
+
+    FUNCTIONS = ("kl_div",)
+
+    def __init__(self) -> None:
+        self._tally = Tally()
+
+    def on_call(self, run: Run, call: Call) -> None:
+        if run.is_sampled and call.result.requires_grad:
+            self._tally.add(run, _explain(call))
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for seen in self._tally:
+            yield Observation(
+                seen.location,
+                f"{seen.reason} in {seen.count} of {self._tally.calls} calls of kl_div.",
+                seen.since_step,
+                {"calls": self._tally.calls, "mistakes": seen.count},
+            )
+
+
+def _explain(call: Call) -> str:
+    """Return what is wrong with the arguments of a divergence."""
+    if _holds_probabilities(call["input"]):
+        return "`input` was probabilities instead of log-probabilities"
+    target = call["target"]
+    if call["log_target"] and _holds_probabilities(target):
+        return "`log_target` was True, but `target` was probabilities"
+    if not call["log_target"] and name_origin(target) in LOG_PROBABILITIES:
+        return "`log_target` was not True, but `target` was log-probabilities"
+    return ""
+
+
+def _holds_probabilities(tensor: Tensor) -> bool:
+    """Return whether a softmax or a sigmoid made a tensor, or whether a softmax may have done so.
+
+    Without a graph, its values decide, which is not worth waiting for a device.
+    """
+    if tensor.grad_fn is not None:
+        return name_origin(tensor) in PROBABILITIES
+    if tensor.device.type != "cpu" or tensor.numel() > _MOST_VALUES or tensor.dim() < 2:
+        return False
+    is_one = (tensor.sum(-1) - 1).abs().amax() < _ROUNDING
+    return bool(is_one) and bool(tensor.amin() >= 0) and tensor.shape[-1] > 1
 
 
 def bad_distillation() -> None:

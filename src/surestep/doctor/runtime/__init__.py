@@ -1,0 +1,1 @@
+"""What the run-time sides of several rules share."""

@@ -1,0 +1,59 @@
+"""Find which operation computed a tensor, from its graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Operations that keep the values, or some of them, and may change their order or precision.
+_RESHAPES = frozenset(
+    (
+        *("View", "UnsafeView", "Reshape", "ReshapeAlias", "Unflatten", "Expand", "Unsafe"),
+        *("Transpose", "T", "Permute", "Movedim", "Swapaxes", "Squeeze", "Unsqueeze", "Alias"),
+        *("Clone", "ToCopy", "Contiguous", "ToDevice"),
+    )
+)
+_SELECTIONS = frozenset(("Slice", "Select", "Index", "IndexSelect", "Narrow", "Split", "Unbind"))
+_MOST = 10  # such operations in a row
+
+PROBABILITIES = ("Softmax", "Sigmoid")
+LOG_PROBABILITIES = ("LogSoftmax", "LogSigmoid")
+# What is trained before an activation: its results have no limits.
+LINEAR = (
+    *("Addmm", "Mm", "Bmm", "Baddbmm", "Linear", "Convolution", "MkldnnConvolution"),
+    *("MkldnnRnnLayer", "CudnnRnn", "ThnnFusedLstmCell", "ThnnFusedGruCell"),
+)
+
+
+def find_origin(tensor: Tensor, keeps_all: bool = False) -> Any:
+    """Return the node of the graph that computed the values of a tensor; None without a graph.
+
+    Nodes that change the shape, the order or the precision are passed.
+
+    Args:
+        tensor: whose values.
+        keeps_all: stop at a node that selects some of the values.
+    """
+    node = tensor.grad_fn
+    for _ in range(_MOST):
+        if node is None or not node.next_functions:
+            break
+        name = name_node(node)
+        if name not in _RESHAPES and (keeps_all or name not in _SELECTIONS):
+            break
+        node = node.next_functions[0][0]
+    return node
+
+
+def name_origin(tensor: Tensor) -> str:
+    """Return the operation that computed the values of a tensor: "Softmax"; "" without a graph."""
+    node = find_origin(tensor)
+    return "" if node is None else name_node(node)
+
+
+def name_node(node: Any) -> str:
+    """Return "Softmax" for a node of the name SoftmaxBackward0."""
+    name: str = node.name()
+    return name.rpartition("Backward")[0]
