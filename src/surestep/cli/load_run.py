@@ -13,7 +13,7 @@ from surestep.config.config import Config
 from surestep.engine.distributed.launcher_env import read_launched
 from surestep.engine.step.gc import import_without_collecting
 from surestep.mirror.link import FILE as LINK
-from surestep.recipes.find import SHIPPED, sha256
+from surestep.recipes.find import recipe_argument, sha256
 from surestep.record.checkpoint_ref import split_name
 from surestep.record.run import Run, Which
 
@@ -90,8 +90,3 @@ def _check_recipe(folder: Run, recorded: dict[str, Any], *, allow_changed: bool)
             "changed file."
         )
     return path
-
-
-def recipe_argument(recorded: dict[str, str]) -> str:
-    """Return a recorded recipe as it is typed: the name of a built-in one, else its path."""
-    return recorded["name"] if Path(recorded["path"]).parent == SHIPPED else recorded["path"]

@@ -14,11 +14,12 @@ from surestep.base.errors import ConfigError
 from surestep.base.paths import is_address
 from surestep.base.text import print_escaped
 from surestep.cli.launch import launch, original_argv
-from surestep.cli.load_run import load_run_recipe, recipe_argument
+from surestep.cli.load_run import load_run_recipe
 from surestep.cli.mirrored import open_mirrored
 from surestep.cli.parse import parse_known
 from surestep.cli.train import report, split_names, train
 from surestep.engine.distributed.launcher_env import NPROC, read_launched
+from surestep.recipes.find import recipe_argument
 from surestep.record.run import Run
 
 

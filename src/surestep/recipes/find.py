@@ -36,6 +36,11 @@ NO_TASK = (
 _ADDS_NAMES = ("exec", "globals")  # functions that can bind any name
 
 
+def recipe_argument(recorded: Mapping[str, str]) -> str:
+    """Return a recorded recipe as it is typed: the name of a built-in one, else its path."""
+    return recorded["name"] if Path(recorded["path"]).parent == SHIPPED else recorded["path"]
+
+
 class Parameter(NamedTuple):
     """A parameter of the recipe's function: its default as text (None: required), its docs."""
 

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from surestep.base.errors import RunError
+from surestep.recipes.find import recipe_argument
 from surestep.record.io import explain_write_errors, read_json, replace_file, write_json
 from surestep.record.lock import RunLock
 from surestep.tracking.study import describe_missing, finish_study
@@ -21,7 +22,7 @@ from surestep.tuning.settings import StudySettings
 from surestep.tuning.slots import Slot
 from surestep.tuning.study import TRIALS, SearchStudy, TrialRow
 from surestep.tuning.table import EXACT, format_value
-from surestep.tuning.worker import Worker, best_rows, delete_checkpoints, recipe_argument
+from surestep.tuning.worker import Worker, best_rows, delete_checkpoints
 
 RESULT = "result.json"
 RESULT_FORMAT = 1

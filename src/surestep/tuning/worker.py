@@ -17,6 +17,7 @@ from typing import Any
 from surestep.base.errors import RunError
 from surestep.base.secrets import describe_error
 from surestep.base.text import one_line, print_escaped
+from surestep.recipes.find import recipe_argument
 from surestep.record.lock import RunLock, is_locked
 from surestep.tuning.evaluations import PRUNED
 from surestep.tuning.process import Ended, StopRequests, TrialProcess
@@ -247,13 +248,6 @@ class Worker:
                 f"instead of {settings.threads}. The last digits of their results may differ."
             )
         return available
-
-
-def recipe_argument(recipe: Mapping[str, str]) -> str:
-    """Return the recipe of a study as it is typed: the name of a built-in one, else its path."""
-    from surestep.recipes.find import SHIPPED
-
-    return recipe["name"] if Path(recipe["path"]).parent == SHIPPED else recipe["path"]
 
 
 def describe_row(row: TrialRow, study: SearchStudy) -> str:
