@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surestep.doctor.curves.state import Name
+from surestep.doctor.curves.state import Name, State
 
 _LOWER, _HIGHER = 0.1, 10.0  # times the learning rate, in the suggested options
 
@@ -18,7 +18,7 @@ class Cause:
 
     Attributes:
         text: the cause, and how to recognize it.
-        command: what to type, with {train}, {check}, {run}, {lower} and {higher} to fill in; ""
+        command: what to type, with {train} and other names to fill in; ""
             if there is nothing to type.
     """
 
@@ -36,9 +36,9 @@ _TOO_HIGH = Cause("The learning rate is too high.", "{train} --optim.lr {lower}"
 CAUSES: dict[Name, tuple[Cause, ...]] = {
     "nonfinite": (
         Cause(
-            "An operation such as log(0) or 1/0, or a sample that is not finite. Replay the step to "
-            "find the operation and the samples.",
-            "surestep replay {run}/incidents/step-XXXXXXXX",
+            "An operation such as log(0) or 1/0, or a sample that is not finite. A replay of the "
+            "step finds the operation and the samples.",
+            "surestep replay {incident}",
         ),
         _TOO_HIGH,
         Cause("Half precision overflows.", "{train} --precision fp32"),
@@ -133,12 +133,12 @@ CAUSES: dict[Name, tuple[Cause, ...]] = {
 
 
 def list_causes(
-    name: Name, config: Mapping[str, Any], *, recipe: str = "", script: str = "", run: str = ""
+    state: State, config: Mapping[str, Any], *, recipe: str = "", script: str = "", run: str = ""
 ) -> list[Cause]:
     """Return the usual causes of a state, with the commands for a run.
 
     Args:
-        name: of the state.
+        state: of the curve.
         config: the content of the run's config.json.
         recipe: of the run, as it is typed; "" if a script started it.
         script: the file that has the recipe; "" if it is not known.
@@ -149,13 +149,13 @@ def list_causes(
     values = {
         "train": f"surestep train {shlex.quote(recipe or 'RECIPE')}",
         "check": f"surestep check {shlex.quote(script or 'SCRIPT.py')}",
-        "run": shlex.quote(run or "RUN"),
+        "incident": shlex.quote(f"{run or 'RUN'}/incidents/step-{state.since_step or 0:08d}"),
         "lower": _scale(rate, _LOWER),
         "higher": _scale(rate, _HIGHER),
         "batch": str(2 * batch) if isinstance(batch, int) and batch else "128",
         "steps": str(max(1000, 10 * steps)) if isinstance(steps, int) else "1000",
     }
-    return [Cause(cause.text, cause.command.format(**values)) for cause in CAUSES[name]]
+    return [Cause(cause.text, cause.command.format(**values)) for cause in CAUSES[state.name]]
 
 
 def _scale(rate: object, factor: float) -> str:

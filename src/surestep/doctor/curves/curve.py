@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 Values = NDArray[np.float64]
 _BINS = 40  # parts of a run
 _SIGMAS = 1.4826  # standard deviations of a normal distribution in its median distance from 0
+_OUTLIER = 5.0  # standard deviations
 _FIRST = 5  # values, whose median is the loss at the start; its error is from more of them
 
 
@@ -27,7 +28,7 @@ class Evaluations:
     Attributes:
         steps: of the evaluations, rising.
         losses: of each; NaN if it has none.
-        scores: metrics of which 1 is perfect, such as accuracy, by name; NaN if one was not measured.
+        scores: by name, metrics of which 1 is perfect, such as accuracy; NaN if not measured.
     """
 
     steps: Values = field(default_factory=lambda: np.zeros(0))
@@ -117,6 +118,7 @@ class Curve:
         at = np.minimum(((steps - steps[0]) / width).astype(int), count - 1)
         groups = [losses[at == number] for number in range(count) if (at == number).any()]
         ends = [steps[at == number][-1] for number in range(count) if (at == number).any()]
+        groups = list(map(_clip_outliers, groups))
         means = as_values([group.mean() for group in groups])
         return Bins(as_values(ends), means, as_values(list(map(_standard_error, groups))))
 
@@ -124,6 +126,13 @@ class Curve:
 def _spread(values: Values) -> float:
     """Return the standard deviation of values around 0, whatever a few outliers are."""
     return _SIGMAS * float(np.median(np.abs(values))) if len(values) else 0.0
+
+
+def _clip_outliers(values: Values) -> Values:
+    """Limit the distance from the median: single bad batches do not change the mean of a bin."""
+    median = np.median(values)
+    limit = _OUTLIER * _spread(values - median)
+    return np.clip(values, median - limit, median + limit) if limit else values
 
 
 def _standard_error(values: Values) -> float:

@@ -28,6 +28,11 @@ class _Steps(NamedTuple):
     losses: list[float]
     rates: list[float]
 
+    @property
+    def last(self) -> int:
+        """The last of the steps."""
+        return self.first + len(self.losses) - 1
+
 
 def read_curve(run: Run) -> Curve | None:
     """Return the curve of a run; steps that were repeated after a resume count once.
@@ -50,7 +55,10 @@ def read_curve(run: Run) -> Curve | None:
         if kind == "steps":
             if _is_manual(event):
                 return None
-            points.append(_read_steps(run, event))
+            point = _read_steps(run, event)
+            if points and point.first <= points[-1].last:
+                points = list(_until(points, point.first - 1))
+            points.append(point)
         elif kind == "evaluation" and "measured" in event:
             evaluations[int(event["step"])] = event["metrics"]
         elif kind in _REPEATS:
@@ -103,21 +111,18 @@ def _build_curve(
     *,
     has_start: bool,
 ) -> Curve:
-    by_step: dict[int, tuple[float, float]] = {}
-    for point in points:
-        rates = point.rates if len(point.rates) == len(point.losses) else [math.nan]
-        pairs = zip(point.losses, np.resize(rates, len(point.losses)).tolist(), strict=True)
-        by_step.update(enumerate(pairs, point.first))
-    steps = sorted(by_step)
-    rates = as_values([by_step[step][1] for step in steps])
+    steps = [np.arange(point.first, point.last + 1.0) for point in points]
+    losses = [as_values(point.losses) for point in points]
+    rates = [as_values(point.rates) for point in points]
+    has_rates = all(map(np.array_equal, map(np.shape, losses), map(np.shape, rates)))
     return Curve(
-        as_values(steps),
-        as_values([by_step[step][0] for step in steps]),
-        rates if len(rates) and np.isfinite(rates).all() else None,
+        np.concatenate([*steps, np.zeros(0)]),
+        np.concatenate([*losses, np.zeros(0)]),
+        np.concatenate(rates) if rates and has_rates else None,
         _read_evaluations(run, evaluations),
         classes=_count_classes(run, config),
         total_steps=config.get("decided", {}).get("total_steps"),
-        has_start=has_start and (not steps or steps[0] == 1),
+        has_start=has_start and (not points or points[0].first == 1),
         failed_at=failed_at,
         is_regularized=_is_regularized(config),
     )
@@ -129,7 +134,9 @@ def _read_evaluations(run: Run, by_step: Mapping[int, Mapping[str, Any]]) -> Eva
     split = "val" if monitor is None else monitor[0].split("/")[0]
     steps = sorted(by_step)
     names = {name for found in by_step.values() for name in found if name.startswith(f"{split}/")}
-    series = {name: as_values([_score(by_step[step].get(name)) for step in steps]) for name in names}
+    series = {
+        name: as_values([_score(by_step[step].get(name)) for step in steps]) for name in names
+    }
     losses = series.pop(f"{split}/loss", np.full(len(steps), np.nan))
     scores = {
         name.partition("/")[2]: values

@@ -28,7 +28,7 @@ TITLES: dict[Name, str] = {
     "oscillating": "oscillating",
     "plateau": "plateau",
     "falling": "falling",
-    "unclear": "too short to tell",
+    "unclear": "not clear yet",
 }
 HEALTHY: tuple[Name, ...] = ("plateau", "falling", "unclear")
 

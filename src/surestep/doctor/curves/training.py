@@ -20,7 +20,7 @@ _SURE = 3.0  # standard errors of a difference that is more than noise
 _FLAT = 0.01  # of the loss: a smaller fall is none
 _BOUND = 0.05  # of the loss: flat if even the largest fall within the noise is smaller
 _AT_LOG = 0.02  # of log(classes): the distance that still counts as equal
-_RISEN = 0.2  # of the loss at the start: above it, by more than this share
+_RISEN = 0.3  # of the loss at the start: above it, by more than this share
 _EXPLODED = 9.0  # likewise, of a loss that has become lower again, but not than at the start
 _SPIKE = 5  # values: fewer than half of them are one bad batch, or two
 _FAR = 2.0  # likewise, of a loss that may be falling again
@@ -95,14 +95,15 @@ def _end(curve: Curve) -> Level:
 
 def _find_explosion(curve: Curve) -> State | None:
     """Find a loss that rose to many times its first value, and never became lower than it."""
-    if not curve.has_start:
+    if not curve.has_start or curve.initial <= 0:
         return None
     steps, losses = curve.steps[curve.finite], curve.losses[curve.finite]
     middle = np.median(sliding_window_view(losses, _SPIKE), axis=1)
     initial, peak, end = curve.initial, float(middle.max()), _end(curve)
-    if peak <= initial + _EXPLODED * abs(initial) or end.value < initial - _FLAT * abs(initial):
+    limit = initial + _EXPLODED * max(initial, end.value)
+    if peak <= limit or end.value < (1 - _FLAT) * initial:
         return None
-    at = int(np.argmax(middle > initial + _EXPLODED * abs(initial)))
+    at = int(np.argmax(middle > limit))
     text = (
         f"The training loss rose from {_show(initial)} at the start to {_show(peak)}, and ends at "
         f"{_show(end.value)}."
@@ -119,16 +120,15 @@ def _find_rise(curve: Curve) -> State | None:
     """
     bins, start, end = curve.bins, _highest_start(curve), _end(curve)
     low_at = int(np.argmin(bins.smooth))
-    low = min(start, float(bins.smooth[low_at]))
+    low = min(start, float(bins.means[max(0, low_at - 2) : low_at + 3].mean()))
     unit = max(abs(start), start - low)
-    above, error = end.value - start, _SURE * end.error
     before, last = bins.level(0.6, 0.8), bins.level(0.8, 1.0)
     falls = before.value - last.value > _SURE * math.hypot(before.error, last.error)
-    is_above = above > max(_RISEN * unit, error) and (not falls or above > _FAR * unit)
-    rise = end.value - low
+    above, enough = end.value - start, 2 * _SURE * end.error
+    is_above = above > max(_RISEN * unit, enough) and (not falls or above > _FAR * unit)
     is_lost = (
         start - low > _RISEN * unit
-        and rise > max(_LOST * (start - low), _SURE * error)
+        and min(end.value, last.value) - low > max(_LOST * (start - low), 2 * enough)
         and bins.ends[low_at] < _at_share(bins, 0.75)
         and not falls
         and not _rate_has_risen(curve, bins.ends[low_at])

@@ -40,7 +40,7 @@ def _find_overfitting(curve: Curve) -> State | None:
     best, end = float(losses[best_at]), float(np.median(after[-3:]))
     noise = float(np.median(np.abs(np.diff(losses, 2)))) * _SIGMAS
     fall = float(losses[: best_at + 1].max()) - best
-    rise = end - best
+    rise = end - float(np.median(losses[max(0, best_at - 1) : best_at + 2]))
     is_rising = rise > max(_SURE * noise, _MOST_RISE * abs(best), _OF_FALL * fall)
     if not is_rising or not _trends_up(losses[best_at:]):
         return None
@@ -71,7 +71,7 @@ def _trends_up(values: Values) -> bool:
     count = len(values)
     rises = sum(int(np.sign(values[i + 1 :] - values[i]).sum()) for i in range(count - 1))
     variance = count * (count - 1) * (2 * count + 5) / 18
-    return rises > 2.33 * np.sqrt(variance)  # 1% of series without a trend
+    return bool(rises > 2.33 * np.sqrt(variance))  # 1% of series without a trend
 
 
 def _train_level(curve: Curve, step: float) -> float:
