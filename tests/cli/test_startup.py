@@ -58,13 +58,14 @@ HELP = [
     *(["evaluate", "--help"], ["predict", "--help"], ["replay", "--help"], ["ckpt", "--help"]),
     *(["ckpt", each, "--help"] for each in ("list", "verify", "export", "diff")),
     *(["schedules", "--help"], ["losses", "--help"], ["train", "--help-all"]),
-    *(["runs", "--help"], ["check", "--help"], ["explain", "--help"]),
+    *(["runs", "--help"], ["check", "--help"], ["explain", "--help"], ["diagnose", "--help"]),
 ]
 READING = [
     *(["--version"], ["ckpt", "list", "r"], ["ckpt", "list", "r", "--json"]),
     *(["ckpt", "verify", "r"], ["ckpt", "verify", "r@best"]),
     *(["schedules"], ["schedules", "cosine"], ["runs", "."]),
     *(["explain"], ["explain", "SS101"], ["explain", "--json"]),
+    *(["diagnose", "r"], ["diagnose", "r", "--json"]),
 ]
 WRONG = [
     (["trian", "digits"], "Did you mean 'train' or 'track'?"),
@@ -87,6 +88,8 @@ WRONG = [
     (["evaluate", "r"], "was started from Python"),
     (["predict", "gone"], "There is no run folder gone"),
     (["replay", "gone"], "gone"),
+    (["diagnose", "gone"], "There is no run folder gone"),
+    (["diagnose"], "There is no run in runs"),
     (["ckpt", "list", "gone"], "There is no run folder gone"),
     (["ckpt", "diff", "gone", "r"], "There is no run folder or checkpoint gone"),
     (["ckpt", "export", "gone", "a.pt"], "There is no run folder or checkpoint gone"),

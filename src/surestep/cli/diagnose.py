@@ -15,14 +15,12 @@ import tyro
 from surestep.base.errors import RunError
 from surestep.base.paths import is_address
 from surestep.base.text import one_line, print_escaped, print_json
-from surestep.cli.load_run import recipe_argument
-from surestep.cli.mirrored import open_mirrored
 from surestep.cli.parse import command
 from surestep.doctor.curves.causes import list_causes
 from surestep.doctor.curves.name import name_curve
 from surestep.doctor.curves.read import read_curve
 from surestep.doctor.curves.state import State
-from surestep.mirror.outline import write_records
+from surestep.recipes.find import recipe_argument
 from surestep.record.incident import Incident, incidents_of
 from surestep.record.io import dumps
 from surestep.record.run import Run
@@ -63,6 +61,9 @@ def _open_run(name: str) -> Iterator[Run]:
     if not is_address(name):
         yield Run(Path(name))
         return
+    from surestep.cli.mirrored import open_mirrored  # takes long to import
+    from surestep.mirror.outline import write_records
+
     with open_mirrored(name) as mirrored:
         write_records(mirrored.store, mirrored.run.path)
         yield mirrored.run
@@ -92,10 +93,10 @@ def _diagnose(opened: Run, name: str) -> dict[str, Any]:
 
 
 def _describe_state(state: State, opened: Run, name: str) -> dict[str, Any]:
-    recipe, names = opened.config["recipe"], {"run": name}
+    recipe, names = opened.config["recipe"], {}
     if recipe:
-        names |= {"recipe": recipe_argument(recipe), "script": recipe["path"]}
-    causes = list_causes(state.name, opened.config, **names)
+        names = {"recipe": recipe_argument(recipe), "script": recipe["path"]}
+    causes = list_causes(state, opened.config, run=name, **names)
     return {
         **asdict(state),
         "title": state.title,

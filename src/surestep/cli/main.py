@@ -28,6 +28,7 @@ COMMANDS = {
     "track": "track replay RUN --to TRACKER: send what a run recorded to a tracker",
     "mirror": "mirror push|fetch|release: copy a run to its mirror or from it",
     "ckpt": "ckpt list|verify|export|diff: inspect the checkpoints of a run",
+    "diagnose": "diagnose [RUN]: name the curve of a run, and what usually causes it",
     "replay": "replay INCIDENT: run a failed step again",
     "check": "check [PATH...]: find mistakes in training scripts, without running them",
     "explain": "explain [RULE]: explain the mistakes that check finds",

@@ -1,5 +1,6 @@
 """Read a run in a mirror without copying its tensors."""
 
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ from surestep.record.checkpoint.discovery import (
 from surestep.record.checkpoint.manifest import MANIFEST, RECORD, read_manifest
 
 _RUN_FILES = ("config.json", "plan.json", "status.json")
+_RECORDS = re.compile(r"events\.jsonl|signature\.json|incidents/step-\d+/incident\.json")
 
 
 def require_run(store: Store) -> dict[str, int]:
@@ -54,6 +56,15 @@ def open_outline(store: Store, listed: Mapping[str, int]) -> Iterator[Path]:
             with suppress(FileNotFoundError):  # it is deleted now
                 write_outline(store, listed, folder, name)
         yield folder
+
+
+def write_records(store: Store, folder: Path) -> None:
+    """Copy what a run recorded, its events and incidents, into its outline; without tensors."""
+    for name in filter(_RECORDS.fullmatch, store.list()):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # it is deleted now
+            path.write_bytes(store.read(name))
 
 
 def write_outline(store: Store, listed: Mapping[str, int], folder: Path, name: str) -> None:

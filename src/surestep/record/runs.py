@@ -69,12 +69,30 @@ def _find_runs(folder: Path) -> Iterator[Path]:
             yield Path(path)
 
 
-def summarize(path: Path) -> RunSummary:
-    """Summarize a run. A damaged one has the state "unreadable"."""
-    written = None
+def newest_run(folder: Path) -> Path:
+    """Return the run in a folder, or in the folders below it, that was written to last.
+
+    Raises:
+        RunError: there is none.
+    """
+    newest = max(_find_runs(folder), key=lambda path: _written(path) or 0.0, default=None)
+    if newest is None:
+        raise RunError(f"There is no run in {folder}. Pass the folder of a run.")
+    return newest
+
+
+def _written(path: Path) -> float | None:
+    """Return when a run was last written to, in seconds since 1970."""
+    times = []
     for name in ("status.json", "events.jsonl"):
         with suppress(OSError):
-            written = max(written or 0.0, (path / name).stat().st_mtime)
+            times.append((path / name).stat().st_mtime)
+    return max(times, default=None)
+
+
+def summarize(path: Path) -> RunSummary:
+    """Summarize a run. A damaged one has the state "unreadable"."""
+    written = _written(path)
     try:
         run = Run(path)
         config, status = run.config, run.status
