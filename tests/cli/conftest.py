@@ -117,4 +117,6 @@ def environment():
 
 
 def files(folder: Path):
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    """List the files in a folder, without what Python compiles, where it may."""
+    found = (path.relative_to(folder) for path in folder.rglob("*"))
+    return sorted(str(path) for path in found if "__pycache__" not in path.parts)
