@@ -5,8 +5,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 FULL_SHARE = 0.01  # of the time of a run goes to full collections, at most
+# `gc.get_freeze_count` would know it too, but it visits every frozen object: 20 ms and more.
+_IMPORTS = SimpleNamespace(frozen=False)
 
 
 @contextmanager
@@ -16,7 +19,7 @@ def import_without_collecting() -> Iterator[None]:
     Imports create many objects and little garbage: scanning them takes 0.2 s before the first step.
     A process that has imported torch before is not that of a new command, and is not changed.
     """
-    ours = "torch" not in sys.modules or gc.get_freeze_count() > 0
+    ours = "torch" not in sys.modules or _IMPORTS.frozen
     if not (ours and gc.isenabled()):
         yield
         return
@@ -26,6 +29,7 @@ def import_without_collecting() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+        _IMPORTS.frozen = True
 
 
 @contextmanager
@@ -38,7 +42,8 @@ def manual_gc() -> Iterator[Callable[[int], object]]:
     if not gc.isenabled():  # the user has disabled it
         yield lambda _: None
         return
-    frozen = gc.get_freeze_count() > 0  # then other frozen objects are not ours to unfreeze
+    # If other objects are frozen, they stay so after the run.
+    frozen = _IMPORTS.frozen or gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     gc.disable()
