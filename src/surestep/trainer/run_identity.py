@@ -4,6 +4,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Mapping
+from functools import cache
 from hashlib import blake2b
 from inspect import isroutine
 from itertools import chain
@@ -27,6 +28,8 @@ from surestep.trainer.planning import PreparedTask, TaskOrigin, train_samples
 
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _SURESTEP = Path(__file__).parents[1]
+_PYTHON = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "scripts")]
+_OTHERS = tuple(f"{path}{os.sep}" for path in (*_PYTHON, _SURESTEP))
 DERIVED = (  # decisions that follow from others, or that another part describes better
     "device",
     "loss",
@@ -74,18 +77,11 @@ def hash_user_modules(recipe: Any = None) -> dict[str, str]:
 
     The script is `__main__`. The recipe's file is left out: the identity has it already.
     """
-    paths = sysconfig.get_paths()
-    others = (paths["stdlib"], paths["platstdlib"], paths["scripts"], str(_SURESTEP))
-    folders = tuple(f"{path}{os.sep}" for path in others)
-
-    def is_of_others(file: str) -> bool:
-        return file.startswith(folders) or any(name in file for name in _INSTALLED)
-
     files = _source_files()
     seen, hashes = {recipe}, {}
     for name, file in sorted(files.items()):
         top = files.get(name.partition(".")[0], file)  # torch writes compiled modules elsewhere
-        if file in seen or is_of_others(file) or is_of_others(top):
+        if file in seen or _is_of_others(file) or _is_of_others(top):
             continue
         seen.add(file)
         try:
@@ -93,6 +89,12 @@ def hash_user_modules(recipe: Any = None) -> dict[str, str]:
         except (OSError, ValueError):  # deleted since the import, or not a file name
             continue
     return hashes
+
+
+@cache
+def _is_of_others(file: str) -> bool:
+    """Whether a file is of Python, of an installed package or of this one, and not of the user."""
+    return file.startswith(_OTHERS) or any(name in file for name in _INSTALLED)
 
 
 def _source_files() -> dict[str, str]:
