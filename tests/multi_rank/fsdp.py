@@ -1,6 +1,7 @@
 """Compare memory and traffic of FSDP with torch's `fully_shard` in plain code."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ def keeps(model: nn.Module) -> bool:
     return whole
 
 
+@cache
 def plain_traffic(shard: str, *, micro_batches: int) -> dict[str, list[int]]:
     """Count the traffic of a second step of the same model with fully_shard in plain code."""
     ranks = torch.distributed.get_world_size()

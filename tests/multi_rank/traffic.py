@@ -21,7 +21,8 @@ def traffic(act: Callable[[], object]) -> dict[str, list[int]]:
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
         act()
     found = defaultdict(list)
-    for event in seen.events() or ():
-        if event.name.startswith("gloo:"):
-            found[event.name.removeprefix("gloo:")].append(sum(map(math.prod, event.input_shapes)))
+    # `seen.events()` would first wrap the thousand events of other names.
+    for event in seen.profiler.kineto_results.events():
+        if event.name().startswith("gloo:"):
+            found[event.name().removeprefix("gloo:")].append(sum(map(math.prod, event.shapes())))
     return {name: sorted(sizes) for name, sizes in found.items()}
