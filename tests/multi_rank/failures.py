@@ -197,12 +197,12 @@ CALLBACKS: dict[str, Callable[[], surestep.Callback]] = {
     "first fails": lambda: AtStep3(fail, on=0),
     **{name: partial(WhileSaving, number) for name, number in WHILE_SAVING.items()},
 }
-CASES = (
+CASES = (  # those that take longest come first
+    *SLEEPS_AT,
+    *("loops", "stopped", "first stopped", *WHILE_SAVING),
+    *("unused by DeepSpeed", "not finite", "not static"),
     *("nothing", "killed", "fails", "first fails", "pushed"),
     *("unused", "unused, allowed", "other weights", "other options"),
-    *("unused by DeepSpeed", "not finite", "not static"),
-    *("loops", "stopped", "first stopped", *SLEEPS_AT),
-    *WHILE_SAVING,
 )
 
 

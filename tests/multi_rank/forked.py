@@ -25,6 +25,14 @@ class Ended(NamedTuple):
     wrote: list[str]
 
 
+class Rank(NamedTuple):
+    """A running rank of a case, and when it was started."""
+
+    name: str
+    number: int
+    begun: float
+
+
 def run_forked(folder: Path, acts: Acts) -> None:
     """Run each case on two ranks, a few at once; write the outcome of each rank to the folder.
 
@@ -35,9 +43,13 @@ def run_forked(folder: Path, acts: Acts) -> None:
     gc.freeze()
     gc.disable()  # otherwise each collection traverses all objects of torch
     codes: dict[str, Any] = {}
-    names = list(acts)
-    for start in range(0, len(names), AT_ONCE):
-        _at_once(folder, {name: acts[name] for name in names[start : start + AT_ONCE]}, codes)
+    waiting, running = list(acts), dict[int, Rank]()
+    while waiting or running:
+        if waiting and len({rank.name for rank in running.values()}) < AT_ONCE:
+            name = waiting.pop(0)
+            running |= _start(folder, name, acts[name])
+        elif not _reap(running, codes):
+            time.sleep(0.02)
     (folder / CODES).write_text(json.dumps(codes))
 
 
@@ -54,28 +66,31 @@ def ended(folder: Path, names: Iterable[str]) -> dict[str, Ended]:
     }
 
 
-def _at_once(folder: Path, acts: Acts, codes: dict[str, Any]) -> None:
-    running, begun = {}, time.monotonic()
-    for name, act in acts.items():
-        port = free_port()
-        for number in (0, 1):
-            pid = os.fork()
-            if pid == 0:
-                _be_rank(number, port, folder / f"{name}-{number}.txt", act)
-            running[pid] = name, number
-    while running:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        seconds = time.monotonic() - begun
-        if pid:
-            name, number = running.pop(pid)
-            code = os.waitstatus_to_exitcode(status)
-            codes[f"{name}-{number}"] = {"code": code, "seconds": seconds}
-        else:
-            time.sleep(0.02)
-        for each, (name, number) in running.items():
-            left_alone = (name, 1 - number) not in running.values()
-            if seconds > LIMIT_S or (left_alone and "stopped" in name):
-                os.kill(each, signal.SIGKILL)
+def _start(folder: Path, name: str, act: Callable[[], object]) -> dict[int, Rank]:
+    """Fork both ranks of a case; return them by process id."""
+    port, begun, started = free_port(), time.monotonic(), {}
+    for number in (0, 1):
+        pid = os.fork()
+        if pid == 0:
+            _be_rank(number, port, folder / f"{name}-{number}.txt", act)
+        started[pid] = Rank(name, number, begun)
+    return started
+
+
+def _reap(running: dict[int, Rank], codes: dict[str, Any]) -> bool:
+    """Record a rank that has ended, and kill those that never will; whether one has ended."""
+    pid, status = os.waitpid(-1, os.WNOHANG)
+    now = time.monotonic()
+    if pid:
+        rank = running.pop(pid)
+        code, seconds = os.waitstatus_to_exitcode(status), now - rank.begun
+        codes[f"{rank.name}-{rank.number}"] = {"code": code, "seconds": seconds}
+    names = [rank.name for rank in running.values()]
+    for left, rank in running.items():
+        is_alone = names.count(rank.name) == 1
+        if now - rank.begun > LIMIT_S or (is_alone and "stopped" in rank.name):
+            os.kill(left, signal.SIGKILL)
+    return bool(pid)
 
 
 def _be_rank(number: int, port: int, wrote: Path, act: Callable[[], object]) -> None:
