@@ -175,16 +175,10 @@ def test_pruned_trial_ends_at_its_evaluation_and_is_not_the_best(search):
 
 @LAUNCHES
 def test_ctrl_c_saves_the_trial_and_the_same_command_resumes_it(search, space):
-    fixed = (
-        "--max-steps",
-        3000,
-        "--validation.every",
-        "600 steps",
-        "--checkpoint.every",
-        "9 steps",
-    )
-    words = (TRIALS, *space(), "--trials", 2, "--threads", 1, *fixed, "--study")
-    shell = Shell(*words, "study")
+    fixed = ("--max-steps", 3000, "--validation.every", "600 steps")
+    words = (TRIALS, *space(), "--trials", 2, "--threads", 1, *fixed)
+    often = ("--study", "study", "--checkpoint.every", "15 steps")  # a slow trial
+    shell = Shell(*words, *often)
     shell.wait_for("study/trials/0000/checkpoints/step-*")
     shell.interrupt()
     code, out, _ = shell.finish()
@@ -193,11 +187,12 @@ def test_ctrl_c_saves_the_trial_and_the_same_command_resumes_it(search, space):
     assert "stopped by Ctrl-C" in out
     assert "Resume with: surestep search" in out
     assert Run(Path("study/trials/0000")).status["status"] == "stopped"
-    again = Shell(*words, "study").finish()
+    again = Shell(*words, *often).finish()
     assert again[0] == 0, again
     events = [event["event"] for event in Run(Path("study/trials/0000")).events()]
     assert "resume" in events
-    assert Shell(*words, "whole").finish()[0] == 0
+    seldom = ("--study", "whole", "--checkpoint.every", "600 steps")
+    assert Shell(*words, *seldom).finish()[0] == 0
     assert params_and_values(trials("study")) == params_and_values(trials("whole"))
 
 

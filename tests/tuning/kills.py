@@ -23,7 +23,7 @@ from surestep.record.run import Run
 RECIPE = str(Path(__file__).with_name("recipe.py"))
 SPACE = 'optim.lr = "log(1e-3, 1e-1)"\ntask.hidden = [4, 8, 16]\n'
 FIXED = [
-    *("--max-steps", "9000", "--validation.every", "3000 steps", "--checkpoint.every", "200 steps"),
+    *("--max-steps", "4500", "--validation.every", "1500 steps", "--checkpoint.every", "200 steps"),
     *(
         "--sampler",
         "random",
@@ -37,7 +37,7 @@ FIXED = [
         "1",
     ),
 ]
-PAUSE_S = (1.0, 10.0)  # between a start and a kill
+PAUSE_S = (0.5, 5.0)  # between a start and a kill
 
 
 class Search:
