@@ -79,9 +79,9 @@ def hash_user_modules(recipe: Any = None) -> dict[str, str]:
     """
     files = _source_files()
     seen, hashes = {recipe}, {}
-    for name, file in sorted(files.items()):
+    for name, file in sorted(item for item in files.items() if not _is_of_others(item[1])):
         top = files.get(name.partition(".")[0], file)  # torch writes compiled modules elsewhere
-        if file in seen or _is_of_others(file) or _is_of_others(top):
+        if file in seen or _is_of_others(top):
             continue
         seen.add(file)
         try:
