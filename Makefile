@@ -6,18 +6,24 @@ TORCH := torch==2.13.0
 # Processes that run the tests: one a core, each with about 1 GB of memory (an estimate).
 TESTERS ?= 2
 
-.PHONY: demo test test-slow test-all torture bench clean
+.PHONY: demo test types quick-tests test-slow test-all torture bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/surestep train digits
 
 # Under five minutes on two cores. Needs no compiler and no library beyond the extra `dev`.
+# mypy needs one core only, so it runs beside the tests.
 test: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(MAKE) -j 2 types quick-tests
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+quick-tests: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(TESTERS) -m "not slow"
 
 # What `make test` leaves out; tests/tiers.py lists it with reasons. Needs a C++ compiler.
