@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,6 @@ from tests.tiers import SLOW
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src" / "surestep"
 FILES = sorted(SOURCE.rglob("*.py"))
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 EXCEPTIONS = tomllib.loads((HERE / "size_exceptions.toml").read_text(encoding="utf-8"))
 TORCH_FILES_ARE_READ_IN = "record/pretrained.py"
 TORCH_FILES_ARE_WRITTEN_IN = "record/export.py"
@@ -26,6 +26,11 @@ AT_IMPORT = (
     *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef),
     *(ast.Assign, ast.AnnAssign, ast.If),
 )
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def name_of(path: Path) -> str:
@@ -56,7 +61,8 @@ def lines_of(function: ast.FunctionDef) -> int:
 def sizes() -> dict[str, int]:
     """Every file by its path, every function by `path:name`, over its limit."""
     found = {}
-    for path, tree in TREES.items():
+    for path in FILES:
+        tree = tree_of(path)
         lines = len(path.read_text(encoding="utf-8").splitlines())
         if lines > FILE_LIMIT:
             found[name_of(path)] = lines
@@ -104,7 +110,7 @@ def updating_calls(tree):
 
 
 def test_only_the_step_and_the_strategies_update_parameters():
-    found = offenders(lambda path: updating_calls(TREES[path]))
+    found = offenders(lambda path: updating_calls(tree_of(path)))
     allowed = {name for name in found if name.startswith(MAY_UPDATE)} | {INPUT_GRADIENTS}
     assert {name: calls for name, calls in found.items() if name not in allowed} == {}
 
@@ -129,7 +135,7 @@ def statements_that_run(tree):
 
 
 def test_no_module_runs_statements_at_import():
-    found = offenders(lambda path: statements_that_run(TREES[path]))
+    found = offenders(lambda path: statements_that_run(tree_of(path)))
     assert {name: lines for name, lines in found.items() if Path(name).name != "__main__.py"} == {}
 
 
@@ -180,7 +186,7 @@ def code_that_may_run(tree: ast.AST) -> set[str]:
 
 def without_examples(path):
     """Return the tree of a file; the examples of a rule are shown, and only tests run them."""
-    tree = TREES[path]
+    tree = tree_of(path)
     if not name_of(path).startswith("doctor/rules/"):
         return tree
     body = [node for node in tree.body if not getattr(node, "name", "").startswith(EXAMPLES)]
@@ -233,7 +239,7 @@ def test_harmless_calls_are_not_reported(line):
 
 def test_torch_files_are_read_with_weights_only():
     """A user may pass weights saved by torch.save; one place reads the tensors of such a file."""
-    tree = TREES[SOURCE / TORCH_FILES_ARE_READ_IN]
+    tree = tree_of(SOURCE / TORCH_FILES_ARE_READ_IN)
     loads = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     (load,) = [call for call in loads if call.startswith("torch.load(")]
     assert "weights_only=True" in load
@@ -319,4 +325,4 @@ def test_every_module_imports_alone_without_warnings_or_side_effects(tmp_path):
 
 
 def test_every_module_has_a_docstring():
-    assert [name_of(path) for path, tree in TREES.items() if not ast.get_docstring(tree)] == []
+    assert [name_of(path) for path in FILES if not ast.get_docstring(tree_of(path))] == []
