@@ -34,7 +34,7 @@ def test_closed_pipe_on_stdout_is_not_an_error():
     process.stdout.close()
     errors = process.stderr.read()
     process.stderr.close()
-    assert (process.wait(timeout=30), errors) == (0, "")
+    assert (process.wait(timeout=120), errors) == (0, "")
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], []])

@@ -85,7 +85,7 @@ class SSHServer:
         Another process can take its port before, also while it is stopped. Then it gets another
         port, but only at the first start, because clients know it later.
         """
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while not self._try_start(end):
             assert time.monotonic() < end, (self._folder / "log").read_text()
             if self._was_started:

@@ -89,7 +89,7 @@ def test_writer_is_renewed_from_the_start(store, monkeypatch):
         renewed.set()
 
     monkeypatch.setattr(store, "write", note)
-    assert renewed.wait(10)
+    assert renewed.wait(60)
     assert read_owner(store)["writer"]["time"] > before["writer"]["time"]
     owner.release()
 

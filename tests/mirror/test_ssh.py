@@ -178,7 +178,7 @@ def test_connection_of_a_thread_is_closed_when_it_ends(server, address):
     assert not thread.is_alive()
     for each in set(threading.enumerate()) - before:
         if isinstance(each, paramiko.Transport):  # it may be ending
-            each.join(10)
+            each.join(60)
             assert not each.is_alive()
 
 

@@ -53,7 +53,7 @@ class At(surestep.Callback):
 
 
 def wait_until(holds):
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -130,7 +130,7 @@ def test_next_process_copies_what_an_ended_one_could_not(tmp_path, monkeypatch):
 
 
 def test_end_of_a_run_waits_while_the_mirror_makes_progress(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(uploader, "STALLED_S", 0.3)
+    monkeypatch.setattr(uploader, "STALLED_S", 1.0)  # less than all files take together
     monkeypatch.setattr(uploader, "_SILENT_S", 0.2)
     upload = Store.upload
 
@@ -162,7 +162,7 @@ def test_run_ends_if_the_mirror_takes_everything_but_checkpoints(tmp_path, monke
         is_full = False
 
     monkeypatch.setattr(Store, "upload", fail)
-    timer = threading.Timer(20, end)  # so that a run that waits for ever ends as well
+    timer = threading.Timer(120, end)  # so that a run that waits for ever ends as well
     timer.start()
     train(tmp_path / "run", tmp_path / "mirror")
     timer.cancel()
@@ -226,7 +226,7 @@ def test_slow_mirror_does_not_delay_the_steps(tmp_path, monkeypatch):
     begin = time.monotonic()
     try:
         run = train(tmp_path / "run", tmp_path / "mirror")
-        assert time.monotonic() - begin < 15
+        assert time.monotonic() - begin < 50
         assert run.last.step == STEPS
     finally:
         release.set()

@@ -55,7 +55,7 @@ class TestWandb(TrackerSuite):
 
     def read_values(self, run):
         found, count = [], len(list(run.glob("wandb/offline-run-*")))
-        written, deadline = records(run), time.monotonic() + 30
+        written, deadline = records(run), time.monotonic() + 120
         while sum(record.HasField("exit") for record in written) < count:
             assert time.monotonic() < deadline, "W&B's service did not write the end of a run"
             time.sleep(0.05)  # the service writes the last records after finish() returned

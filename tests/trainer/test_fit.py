@@ -324,7 +324,7 @@ def test_ctrl_c_stops_after_the_step_and_saves(tmp_path, child):
     process = child()
     process.send_signal(signal.SIGINT)
     wait_for(process, "stopping after this step")
-    _, errors = process.communicate("\n" * 100, timeout=30)
+    _, errors = process.communicate("\n" * 100, timeout=120)
     run = Run(tmp_path)
     assert (run.last.step, run.status["status"], run.status["reason"]) == (1, "stopped", "Ctrl-C")
     assert "Stopped after step 1; saved as" in errors

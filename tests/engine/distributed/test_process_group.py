@@ -19,7 +19,7 @@ from surestep.engine.distributed.process_group import (
 )
 
 
-def start(store, size, timeout_s=5.0):
+def start(store, size, timeout_s=60.0):
     """Run one thread per rank until they agree; return the prefix of each."""
 
     def one(rank):
@@ -90,14 +90,14 @@ def test_rank_0_waits_for_the_others_at_each_barrier():
     store, arrived = HashStore(), []
 
     def first():
-        waits = barrier(store, Communicator(0, 2), start_s=5.0)
+        waits = barrier(store, Communicator(0, 2), start_s=60.0)
         for _ in range(3):
             waits.wait()
             arrived.append(time.monotonic())
 
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(first)
-        late = barrier(store, Communicator(1, 2), start_s=5.0)
+        late = barrier(store, Communicator(1, 2), start_s=60.0)
         for count in range(3):
             time.sleep(0.05)
             assert len(arrived) == count
