@@ -25,6 +25,24 @@ def notebook(*cells):
     return json.dumps({"cells": [text, *code], "nbformat": 4})
 
 
+def needs_ranks(example):
+    """Return whether an example of a rule trains on several ranks."""
+    return "init_process_group(" in read_example(example)
+
+
 def uses_trainer(example):
     """Return whether an example of a rule is a run of Trainer."""
     return "surestep.Trainer(" in read_example(example)
+
+
+def list_watched(rule, kind, *, on_ranks=False):
+    """List the examples that show a mistake, or none, while they run; on several ranks or on one.
+
+    A rule names the others in WATCH_SKIPS.
+    """
+    skipped = getattr(rule.module, "WATCH_SKIPS", ())
+    return [
+        name
+        for name, made in rule.examples(kind).items()
+        if not uses_trainer(made) and needs_ranks(made) is on_ranks and name not in skipped
+    ]

@@ -78,6 +78,7 @@ class Run:
     Attributes:
         locate: returns the line of the user's source that is being executed.
         name: returns the name of a parameter in its model, or its shape.
+        find_modules: yields the modules that are alive and of a class of this name; it is slow.
         step: steps that optimizers have taken together.
         backwards: backward passes that have begun.
         is_sampled: whether this step is one of the first or of a few later ones, in which a rule
@@ -91,6 +92,7 @@ class Run:
 
     locate: Callable[[], Location]
     name: Callable[[Tensor], str]
+    find_modules: Callable[[str], Iterator[nn.Module]]
     step: int = 0
     backwards: int = 0
     is_sampled: bool = True

@@ -10,7 +10,12 @@ reported.
 Source: https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html
 """
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.checkpoints import (
@@ -23,8 +28,12 @@ from surestep.doctor.source.checkpoints import (
 from surestep.doctor.source.trace import Program, Trace
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Constant
+from surestep.doctor.watcher import Location, Observation, Run, Watcher
 
 SEVERITY = "error"
+_MOST_FILES = 100  # that are remembered
+# It has one process here, and would be two runs of rank 0.
+WATCH_SKIPS = ("good_run_of_rank_0",)
 FIX = "Save inside `if torch.distributed.get_rank() == 0:`."
 
 
@@ -49,6 +58,41 @@ def _has_ranks(trace: Trace) -> bool:
     groups = [call for call in calls if call.path.endswith("init_process_group")]
     ranks = [call.argument(4, "rank") for call in groups]
     return bool(groups) and not any(isinstance(rank, Constant) for rank in ranks)
+
+
+class Watch(Watcher):
+    """Compare the files that the ranks write."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, tuple[Location, int]] = {}
+
+    def on_save(self, run: Run, value: Any, file: Any) -> None:
+        if len(self._files) < _MOST_FILES and isinstance(file, (str, os.PathLike)):
+            path = os.path.realpath(os.fspath(file))
+            if path not in self._files:
+                self._files[path] = run.locate(), run.step + 1
+
+    def report_rank(self, run: Run) -> Any:
+        files = {path: (seen.file, seen.line, step) for path, (seen, step) in self._files.items()}
+        return {"machine": platform.node(), "files": files} if files else None
+
+    def observe_ranks(self, facts: Mapping[int, Any]) -> Iterator[Observation]:
+        writers: dict[tuple[str, str], list[int]] = {}
+        for rank, fact in facts.items():
+            for path in fact["files"]:
+                writers.setdefault((fact["machine"], path), []).append(rank)
+        shared = [(path, ranks) for (_, path), ranks in writers.items() if len(ranks) > 1]
+        seen = set()
+        for path, ranks in shared:
+            file, line, step = facts[ranks[0]]["files"][path]
+            if (file, line) not in seen:
+                seen.add((file, line))
+                yield Observation(
+                    Location(file, line),
+                    f"{len(ranks)} ranks write {path}.",
+                    step,
+                    {"path": path, "ranks": ranks, "files": len(shared)},
+                )
 
 
 def bad_after_epoch():

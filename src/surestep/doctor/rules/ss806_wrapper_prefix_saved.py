@@ -10,9 +10,13 @@ that loads or renames such weights, is not reported.
 Source: https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html
 """
 
+from __future__ import annotations
+
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
+from weakref import ref
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.checkpoints import Save, find_restores, find_saves
@@ -20,6 +24,7 @@ from surestep.doctor.source.trace import Program, Trace
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Call, Value, walk
 from surestep.doctor.source.wrapping import PREFIXES, event_of, find_wrapper
+from surestep.doctor.watcher import Location, Observation, Run, Watcher
 
 SEVERITY = "warning"
 FIX = "Save the weights of the model inside: model.module.state_dict(), or of the uncompiled model."
@@ -61,6 +66,50 @@ def _prefix_of(trace: Trace, state: Value) -> str:
         return ""
     wrapper = find_wrapper(trace, event, expression, tuple(PREFIXES))
     return "" if wrapper is None else PREFIXES[wrapper.path]
+
+
+class Watch(Watcher):
+    """Recognize the states of wrapped models in what is saved."""
+
+    def __init__(self) -> None:
+        self._states: list[tuple[ref[Any], str]] = []  # the last ones, and the prefix of each
+        self._saved: tuple[Location, str, int] | None = None
+        self._is_loaded = False
+
+    def after_state(self, run: Run, owner: Any, state: Any) -> None:
+        prefix = _find_prefix(owner)
+        if prefix:
+            self._states = [*self._states[-7:], (ref(state), prefix)]
+
+    def on_load_state(self, run: Run, owner: Any, state: Any) -> None:
+        self._is_loaded = self._is_loaded or bool(_find_prefix(owner))
+
+    def on_save(self, run: Run, value: Any, file: Any) -> None:
+        is_pair = isinstance(value, Mapping) and len(value) == 1
+        saved = [value, *value.values()] if is_pair else [value]
+        for state, prefix in self._states:
+            alive = state()
+            if self._saved is None and alive is not None and any(alive is part for part in saved):
+                self._saved = run.locate(), prefix, run.step + 1
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        if self._saved is not None and not self._is_loaded:
+            location, prefix, step = self._saved
+            yield Observation(
+                location,
+                f"The names of the saved weights begin with `{prefix}`, which a plain model does "
+                "not have.",
+                step,
+                {"prefix": prefix},
+            )
+
+
+def _find_prefix(owner: Any) -> str:
+    """Return what a wrapper puts before the names of weights; nothing if it is none."""
+    if "_orig_mod" in getattr(owner, "_modules", {}):
+        return "_orig_mod."
+    wrappers = ("DataParallel", "DistributedDataParallel")
+    return "module." if type(owner).__name__ in wrappers else ""
 
 
 def bad_data_parallel():

@@ -9,8 +9,11 @@ Ignore it if the gradients are reduced elsewhere. Evaluation with `model.module`
 Source: https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design
 """
 
+from __future__ import annotations
+
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem
 from surestep.doctor.source.trace import Event, Program, Trace
@@ -23,9 +26,16 @@ from surestep.doctor.source.wrapping import (
     find_wrappers,
     last_store,
 )
+from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 SEVERITY = "error"
 FIX = "Call the wrapped model itself: model(x)."
+_FEWEST = 3  # backward passes before something is claimed
+_WRAPPER = "DistributedDataParallel"
+_MOST_MODELS = 50  # that are remembered within a step
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -90,6 +100,54 @@ def _is_inside(receiver: Value | None, wrapper: Call) -> bool:
     """Return whether the model that is called is certainly the one that was wrapped."""
     inside, called = options_of(wrapper.argument(0, "module")), options_of(receiver)
     return len(inside) == len(called) == 1 and inside[0] is called[0]
+
+
+class Watch(Watcher):
+    """Count the backward passes after a forward pass of a wrapped model alone."""
+
+    def __init__(self) -> None:
+        # Identities of the models that were called since the last backward pass.
+        self._alone: dict[int, nn.Module] = {}
+        self._wrapped: set[int] = set()
+        self._passes: dict[int, tuple[int, Location, int]] = {}  # number, first location and step
+        self._bypassed: set[int] = set()  # models that are in a wrapper
+
+    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        import torch
+
+        is_outermost = len(run.modules) == 1 and not run.in_backward
+        is_trained = module.training and torch.is_grad_enabled()
+        if not (is_outermost and is_trained and torch.distributed.is_initialized()):
+            return
+        if type(module).__name__ == _WRAPPER:
+            self._wrapped.add(id(module.module))
+        elif len(self._alone) < _MOST_MODELS:
+            self._alone[id(module)] = module
+
+    def after_backward(self, run: Run, losses: Sequence[Tensor]) -> None:
+        for key in self._alone.keys() - self._wrapped:
+            count, location, step = self._passes.get(key, (0, NOWHERE, 0))
+            if not count:
+                location, step = run.locate(), run.step + 1
+            self._passes[key] = count + 1, location, step
+            # The wrapper may be gone at the end of the script.
+            if count + 1 == _FEWEST and any(
+                wrapper.module is self._alone[key] for wrapper in run.find_modules(_WRAPPER)
+            ):
+                self._bypassed.add(key)
+        self._alone.clear()
+        self._wrapped.clear()
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for key in self._bypassed:
+            count, location, step = self._passes[key]
+            yield Observation(
+                location,
+                f"{count} backward passes used the model inside of DistributedDataParallel alone, "
+                "so their gradients were not reduced.",
+                step,
+                {"passes": count},
+            )
 
 
 def bad_module():

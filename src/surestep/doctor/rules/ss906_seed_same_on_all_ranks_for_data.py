@@ -10,8 +10,11 @@ its rank for the data, is not reported.
 Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
 """
 
+from __future__ import annotations
+
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.checkpoints import depends_on_rank
@@ -19,7 +22,14 @@ from surestep.doctor.source.trace import Program, Trace
 from surestep.doctor.source.training import describe, find_actions
 from surestep.doctor.source.values import Call, Constant, Unknown, Value, walk
 from surestep.doctor.source.wrapping import REDUCES, find_wrappers
+from surestep.doctor.watcher import Location, Observation, Run, Watcher
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_COMPARED = 10  # batches
+_FEWEST = 3
+_ELEMENTS = 4096  # of a tensor, that are summed
 SEVERITY = "error"
 FIX = "Give the loader sampler=DistributedSampler(dataset) instead of shuffle=True."
 _SHARDS = re.compile(r"DistributedSampler|\.shard\(|split_by_node|split_dataset|distribute_|world")
@@ -70,6 +80,61 @@ def _shuffles_everything(call: Call) -> bool:
     dataset = call.argument(0, "dataset")
     is_known = dataset is not None and not any(isinstance(d, Unknown) for d in walk(dataset))
     return is_known and len(call.args) <= 3 and not depends_on_rank(dataset)
+
+
+class Watch(Watcher):
+    """Compare the first batches of the ranks that train one model."""
+
+    def __init__(self) -> None:
+        self._batches: list[list[float]] = []
+        self._location: Location | None = None
+        self._waiting: Any = None
+        self._has_replicas = False
+
+    def on_batch(self, run: Run, loader: Any, batch: Any, seconds: float) -> None:
+        if len(self._batches) < _COMPARED:
+            self._waiting = batch
+
+    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
+        if self._waiting is not None:
+            self._location = self._location or run.locate()
+            self._batches.append(_summarize(self._waiting))
+            self._waiting = None
+
+    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if len(run.modules) == 1 and type(module).__name__ == "DistributedDataParallel":
+            self._has_replicas = True
+
+    def report_rank(self, run: Run) -> Any:
+        if not self._has_replicas or len(self._batches) < _FEWEST or self._location is None:
+            return None
+        return {
+            "batches": self._batches,
+            "location": (self._location.file, self._location.line),
+        }
+
+    def observe_ranks(self, facts: Mapping[int, Any]) -> Iterator[Observation]:
+        count = min(len(fact["batches"]) for fact in facts.values())
+        first, *others = (fact["batches"][:count] for fact in facts.values())
+        varies = any(batch != first[0] for batch in first)
+        if varies and all(other == first for other in others):
+            file, line = facts[min(facts)]["location"]
+            yield Observation(
+                Location(file, line),
+                f"{len(facts)} ranks trained on the same {count} batches in the same order.",
+                1,
+                {"batches": count, "ranks": sorted(facts)},
+            )
+
+
+def _summarize(batch: Any) -> list[float]:
+    """Return the sums of the first elements of the tensors of a batch."""
+    import torch
+
+    values = batch.values() if isinstance(batch, Mapping) else batch
+    listed = [values] if isinstance(values, torch.Tensor) else values
+    tensors = [value for value in listed if isinstance(value, torch.Tensor)]
+    return [tensor.flatten()[:_ELEMENTS].double().sum().item() for tensor in tensors[:4]]
 
 
 def bad_shuffled_loader():

@@ -10,7 +10,10 @@ Ignore it if all parameters fit on each GPU. A model is reported only if all its
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.trace import Program, Trace
@@ -28,10 +31,18 @@ from surestep.doctor.source.values import (
     last_name,
     walk,
 )
+from surestep.doctor.watcher import Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import nn
 
 SEVERITY = "warning"
 FIX = "Wrap each block first, with the class of the blocks in ModuleWrapPolicy or fully_shard()."
 _WRAPPERS = ("FullyShardedDataParallel", "FSDP", "fully_shard")
+# FullyShardedDataParallel needs a GPU; fully_shard() does not.
+WATCH_SKIPS = (
+    *("bad_policy_of_another_class", "bad_no_policy", "good_policy", "good_layers_inside"),
+)
 _POLICIES = ("transformer_auto_wrap_policy", "ModuleWrapPolicy")
 
 
@@ -133,6 +144,43 @@ def _has_blocks(parts: list[Value]) -> bool:
     )
 
 
+class Watch(Watcher):
+    """Look for models that FSDP shards as one unit, when they are called."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[Location, int, int]] = []  # with the step and the blocks
+
+    def on_model(self, run: Run, model: nn.Module) -> None:
+        if not _is_unit(model):
+            return
+        blocks = _count_blocks(model)
+        if blocks > 1 and not any(_is_unit(part) for part in model.modules() if part is not model):
+            self._found.append((run.locate(), run.step + 1, blocks))
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for location, step, blocks in self._found:
+            yield Observation(
+                location,
+                f"FSDP shards a model with {blocks} equal blocks as one unit.",
+                step,
+                {"blocks": blocks},
+            )
+
+
+def _is_unit(module: nn.Module) -> bool:
+    names = {kind.__name__ for kind in type(module).__mro__}
+    return bool(names & {"FullyShardedDataParallel", "FSDPModule"})
+
+
+def _count_blocks(model: nn.Module) -> int:
+    """Return the largest number of modules of one class that another module has as its parts."""
+    longest = 0
+    for module in model.modules():
+        parts = [type(part) for part in module.children() if len(list(part.children()))]
+        longest = max([longest, *(parts.count(kind) for kind in parts)])
+    return longest
+
+
 def bad_policy_of_another_class():
     from functools import partial
 
@@ -187,14 +235,23 @@ def bad_fully_shard():
             super().__init__()
             self.layer = nn.Linear(width, width)
 
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
     class Net(nn.Module):
         def __init__(self, width: int, depth: int) -> None:
             super().__init__()
             self.blocks = nn.ModuleList([Block(width) for _ in range(depth)])
 
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(x)
+            return x
+
     torch.distributed.init_process_group("gloo")
     net = Net(4, 8)
     fully_shard(net)
+    print(net(torch.randn(2, 4)).shape)
 
 
 def good_policy():
@@ -227,16 +284,25 @@ def good_blocks_first():
             super().__init__()
             self.layer = nn.Linear(4, 4)
 
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.blocks = nn.ModuleList([Block() for _ in range(8)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(x)
+            return x
 
     torch.distributed.init_process_group("gloo")
     net = Net()
     for block in net.blocks:
         fully_shard(block)
     fully_shard(net)
+    print(net(torch.randn(2, 4)).shape)
 
 
 def good_small_model():
@@ -249,8 +315,13 @@ def good_small_model():
             super().__init__()
             self.layer = nn.Linear(4, 4)
 
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
     torch.distributed.init_process_group("gloo")
-    fully_shard(Net())
+    net = Net()
+    fully_shard(net)
+    print(net(torch.randn(2, 4)).shape)
 
 
 def good_layers_inside():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from surestep.doctor.watch.location import find_location
-from surestep.doctor.watch.names import find_name
+from surestep.doctor.watch.names import find_modules, find_name
 from surestep.doctor.watcher import Run, Watcher
 
 _HOOKS = "hooks"  # among the failures: of this package, and of no rule
@@ -24,7 +24,7 @@ class Listeners:
     """
 
     def __init__(self, watchers: dict[str, Watcher]) -> None:
-        self.run = Run(find_location, find_name)
+        self.run = Run(find_location, find_name, find_modules)
         self.failures: dict[str, str] = {}
         self._watchers = dict(watchers)
         self._is_busy = False

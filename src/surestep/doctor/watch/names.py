@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 
 def find_name(parameter: Tensor) -> str:
@@ -24,3 +25,13 @@ def find_name(parameter: Tensor) -> str:
                 longest = name
     shape = tuple(parameter.shape)
     return longest or f"a parameter of shape {shape}"
+
+
+def find_modules(kind: str) -> Iterator[nn.Module]:
+    """Yield the modules that are alive and of a class of this name, or of one derived from it."""
+    from torch import nn
+
+    for found in gc.get_objects():
+        bases = type(found).__mro__
+        if nn.Module in bases and any(base.__name__ == kind for base in bases):
+            yield found

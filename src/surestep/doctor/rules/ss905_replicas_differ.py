@@ -1,0 +1,196 @@
+"""The copies of a model on the ranks are not the same.
+
+DistributedDataParallel averages gradients and never compares parameters. If a rank changes its copy
+by itself, for example by a clip with its own norm, an update by hand or a checkpoint that only
+rank 0 loads, the copies stay different, and the averaged gradient belongs to none of them. Nothing
+fails, and rank 0 saves its own copy.
+
+Ignore it if the copies are meant to differ.
+
+Source: https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+SEVERITY = "error"
+FIX = "Make the same change on all ranks, and load checkpoints before the model is wrapped."
+_TENSORS = 1000  # that are compared
+_TOLERANCE = 1e-6  # relative: sums of equal parameters are equal
+_SHOWN = 5  # names in a message
+
+
+class Watch(Watcher):
+    """Compare the sums of the parameters after the last step that was sampled."""
+
+    def __init__(self) -> None:
+        self._location = NOWHERE
+        self._models: WeakSet[nn.Module] = WeakSet()
+        self._step = 0
+        self._sums: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if len(run.modules) == 1 and type(module).__name__ == "DistributedDataParallel":
+            self._models.add(module)
+
+    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+        if not run.is_sampled:
+            return
+        for model in self._models:
+            if self._location is NOWHERE:
+                self._location = run.locate()
+            self._step = run.step
+            self._sums = {
+                name.removeprefix("module."): (_sum(parameter), _sum(parameter.detach().abs()))
+                for name, parameter in islice(model.named_parameters(), _TENSORS)
+            }
+
+    def report_rank(self, run: Run) -> Any:
+        if not self._sums:
+            return None
+        return {
+            "step": self._step,
+            "sums": {name: [value.item() for value in sums] for name, sums in self._sums.items()},
+            "location": (self._location.file, self._location.line),
+        }
+
+    def observe_ranks(self, facts: Mapping[int, Any]) -> Iterator[Observation]:
+        first, *others = facts.values()
+        if any(fact["step"] != first["step"] for fact in others):
+            return
+        different = [
+            name
+            for name, (total, size) in first["sums"].items()
+            if any(
+                abs(fact["sums"].get(name, (total,))[0] - total) > _TOLERANCE * (1 + size)
+                for fact in others
+            )
+        ]
+        if different:
+            more = f" and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
+            yield Observation(
+                Location(*first["location"]),
+                f"After {first['step']} steps, the ranks have different values of "
+                f"{', '.join(different[:_SHOWN])}{more}.",
+                1,
+                {"parameters": different[:50], "count": len(different), "ranks": sorted(facts)},
+            )
+
+
+def _sum(tensor: Tensor) -> Tensor:
+    import torch
+
+    return tensor.detach().sum(dtype=torch.float64)
+
+
+def bad_update_by_hand() -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    dist.init_process_group("gloo")
+    model = DDP(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            model.module.weight.add_(0.1 * dist.get_rank())
+
+
+def bad_learning_rate_of_rank() -> None:
+    import torch
+    from torch import nn
+
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * (rank + 1))
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def bad_loaded_on_rank_0() -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    class Trainer:
+        def __init__(self) -> None:
+            dist.init_process_group("gloo")
+            self.model = DDP(torch.nn.Linear(4, 1))
+            self.optimizer = torch.optim.AdamW(self.model.parameters())
+            if dist.get_rank() == 0:
+                self.load({"weight": torch.ones(1, 4), "bias": torch.zeros(1)})
+
+        def load(self, weights: dict[str, torch.Tensor]) -> None:
+            self.model.module.load_state_dict(weights)
+
+        def step(self) -> None:
+            self.optimizer.zero_grad()
+            self.model(torch.randn(8, 4)).pow(2).mean().backward()
+            self.optimizer.step()
+
+    trainer = Trainer()
+    for _ in range(3):
+        trainer.step()
+
+
+def good_seeds_that_differ() -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(dist.get_rank())
+    model = DDP(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+
+
+def good_batch_norm() -> None:
+    import torch
+    from torch import nn
+
+    torch.distributed.init_process_group("gloo")
+    torch.manual_seed(torch.distributed.get_rank())
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    model = nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_accumulation() -> None:
+    import torch
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    torch.distributed.init_process_group("gloo")
+    torch.manual_seed(torch.distributed.get_rank())
+    model = DDP(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        with model.no_sync():
+            (model(torch.randn(8, 4)).pow(2).mean() / 2).backward()
+        (model(torch.randn(8, 4)).pow(2).mean() / 2).backward()
+        optimizer.step()

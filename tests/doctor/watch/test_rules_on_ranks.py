@@ -1,0 +1,43 @@
+"""Rules find their bad examples that train on two ranks, and nothing in the good ones."""
+
+import json
+import sys
+
+import pytest
+
+from surestep.doctor.rule import load_rules
+from surestep.doctor.watch.report import Report
+from surestep.doctor.watch.watch import Watch
+from tests.doctor.watch.ranks_child import list_examples
+from tests.multi_rank.torchrun import called
+
+pytestmark = [
+    pytest.mark.slow("launches several processes"),
+    pytest.mark.xdist_group("examples on ranks"),
+]
+EXAMPLES = list_examples()
+NAMES = [f"{rule.code}-{name}" for rule, _, name in EXAMPLES]
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    """The folder with the reports of each rank, and what the processes printed."""
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-m", "tests.doctor.watch.ranks_child", str(folder)]
+    return folder, called(command)
+
+
+@pytest.mark.parametrize(("rule", "kind", "name"), EXAMPLES, ids=NAMES)
+def test_examples_on_two_ranks(launched, rule, kind, name):
+    folder, done = launched
+    files = [folder / f"{rule.code}.{name}.{rank}.json" for rank in range(2)]
+    assert all(file.exists() for file in files), done.stderr[-4000:]
+    reports = [Report.from_json(json.loads(file.read_text())) for file in files]
+    report = Watch(load_rules()).merge(dict(enumerate(reports)))
+    assert report.failures == {}
+    found = {finding.rule for finding in report.findings}
+    if kind == "good":
+        assert found == set()
+    else:
+        assert rule.code in found
+        assert found <= {rule.code, *getattr(rule.module, "ALSO", ())}
