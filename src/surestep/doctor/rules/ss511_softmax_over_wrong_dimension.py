@@ -10,18 +10,31 @@ loss, or by an argmax over the classes. Weights over samples, as in attention po
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Softmax.html
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.origins import find_origin, name_node, read_dim
+from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.outputs import Origin, Outputs
 from surestep.doctor.source.shapes import has_batch
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe, tensor_of
 from surestep.doctor.source.values import Call, Constant, Value
+from surestep.doctor.watcher import Call as Called
+from surestep.doctor.watcher import Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SEVERITY = "warning"
 FIX = "Give softmax the dimension of the classes: dim=-1, or dim=1 for images (N, C, H, W)."
+_SAMPLES = 8  # of a batch whose probabilities are summed
+_MOST_VALUES = 1_000_000
+_ROUNDING = 1e-2  # also of 16 bits
 _FUNCTIONS = ("torch.nn.functional.softmax", "torch.nn.functional.log_softmax")
 _MODULES = ("torch.nn.Softmax", "torch.nn.LogSoftmax")
 _LOSSES = ("nll_loss", "binary_cross_entropy", "mse_loss", "kl_div", "cross_entropy")
@@ -113,6 +126,70 @@ def _dim_of_argmax(event: Event) -> int | None:
         return None
     dim = call.argument(0 if call.is_method else 1, "dim")
     return dim.value if isinstance(dim, Constant) and dim.value in (1, -1) else None
+
+
+class Watch(Watcher):
+    """Check over which dimension predictions sum to 1."""
+
+    FUNCTIONS = ("softmax", "log_softmax", "argmax", *_LOSSES)
+
+    def __init__(self) -> None:
+        self._tally = Tally()
+
+    def on_call(self, run: Run, call: Called) -> None:
+        if not run.is_sampled:
+            return
+        if call.name in ("softmax", "log_softmax"):
+            if call["dim"] is None:
+                self._tally.add(run, f"{call.name} had no `dim`: it depends on the number of dimensions")
+            return
+        self._tally.add(run, _explain(call))
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for seen in self._tally:
+            yield Observation(
+                seen.location,
+                f"In {seen.count} calls, {seen.reason}.",
+                seen.since_step,
+                {"mistakes": seen.count},
+            )
+
+
+def _explain(call: Called) -> str:
+    """Return what is wrong with the dimension of a softmax that a prediction comes from."""
+    tensor = call["input"]
+    node = find_origin(tensor, keeps_all=True) if tensor.dim() > 1 else None
+    if node is None or name_node(node) not in ("Softmax", "LogSoftmax"):
+        return ""
+    of_batch = f"{call.name} got a softmax over dimension 0, the samples of the batch"
+    is_over_first = node is tensor.grad_fn and read_dim(node) in (0, -tensor.dim())
+    if call.name in ("nll_loss", "cross_entropy"):
+        if is_over_first:
+            return of_batch
+        if call.name == "nll_loss" and _is_over_other(tensor):
+            return "nll_loss got a softmax over a dimension that is not that of the classes, 1"
+        return ""
+    if not is_over_first or tensor.dim() != 2:
+        return ""
+    if call.name == "argmax":
+        return of_batch if call.arguments.get("dim") in (1, -1) else ""
+    return of_batch if _is_of_rows(call["target"]) else ""
+
+
+def _is_over_other(tensor: Tensor) -> bool:
+    """Return whether log-probabilities do not sum to 1 over the classes."""
+    part = tensor.detach()[:_SAMPLES]
+    if part.device.type != "cpu" or part.numel() > _MOST_VALUES:
+        return False
+    return bool((part.float().exp().sum(1) - 1).abs().amin() > _ROUNDING)
+
+
+def _is_of_rows(target: Tensor) -> bool:
+    """Return whether the rows of targets are probabilities, and its columns are not."""
+    if target.dim() != 2 or not target.is_floating_point() or target.device.type != "cpu":
+        return False
+    errors = [(target.detach().sum(dim) - 1).abs().amax() for dim in (1, 0)]
+    return bool(errors[0] < _ROUNDING) and bool(errors[1] > _ROUNDING)
 
 
 def bad_over_the_batch() -> None:

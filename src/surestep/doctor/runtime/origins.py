@@ -57,3 +57,9 @@ def name_node(node: Any) -> str:
     """Return "Softmax" for a node of the name SoftmaxBackward0."""
     name: str = node.name()
     return name.rpartition("Backward")[0]
+
+
+def read_dim(softmax: Any) -> int:
+    """Return the dimension over which the node of a softmax normalised."""
+    dim: int = softmax._saved_dim
+    return dim - 2**64 if dim >= 2**63 else dim  # it is stored as an unsigned number

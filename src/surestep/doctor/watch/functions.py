@@ -14,6 +14,7 @@ _LOSSES = (
     *("cross_entropy", "nll_loss", "kl_div", "binary_cross_entropy", "gaussian_nll_loss"),
     *("binary_cross_entropy_with_logits", "multilabel_soft_margin_loss", "poisson_nll_loss"),
     *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"),
+    *("cosine_embedding_loss", "hinge_embedding_loss", "margin_ranking_loss"),
 )
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
 _READS = {

@@ -1,0 +1,221 @@
+"""The targets of a loss are not of the form that it expects.
+
+`binary_cross_entropy_with_logits` expects targets between 0 and 1, and takes class indices such as
+7, or -1 and 1, without an error. Losses with a margin expect -1 and 1, and 0 and 1 make half of the
+samples count for nothing. `cross_entropy` expects class probabilities that sum to 1 if targets are
+floats: with several ones in a row, the classes compete although all of them are right. A prediction
+of shape (N,) with float targets of shape (N,) is one sample of N classes for it, and no batch.
+
+Losses with weights or `reduction="none"` are not reported: you may mask the other targets.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.watcher import Call, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SEVERITY = "error"
+FIX = "Convert the targets to what the loss expects, or use the loss for these targets."
+_FEWEST = 3  # calls: fewer may be a test of a script
+_LOWEST, _HIGHEST = -0.5, 1.5  # labels of GANs are smoothed to a little more than 1
+_ROUNDING = 1e-3
+_BINARY = ("binary_cross_entropy_with_logits", "multilabel_soft_margin_loss")
+_SIGNED = (
+    *("soft_margin_loss", "cosine_embedding_loss"),
+    *("hinge_embedding_loss", "margin_ranking_loss"),
+)
+
+
+class Watch(Watcher):
+    """Check the range of targets, and what they sum to."""
+
+    FUNCTIONS = ("cross_entropy", *_BINARY, *_SIGNED)
+
+    def __init__(self) -> None:
+        self._tally = Tally()
+
+    def on_call(self, run: Run, call: Call) -> None:
+        if not run.is_sampled or not call.result.requires_grad:
+            return
+        is_masked = call.arguments.get("weight") is not None or call["reduction"] == "none"
+        if is_masked and call.name in _BINARY:
+            return
+        found = _check_targets(call)
+        if found is None:
+            self._tally.add(run)
+        else:
+            self._tally.add(run, f"the targets of {call.name} {found[0]}", found[1])
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for seen in self._tally:
+            if seen.count >= _FEWEST:
+                yield Observation(
+                    seen.location,
+                    f"In {seen.count} of {self._tally.calls} calls, {seen.reason}.",
+                    seen.since_step,
+                    {"calls": self._tally.calls, "mistakes": seen.count},
+                )
+
+
+def _check_targets(call: Call) -> tuple[str, Tensor] | None:
+    """Return what may be wrong with targets, and whether it is."""
+    target = call["target"].detach()
+    if target.numel() == 0:
+        return None
+    if call.name in _BINARY:
+        is_outside = (target.amin() < _LOWEST) | (target.amax() > _HIGHEST)
+        return "were outside of 0 to 1", is_outside
+    if call.name in _SIGNED:
+        return "were 0 and 1 instead of -1 and 1", _is_zero_or_one(target) & (target == 0).any()
+    if not target.is_floating_point():
+        return None
+    total = target.sum(-1 if target.dim() == 1 else 1)
+    if target.dim() == 1:
+        reason = f"had the shape ({len(target)},), which is one sample of {len(target)} classes"
+        return reason, (total - 1).abs() > _ROUNDING
+    return "had several classes in a row, which sum to more than 1", (
+        _is_zero_or_one(target) & (total.amax() > _HIGHEST)
+    )
+
+
+def _is_zero_or_one(target: Tensor) -> Tensor:
+    return ((target == 0) | (target == 1)).all()
+
+
+def bad_class_indices_for_logits() -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Linear(4, 1)
+    criterion = nn.BCEWithLogitsLoss()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(10):
+        x, labels = torch.randn(32, 4), torch.randint(5, (32, 1))
+        loss = criterion(model(x), labels.float())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def bad_several_labels() -> None:
+    import torch
+    import torch.nn.functional as F
+
+    class Tagger(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = torch.nn.Linear(4, 6)
+
+        def loss(self, x: torch.Tensor, tags: torch.Tensor) -> torch.Tensor:
+            return F.cross_entropy(self.out(x), tags)
+
+    tagger = Tagger()
+    optimizer = torch.optim.SGD(tagger.parameters(), lr=0.1)
+    for _ in range(10):
+        tags = (torch.rand(16, 6) < 0.5).float()
+        optimizer.zero_grad()
+        tagger.loss(torch.randn(16, 4), tags).backward()
+        optimizer.step()
+
+
+def bad_batch_as_classes() -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    loss_function = nn.CrossEntropyLoss()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> float:
+        loss = loss_function(model(x).squeeze(), y.float())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    for _ in range(10):
+        step(torch.randn(16, 4), torch.randint(2, (16,)))
+
+
+def bad_zero_for_minus_one() -> None:
+    import torch
+    from torch.nn.functional import cosine_embedding_loss
+
+    encoder = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.Adam(encoder.parameters())
+    for _ in range(10):
+        first, second = torch.randn(16, 8), torch.randn(16, 8)
+        is_same = torch.randint(2, (16,))
+        optimizer.zero_grad()
+        cosine_embedding_loss(encoder(first), encoder(second), is_same).backward()
+        optimizer.step()
+
+
+def good_soft_labels() -> None:
+    import torch
+    import torch.nn.functional as F
+
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        x, y = torch.randn(16, 4), F.one_hot(torch.randint(3, (16,)), 3).float()
+        share, order = torch.rand(()), torch.randperm(16)
+        mixed = share * x + (1 - share) * x[order]
+        optimizer.zero_grad()
+        F.cross_entropy(model(mixed), share * y + (1 - share) * y[order]).backward()
+        optimizer.step()
+
+
+def good_smoothed_labels_of_a_gan() -> None:
+    import torch
+    from torch import nn
+
+    discriminator = nn.Linear(2, 1)
+    criterion = nn.BCEWithLogitsLoss()
+    optimizer = torch.optim.Adam(discriminator.parameters())
+    for _ in range(10):
+        real, fake = torch.randn(16, 2), torch.rand(16, 2)
+        optimizer.zero_grad()
+        loss = criterion(discriminator(real), 0.7 + 0.5 * torch.rand(16, 1))
+        loss = loss + criterion(discriminator(fake), 0.3 * torch.rand(16, 1))
+        loss.backward()
+        optimizer.step()
+
+
+def good_unknown_labels_are_masked() -> None:
+    import torch
+    import torch.nn.functional as F
+
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(10):
+        labels = torch.randint(-1, 2, (16, 3)).float()  # -1 is unknown
+        known = labels >= 0
+        losses = F.binary_cross_entropy_with_logits(
+            model(torch.randn(16, 4)), labels, reduction="none"
+        )
+        optimizer.zero_grad()
+        losses[known].mean().backward()
+        optimizer.step()
+
+
+def good_signs() -> None:
+    import torch
+    from torch.nn.functional import cosine_embedding_loss
+
+    encoder = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.Adam(encoder.parameters())
+    for _ in range(10):
+        sign = 2 * torch.randint(2, (16,)) - 1
+        optimizer.zero_grad()
+        first, second = encoder(torch.randn(16, 8)), encoder(torch.randn(16, 8))
+        cosine_embedding_loss(first, second, sign).backward()
+        optimizer.step()

@@ -1,0 +1,217 @@
+"""The model cannot give what its loss asks for.
+
+A sigmoid or a softmax is between 0 and 1, and a tanh between -1 and 1: a regression loss with
+targets outside of that cannot become small. A softmax of one output is always 1, and the
+cross-entropy of one class always 0: both have no gradient. Nothing fails: the loss falls a little,
+or stays where it is.
+
+Ignore it if the targets outside of the range are to be clipped by the model on purpose.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.BCEWithLogitsLoss.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from surestep.doctor.runtime.origins import find_origin, name_node, read_dim
+from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.watcher import Call, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SEVERITY = "error"
+FIX = "Remove the activation, scale the targets to its range, or give the model 2 outputs or a BCE."
+_FEWEST = 3  # calls: the first batches may be a test of a script
+_SHARE = 0.1  # of the targets that no output can reach
+_MARGIN = 0.05  # outside of the range: noise may be added to targets
+_REGRESSIONS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+_BINARY = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
+_RANGES = {"Sigmoid": (0.0, 1.0), "Softmax": (0.0, 1.0), "Tanh": (-1.0, 1.0)}
+
+
+class Watch(Watcher):
+    """Compare the range of predictions with that of their targets."""
+
+    FUNCTIONS = ("cross_entropy", *_REGRESSIONS, *_BINARY)
+
+    def __init__(self) -> None:
+        self._tally = Tally()
+
+    def on_call(self, run: Run, call: Call) -> None:
+        prediction = call["input"]
+        if not run.is_sampled or not prediction.requires_grad:
+            return
+        if call.name == "cross_entropy":
+            is_one_class = prediction.dim() > 1 and prediction.shape[1] == 1
+            self._tally.add(run, "the loss was 0 because there is one class" * is_one_class)
+            return
+        node = find_origin(prediction)
+        name = "" if node is None else name_node(node)
+        if name == "Softmax" and _is_of_one(node):
+            self._tally.add(run, "the prediction was 1, the softmax of one output")
+        elif name in _RANGES and call.name in _REGRESSIONS:
+            low, high = _RANGES[name]
+            reason = (
+                f"the targets were outside of {low:g} to {high:g}, the range of the {name.lower()} "
+                f"that computed the prediction of {call.name}"
+            )
+            self._tally.add(run, reason, _is_out_of_range(call["target"].detach(), low, high))
+        else:
+            self._tally.add(run)
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for seen in self._tally:
+            if seen.count >= _FEWEST:
+                yield Observation(
+                    seen.location,
+                    f"In {seen.count} of {self._tally.calls} calls, {seen.reason}.",
+                    seen.since_step,
+                    {"calls": self._tally.calls, "mistakes": seen.count},
+                )
+
+
+def _is_of_one(softmax: Any) -> bool:
+    """Return whether a softmax normalised over a dimension of size 1."""
+    sizes = softmax._saved_result.shape  # noqa: SLF001
+    return len(sizes) > 0 and sizes[read_dim(softmax)] == 1
+
+
+def _is_out_of_range(target: Tensor, low: float, high: float) -> Tensor:
+    is_outside = (target < low - _MARGIN) | (target > high + _MARGIN)
+    return is_outside.float().mean() > _SHARE
+
+
+def bad_sigmoid_for_prices() -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1), nn.Sigmoid())
+    criterion = nn.MSELoss()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(10):
+        x = torch.randn(32, 4)
+        price = 200 + 50 * x[:, :2].sum(1, keepdim=True)
+        optimizer.zero_grad()
+        criterion(model(x), price).backward()
+        optimizer.step()
+
+
+def bad_softmax_of_one_output() -> None:
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.softmax(self.out(x), dim=1)
+
+    net = Classifier()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(10):
+        x, y = torch.randn(16, 4), torch.randint(2, (16, 1)).float()
+        loss = F.binary_cross_entropy(net(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def bad_one_class() -> None:
+    import torch
+    from torch import nn
+
+    class Learner:
+        def __init__(self) -> None:
+            self.model = nn.Linear(4, 1)
+            self.criterion = nn.CrossEntropyLoss()
+            self.optimizer = torch.optim.AdamW(self.model.parameters())
+
+        def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
+            self.optimizer.zero_grad()
+            self.criterion(self.model(x), y).backward()
+            self.optimizer.step()
+
+    learner = Learner()
+    for _ in range(10):
+        learner.step(torch.randn(16, 4), torch.randint(2, (16, 1)).float())
+
+
+def bad_tanh_decoder() -> None:
+    import torch
+    from torch import nn
+
+    encoder, decoder = nn.Linear(16, 4), nn.Sequential(nn.Linear(4, 16), nn.Tanh())
+    optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()])
+    for _ in range(10):
+        pixels = 255 * torch.rand(8, 16)
+        optimizer.zero_grad()
+        nn.functional.l1_loss(decoder(encoder(pixels / 255)), pixels).backward()
+        optimizer.step()
+
+
+def good_sigmoid_for_pixels() -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 16), nn.Sigmoid())
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(10):
+        pixels = torch.rand(8, 16)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(pixels), pixels + 0.01 * torch.randn(8, 16)).backward()
+        optimizer.step()
+
+
+def good_brier_score() -> None:
+    import torch
+    import torch.nn.functional as F
+
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        target = F.one_hot(torch.randint(3, (16,)), 3).float()
+        optimizer.zero_grad()
+        F.mse_loss(model(torch.randn(16, 4)).softmax(1), target).backward()
+        optimizer.step()
+
+
+def good_rating() -> None:
+    import torch
+    from torch import nn
+
+    class Rating(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 1 + 4 * torch.sigmoid(self.out(x))
+
+    model = Rating()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(10):
+        stars = torch.randint(1, 6, (16, 1)).float()
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(torch.randn(16, 4)), stars).backward()
+        optimizer.step()
+
+
+def good_attention_over_one_token() -> None:
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    score, out = nn.Linear(4, 1), nn.Linear(4, 1)
+    optimizer = torch.optim.Adam([*score.parameters(), *out.parameters()])
+    for length in (1, 1, 3, 1, 2, 1):
+        x = torch.randn(8, length, 4)
+        pooled = (score(x).softmax(1) * x).sum(1)
+        optimizer.zero_grad()
+        F.binary_cross_entropy_with_logits(out(pooled), torch.ones(8, 1)).backward()
+        optimizer.step()
