@@ -10,16 +10,27 @@ Only values that are trained on are reported, and none that a small number is ad
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.log_softmax.html
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.origins import PROBABILITIES, name_node, name_origin
+from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.losses import find_trained
 from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe, is_same, tensor_of
 from surestep.doctor.source.values import Call, Collection, Constant, Item, Operation, Value
+from surestep.doctor.watcher import Call as Called
+from surestep.doctor.watcher import Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SEVERITY = "warning"
+_MOST_VALUES = 1_000_000  # of a tensor that are compared with 0
 FIX = "Use log_softmax or logsigmoid of the logits, clamp the value, or use torch.cdist."
 _LOGS = ("log", "log2", "log10")
 _SUMS = ("sum", "mean", "square", "pow")
@@ -91,6 +102,52 @@ def _without_new_axis(value: Value) -> Value | None:
         if any(isinstance(operand, Constant) and operand.value is None for operand in index):
             return value.base
     return None
+
+
+class Watch(Watcher):
+    """Check logarithms and roots whose gradients are used."""
+
+    FUNCTIONS = ("log", "sqrt")
+
+    def __init__(self) -> None:
+        self._tally = Tally()
+
+    def on_call(self, run: Run, call: Called) -> None:
+        result, tensor = call.result, call["input"]
+        if not run.is_sampled or not result.requires_grad or tensor is None:
+            return
+        if call.name == "log" and _is_probability(tensor):
+            self._add_if_trained(run, result, "log of a probability, which may round to 0,", None)
+        elif 0 < tensor.numel() <= _MOST_VALUES:
+            has_zero = (tensor.detach() == 0).any()
+            self._add_if_trained(run, result, f"{call.name} of 0", has_zero)
+
+    def _add_if_trained(self, run: Run, result: Tensor, reason: str, flag: Tensor | None) -> None:
+        """Count a call as soon as a gradient reaches its result."""
+        seen = run.locate(), run.step + 1
+
+        def count(_: Tensor) -> None:
+            self._tally.add_seen(*seen, f"The gradient of the {reason} is used", flag)
+
+        result.register_hook(count)
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for seen in self._tally:
+            yield Observation(
+                seen.location,
+                f"{seen.reason}, in {seen.count} of the calls that were checked.",
+                seen.since_step,
+                {"mistakes": seen.count},
+            )
+
+
+def _is_probability(tensor: Tensor) -> bool:
+    """Return whether a tensor is `p` or `1 - p` of a softmax or a sigmoid."""
+    node: Any = tensor.grad_fn
+    if node is not None and name_node(node) in ("Rsub", "Sub"):
+        nodes = [entry[0] for entry in node.next_functions if entry[0] is not None]
+        return len(nodes) == 1 and name_node(nodes[0]) == "Sigmoid"
+    return name_origin(tensor) in PROBABILITIES
 
 
 def bad_log_of_softmax() -> None:

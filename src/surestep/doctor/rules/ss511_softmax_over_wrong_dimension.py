@@ -12,8 +12,9 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Softmax.html
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.origins import find_origin, name_node, read_dim
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 SEVERITY = "warning"
 FIX = "Give softmax the dimension of the classes: dim=-1, or dim=1 for images (N, C, H, W)."
+_OVER_BATCH = "{} got a softmax over dimension 0, the samples of the batch"
 _SAMPLES = 8  # of a batch whose probabilities are summed
 _MOST_VALUES = 1_000_000
 _ROUNDING = 1e-2  # also of 16 bits
@@ -135,21 +137,29 @@ class Watch(Watcher):
 
     def __init__(self) -> None:
         self._tally = Tally()
+        # Without a graph, only the last softmax itself shows that its result is used.
+        self._over_batch: Callable[[], object] = lambda: None
 
     def on_call(self, run: Run, call: Called) -> None:
         if not run.is_sampled:
             return
         if call.name in ("softmax", "log_softmax"):
             if call["dim"] is None:
-                self._tally.add(run, f"{call.name} had no `dim`: it depends on the number of dimensions")
+                self._tally.add(run, f"{call.name} had no `dim`: its input decides")
+            if call["dim"] in (0, -2) and call.result.dim() == 2:
+                self._over_batch = ref(call.result)
             return
-        self._tally.add(run, _explain(call))
+        is_of_classes = call.name == "argmax" and call.arguments.get("dim") in (1, -1)
+        if is_of_classes and self._over_batch() is call["input"]:
+            self._tally.add(run, _OVER_BATCH.format(call.name))
+        else:
+            self._tally.add(run, _explain(call))
 
     def observe(self, run: Run) -> Iterator[Observation]:
         for seen in self._tally:
             yield Observation(
                 seen.location,
-                f"In {seen.count} calls, {seen.reason}.",
+                f"{seen.reason}, in {seen.count} of the calls that were checked.",
                 seen.since_step,
                 {"mistakes": seen.count},
             )
@@ -161,7 +171,7 @@ def _explain(call: Called) -> str:
     node = find_origin(tensor, keeps_all=True) if tensor.dim() > 1 else None
     if node is None or name_node(node) not in ("Softmax", "LogSoftmax"):
         return ""
-    of_batch = f"{call.name} got a softmax over dimension 0, the samples of the batch"
+    of_batch = _OVER_BATCH.format(call.name)
     is_over_first = node is tensor.grad_fn and read_dim(node) in (0, -tensor.dim())
     if call.name in ("nll_loss", "cross_entropy"):
         if is_over_first:
@@ -171,9 +181,7 @@ def _explain(call: Called) -> str:
         return ""
     if not is_over_first or tensor.dim() != 2:
         return ""
-    if call.name == "argmax":
-        return of_batch if call.arguments.get("dim") in (1, -1) else ""
-    return of_batch if _is_of_rows(call["target"]) else ""
+    return of_batch if call.name != "argmax" and _is_of_rows(call["target"]) else ""
 
 
 def _is_over_other(tensor: Tensor) -> bool:

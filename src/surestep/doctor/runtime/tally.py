@@ -59,12 +59,19 @@ class Tally:
             reason: without it, nothing is wrong.
             flag: one truth value, of whether the reason holds; it is read at the end.
         """
+        if reason:
+            self.add_seen(run.locate(), run.step + 1, reason, flag)
+        else:
+            self.calls += 1
+
+    def add_seen(
+        self, location: Location, step: int, reason: str, flag: Tensor | None = None
+    ) -> None:
+        """Count a call of a line and a step that were seen before."""
         if flag is not None and len(self._waiting) >= _MOST_WAITING:
             return
         self.calls += 1
-        if not reason:
-            return
-        mistakes = Mistakes(run.locate(), run.step + 1, reason)
+        mistakes = Mistakes(location, step, reason)
         if flag is None:
             self._add(mistakes, True)
         else:

@@ -1,0 +1,231 @@
+"""The model answers the same for every input.
+
+The inputs and the targets of a batch differ, but the predictions are equal up to rounding. The
+layers before the last are dead, such as ReLUs whose inputs are always negative, or a layer
+multiplies by 0. Only the last bias still learns: it answers the mean of the targets, so the loss
+falls at first and then stays. Nothing fails.
+
+The first steps are not reported: a last layer may start with zeros.
+
+Source: https://karpathy.github.io/2019/04/25/recipe/
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from surestep.doctor.watcher import NOWHERE, Call, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+SEVERITY = "error"
+FIX = "Lower the learning rate, scale the inputs, or check the layers for outputs that are all 0."
+_FIRST = 5  # steps, in which a last layer that starts with zeros begins to learn
+_CHECKED = 10  # predictions at the end of the run, which must all be constant
+_FEWEST = 8  # samples of a batch
+_MOST_VALUES = 1_000_000  # of a prediction that are compared
+_ROUNDING = 1e-6  # of the largest value
+
+
+@dataclass
+class _Output:
+    """What a model returned last.
+
+    Attributes:
+        storage: of its values.
+        has_inputs: whether the inputs differ, as one truth value.
+    """
+
+    storage: int = 0
+    has_inputs: Tensor | None = None
+
+
+class Watch(Watcher):
+    """Compare the predictions for the samples of a batch."""
+
+    FUNCTIONS = (
+        *("cross_entropy", "nll_loss", "binary_cross_entropy", "mse_loss", "l1_loss"),
+        *("binary_cross_entropy_with_logits", "smooth_l1_loss", "huber_loss"),
+    )
+
+    def __init__(self) -> None:
+        self._last = _Output()
+        self._flags: deque[tuple[int, Tensor]] = deque(maxlen=_CHECKED)
+        self._location, self._since = NOWHERE, 0
+
+    def after_forward(
+        self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
+    ) -> None:
+        if len(run.modules) != 1 or not run.is_sampled or run.step < _FIRST:
+            return
+        if hasattr(output, "untyped_storage") and inputs and hasattr(inputs[0], "detach"):
+            storage = output.untyped_storage().data_ptr()
+            self._last = _Output(storage, _differ(inputs[0].detach()))
+
+    def on_call(self, run: Run, call: Call) -> None:
+        prediction = call["input"]
+        if not run.is_sampled or run.step < _FIRST or not prediction.requires_grad:
+            return
+        values, target = prediction.detach(), call["target"].detach()
+        is_of_model = values.untyped_storage().data_ptr() == self._last.storage
+        if not is_of_model or self._last.has_inputs is None or len(values) != len(target):
+            return
+        same, is_varied = _are_same(values), _differ(target)
+        if same is None or is_varied is None:
+            return
+        if not self._flags:
+            self._location = run.locate()
+        self._flags.append((run.step + 1, same & is_varied & self._last.has_inputs))
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        constant = [step for step, flag in self._flags if bool(flag)]
+        if len(constant) == _CHECKED:
+            yield Observation(
+                self._location,
+                f"The model gave equal predictions for all samples of each of the last {_CHECKED} "
+                "batches that were checked, although their inputs and targets differ.",
+                constant[0],
+                {"batches": len(constant)},
+            )
+
+
+def _differ(samples: Tensor) -> Tensor | None:
+    """Return whether not all samples are equal; None if that cannot be seen."""
+    if samples.dim() == 0 or not 0 < samples.numel() <= _MOST_VALUES:
+        return None
+    return (samples != samples[:1]).any()
+
+
+def _are_same(values: Tensor) -> Tensor | None:
+    """Return whether all rows are equal up to rounding; None for too few or too many values."""
+    if values.dim() == 0 or len(values) < _FEWEST or not 0 < values.numel() <= _MOST_VALUES:
+        return None
+    return (values - values[:1]).abs().amax() <= _ROUNDING * values.abs().amax()
+
+
+def bad_dead_relu() -> None:
+    import torch
+    from torch import nn
+
+    hidden = nn.Linear(4, 16)
+    nn.init.constant_(hidden.bias, -100)
+    model = nn.Sequential(hidden, nn.ReLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(30):
+        x = torch.randn(32, 4)
+        loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def bad_learning_rate() -> None:
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.out = nn.Linear(8, 32), nn.Linear(32, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(torch.relu(self.hidden(x)))
+
+    net, criterion = Net(), nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e4)
+    for _ in range(40):
+        x = torch.rand(64, 8)
+        optimizer.zero_grad()
+        criterion(net(x), (3 * x[:, 0]).long()).backward()
+        optimizer.step()
+
+
+def bad_multiplied_by_zero() -> None:
+    import torch
+    from torch import nn
+    from torch.nn.functional import binary_cross_entropy_with_logits
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 1)
+            self.gate = 0.0  # to be raised later
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.gate * torch.tanh(self.body(x))).squeeze(1)
+
+    model = Gated()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def train_step() -> None:
+        x = torch.randn(16, 4)
+        loss = binary_cross_entropy_with_logits(model(x), (x[:, 0] > 0).float())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    for _ in range(30):
+        train_step()
+
+
+def good_last_layer_starts_with_zeros() -> None:
+    import torch
+    from torch import nn
+
+    head = nn.Linear(16, 1)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), head)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(30):
+        x = torch.randn(32, 4)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).backward()
+        optimizer.step()
+
+
+def good_same_targets() -> None:
+    import torch
+    from torch import nn
+
+    score = nn.Linear(8, 1)
+    nn.init.constant_(score.bias, 10)
+    discriminator = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), score, nn.Hardsigmoid())
+    optimizer = torch.optim.SGD(discriminator.parameters(), lr=0.1)
+    for _ in range(30):
+        optimizer.zero_grad()
+        scores = discriminator(torch.randn(16, 2))
+        nn.functional.binary_cross_entropy(scores, torch.ones(16, 1)).backward()
+        optimizer.step()
+
+
+def good_recovers() -> None:
+    import torch
+    from torch import nn
+
+    hidden = nn.Linear(4, 16)
+    nn.init.constant_(hidden.bias, -20)
+    model = nn.Sequential(hidden, nn.LeakyReLU(0.1), nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(30):
+        x = torch.randn(32, 4)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).backward()
+        optimizer.step()
+
+
+def good_same_inputs() -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(30):
+        start = torch.ones(16, 4)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(start), torch.randn(16, 1)).backward()
+        optimizer.step()
