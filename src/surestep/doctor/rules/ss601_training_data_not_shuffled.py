@@ -5,19 +5,33 @@ BatchNorm sees the statistics of that class. The loss rises and falls with the o
 and the last classes win. Nothing fails: a DataLoader keeps the order unless you set `shuffle=True`.
 
 Only data whose order is known is reported: folders of images, labels that are counted up, and
-datasets that are joined. Data that is mixed already, and `shuffle=False`, are left alone.
+datasets that are joined. Data that is mixed already, and `shuffle=False`, are left alone. While a
+script runs, the order of the labels shows it.
 
 Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader
 """
 
+from __future__ import annotations
+
 import re
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.batches import find_labels
+from surestep.doctor.runtime.passes import Pass, Passes, keeps_order
 from surestep.doctor.source.loaders import Loader, find_loaders, find_training_loops
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, options_of
 from surestep.doctor.source.values import Call, Collection, Constant, Operation, Value, walk
+from surestep.doctor.watcher import Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.utils.data import DataLoader
 
 SEVERITY = "warning"
 FIX = "Write DataLoader(train_set, ..., shuffle=True)."
@@ -26,6 +40,13 @@ _JOINED = ("torch.utils.data.ConcatDataset",)
 _JOINS = ("torch.cat", "torch.concat", "torch.hstack", "numpy.concatenate", "numpy.hstack")
 _CONSTANTS = frozenset("zeros ones full zeros_like ones_like full_like".split())
 _MIXES = re.compile(r"shuffle|perm|random_split|train_test_split|sample|Subset|choice|argsort")
+WATCH_SKIPS = ("bad_folder_of_images",)  # it needs a folder of images
+_FEWEST_SAMPLES = 30
+_MOST_SAMPLES = 20_000  # whose labels are stored
+_MOST_LOADERS = 20
+_RUNS_OF_CLASS = 3  # several ordered datasets may be joined; labels of time series change often
+_SHARE = 0.3  # of the runs of a random order
+_SAME = 0.6  # of the limits between batches, at which the label does not change
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -100,6 +121,86 @@ def _is_sum_of_lists(value: Value) -> bool:
         and len(entry.operands[0].elements) == 1
         for entry in value.operands
     )
+
+
+@dataclass
+class _Order:
+    """The labels of a pass, in their order.
+
+    Attributes:
+        entry: the pass.
+        labels: of its batches.
+        count: of the samples.
+    """
+
+    entry: Pass
+    labels: list[Tensor] = field(default_factory=list)
+    count: int = 0
+
+
+class Watch(Watcher):
+    """Store the labels of a pass in which the script trains."""
+
+    def __init__(self) -> None:
+        self._passes = Passes()
+        self._orders: WeakKeyDictionary[DataLoader[Any], _Order] = WeakKeyDictionary()
+        self._found: list[_Order] = []
+
+    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        known = self._orders.get(loader)
+        is_known = known is not None and known.entry.trained > 0
+        if is_known or len(self._found) >= _MOST_LOADERS or not keeps_order(loader):
+            return
+        order = self._orders[loader] = _Order(self._passes.begin(run, loader))
+        self._found = [seen for seen in self._found if seen.entry.trained]
+        self._found.append(order)
+
+    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+        order = self._orders.get(loader)
+        if order is None or order.count >= _MOST_SAMPLES:
+            return
+        order.entry.begin_batch(run)
+        labels = find_labels(batch)
+        if labels is not None:
+            order.labels.append(labels.clone())
+            order.count += len(labels)
+
+    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        order = self._orders.get(loader)
+        if order is not None and order.count < _MOST_SAMPLES:
+            order.entry.end_batch(run)
+            order.count = _MOST_SAMPLES  # one pass is enough
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for order in self._found:
+            batches = [labels.tolist() for labels in order.labels] if order.entry.trained else []
+            runs, expected, classes = _count_runs(batches)
+            if classes > 1 and runs <= _RUNS_OF_CLASS * classes and runs <= _SHARE * expected:
+                count = sum(map(len, batches))
+                yield Observation(
+                    order.entry.location,
+                    f"The labels of {count} samples were in {runs} runs of equal labels; if they "
+                    f"were shuffled, there would be about {expected:.0f}.",
+                    order.entry.since_step,
+                    {"samples": count, "runs": runs, "expected": round(expected)},
+                )
+
+
+def _count_runs(batches: list[list[Any]]) -> tuple[int, float, int]:
+    """Return the runs of equal labels, those of a random order, and the number of classes.
+
+    All are 0 if there are too few samples, or if most batches start with another label, as
+    those do that are put together of classes.
+    """
+    labels = [label for batch in batches for label in batch]
+    limits = list(zip(batches, batches[1:], strict=False))
+    same = sum(first[-1] == second[0] for first, second in limits)
+    if len(labels) < _FEWEST_SAMPLES or len(limits) < 2 or same < _SAME * len(limits):
+        return 0, 0.0, 0
+    shares = [count / len(labels) for count in Counter(labels).values()]
+    expected = 1 + (len(labels) - 1) * (1 - sum(share**2 for share in shares))
+    runs = 1 + sum(first != second for first, second in zip(labels, labels[1:], strict=False))
+    return runs, expected, len(shares)
 
 
 def bad_folder_of_images():

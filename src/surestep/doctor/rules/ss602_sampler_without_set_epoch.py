@@ -8,17 +8,29 @@ Lightning, Accelerate and Fabric call `set_epoch` themselves. Ignore it if the o
 Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.passes import Pass, Passes
 from surestep.doctor.source.loaders import Loader, find_loaders, find_training_loops
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, options_of
 from surestep.doctor.source.values import Call, Constant
+from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
 
 SEVERITY = "error"
 FIX = "Call sampler.set_epoch(epoch) at the start of each epoch."
 _SAMPLER = "DistributedSampler"
+_FEWEST = 3  # epochs: a search of the learning rate may be before the first
+_MOST = 20  # loaders
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -49,6 +61,73 @@ def _find_sampler(loader: Loader) -> Call | None:
             if is_random and not sampler.has_unknown_arguments:
                 return sampler
     return None
+
+
+@dataclass
+class _Epochs:
+    """The epochs of a loader in which the script trains.
+
+    Attributes:
+        number: that the sampler has.
+        entry: the pass that runs.
+        passes: in which the script trained with this number.
+        location: of the loop.
+        since_step: of the first pass with a number that another one had.
+    """
+
+    number: int
+    entry: Pass
+    passes: int = 0
+    location: Location = NOWHERE
+    since_step: int = 0
+
+
+class Watch(Watcher):
+    """Compare the number of the epoch that the sampler has in each epoch."""
+
+    def __init__(self) -> None:
+        self._passes = Passes()
+        self._epochs: WeakKeyDictionary[DataLoader[Any], _Epochs] = WeakKeyDictionary()
+        self._found: list[_Epochs] = []
+
+    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        from torch.utils.data import DistributedSampler
+
+        sampler = loader.sampler
+        if not isinstance(sampler, DistributedSampler) or not sampler.shuffle:
+            return
+        entry, epochs = self._passes.begin(run, loader), self._epochs.get(loader)
+        if epochs is None or epochs.number != sampler.epoch:
+            epochs = self._epochs[loader] = _Epochs(sampler.epoch, entry)
+            self._found = [seen for seen in self._found if seen.passes >= _FEWEST][:_MOST]
+            self._found.append(epochs)
+        elif epochs.entry.trained:
+            epochs.passes += 1
+            if epochs.passes == 1:
+                epochs.location, epochs.since_step = entry.location, entry.since_step
+        epochs.entry = entry
+
+    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+        epochs = self._epochs.get(loader)
+        if epochs is not None:
+            epochs.entry.begin_batch(run)
+
+    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        epochs = self._epochs.get(loader)
+        if epochs is not None:
+            epochs.entry.end_batch(run)
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for epochs in self._found:
+            passes = epochs.passes + (epochs.entry.trained > 0)
+            if passes >= _FEWEST:
+                yield Observation(
+                    epochs.location,
+                    f"{passes} epochs had the same order: the sampler had the epoch "
+                    f"{epochs.number} in all of them.",
+                    epochs.since_step,
+                    {"epochs": passes, "number": epochs.number},
+                )
 
 
 def bad_epochs():

@@ -9,11 +9,16 @@ there are fewer different augmentations than you think.
 Source: https://docs.pytorch.org/docs/stable/notes/faq.html#my-data-loader-workers-return-identical-random-numbers
 """
 
+from __future__ import annotations
+
 import ast
+import random
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.workers import Workers
 from surestep.doctor.source.loaders import (
     Loader,
     find_loaders,
@@ -24,6 +29,11 @@ from surestep.doctor.source.loaders import (
 from surestep.doctor.source.trace import Program, Trace
 from surestep.doctor.source.training import options_of
 from surestep.doctor.source.values import Call, Constant, Function, Instance, Value, walk
+from surestep.doctor.user_code import is_of_user
+from surestep.doctor.watcher import Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
 
 SEVERITY = "warning"
 FIX = "Draw from the global generators, or seed a generator with torch.initial_seed() per worker."
@@ -35,6 +45,10 @@ _GENERATORS = (
 )
 _SEEDS = {"np.random.seed": r"np\.random\.", "random.seed": r"(?<!np\.)\brandom\.(?!seed)"}
 _FRESH = re.compile(r"initial_seed|get_worker_info|get_state|epoch|time|urandom|base_seed|entropy")
+WATCH_SKIPS = ("bad_repeated_by_the_epochs",)  # other samples hide that the numbers repeat
+_SEEDERS = frozenset("get_worker_info initial_seed seed manual_seed default_rng".split())
+_RANDOM = (("numpy", "Generator"), ("numpy", "RandomState"), ("torch", "Generator"))
+_DEPTH = 3  # of datasets and transforms within a dataset
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -118,6 +132,74 @@ def _repeats(loader: Loader, trace: Trace) -> bool:
     return starts_again and any(len(nest) > 1 for nest in find_training_loops(trace, loader))
 
 
+class Watch(Watcher):
+    """Find generators that workers copy, and compare the first batches of the workers."""
+
+    def __init__(self) -> None:
+        self._workers = Workers(is_iterable=False)
+        self._copied: dict[tuple[str, str], tuple[Location, int, int]] = {}
+
+    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        self._workers.begin(run, loader)
+        if loader.num_workers > 1 and loader.worker_init_fn is None and not self._copied:
+            for owner, name in _find_generators(loader.dataset):
+                seen = run.locate(), run.step + 1, loader.num_workers
+                self._copied.setdefault((owner, name), seen)
+
+    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+        self._workers.add(loader, batch)
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for (owner, name), (location, step, workers) in self._copied.items():
+            yield Observation(
+                location,
+                f"Each of the {workers} workers got a copy of `self.{name}` of `{owner}`, so all "
+                "of them drew the same numbers.",
+                step,
+                {"workers": workers},
+            )
+        for shares in self._workers.passes if not self._copied else ():
+            if shares.repeated:
+                yield Observation(
+                    shares.location,
+                    f"The {shares.workers} workers gave the same batches: {shares.repeated} of the "
+                    f"first {len(shares.digests)} batches were different.",
+                    shares.since_step,
+                    {"workers": shares.workers, "different": shares.repeated},
+                )
+
+
+def _find_generators(dataset: Any, depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Yield the class and the attribute of each generator that a dataset draws from."""
+    attributes = getattr(dataset, "__dict__", {})
+    inner = [value for value in attributes.values() if hasattr(value, "__dict__")]
+    inner += [entry for value in attributes.values() if type(value) is list for entry in value[:20]]
+    if depth < _DEPTH:
+        for value in inner:
+            yield from _find_generators(value, depth + 1)
+    names = _names_in_methods(type(dataset))
+    if names & _SEEDERS:
+        return
+    for name, value in attributes.items():
+        if name in names and _is_random(value):
+            yield type(dataset).__name__, name
+
+
+def _names_in_methods(cls: type) -> set[str]:
+    """Return the names that the methods of a class of the user read, without its constructor."""
+    codes = [
+        method.__code__
+        for name, method in vars(cls).items()
+        if name != "__init__" and hasattr(method, "__code__")
+    ]
+    return {name for code in codes if is_of_user(code.co_filename) for name in code.co_names}
+
+
+def _is_random(value: Any) -> bool:
+    described = type(value).__module__.partition(".")[0], type(value).__name__
+    return described in _RANDOM or type(value) is random.Random
+
+
 def bad_generator_of_numpy():
     import numpy as np
     import torch
@@ -135,6 +217,8 @@ def bad_generator_of_numpy():
             return self.data[index] + self.rng.normal(0, 0.1)
 
     loader = DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=4)
+    for batch in loader:
+        print(batch.mean(dtype=torch.float))
 
 
 def bad_generator_of_torch():
@@ -156,6 +240,8 @@ def bad_generator_of_torch():
 
     data = Flipped(torch.randn(64, 1, 4, 4), seed=1)
     loader = DataLoader(data, batch_size=8, shuffle=True, num_workers=2)
+    for batch in loader:
+        print(batch.mean(dtype=torch.float))
 
 
 def bad_fixed_seed_in_workers():
@@ -176,6 +262,8 @@ def bad_fixed_seed_in_workers():
     loader = DataLoader(
         Noisy(), batch_size=8, shuffle=True, num_workers=2, worker_init_fn=seed_worker
     )
+    for batch in loader:
+        print(batch.mean(dtype=torch.float))
 
 
 def bad_repeated_by_the_epochs():
@@ -220,6 +308,8 @@ def good_global_generators():
             return torch.randn(4) + np.random.normal(0, 0.1)
 
     loader = DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=4)
+    for batch in loader:
+        print(batch.mean(dtype=torch.float))
 
 
 def good_seeded_by_torch():
@@ -242,6 +332,8 @@ def good_seeded_by_torch():
         random.seed(seed)
 
     loader = DataLoader(Noisy(), 8, shuffle=True, num_workers=2, worker_init_fn=seed_worker)
+    for batch in loader:
+        print(batch.mean(dtype=torch.float))
 
 
 def good_generator_of_the_sample():
@@ -262,6 +354,8 @@ def good_generator_of_the_sample():
             return torch.tensor(rng.normal(size=4))
 
     loader = DataLoader(Fixed(0), batch_size=8, shuffle=True, num_workers=2)
+    for batch in loader:
+        print(batch.mean(dtype=torch.float))
 
 
 def good_no_workers():
@@ -281,3 +375,5 @@ def good_no_workers():
             return torch.ones(4) * self.random.random()
 
     loader = DataLoader(Scaled(), batch_size=8, shuffle=True)
+    for batch in loader:
+        print(batch.mean(dtype=torch.float))

@@ -9,20 +9,29 @@ Infinite streams and random samples are not reported: there, workers only add mo
 Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset
 """
 
+from __future__ import annotations
+
 import ast
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.workers import Workers
 from surestep.doctor.source.loaders import find_loaders, method_of, source_of
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.values import Call, Collection, Constant, Instance
+from surestep.doctor.watcher import Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
 
 SEVERITY = "error"
 FIX = "Let __iter__ yield only the part of torch.utils.data.get_worker_info().id, or num_workers=0."
 _DIVIDES = re.compile(r"worker|shard|rank|partition", re.IGNORECASE)
 _DRAWS = re.compile(r"rand|shuffle|sample\(|choice", re.IGNORECASE)
 _DATA = ("torch.", "numpy.", "range", "list", "sorted", "open")
+WATCH_SKIPS = ("bad_file",)  # it needs a file
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -88,7 +97,32 @@ def _is_open(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and getattr(node.func, "id", "") == "open"
 
 
+class Watch(Watcher):
+    """Compare the first batches of the workers."""
+
+    def __init__(self) -> None:
+        self._workers = Workers(is_iterable=True)
+
+    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        self._workers.begin(run, loader)
+
+    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+        self._workers.add(loader, batch)
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for shares in self._workers.passes:
+            if shares.repeated:
+                yield Observation(
+                    shares.location,
+                    f"The {shares.workers} workers gave the same batches: {shares.repeated} of the "
+                    f"first {len(shares.digests)} batches were different.",
+                    shares.since_step,
+                    {"workers": shares.workers, "different": shares.repeated},
+                )
+
+
 def bad_range():
+    import torch
     from torch.utils.data import DataLoader, IterableDataset
 
     class Numbers(IterableDataset):
@@ -100,6 +134,8 @@ def bad_range():
             return iter(range(self.start, self.end))
 
     loader = DataLoader(Numbers(0, 100), batch_size=10, num_workers=4)
+    for batch in loader:
+        print(batch.mean(dtype=torch.float))
 
 
 def bad_tensors():
@@ -118,6 +154,8 @@ def bad_tensors():
         return DataLoader(dataset, 8, num_workers=2, pin_memory=False)
 
     loader = make_loader(Stream())
+    for batch in loader:
+        print(batch.mean(dtype=torch.float))
 
 
 def bad_file():
@@ -137,6 +175,7 @@ def bad_file():
 
 
 def good_asks_for_its_part():
+    import torch
     from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
     class Numbers(IterableDataset):
@@ -150,9 +189,12 @@ def good_asks_for_its_part():
             return iter(range(self.start + first, self.end, step))
 
     loader = DataLoader(Numbers(0, 100), batch_size=10, num_workers=4)
+    for batch in loader:
+        print(batch.mean(dtype=torch.float))
 
 
 def good_one_worker():
+    import torch
     from torch.utils.data import DataLoader, IterableDataset
 
     class Numbers(IterableDataset):
@@ -160,6 +202,8 @@ def good_one_worker():
             yield from range(100)
 
     loader = DataLoader(Numbers(), batch_size=10, num_workers=1)
+    for batch in loader:
+        print(batch.mean(dtype=torch.float))
 
 
 def good_random_stream():
@@ -172,9 +216,12 @@ def good_random_stream():
                 yield torch.randn(4)
 
     loader = DataLoader(Noise(), batch_size=10, num_workers=4)
+    for batch in loader:
+        print(batch.mean(dtype=torch.float))
 
 
 def good_divided_when_workers_start():
+    import torch
     from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
     class Numbers(IterableDataset):
@@ -189,3 +236,5 @@ def good_divided_when_workers_start():
         info.dataset.numbers = info.dataset.numbers[index :: info.num_workers]
 
     loader = DataLoader(Numbers(), batch_size=10, num_workers=4, worker_init_fn=take_part)
+    for batch in loader:
+        print(batch.mean(dtype=torch.float))

@@ -1,0 +1,67 @@
+"""Read the batches of a DataLoader: their tensors, labels and digests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LABELS = ("labels", "label", "targets", "target", "y", "classes")
+_MOST_TENSORS = 8  # of a batch
+_MOST_VALUES = 4096  # of a sample that its digest is made of
+
+
+def list_tensors(batch: Any) -> list[Tensor]:
+    """Return the tensors of a batch that is a tensor, or tuples, lists and dicts of them."""
+    return [tensor for _, tensor in zip(range(_MOST_TENSORS), _find_tensors(batch), strict=False)]
+
+
+def _find_tensors(value: Any) -> Iterator[Tensor]:
+    if hasattr(value, "untyped_storage"):
+        if str(value.layout) == "torch.strided" and not value.is_nested:
+            yield value
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            yield from _find_tensors(entry)
+    elif isinstance(value, (tuple, list)):
+        for entry in value:
+            yield from _find_tensors(entry)
+
+
+def find_labels(batch: Any) -> Tensor | None:
+    """Return one label for each sample, as shape (N,); None if none is known.
+
+    It is the last of several tensors, or that of a name such as "labels".
+    """
+    if isinstance(batch, Mapping):
+        found = next((batch[name] for name in _LABELS if name in batch), None)
+    else:
+        is_pair = isinstance(batch, (tuple, list)) and len(batch) > 1
+        found = batch[-1] if is_pair else None
+    if found is None or not hasattr(found, "untyped_storage") or found.dim() not in (1, 2):
+        return None
+    if found.dim() == 2 and found.shape[1] != 1:
+        return None
+    labels: Tensor = found.detach().reshape(-1)
+    return labels if len(labels) else None
+
+
+def digest_samples(tensor: Tensor) -> list[int]:
+    """Return a number for each sample of a tensor on the CPU, equal for equal samples."""
+    import torch
+
+    rows = tensor.detach().reshape(len(tensor), -1)
+    step = -(-rows.shape[1] // _MOST_VALUES)
+    rows = rows[:, ::step] if step > 1 else rows
+    table = rows.contiguous().view(torch.uint8).numpy()
+    return [hash(row.tobytes()) for row in table]
+
+
+def digest_batch(batch: Any) -> int | None:
+    """Return a number that is equal for equal batches; None if it has no tensors of the CPU."""
+    tensors = [t for t in list_tensors(batch) if t.dim() > 0 and t.numel() > 0]
+    if not tensors or any(tensor.device.type != "cpu" for tensor in tensors):
+        return None
+    return hash(tuple(digest for tensor in tensors for digest in digest_samples(tensor)))

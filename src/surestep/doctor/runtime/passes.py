@@ -1,0 +1,68 @@
+"""Passes over DataLoaders, and which of their batches a script trains on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from surestep.doctor.watcher import Location, Run
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+
+@dataclass
+class Pass:
+    """One iteration over a DataLoader.
+
+    Attributes:
+        location: of the loop.
+        since_step: the step that follows its start, from 1.
+        batches: that it gave.
+        trained: after how many of them, but the last one, an optimizer took a step.
+    """
+
+    location: Location
+    since_step: int
+    batches: int = 0
+    trained: int = 0
+    _step: int = 0
+
+    def begin_batch(self, run: Run) -> None:
+        """Count a batch."""
+        self.end_batch(run)
+        self.batches += 1
+        self._step = run.step
+
+    def end_batch(self, run: Run) -> None:
+        """Count whether the last batch was trained on."""
+        if self.batches and run.step > self._step:
+            self.trained += 1
+        self._step = run.step
+
+
+class Passes:
+    """The last pass over each DataLoader."""
+
+    def __init__(self) -> None:
+        self._passes: WeakKeyDictionary[DataLoader[Any], Pass] = WeakKeyDictionary()
+
+    def begin(self, run: Run, loader: DataLoader[Any]) -> Pass:
+        """Begin a pass: call it in `on_loader`."""
+        made = self._passes[loader] = Pass(run.locate(), run.step + 1)
+        return made
+
+    def find(self, loader: DataLoader[Any]) -> Pass | None:
+        """Return the last pass over a loader."""
+        return self._passes.get(loader)
+
+
+def keeps_order(loader: DataLoader[Any]) -> bool:
+    """Return whether a loader gives the samples in the order of its dataset."""
+    from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
+
+    if isinstance(loader.dataset, IterableDataset):
+        return True
+    is_plain = type(loader.batch_sampler) is BatchSampler
+    return is_plain and type(loader.sampler) is SequentialSampler

@@ -1,0 +1,80 @@
+"""Compare the batches of the workers of a DataLoader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from surestep.doctor.runtime.batches import digest_batch
+from surestep.doctor.watcher import Location, Run
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+_ROUNDS = 4  # in which all workers give a batch
+_FEWEST = 2  # rounds with equal batches
+_MOST_WORKERS = 16
+_MOST_PASSES = 20
+
+
+@dataclass
+class Shares:
+    """The first batches of a pass, which workers give in turn.
+
+    Attributes:
+        location: of the loop.
+        since_step: the step that follows its start, from 1.
+        workers: how many.
+        digests: of the batches.
+    """
+
+    location: Location
+    since_step: int
+    workers: int
+    digests: list[int | None] = field(default_factory=list)
+
+    @property
+    def repeated(self) -> int:
+        """Rounds in which all workers gave the same batch; 0 if all batches are the same."""
+        starts = range(0, len(self.digests) - self.workers + 1, self.workers)
+        rounds = [set(self.digests[start : start + self.workers]) for start in starts]
+        same = [found for found in rounds if len(found) == 1 and None not in found]
+        is_constant = len(set().union(*same)) < len(same)
+        is_repeated = len(same) == len(rounds) >= _FEWEST and not is_constant
+        return len(same) if is_repeated else 0
+
+
+class Workers:
+    """The batches of DataLoaders that have several workers.
+
+    Args:
+        is_iterable: whether their datasets are iterable.
+
+    Attributes:
+        passes: the first of each loader.
+    """
+
+    def __init__(self, is_iterable: bool) -> None:
+        self.passes: list[Shares] = []
+        self._is_iterable = is_iterable
+        self._shares: WeakKeyDictionary[DataLoader[Any], Shares] = WeakKeyDictionary()
+
+    def begin(self, run: Run, loader: DataLoader[Any]) -> None:
+        """Begin a pass: call it in `on_loader`."""
+        from torch.utils.data import IterableDataset
+
+        is_iterable = isinstance(loader.dataset, IterableDataset)
+        is_known = loader in self._shares or len(self.passes) >= _MOST_PASSES
+        if not is_known and is_iterable == self._is_iterable and loader.num_workers > 1:
+            shares = Shares(run.locate(), run.step + 1, loader.num_workers)
+            self._shares[loader] = shares
+            self.passes.append(shares)
+
+    def add(self, loader: DataLoader[Any], batch: Any) -> None:
+        """Compare a batch: call it in `on_batch`."""
+        shares = self._shares.get(loader)
+        if shares is None or shares.workers > _MOST_WORKERS:
+            return
+        if len(shares.digests) < _ROUNDS * shares.workers:
+            shares.digests.append(digest_batch(batch))
