@@ -10,10 +10,22 @@ part of the model, are not reported.
 Source: https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.add_param_group.html
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from surestep.doctor.watch.unheld import Unheld
+from surestep.doctor.watcher import Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+
 import ast
 from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.remark import list_names
 from surestep.doctor.source.modules import contains, has_parameters, models_of, traverse_inputs
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import (
@@ -28,6 +40,7 @@ from surestep.doctor.source.values import Call, Constant, Element, Instance, Ite
 
 SEVERITY = "error"
 FIX = "Create the optimizer afterwards, or call optimizer.add_param_group for the new parameters."
+_FEWEST = 3  # steps with a gradient that nothing used
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -145,6 +158,44 @@ def _is_constant(value: Value | None, expected: bool) -> bool:
     return isinstance(value, Constant) and value.value is expected
 
 
+class Watch(Watcher):
+    """Find parameters with gradients that came after the optimizer of their model."""
+
+    def __init__(self) -> None:
+        self._unheld = Unheld()
+
+    def on_new_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+        self._unheld.remember(optimizer)
+
+    def on_step(self, run: Run, optimizer: Optimizer) -> None:
+        if not run.is_sampled:
+            return
+        used = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+        for model in list(run.models):
+            own = {id(parameter) for parameter in model.parameters()}
+            # Otherwise the optimizer has layers that the model no longer has: SS202.
+            is_current = all(key in own or p.grad is not None for key, p in used.items())
+            if is_current and not own.isdisjoint(used):
+                self._unheld.check(run, model, optimizer)
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        found = self._unheld.find(_FEWEST)
+        for is_new in (True, False):
+            late = [seen for seen in found if seen.is_new is is_new]
+            if not late:
+                continue
+            first = min(late, key=lambda seen: seen.since)
+            when = "added" if is_new else "unfrozen"
+            yield Observation(
+                first.location,
+                f"{list_names(seen.name for seen in late)} had gradients in {first.steps} steps "
+                "that were checked, and nothing updated them: they were "
+                f"{when} after the optimizer was created.",
+                first.since,
+                {"parameters": [seen.name for seen in late], "steps": first.steps},
+            )
+
+
 def bad_head_is_added_late():
     import torch
     from torch import nn
@@ -160,7 +211,7 @@ def bad_head_is_added_late():
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     net.head = nn.Linear(8, 1)
-    for _ in range(3):
+    for _ in range(5):
         optimizer.zero_grad()
         net(torch.randn(8, 4)).pow(2).mean().backward()
         optimizer.step()
@@ -183,7 +234,7 @@ def bad_unfrozen_later():
     for p in model.backbone.parameters():
         p.requires_grad = False
     optimizer = torch.optim.AdamW(filter(lambda p: p.requires_grad, model.parameters()))
-    for epoch in range(4):
+    for epoch in range(8):
         if epoch == 2:
             for p in model.parameters():
                 p.requires_grad = True
@@ -211,7 +262,7 @@ def bad_unfrozen_in_a_method():
 
     learner = Learner()
     learner.model.requires_grad_(True)
-    learner.fit(3)
+    learner.fit(5)
 
 
 def good_group_is_added():
@@ -230,7 +281,7 @@ def good_group_is_added():
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     net.head = nn.Linear(8, 1)
     optimizer.add_param_group({"params": net.head.parameters()})
-    for _ in range(3):
+    for _ in range(5):
         optimizer.zero_grad()
         net(torch.randn(8, 4)).pow(2).mean().backward()
         optimizer.step()
@@ -278,3 +329,44 @@ def good_new_optimizer_for_all():
             optimizer.zero_grad()
             model(torch.randn(8, 4)).pow(2).mean().backward()
             optimizer.step()
+
+
+def good_teacher_is_made_later():
+    import copy
+
+    import torch
+    from torch import nn
+
+    class Distilled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.student = nn.Linear(4, 2)
+
+        def forward(self, x):
+            with torch.no_grad():
+                target = self.teacher(x)
+            return (self.student(x) - target).pow(2).mean()
+
+    model = Distilled()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.teacher = copy.deepcopy(model.student)
+    for _ in range(6):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).backward()
+        optimizer.step()
+
+
+def good_updated_by_hand():
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.append(nn.Linear(8, 1))
+    for _ in range(6):
+        model.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            for parameter in model[2].parameters():
+                parameter -= 0.01 * parameter.grad

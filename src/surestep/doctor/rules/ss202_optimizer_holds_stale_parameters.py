@@ -9,10 +9,22 @@ Ignore it if something else updates the new parameters.
 Source: https://docs.pytorch.org/docs/stable/optim.html#constructing-it
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from surestep.doctor.watch.unheld import Unheld
+from surestep.doctor.watcher import Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+
 import ast
 from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.remark import list_names
 from surestep.doctor.source.modules import (
     contains,
     find_model_calls,
@@ -33,6 +45,7 @@ from surestep.doctor.source.values import Call, Instance, Value
 
 SEVERITY = "error"
 FIX = "Create the optimizer after the last change of the model."
+_FEWEST = 3  # steps with a gradient that nothing used
 
 _HEADS = ("fc", "classifier", "head", "heads")
 
@@ -119,6 +132,50 @@ def _replaces(trace: Trace, created: int, event: Event) -> bool:
     )
 
 
+class Watch(Watcher):
+    """Find optimizers of unused parameters, in models with newer parameters."""
+
+    def __init__(self) -> None:
+        self._unheld = Unheld()
+        self._stale: dict[int, int] = {}  # parameters without a gradient, by optimizer
+
+    def on_new_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+        self._unheld.remember(optimizer)
+
+    def on_step(self, run: Run, optimizer: Optimizer) -> None:
+        if not run.is_sampled:
+            return
+        used = [p for group in optimizer.param_groups for p in group["params"]]
+        unused = {id(p) for p in used if p.grad is None and p.requires_grad}
+        if not unused:
+            return
+        models = list(run.models)
+        called = {id(p) for model in models for p in model.parameters()}
+        # A model of an earlier run of the loop may still be there.
+        stale = unused if len(unused) == len(used) else unused - called
+        if stale:
+            self._stale[id(optimizer)] = len(stale)
+            for model in models:
+                self._unheld.check(run, model, optimizer)
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        late = [seen for seen in self._unheld.find(_FEWEST) if seen.is_new]
+        if late:
+            first, stale = min(late, key=lambda seen: seen.since), max(self._stale.values())
+            yield Observation(
+                first.location,
+                f"The optimizer has {stale} parameters that no model uses any more. "
+                f"{list_names(seen.name for seen in late)} had gradients in {first.steps} steps "
+                "that were checked, and nothing updated them.",
+                first.since,
+                {
+                    "parameters": [seen.name for seen in late],
+                    "stale": stale,
+                    "steps": first.steps,
+                },
+            )
+
+
 def bad_model_is_created_again():
     import torch
 
@@ -126,7 +183,7 @@ def bad_model_is_created_again():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):
         model = torch.nn.Linear(4, 1)
-        for _ in range(3):
+        for _ in range(4):
             optimizer.zero_grad()
             model(torch.randn(8, 4)).pow(2).mean().backward()
             optimizer.step()
@@ -148,7 +205,7 @@ def bad_layer_is_replaced():
     net = Net(10)
     optimizer = torch.optim.AdamW(net.parameters())
     net.head = nn.Linear(8, 2)
-    for _ in range(3):
+    for _ in range(5):
         loss = nn.functional.cross_entropy(net(torch.randn(8, 4)), torch.randint(2, (8,)))
         optimizer.zero_grad()
         loss.backward()
@@ -167,7 +224,7 @@ def bad_created_again_in_a_method():
             self.model = torch.nn.Linear(4, 1)
 
         def fit(self):
-            for _ in range(3):
+            for _ in range(5):
                 self.optimizer.zero_grad()
                 self.model(torch.randn(8, 4)).pow(2).mean().backward()
                 self.optimizer.step()
@@ -206,7 +263,7 @@ def good_both_are_created_again():
         torch.manual_seed(seed)
         model = torch.nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(3):
+        for _ in range(4):
             optimizer.zero_grad()
             model(torch.randn(8, 4)).pow(2).mean().backward()
             optimizer.step()
