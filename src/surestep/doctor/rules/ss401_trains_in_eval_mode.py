@@ -10,6 +10,20 @@ switches only some layers, is not reported.
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.train
 """
 
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from surestep.doctor.watch.modes import list_switched
+from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+
 import ast
 from collections.abc import Iterator
 
@@ -31,6 +45,8 @@ from surestep.doctor.source.values import Value
 
 SEVERITY = "error"
 FIX = "Call model.train() before training continues, at the start of each epoch."
+_FEWEST = 3  # steps in eval mode
+_MOST_MODELS = 100
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -93,6 +109,99 @@ def _is_for_evaluation(trace: Trace, switch: Event, model: Value) -> bool:
     return False
 
 
+@dataclass
+class _Seen:
+    """A model with layers that depend on the mode.
+
+    Attributes:
+        model: that was called.
+        name: of its class.
+        layers: that depend on the mode.
+        is_used: whether the first of them was called with gradients since the last step.
+        was_switched: whether it was in train mode in such a call.
+        is_evaluated: whether it was called without gradients since it was put into eval mode.
+        trained: steps in train mode.
+        mistakes: steps in eval mode after that.
+    """
+
+    model: weakref.ref[nn.Module]
+    name: str
+    layers: list[weakref.ref[nn.Module]]
+    is_used: bool = False
+    was_switched: bool = False
+    is_evaluated: bool = False
+    trained: int = 0
+    mistakes: int = 0
+    first: int = 0
+    location: Location = NOWHERE
+
+
+class Watch(Watcher):
+    """Count the steps in the eval mode that an evaluation left behind."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, _Seen] = {}  # by the first layer that depends on the mode
+        self._switched = NOWHERE
+
+    def on_model(self, run: Run, model: nn.Module) -> None:
+        layers = list_switched(model)
+        if layers and len(self._seen) < _MOST_MODELS:
+            name, references = type(model).__name__, [weakref.ref(layer) for layer in layers]
+            seen = self._seen.get(id(layers[0]))
+            if seen is None or seen.layers[0]() is not layers[0]:
+                self._seen[id(layers[0])] = _Seen(weakref.ref(model), name, references)
+
+    def on_mode(self, run: Run, module: nn.Module, is_training: bool) -> None:
+        if not is_training:
+            self._switched = run.locate()
+        for seen in self._seen.values():
+            seen.is_evaluated = False
+
+    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        seen = self._seen.get(id(module))
+        if seen is None or run.in_backward or seen.layers[0]() is not module:
+            return
+        import torch
+
+        if torch.is_grad_enabled():
+            seen.is_used = True
+            seen.was_switched = seen.was_switched or module.training
+        elif not module.training:
+            seen.is_evaluated = True
+
+    def on_step(self, run: Run, optimizer: Optimizer) -> None:
+        for seen in self._seen.values():
+            if not seen.is_used:
+                continue
+            if seen.was_switched:
+                seen.trained += 1
+            elif seen.trained and seen.is_evaluated and _trains(optimizer, seen):
+                seen.mistakes += 1
+                if seen.mistakes == 1:
+                    seen.first, seen.location = run.step + 1, self._switched
+            seen.is_used = seen.was_switched = False
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for seen in self._seen.values():
+            if seen.mistakes >= _FEWEST:
+                yield Observation(
+                    seen.location,
+                    f"{seen.name} stayed in eval mode after an evaluation: {seen.mistakes} steps "
+                    f"that were checked trained it in this mode, {seen.trained} in train mode.",
+                    seen.first,
+                    {"eval_steps": seen.mistakes, "train_steps": seen.trained},
+                )
+
+
+def _trains(optimizer: Optimizer, seen: _Seen) -> bool:
+    """Return whether a step is for a model of which no such layer is in train mode."""
+    model, layers = seen.model(), [layer() for layer in seen.layers]
+    if model is None or any(layer is None or layer.training for layer in layers):
+        return False
+    used = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return any(id(p) in used and p.requires_grad for p in model.parameters())
+
+
 def bad_never_switched_back():
     import torch
     from torch import nn
@@ -141,7 +250,7 @@ def bad_switched_in_a_function():
             if epoch % 2 == 0:
                 print(evaluate(net, x, y))
 
-    train(Net(), 3)
+    train(Net(), 8)
 
 
 def bad_in_methods():
@@ -246,3 +355,55 @@ def good_frozen_teacher():
         optimizer.zero_grad()
         nn.functional.mse_loss(student(x), target).backward()
         optimizer.step()
+
+
+def good_attacked_in_eval_mode():
+    import torch
+    from torch import nn
+
+    def attack(model, x, y):
+        model.eval()
+        x = x.requires_grad_()
+        with torch.no_grad():
+            print((model(x).argmax(1) == y).float().mean())
+        (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), x)
+        return (x + 0.1 * gradient.sign()).detach()
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(8):
+        y = torch.randint(2, (8,))
+        x = attack(model, torch.randn(8, 4), y)
+        model.train()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def good_first_model_is_the_teacher_of_a_second_one():
+    import torch
+    from torch import nn
+
+    def fit(model, target_of):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model.train()
+        for _ in range(6):
+            x = torch.randn(8, 4)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), target_of(x)).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            print(model(torch.randn(8, 4)).argmax(1))
+        return model
+
+    def build():
+        return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+
+    teacher = fit(build(), lambda x: (x.sum(1) > 0).long())
+
+    @torch.no_grad()
+    def predict(x):
+        return teacher(x).softmax(1)
+
+    fit(build(), predict)

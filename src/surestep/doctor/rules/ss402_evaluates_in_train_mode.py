@@ -10,6 +10,19 @@ compared with targets, such as those that update the statistics of BatchNorm, ar
 Source: https://docs.pytorch.org/docs/stable/notes/autograd.html#locally-disable-grad-doc
 """
 
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from surestep.doctor.watch.modes import list_switched
+from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+from surestep.doctor.watcher import Call as CallOfTorch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
 import re
 from collections.abc import Iterator
 
@@ -34,6 +47,12 @@ from surestep.doctor.source.values import Call, Instance, Value
 
 SEVERITY = "error"
 FIX = "Call model.eval() before the evaluation, and model.train() before training continues."
+_FEWEST = 2  # outputs that were compared with targets
+_MOST = 20  # outputs; later ones are not checked
+_LOSSES = (
+    *("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
+    *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
+)
 
 _ON_PURPOSE = re.compile(r"monte.?carlo|mc_?dropout|enable_dropout", re.IGNORECASE)
 
@@ -79,6 +98,73 @@ def _stays_in_train_mode(trace: Trace, event: Event, model: Value) -> bool:
         model in (made.value, strip(made.value)) for made in trace.events
     )
     return is_new and is_made_here and is_never_switched(trace, event, model)
+
+
+class Watch(Watcher):
+    """Count the outputs without gradients that are compared with targets in train mode."""
+
+    FUNCTIONS = (*_LOSSES, "argmax", "max", "eq")
+
+    def __init__(self) -> None:
+        self._model: weakref.ref[nn.Module] | None = None
+        self._output: weakref.ref[Tensor] | None = None
+        self._predicted: weakref.ref[Tensor] | None = None
+        self._location = NOWHERE
+        self._first = self._mistakes = 0
+        self._layer = self._name = ""
+
+    def after_forward(
+        self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
+    ) -> None:
+        if len(run.modules) != 1 or run.in_backward:
+            return
+        import torch
+
+        self._model = self._output = self._predicted = None
+        if module.training and not torch.is_grad_enabled() and isinstance(output, torch.Tensor):
+            self._model, self._output = weakref.ref(module), weakref.ref(output)
+
+    def on_call(self, run: Run, call: CallOfTorch) -> None:
+        if self._output is None:
+            return
+        if call.name in ("argmax", "max"):
+            if _is_of(call["input"], self._output):
+                result = call.result
+                self._predicted = weakref.ref(result[1] if isinstance(result, tuple) else result)
+        elif call.name == "eq":
+            if _is_of(call["input"], self._predicted) or _is_of(call["other"], self._predicted):
+                self._count(run)
+        elif call["reduction"] != "none" and _is_of(call["input"], self._output):
+            self._count(run)  # a loss for each sample often chooses what is trained on
+
+    def _count(self, run: Run) -> None:
+        model = None if self._model is None else self._model()
+        self._model = self._output = self._predicted = None  # each output once
+        if model is None or self._mistakes >= _MOST:
+            return
+        active = [layer for layer in list_switched(model) if layer.training]
+        if not active:
+            return
+        self._mistakes += 1
+        if self._mistakes == 1:
+            self._first, self._location = run.step + 1, run.locate()
+            self._name, self._layer = type(model).__name__, type(active[0]).__name__
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        if self._mistakes >= _FEWEST:
+            yield Observation(
+                self._location,
+                f"At least {self._mistakes} outputs of {self._name} without gradients were compared"
+                f" with targets in train mode, with an active {self._layer}.",
+                self._first,
+                {"outputs": self._mistakes, "layer": self._layer},
+            )
+
+
+def _is_of(value: Any, reference: weakref.ref[Tensor] | None) -> bool:
+    """Return whether a value is a tensor, or a view of it."""
+    tensor = None if reference is None else reference()
+    return tensor is not None and (value is tensor or getattr(value, "_base", None) is tensor)
 
 
 def bad_validation_in_the_epoch():
@@ -152,9 +238,12 @@ def bad_after_loading():
     file.seek(0)
     model.load_state_dict(torch.load(file))
     x, y = torch.randn(16, 4), torch.randint(2, (16,))
+    correct = 0
     with torch.no_grad():
-        predicted = model(x).argmax(dim=1)
-    print((predicted == y).float().mean())
+        for images, labels in ((x[:8], y[:8]), (x[8:], y[8:])):
+            predicted = model(images).argmax(dim=1)
+            correct += (predicted == labels).sum().item()
+    print(correct / len(y))
 
 
 def good_eval_and_train():
@@ -229,3 +318,24 @@ def good_mode_of_the_phase():
             loss.backward()
             optimizer.step()
         print(phase, loss.item())
+
+
+def good_mean_teacher():
+    import copy
+
+    import torch
+    from torch import nn
+
+    student = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    teacher = copy.deepcopy(student)  # also with dropout
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    for _ in range(10):
+        x = torch.randn(8, 4)
+        with torch.no_grad():
+            target = teacher(x).softmax(1)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(student(x).softmax(1), target).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for kept, new in zip(teacher.parameters(), student.parameters(), strict=True):
+                kept.lerp_(new, 0.01)

@@ -30,7 +30,7 @@ FUNCTIONS: dict[str, tuple[tuple[Any, str], ...]] = {
     "scaled_dot_product_attention": ((functional, "scaled_dot_product_attention"),),
     **{
         name: ((torch, name), (Tensor, name))
-        for name in ("sigmoid", "log", "sqrt", "argmax", "allclose", "bmm", "matmul")
+        for name in ("sigmoid", "log", "sqrt", "argmax", "max", "allclose", "bmm", "matmul")
     },
     "eq": ((torch, "eq"), (Tensor, "eq"), (Tensor, "__eq__")),
     "grad": ((torch.autograd, "grad"),),
