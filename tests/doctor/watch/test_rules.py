@@ -1,6 +1,7 @@
 """Each rule with a run-time side finds its bad examples while they run, and no good one."""
 
 import gc
+import warnings
 
 import pytest
 import torch
@@ -26,7 +27,8 @@ def watch_example(rule, kind, name):
     example = parse_example(rule.examples(kind)[name])
     code = compile(example.text, str(example.path), "exec")
     watch = Watch(RULES)
-    watch.run(lambda: exec(code, {"__name__": "__main__"}))
+    with warnings.catch_warnings(action="ignore"):  # of torch, about the script
+        watch.run(lambda: exec(code, {"__name__": "__main__"}))
     report = watch.report()
     assert report.failures == {}
     return report
