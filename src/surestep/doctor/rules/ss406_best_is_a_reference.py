@@ -9,6 +9,19 @@ Ignore it if no step follows.
 Source: https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html
 """
 
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from surestep.doctor.watcher import Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
 import ast
 import re
 from collections.abc import Iterator
@@ -20,6 +33,7 @@ from surestep.doctor.source.values import Attribute, Call, Collection, Either, I
 
 SEVERITY = "error"
 FIX = "Keep copy.deepcopy(model.state_dict()), or save it to a file at once."
+_MOST_STATES = 64  # that are remembered
 
 _BEST = re.compile(r"best|min|max|low|high", re.IGNORECASE)
 _COPIES_TOP_ONLY = ("dict", "collections.OrderedDict", "copy.copy", ".copy")
@@ -106,6 +120,76 @@ def _references(value: Value) -> list[Value]:
             case Call(path=path) if path in _COPIES_TOP_ONLY:
                 waiting.extend(value.inputs)
     return found
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A state that was made: one of its tensors, and when."""
+
+    tensor: weakref.ref[Tensor]
+    version: int
+    step: int
+    location: Location
+
+
+class Watch(Watcher):
+    """Find states of models that changed between `state_dict()` and their use."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, _Made] = {}
+        self._uses: list[tuple[_Made, int, str]] = []
+
+    def after_state(self, run: Run, owner: Any, state: Any) -> None:
+        from torch import nn
+
+        tensor = _find_tensor(state)
+        if not isinstance(owner, nn.Module) or tensor is None:
+            return
+        self._made = {key: made for key, made in self._made.items() if made.tensor() is not None}
+        if len(self._made) < _MOST_STATES:
+            version = tensor._version
+            made = _Made(weakref.ref(tensor), version, run.step, run.locate())
+            self._made[id(tensor)] = made
+
+    def on_load_state(self, run: Run, owner: Any, state: Any) -> None:
+        self._use(run, state, "loaded")
+
+    def on_save(self, run: Run, value: Any, file: Any) -> None:
+        parts = [value, *value.values()] if isinstance(value, Mapping) else []
+        for part in parts:
+            self._use(run, part, "saved")
+
+    def _use(self, run: Run, state: Any, use: str) -> None:
+        tensor = _find_tensor(state)
+        made = None if tensor is None else self._made.get(id(tensor))
+        if made is None or made.tensor() is not tensor or made.step == run.step:
+            return
+        # Parameters that are saved again and again are kept as references on purpose.
+        is_chosen = use == "loaded" or made.step > 0
+        if tensor is not None and tensor._version != made.version and is_chosen:
+            if len(self._uses) < _MOST_STATES:
+                self._uses.append((made, run.step, use))
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        if self._uses:
+            made, step, use = self._uses[0]
+            yield Observation(
+                made.location,
+                f"The state of step {made.step} was {use} at step {step}: its tensors are those of "
+                f"the model, which {step - made.step} steps had changed.",
+                made.step + 1,
+                {"made": made.step, "used": step, "times": len(self._uses)},
+            )
+
+
+def _find_tensor(state: Any) -> Tensor | None:
+    """Return the first floating-point tensor of a state."""
+    from torch import Tensor
+
+    if not isinstance(state, Mapping):
+        return None
+    tensors = (value for value in state.values() if isinstance(value, Tensor))
+    return next((tensor for tensor in tensors if tensor.is_floating_point()), None)
 
 
 def bad_loaded_after_the_loop():
@@ -240,3 +324,18 @@ def good_new_model_every_time():
         if loss.item() < best_loss:
             best_loss, best_state = loss.item(), model.state_dict()
     torch.nn.Linear(4, 1).load_state_dict(best_state)
+
+
+def good_state_is_loaded_at_once():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = model.state_dict()
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        state = model.state_dict()
+        state["bias"] = torch.zeros(1)  # keeps the bias at 0
+        model.load_state_dict(state)
