@@ -9,6 +9,19 @@ Ignore it if the loop has only a few batches. A sum on which `backward()` is cal
 Source: https://docs.pytorch.org/docs/stable/notes/faq.html
 """
 
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
 import ast
 from collections.abc import Iterator
 
@@ -27,6 +40,13 @@ from surestep.doctor.source.values import Collection, Operation, Value, walk
 SEVERITY = "warning"
 FIXABLE = True
 FIX = "Add loss.detach(), or loss.item() if you need the number at once."
+_KEY = "surestep"  # in the metadata of a node
+_DEPTH = 3  # nodes: the loss may be divided or scaled before its backward pass
+_KEPT = 64  # newest backward passes that are remembered
+_IN_USE = 2  # the newest of them, whose losses may still have names
+_EVERY = 4  # backward passes between two counts
+_FEWEST = 6  # graphs
+_SHARE = 0.9  # of the passes: a list that is emptied now and then keeps fewer
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -127,19 +147,72 @@ def _is_differentiated(trace: Trace, event: Event) -> bool:
     return False
 
 
+class _Token:
+    """Lives as long as the node of a graph that has it in its metadata."""
+
+    __slots__ = ("__weakref__",)
+
+
+class Watch(Watcher):
+    """Count the graphs of earlier backward passes that are still there."""
+
+    def __init__(self) -> None:
+        self._tokens: deque[list[weakref.ref[_Token]]] = deque(maxlen=_KEPT)
+        self._most = self._of = self._first = 0
+        self._location = NOWHERE
+
+    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
+        if run.backwards % _EVERY == 0:
+            self._count(run)
+        tokens = []
+        node: Any = losses[0].grad_fn if losses else None
+        for _ in range(_DEPTH):
+            if node is None or _is_leaf(node) or _KEY in node.metadata:
+                break
+            token = node.metadata[_KEY] = _Token()
+            tokens.append(weakref.ref(token))
+            node = node.next_functions[0][0] if node.next_functions else None
+        if tokens:
+            self._tokens.append(tokens)
+
+    def _count(self, run: Run) -> None:
+        """Count the graphs that are still there, except the newest, which may be in use."""
+        older = list(self._tokens)[:-_IN_USE]
+        alive = sum(any(token() is not None for token in tokens) for tokens in older)
+        if alive >= _FEWEST and alive >= _SHARE * len(older) and alive > self._most:
+            if not self._most:
+                self._first, self._location = max(1, run.step - len(older)), run.locate()
+            self._most, self._of = alive, len(older)
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        if self._most:
+            yield Observation(
+                self._location,
+                f"The graphs of {self._most} of {self._of} earlier backward passes were still "
+                "there: a sum or list keeps their losses.",
+                self._first,
+                {"graphs": self._most, "passes": self._of},
+            )
+
+
+def _is_leaf(node: Any) -> bool:
+    """Return whether a node belongs to a parameter, and not to one graph."""
+    return not node.next_functions
+
+
 def bad_sum():
     import torch
 
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     total = 0.0
-    for _ in range(10):
+    for _ in range(12):
         optimizer.zero_grad()
         loss = model(torch.randn(8, 4)).pow(2).mean()
         loss.backward()
         optimizer.step()
         total += loss
-    print(total / 10)
+    print(total / 12)
 
 
 def bad_list():
@@ -149,7 +222,7 @@ def bad_list():
     net = torch.nn.Linear(4, 3)
     optimizer = torch.optim.AdamW(net.parameters())
     losses = []
-    for _ in range(5):
+    for _ in range(20):
         loss = cross_entropy(net(torch.randn(8, 4)), torch.randint(3, (8,)))
         optimizer.zero_grad()
         loss.backward()
@@ -164,7 +237,7 @@ def bad_weighted_sum():
     net = torch.nn.Linear(4, 1)
     optimizer = torch.optim.Adam(net.parameters())
     running_loss = 0.0
-    for step in range(8):
+    for step in range(16):
         x = torch.randn(8, 4)
         loss = torch.nn.functional.mse_loss(net(x), x.sum(1, keepdim=True))
         (loss / 2).backward()
@@ -188,7 +261,7 @@ def bad_meter():
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     meter = Meter()
-    for _ in range(10):
+    for _ in range(12):
         loss = model(torch.randn(8, 4)).pow(2).mean()
         optimizer.zero_grad()
         loss.backward()
@@ -234,7 +307,7 @@ def good_list_of_one_batch():
     optimizer = torch.optim.SGD([*cell.parameters(), *head.parameters()], lr=0.1)
     for _ in range(3):
         state, losses = torch.zeros(8, 4), []
-        for _ in range(5):
+        for _ in range(20):
             state = cell(torch.randn(8, 4), state)
             losses.append(head(state).pow(2).mean())
         optimizer.zero_grad()
