@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from surestep.doctor.watch.unheld import Unheld
+from surestep.doctor.runtime.unheld import Unheld
 from surestep.doctor.watcher import Observation, Run, Watcher
 
 if TYPE_CHECKING:

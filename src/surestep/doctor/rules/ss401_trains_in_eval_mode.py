@@ -16,7 +16,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from surestep.doctor.watch.modes import list_switched
+from surestep.doctor.runtime.modes import list_switched
 from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
 
 if TYPE_CHECKING:

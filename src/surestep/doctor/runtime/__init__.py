@@ -1,1 +1,1 @@
-"""What the run-time sides of several rules share."""
+"""What the run-time sides of several rules share; without torch at import."""
