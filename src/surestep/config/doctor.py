@@ -52,3 +52,7 @@ class Doctor(ConfigGroup):
         "Exit code 1 of the command if there is a finding of this severity, or a worse one.",
         default=("never", "not set: findings do not change the exit code"),
     )
+    check_data: Literal["sample", "all", "off"] | NotSet = option(
+        "Check the data before training: sample reads for about a second, all reads every sample.",
+        default=("sample", "not set: samples that are spread over the data are read"),
+    )

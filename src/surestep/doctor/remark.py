@@ -1,8 +1,9 @@
 """The side of a rule inside Trainer: functions of its module that check a run of Trainer.
 
-`review(case)` gets the run, a `surestep.doctor.case.Case`, and yields a `Remark` for each mistake.
-It is called at the end; that of a rule with severity "error" also while the run trains. It reads
-what the host knows: it draws no random number, changes nothing and reads no value of a device.
+`inspect(data)` gets samples of its data before it trains, a `surestep.doctor.data_case.DataCase`.
+`review(case)` gets the run, a `surestep.doctor.case.Case`, and is called at the end; that of
+a rule with severity "error" also while the run trains. Both yield a `Remark` for each mistake. They
+read what the host knows: they draw no random number, change nothing and read no value of a device.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ The docstring of a module is the page of its rule. Its name is the code and the 
 - `check(program)`, which yields a `Problem` for each mistake in the source of a script;
 - `FIXABLE = True` if some of its problems have edits, which `surestep check --fix` makes;
 - a class `Watch`, which observes a script while it runs;
+- `inspect(data)`, which yields a `Remark` for each mistake in the data of a run of Trainer;
 - `review(case)`, which yields a `Remark` for each mistake in a run of Trainer. A rule has one of
-  the three, or more;
+  the four, or more;
 - `WATCH_SKIPS`: the names of examples that do not run on a CPU, or whose mistake only the source
   shows;
 - `bad_*()` functions, each with the mistake, and `good_*()` functions without it. They are shown on
@@ -19,7 +20,7 @@ The docstring of a module is the page of its rule. Its name is the code and the 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -36,6 +37,7 @@ from surestep.doctor.watcher import Watcher
 
 if TYPE_CHECKING:
     from surestep.doctor.case import Case
+    from surestep.doctor.data_case import DataCase
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Rule:
         has = {
             "check": hasattr(self.module, "check"),
             "watch": self.watcher is not None,
-            "train": hasattr(self.module, "review"),
+            "train": hasattr(self.module, "review") or hasattr(self.module, "inspect"),
         }
         return tuple(command for command, is_in in has.items() if is_in)
 
@@ -101,10 +103,19 @@ class Rule:
                 () if problem.file.is_notebook else problem.edits,
             )
 
+    def inspect(self, data: DataCase) -> Iterator[Finding]:
+        """Yield the findings in the data of a run of Trainer."""
+        inspect: Callable[[DataCase], Iterator[Remark]] | None
+        inspect = getattr(self.module, "inspect", None)
+        return self._findings(() if inspect is None else inspect(data))
+
     def review(self, case: Case) -> Iterator[Finding]:
         """Yield the findings in a run of Trainer."""
         review: Callable[[Case], Iterator[Remark]] | None = getattr(self.module, "review", None)
-        for remark in () if review is None else review(case):
+        return self._findings(() if review is None else review(case))
+
+    def _findings(self, remarks: Iterable[Remark]) -> Iterator[Finding]:
+        for remark in remarks:
             yield Finding(
                 self.code,
                 self.name,

@@ -1,14 +1,17 @@
 """Findings: what the rules find in a run, by what was measured."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 
+from surestep.base.warn import warn
 from surestep.doctor.case import Case, Observed
+from surestep.doctor.data_case import read_data
 from surestep.doctor.finding import SEVERITIES, Finding
-from surestep.doctor.rule import load_rules
+from surestep.doctor.rule import Rule, load_rules
 from surestep.engine.plan.system import SystemInfo
 from surestep.engine.step.log_point import LogPoint
 from surestep.engine.step.loop import Loop
@@ -38,8 +41,16 @@ class RunChecks:
         self.observed = Observed(loop.state.model, loop.plan)
         self._loop, self._task, self._system = loop, task, system
         self._record, self._print_line = record, print_line
+        self._of_data: list[Finding] = []
         self._shown: set[str] = set()  # codes of the errors
         self._next_check = 1
+
+    def check_data(self) -> None:
+        """Check the data before training, and show errors."""
+        if not self._loop.world.is_first:
+            return
+        self._of_data = find_in_data(self._loop, self._task)
+        self._show(self._of_data)
 
     def on_log(self, point: LogPoint) -> None:
         """Add a log point, and show new errors: after the first, and when the steps doubled."""
@@ -53,7 +64,7 @@ class RunChecks:
         """Return all findings; an empty list on ranks other than the first."""
         if not self._loop.world.is_first:
             return []
-        findings = find(self._case(is_finished=is_finished))
+        findings = self._of_data + find(self._case(is_finished=is_finished))
         return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
     def _case(self, *, is_finished: bool) -> Case:
@@ -69,6 +80,22 @@ class RunChecks:
                 self._print_line(describe(finding))
 
 
+def find_in_data(loop: Loop, task: Task) -> list[Finding]:
+    """Return what the rules find in the data that are not ignored; what they raise is caught."""
+    try:
+        data = read_data(loop, task, loop.plan)
+    except Exception as error:  # of the user's objects
+        warn(f"The data could not be checked: {type(error).__name__}: {error}.")
+        return []
+    if data is None:
+        return []
+    findings: list[Finding] = []
+    for rule in load_rules():
+        if rule.code not in loop.plan.doctor_ignore:
+            findings += _caught(rule, partial(rule.inspect, data))
+    return findings
+
+
 def find(case: Case, *, only_errors: bool = False) -> list[Finding]:
     """Return what the rules find that are not ignored.
 
@@ -81,12 +108,17 @@ def find(case: Case, *, only_errors: bool = False) -> list[Finding]:
     for rule in load_rules():
         if rule.code in ignored or (only_errors and rule.severity != "error"):
             continue
-        try:
-            findings += rule.review(case)
-        except Exception as error:  # of the user's objects
-            text = f"This could not be checked: {type(error).__name__}: {error}."
-            findings.append(Finding(rule.code, rule.name, "info", "", 0, 1, text))
+        findings += _caught(rule, partial(rule.review, case))
     return findings
+
+
+def _caught(rule: Rule, find: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    """Return what a rule finds; an error, of the user's objects, is a finding."""
+    try:
+        return list(find())
+    except Exception as error:
+        text = f"This could not be checked: {type(error).__name__}: {error}."
+        return [Finding(rule.code, rule.name, "info", "", 0, 1, text)]
 
 
 def describe(finding: Finding) -> str:

@@ -374,6 +374,7 @@ def _start_session(
     else:
         session.print_line(f"{session.run.path} starts from step {step} of {parent}.")
     if not decision.finished:
+        session.checks.check_data()
         if decision.resets_best:
             session.save()  # with the new best; and the other run may delete its checkpoint
         if checkpoint is not None:

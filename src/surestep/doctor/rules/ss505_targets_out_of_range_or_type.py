@@ -6,6 +6,10 @@ samples count for nothing. `cross_entropy` expects class probabilities that sum 
 floats: with several ones in a row, the classes compete although all of them are right. A prediction
 of shape (N,) with float targets of shape (N,) is one sample of N classes for it, and no batch.
 
+A run of `surestep train` also compares class indices with the number of outputs. An index without
+an output stops a step, on a GPU with an assertion that does not name the sample. Usual causes are
+classes that are counted from 1, and a padding value that the loss does not ignore.
+
 Losses with weights or `reduction="none"` are not reported: you may mask the other targets.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html
@@ -16,17 +20,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from surestep.doctor.remark import Remark
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.watcher import Call, Observation, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from surestep.doctor.data_case import DataCase
+
 SEVERITY = "error"
 FIX = "Convert the targets to what the loss expects, or use the loss for these targets."
 _FEWEST = 3  # calls: fewer may be a test of a script
 _LOWEST, _HIGHEST = -0.5, 1.5  # labels of GANs are smoothed to a little more than 1
 _ROUNDING = 1e-3
+_SHOWN = 5  # samples in a message
 _BINARY = ("binary_cross_entropy_with_logits", "multilabel_soft_margin_loss")
 _SIGNED = (
     *("soft_margin_loss", "cosine_embedding_loss"),
@@ -88,6 +96,31 @@ def _check_targets(call: Call) -> tuple[str, Tensor] | None:
 
 def _is_zero_or_one(target: Tensor) -> Tensor:
     return ((target == 0) | (target == 1)).all()
+
+
+def inspect(data: DataCase) -> Iterator[Remark]:
+    """Find class indices for which the model has no output."""
+    if data.classes is None:
+        return
+    for split in (data.train, *data.others):
+        if split.targets is None or len(split.targets) != 1 or split.targets[0].is_floating_point():
+            continue
+        (targets,) = split.targets
+        is_wrong = (targets < 0) | (targets >= data.classes)
+        is_wrong &= targets != data.ignored_class
+        wrong = is_wrong.reshape(len(split.rows), -1).any(1).nonzero().flatten().tolist()
+        if not wrong:
+            continue
+        values = targets[is_wrong].unique().tolist()
+        samples = [split.rows[row] for row in wrong]
+        shown = ", ".join(map(str, samples[:_SHOWN]))
+        yield Remark(
+            f"The {split.name} data has targets from {values[0]} to {values[-1]}, and the model "
+            f"has outputs for the classes 0 to {data.classes - 1}: {len(samples)} of "
+            f"{len(split.rows)} samples that were read, such as {shown}.",
+            {"part": split.name, "samples": samples[:100], "classes": data.classes},
+            "Count the classes from 0, give the model one output for each, or set ignore_index.",
+        )
 
 
 def bad_class_indices_for_logits() -> None:
@@ -157,6 +190,80 @@ def bad_zero_for_minus_one() -> None:
         optimizer.zero_grad()
         cosine_embedding_loss(encoder(first), encoder(second), is_same).backward()
         optimizer.step()
+
+
+def bad_class_that_is_missing():
+    import torch
+
+    import surestep
+
+    x, y = torch.randn(60, 4), torch.arange(60) % 3
+    y[50] = 3
+    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
+    config = surestep.Config(max_steps=2, batch_size=8, data=surestep.Data(shuffle=False))
+    surestep.Trainer(task, config, run="run").fit()
+
+
+def bad_in_validation():
+    import torch
+
+    import surestep
+
+    x, y = torch.randn(60, 4), torch.arange(60) % 3
+    task = surestep.Task(
+        torch.nn.Linear(4, 3),
+        "multiclass",
+        train=(x, y),
+        test=(torch.randn(20, 4), 1 + torch.arange(20) % 3),
+    )
+    config = surestep.Config(max_steps=2, batch_size=8, validation=surestep.Validation(every="off"))
+    surestep.Trainer(task, config, run="run").fit()
+
+
+def bad_padding():
+    import torch
+
+    import surestep
+
+    x, y = torch.randn(60, 4), torch.arange(60) % 3
+    y[40:] = -1
+    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
+    config = surestep.Config(max_steps=2, batch_size=8, data=surestep.Data(shuffle=False))
+    surestep.Trainer(task, config, run="run").fit()
+
+
+def good_in_range():
+    import torch
+
+    import surestep
+
+    x, y = torch.randn(60, 4), torch.arange(60) % 3
+    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
+    config = surestep.Config(max_steps=3, batch_size=8)
+    surestep.Trainer(task, config, run="run").fit()
+
+
+def good_ignored():
+    import torch
+
+    import surestep
+
+    x, y = torch.randn(60, 4), torch.arange(60) % 3
+    y[40:] = -100
+    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
+    config = surestep.Config(max_steps=3, batch_size=8)
+    surestep.Trainer(task, config, run="run").fit()
+
+
+def good_numbers():
+    import torch
+
+    import surestep
+
+    x, y = torch.randn(60, 4), torch.randn(60, 1)
+    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=(x, y))
+    config = surestep.Config(max_steps=3, batch_size=8)
+    surestep.Trainer(task, config, run="run").fit()
 
 
 def good_soft_labels() -> None:

@@ -4,9 +4,12 @@ If a batch has samples of one class only, its gradient moves the model towards t
 BatchNorm sees the statistics of that class. The loss rises and falls with the order of the data,
 and the last classes win. Nothing fails: a DataLoader keeps the order unless you set `shuffle=True`.
 
-Only data whose order is known is reported: folders of images, labels that are counted up, and
-datasets that are joined. Data that is mixed already, and `shuffle=False`, are left alone. While a
-script runs, the order of the labels shows it.
+In a script, only data whose order is known is reported: folders of images, labels that are counted
+up, and datasets that are joined. Data that is mixed already, and `shuffle=False`, are left alone.
+While a script runs, the order of the labels shows it.
+
+A run of `surestep train` with `data.shuffle=False` reads some of the labels: they are reported if
+those of each class come one after another.
 
 Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader
 """
@@ -21,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.remark import Remark
 from surestep.doctor.runtime.batches import find_labels
 from surestep.doctor.runtime.passes import Pass, Passes, keeps_order
 from surestep.doctor.source.loaders import Loader, find_loaders, find_training_loops
@@ -33,7 +37,11 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.data import DataLoader
 
+    from surestep.doctor.data_case import DataCase
+
 SEVERITY = "warning"
+_FEWEST = 20  # labels
+_FEWER = 4  # times fewer runs of labels than in a random order
 FIX = "Write DataLoader(train_set, ..., shuffle=True)."
 _FOLDERS = ("torchvision.datasets.ImageFolder", "torchvision.datasets.DatasetFolder")
 _JOINED = ("torch.utils.data.ConcatDataset",)
@@ -203,6 +211,26 @@ def _count_runs(batches: list[list[Any]]) -> tuple[int, float, int]:
     return runs, expected, len(shares)
 
 
+def inspect(data: DataCase) -> Iterator[Remark]:
+    """Find labels in runs, one for each class, in data that is read in its order."""
+    labels = data.train.labels
+    is_in_order = data.plan.data_shuffle is False and data.task.sampler is None
+    if labels is None or not is_in_order or len(labels) < max(_FEWEST, data.plan.batch_size + 1):
+        return
+    counts = labels.unique(return_counts=True)[1]
+    runs = 1 + int((labels[1:] != labels[:-1]).sum())
+    number = len(labels)
+    at_random = 1 + (number**2 - int((counts**2).sum())) / number
+    if runs == len(counts) and len(counts) > 1 and _FEWER * runs <= at_random:
+        yield Remark(
+            f"The {number} labels that were read are in {runs} runs, one for each class, and "
+            f"data.shuffle=False keeps this order; in a random order they would be in about "
+            f"{at_random:.0f}.",
+            {"labels": number, "runs": runs, "at_random": at_random},
+            "Set data.shuffle=True.",
+        )
+
+
 def bad_folder_of_images():
     import torch
     from torch.utils.data import DataLoader
@@ -253,6 +281,39 @@ def bad_joined_datasets():
                 self.optimizer.step()
 
     Trainer().train_epoch()
+
+
+def bad_sorted_in_trainer():
+    import torch
+
+    import surestep
+
+    x, y = torch.randn(60, 4), torch.arange(3).repeat_interleave(20)
+    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
+    config = surestep.Config(max_steps=3, batch_size=8, data=surestep.Data(shuffle=False))
+    surestep.Trainer(task, config, run="run").fit()
+
+
+def good_shuffled_by_trainer():
+    import torch
+
+    import surestep
+
+    x, y = torch.randn(60, 4), torch.arange(3).repeat_interleave(20)
+    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
+    config = surestep.Config(max_steps=3, batch_size=8)
+    surestep.Trainer(task, config, run="run").fit()
+
+
+def good_mixed_in_trainer():
+    import torch
+
+    import surestep
+
+    x, y = torch.randn(60, 4), torch.arange(60) % 3
+    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
+    config = surestep.Config(max_steps=3, batch_size=8, data=surestep.Data(shuffle=False))
+    surestep.Trainer(task, config, run="run").fit()
 
 
 def good_shuffled():

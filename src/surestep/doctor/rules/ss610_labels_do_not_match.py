@@ -6,18 +6,31 @@ to answer the mean.
 
 Labels that are shuffled alone, as in a permutation test, are not reported.
 
+A run of `surestep train` also reads some of the targets. If all are equal, the wrong column was
+read, and the model learns to answer it without its inputs. If nearly all have one class, the
+accuracy of that answer is shown, since a metric below it is worth nothing.
+
 Source: https://scikit-learn.org/stable/modules/generated/sklearn.utils.shuffle.html
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.remark import Remark
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.training import describe, is_made_by, options_of
 from surestep.doctor.source.values import Call, Constant, Item, Value
 
+if TYPE_CHECKING:
+    from surestep.doctor.data_case import DataCase
+
 SEVERITY = "error"
+_FEWEST = 50  # targets
+_MOSTLY = 0.98  # of the labels in one class
 FIX = "Draw one order, such as torch.randperm(len(x)), and index the inputs and the labels with it."
 _SHUFFLES = ("numpy.random.shuffle", "random.shuffle")
 _ORDERS = ("torch.randperm", "numpy.random.permutation")
@@ -122,6 +135,31 @@ def _is_seeded_between(trace: Trace, first: Call, second: Call) -> bool:
     return any(_SEEDS.search(call.path) for call in calls[places[0] + 1 : places[1]])
 
 
+def inspect(data: DataCase) -> Iterator[Remark]:
+    """Find targets that do not vary, and labels of which nearly all are equal."""
+    values, labels = data.train.values, data.train.labels
+    if values is None or len(values) < _FEWEST or data.loop.loader.loss.kind == "none":
+        return
+    if bool((values == values[0]).all()):
+        yield Remark(
+            f"All {len(values)} training targets that were read are {values[0].item():g}.",
+            {"targets": len(values), "value": values[0].item()},
+            "Check which column or folder the targets are read from.",
+            "warning",
+        )
+    elif labels is not None:
+        classes, counts = labels.unique(return_counts=True)
+        share, usual = float(counts.max()) / len(labels), int(classes[counts.argmax()])
+        if share >= _MOSTLY:
+            yield Remark(
+                f"{share:.1%} of the {len(labels)} training labels that were read are {usual}, so "
+                "a model that always answers it has this accuracy.",
+                {"share": share, "class": usual, "labels": len(labels)},
+                "Compare metrics with that, and measure the rare classes too, such as by F1.",
+                "info",
+            )
+
+
 def bad_two_shuffles() -> None:
     import numpy as np
     import torch
@@ -171,6 +209,39 @@ def bad_generator() -> None:
             return TensorDataset(torch.from_numpy(x).float(), torch.from_numpy(y))
 
     Data().load()
+
+
+def bad_constant_in_trainer():
+    import torch
+
+    import surestep
+
+    x, y = torch.randn(60, 4), torch.ones(60, dtype=torch.long)
+    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
+    config = surestep.Config(max_steps=3, batch_size=8)
+    surestep.Trainer(task, config, run="run").fit()
+
+
+def bad_rare_class_in_trainer():
+    import torch
+
+    import surestep
+
+    x, y = torch.randn(200, 4), (torch.arange(200) == 99).long()
+    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
+    config = surestep.Config(max_steps=3, batch_size=8)
+    surestep.Trainer(task, config, run="run").fit()
+
+
+def good_balanced_in_trainer():
+    import torch
+
+    import surestep
+
+    x, y = torch.randn(60, 4), torch.arange(60) % 3
+    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
+    config = surestep.Config(max_steps=3, batch_size=8)
+    surestep.Trainer(task, config, run="run").fit()
 
 
 def good_one_order() -> None:

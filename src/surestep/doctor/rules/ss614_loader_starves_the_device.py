@@ -85,7 +85,7 @@ def bad_slow_samples():
 
         def __getitem__(self, index):
             time.sleep(0.003)  # decodes an image
-            return torch.full((4,), index / 64), torch.full((1,), index / 64)
+            return torch.full((4,), index / 64), torch.full((1,), float(index % 5))
 
     task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=Rows())
     config = surestep.Config(
@@ -184,7 +184,7 @@ def good_few_steps():
 
         def __getitem__(self, index):
             time.sleep(0.003)
-            return torch.full((4,), index / 64), torch.full((1,), index / 64)
+            return torch.full((4,), index / 64), torch.full((1,), float(index % 5))
 
     task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=Rows())
     config = surestep.Config(max_steps=8, batch_size=8, logging={"every": "1 steps"})

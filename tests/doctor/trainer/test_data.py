@@ -1,0 +1,120 @@
+"""The checks of the data before training: what they read, and how long they take."""
+
+import time
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from surestep.doctor.data_case import read_data, spread_indices
+from tests import tiny
+
+X, Y = tiny.data(64)
+
+
+class Rows(Dataset):
+    """Counts the samples that are read, each of which takes a while."""
+
+    def __init__(self, count=64, seconds=0.0):
+        self.count, self.seconds, self.reads = count, seconds, []
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        self.reads.append(index)
+        time.sleep(self.seconds)
+        return X[index % 64] + index // 64, Y[index % 64]
+
+
+def open_data(tmp_path, parts, **doctor):
+    """Return what is read of the data of a run."""
+    options = {"epochs": None, "max_steps": 3, "doctor": {"check_data": "off"}}
+    with tiny.prepare(tmp_path, parts, **options) as session:
+        plan = session.plan.replace(**{"doctor_check_data": "sample", **doctor})
+        return read_data(session.loop, session.task, plan)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 64, 1000, 1597])
+def test_indices_are_spread_and_none_comes_twice(count):
+    every = spread_indices(count, count)
+    assert sorted(every) == list(range(count))
+    few = sorted(spread_indices(count, max(1, count // 8)))
+    gaps = [after - before for before, after in pairwise(few)]
+    assert max(gaps, default=0) <= 32
+
+
+def test_samples_are_read_with_their_indices(tmp_path):
+    data = open_data(tmp_path, {"train": Rows(), "val": {"small": (X[:9], Y[:9])}})
+    assert data.train.rows == list(range(64))
+    assert torch.equal(data.train.inputs[0], X)
+    assert torch.equal(data.train.labels, Y)
+    (small,) = data.others
+    assert (small.name, small.count, small.is_complete) == ("small", 9, True)
+    assert small.digests == data.train.digests[:9]
+
+
+def test_excluded_samples_are_not_read(tmp_path):
+    with tiny.prepare(tmp_path, {"train": (X, Y)}, exclude_samples=[3, 5]) as session:
+        data = read_data(session.loop, session.task, session.plan)
+    assert len(data.train.rows) == 62
+    assert not {3, 5} & set(data.train.rows)
+
+
+def test_large_dataset_is_sampled_in_little_time(tmp_path):
+    train, val = Rows(10**6, 0.001), Rows(10**5, 0.001)
+    start = time.monotonic()
+    data = open_data(tmp_path, {"train": train, "val": val})
+    assert time.monotonic() - start < 4
+    assert 50 < len(data.train.rows) < 2000
+    assert max(data.train.rows) > 9e5
+    assert 0 < data.train.share < 2e-3
+
+
+def test_slow_dataset_is_read_once(tmp_path):
+    rows = Rows(seconds=0.15)
+    with tiny.prepare(tmp_path, {"train": rows}, doctor={"check_data": "off"}) as session:
+        before = len(rows.reads)
+        plan = session.plan.replace(doctor_check_data="sample")
+        data = read_data(session.loop, session.task, plan)
+    assert len(rows.reads) - before == len(data.train.rows) == 1
+
+
+def test_all_samples_are_read_on_demand(tmp_path):
+    data = open_data(tmp_path, {"train": Rows(640)}, doctor_check_data="all")
+    assert data.train.is_complete
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from zip(X, Y, strict=True)
+
+
+class Broken(Rows):
+    def __getitem__(self, index):
+        if index == 40:
+            raise ValueError("no such file")
+        return X[index], Y[index]
+
+
+@pytest.mark.parametrize("train", [Stream(), Broken()])
+def test_data_that_cannot_be_read_by_index_is_not_checked(tmp_path, train):
+    assert open_data(tmp_path, {"train": train}) is None
+
+
+def test_objects_that_are_not_tensors_have_no_digest(tmp_path):
+    class Words(Rows):
+        def __getitem__(self, index):
+            return ["a"] * index, Y[index]
+
+    parts = {
+        "train": Words(),
+        "collate_fn": lambda rows: (
+            torch.tensor([[float(len(words))] * 4 for words, _ in rows]),
+            torch.stack([label for _, label in rows]),
+        ),
+    }
+    data = open_data(tmp_path, parts)
+    assert len(data.train.digests) == 64  # the collate function made tensors of them
+    assert data.train.features.shape == (64, 4)
