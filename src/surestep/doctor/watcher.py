@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -88,6 +88,7 @@ class Run:
         modules: whose forward passes are running, the outermost first; empty if they are not seen.
         models: modules that were called from outside of any other one.
         optimizers: that have taken a step.
+        histories: a `History` of each optimizer, written in the steps that are sampled.
     """
 
     locate: Callable[[], Location]
@@ -101,6 +102,7 @@ class Run:
     modules: list[nn.Module] = field(default_factory=list)
     models: WeakSet[nn.Module] = field(default_factory=WeakSet)
     optimizers: WeakSet[Optimizer] = field(default_factory=WeakSet)
+    histories: WeakKeyDictionary[Optimizer, Any] = field(default_factory=WeakKeyDictionary)
 
 
 class Watcher:
@@ -149,6 +151,9 @@ class Watcher:
 
     def on_zero_grad(self, run: Run, parameters: Sequence[Tensor]) -> None:
         """Called before the gradients of parameters are zeroed."""
+
+    def after_zero_grad(self, run: Run, parameters: Sequence[Tensor]) -> None:
+        """Called after the gradients of parameters were zeroed, in steps that are sampled."""
 
     def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         """Called before a backward pass; `run.backwards` counts it.

@@ -9,12 +9,21 @@ show.
 Source: https://docs.pytorch.org/docs/stable/optim.html
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.windows import Tally, Window, WindowWatcher
 from surestep.doctor.source.order import Order, happens_before, is_zeroed_by
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import Action, describe, may_be_same
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from surestep.doctor.watcher import Run
 
 SEVERITY = "error"
 FIX = "Call optimizer.zero_grad() before backward() or after step(), not between them."
@@ -61,6 +70,21 @@ def _find_lost(order: Order, zero: Action, step: Action) -> Action | None:
         if action.kind == "backward":
             return action if order.is_clear(action.event, step.event) else None
     return None
+
+
+class Watch(WindowWatcher):
+    """Find steps whose gradients were zeroed after the last backward pass."""
+
+    def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
+        backward, zero = window.find_last("backward"), window.find_last("zero")
+        if 0 <= backward < zero and window.find_last("write") < zero:
+            tally.add(run, window.events[zero].location)
+
+    def describe(self, tally: Tally) -> str:
+        return (
+            f"{tally.mistakes} of {tally.steps} steps had no gradient: it was zeroed between "
+            "backward() and step()."
+        )
 
 
 def bad_loop() -> None:

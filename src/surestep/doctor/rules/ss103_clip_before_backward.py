@@ -9,12 +9,22 @@ show.
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.windows import Tally, Window, WindowWatcher
 from surestep.doctor.source.order import Order, happens_before, is_measurement
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import Action, describe
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from surestep.doctor.watcher import Run
 
 SEVERITY = "error"
 FIX = "Clip the gradients after backward() and before step()."
@@ -60,6 +70,30 @@ def _find_later_backward(order: Order, clip: Action) -> Action | None:
     return None
 
 
+class Watch(WindowWatcher):
+    """Find steps whose gradients were clipped only before the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begins_with_clip: WeakSet[Optimizer] = WeakSet()
+
+    def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
+        clip = window.find_unused_clip()
+        if clip is None:
+            return
+        if window.is_first:
+            self._begins_with_clip.add(optimizer)
+        # Otherwise it clips after the step before, which another rule reports.
+        if optimizer in self._begins_with_clip:
+            tally.add(run, clip.location)
+
+    def describe(self, tally: Tally) -> str:
+        return (
+            f"{tally.mistakes} of {tally.steps} steps used gradients that were not clipped: the "
+            "clip came before backward()."
+        )
+
+
 def bad_loop() -> None:
     import torch
 
@@ -75,14 +109,14 @@ def bad_loop() -> None:
 
 def bad_helper_function() -> None:
     import torch
-    from torch.nn.utils import clip_grad_value_
+    from torch.nn.utils import clip_grad_norm_
 
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.AdamW(model.parameters())
 
     def update(loss: torch.Tensor) -> None:
         optimizer.zero_grad()
-        clip_grad_value_(model.parameters(), 0.5)
+        clip_grad_norm_(model.parameters(), 0.5)
         loss.backward()
         optimizer.step()
 

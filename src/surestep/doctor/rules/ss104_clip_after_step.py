@@ -9,12 +9,22 @@ Ignore it if the clipped gradients are used by something else, such as a step in
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.windows import Tally, Window, WindowWatcher
 from surestep.doctor.source.order import Order, happens_before, is_measurement, is_part_of
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import Action, describe
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from surestep.doctor.watcher import Run
 
 SEVERITY = "error"
 FIX = "Clip the gradients before step() and after backward()."
@@ -56,6 +66,27 @@ def _find_earlier_step(order: Order, clip: Action) -> Action | None:
     return steps[-1] if is_certain else None
 
 
+class Watch(WindowWatcher):
+    """Find steps after which the gradients are clipped, and not before them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begins_without_clip: WeakSet[Optimizer] = WeakSet()
+
+    def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
+        clip = window.find_unused_clip()
+        if window.is_first and clip is None:
+            self._begins_without_clip.add(optimizer)
+        if clip is not None and optimizer in self._begins_without_clip:
+            tally.add(run, clip.location)
+
+    def describe(self, tally: Tally) -> str:
+        return (
+            f"The gradients of {tally.mistakes} of {tally.steps} steps were clipped only after "
+            "step()."
+        )
+
+
 def bad_loop() -> None:
     import torch
 
@@ -75,7 +106,7 @@ def bad_end_of_window() -> None:
 
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(3):
+    for _ in range(5):
         for _ in range(4):
             (model(torch.randn(8, 4)).pow(2).mean() / 4).backward()
         optimizer.step()

@@ -10,14 +10,29 @@ Ignore it if the gradient of the new tensor itself is wanted.
 Source: https://docs.pytorch.org/docs/stable/generated/torch.Tensor.detach.html
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.windows import (
+    Tally,
+    Window,
+    WindowWatcher,
+    has_gradient,
+    is_any_trained,
+)
 from surestep.doctor.source.gradients import GradientPaths, is_forward
 from surestep.doctor.source.order import Order, is_scaled, mentions
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Call, Value
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from surestep.doctor.watcher import Observation, Run
 
 SEVERITY = "error"
 FIX = "Compute the loss from the model's output with tensor operations, and call backward() on it."
@@ -53,6 +68,32 @@ def _describe_break(value: Value) -> str:
     if is_forward(value):
         return f"`{describe(value)}` runs without gradients"
     return f"`{describe(value)}` detaches the loss from the graph"
+
+
+class Watch(WindowWatcher):
+    """Find optimizers whose parameters no backward pass reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reached: list[Tally] = []
+
+    def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
+        backward = window.find_last("other")
+        if run.histories[optimizer].is_reached or has_gradient(optimizer):
+            self._reached.append(tally)
+        elif backward >= 0 and is_any_trained(optimizer):
+            tally.add(run, window.events[backward].location)
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        reached = set(map(id, self._reached))
+        self.tallies = [tally for tally in self.tallies if id(tally) not in reached]
+        return super().observe(run)
+
+    def describe(self, tally: Tally) -> str:
+        return (
+            f"{tally.mistakes} of {tally.steps} steps had no gradient: backward() reached no "
+            "parameter of the optimizer."
+        )
 
 
 def bad_new_tensor() -> None:
@@ -105,7 +146,7 @@ def bad_list_of_losses() -> None:
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
-        losses = [model(torch.randn(8, 4)).pow(2).mean() for _ in range(2)]
+        losses = [model(torch.randn(8, 4)).pow(2).mean().detach() for _ in range(2)]
         total = torch.tensor(losses, requires_grad=True).mean()
         optimizer.zero_grad()
         total.backward()

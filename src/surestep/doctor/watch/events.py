@@ -70,11 +70,17 @@ class Events:
     def _wrap_training(self) -> Iterator[Wrapper]:
         call = self._listeners.call
 
-        def zero_module(module: nn.Module, *_: Any, **__: Any) -> None:
-            call("on_zero_grad", list(module.parameters()))
+        def list_parameters(owner: nn.Module | Optimizer) -> list[Tensor]:
+            if isinstance(owner, nn.Module):
+                return list(owner.parameters())
+            return [p for group in owner.param_groups for p in group["params"]]
 
-        def zero_optimizer(optimizer: Optimizer, *_: Any, **__: Any) -> None:
-            call("on_zero_grad", [p for group in optimizer.param_groups for p in group["params"]])
+        def zero(owner: nn.Module | Optimizer, *_: Any, **__: Any) -> None:
+            call("on_zero_grad", list_parameters(owner))
+
+        def zeroed(_: None, owner: nn.Module | Optimizer, *__: Any, **___: Any) -> None:
+            if self._run.is_sampled:
+                call("after_zero_grad", list_parameters(owner))
 
         def change_mode(module: nn.Module, mode: bool = True) -> None:
             call("on_mode", module, mode)
@@ -89,8 +95,8 @@ class Events:
                 call("on_compile", model, options)
 
         yield torch.autograd, "backward", self._wrap_backward
-        yield nn.Module, "zero_grad", self._around(zero_module)
-        yield Optimizer, "zero_grad", self._around(zero_optimizer)
+        for zeroes in (nn.Module, Optimizer):
+            yield zeroes, "zero_grad", self._around(zero, zeroed)
         yield Optimizer, "__init__", self._around(after=made)
         yield nn.Module, "train", self._around(change_mode)
         for owner in (nn.utils, nn.utils.clip_grad):

@@ -14,9 +14,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from surestep.doctor.runtime.windows import WindowWatcher
 from surestep.doctor.watch.events import Events
 from surestep.doctor.watch.forwards import Forwards
 from surestep.doctor.watch.listeners import Listeners
+from surestep.doctor.watch.recorder import RECORDER, Recorder
 from surestep.doctor.watch.wrap import replaced
 from surestep.doctor.watcher import Watcher
 
@@ -34,6 +36,8 @@ class Monitor:
     """
 
     def __init__(self, watchers: dict[str, Watcher], most_steps: int | None = None) -> None:
+        if any(isinstance(watcher, WindowWatcher) for watcher in watchers.values()):
+            watchers = {RECORDER: Recorder(), **watchers}
         self.listeners = Listeners(watchers)
         self.run = self.listeners.run
         self._forwards = Forwards(self.listeners)

@@ -1,0 +1,177 @@
+"""What happens to the gradients of an optimizer between two of its steps.
+
+`surestep watch` records it once for all rules, in the steps that are sampled. A rule about the
+order of calls derives from `WindowWatcher` and says which windows are wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
+
+from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+FEWEST = 3  # wrong steps: one or two may be meant, such as those after a loss that is not finite
+
+
+class Event(NamedTuple):
+    """Something that changed the gradients of an optimizer, or that should have.
+
+    Attributes:
+        kind: "backward" if the pass reached its parameters, "other" if it did not; "zero", "clip",
+            "unscale"; "write" if the script changed gradients or parameters itself.
+        location: of the call.
+    """
+
+    kind: str
+    location: Location
+
+
+@dataclass
+class Window:
+    """The events between two steps of an optimizer.
+
+    Attributes:
+        events: in their order; only the first ones of very many.
+        began_at: steps of all optimizers before it.
+        is_whole: whether it was recorded from its beginning to its step.
+        is_first: whether no step of the optimizer came before it.
+        has_closure: whether the step called a closure with a backward pass.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    began_at: int = 0
+    is_whole: bool = False
+    is_first: bool = False
+    has_closure: bool = False
+
+    def find_last(self, kind: str) -> int:
+        """Return the index of the last event of a kind; -1 without one."""
+        return max((i for i, event in enumerate(self.events) if event.kind == kind), default=-1)
+
+    def list_kind(self, kind: str) -> list[Event]:
+        """Return the events of a kind."""
+        return [event for event in self.events if event.kind == kind]
+
+    def find_repeated_backward(self) -> Event | None:
+        """Return the backward pass that one line ran several times, if no other line ran one."""
+        backwards = [event for event in self.events if event.kind in ("backward", "other")]
+        is_one_line = len({event.location for event in backwards}) == 1
+        is_repeated = len(backwards) > 1 and is_one_line and not self.list_kind("other")
+        return backwards[-1] if is_repeated else None
+
+    def find_unused_clip(self) -> Event | None:
+        """Return a clip before any backward pass, if none comes after one."""
+        first = next((i for i, event in enumerate(self.events) if event.kind == "backward"), None)
+        if first is None or any(event.kind == "clip" for event in self.events[first:]):
+            return None
+        return next((event for event in self.events if event.kind == "clip"), None)
+
+
+@dataclass
+class History:
+    """What is known of an optimizer.
+
+    Attributes:
+        probes: some of its parameters, by which changes are noticed.
+        current: the events since its last step.
+        last: those before that step; None before the first.
+        is_reached: whether a backward pass ever gave its parameters a gradient.
+    """
+
+    probes: list[Tensor]
+    current: Window
+    last: Window | None = None
+    is_reached: bool = False
+    versions: tuple[object, ...] | None = None
+    is_stepping: bool = False
+
+
+@dataclass
+class Tally:
+    """The steps of an optimizer that a rule has evaluated.
+
+    Attributes:
+        steps: in whole windows.
+        mistakes: steps that were wrong.
+        first: the number of the first one.
+        location: of the first one.
+        most: the largest `count` of one of them.
+    """
+
+    steps: int = 0
+    mistakes: int = 0
+    first: int = 0
+    location: Location = NOWHERE
+    most: int = 0
+
+    def add(self, run: Run, location: Location, count: int = 0) -> None:
+        """Count a wrong step, after it was taken."""
+        self.mistakes += 1
+        self.most = max(self.most, count)
+        if self.mistakes == 1:
+            self.first, self.location = run.step, location
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether most steps are wrong, and not only a few of them."""
+        return self.mistakes >= FEWEST and 2 * self.mistakes > self.steps
+
+
+class WindowWatcher(Watcher):
+    """A rule about the order of the calls between two steps of an optimizer."""
+
+    def __init__(self) -> None:
+        self.tallies: list[Tally] = []
+        self._tally_of: WeakKeyDictionary[Optimizer, Tally] = WeakKeyDictionary()
+
+    def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
+        """Add a step to the tally if its window is wrong."""
+
+    def describe(self, tally: Tally) -> str:
+        """Return the message for an optimizer whose steps are usually wrong."""
+        raise NotImplementedError
+
+    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+        history = run.histories.get(optimizer)
+        window = history.last if history is not None else None
+        if window is None or not window.is_whole or window.has_closure:
+            return
+        tally = self._tally_of.get(optimizer)
+        if tally is None:
+            tally = self._tally_of[optimizer] = Tally()
+            self.tallies.append(tally)
+        tally.steps += 1
+        self.judge(run, optimizer, window, tally)
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for tally in self.tallies:
+            if tally.is_usual:
+                evidence = {"mistakes": tally.mistakes, "steps": tally.steps}
+                yield Observation(tally.location, self.describe(tally), tally.first, evidence)
+
+
+def has_gradient(optimizer: Optimizer) -> bool:
+    """Return whether a parameter of an optimizer has a gradient now."""
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+
+
+def is_any_trained(optimizer: Optimizer) -> bool:
+    """Return whether a parameter of an optimizer is not frozen."""
+    return any(p.requires_grad for group in optimizer.param_groups for p in group["params"])
+
+
+def pick_probes(
+    optimizer: Optimizer, is_wanted: Callable[[Tensor], bool], count: int = 4
+) -> list[Tensor]:
+    """Return some parameters of an optimizer: the first, the last and others between them."""
+    found = [p for group in optimizer.param_groups for p in group["params"] if is_wanted(p)]
+    if len(found) <= count:
+        return found
+    return [found[i * (len(found) - 1) // (count - 1)] for i in range(count)]
