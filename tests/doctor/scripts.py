@@ -32,7 +32,8 @@ def needs_ranks(example):
 
 def uses_trainer(example):
     """Return whether an example of a rule is a run of Trainer."""
-    return "surestep.Trainer(" in read_example(example)
+    text = read_example(example)
+    return "surestep.Trainer(" in text or "surestep.prepare(" in text
 
 
 def list_watched(rule, kind, *, on_ranks=False):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from surestep.base.errors import ConfigError, Preempted
+from surestep.base.errors import ConfigError, Preempted, RunError
 from surestep.base.text import format_duration, print_escaped, print_json
 from surestep.cli import output as show
 from surestep.cli.launch import launch, original_argv
@@ -22,6 +22,7 @@ from surestep.engine.step.gc import import_without_collecting
 from surestep.record.io import dumps
 
 if TYPE_CHECKING:  # torch is imported once the command line is checked
+    from surestep.doctor.curves.state import State
     from surestep.engine.value import Value
     from surestep.recipes.load import RecipeCall
     from surestep.record.run import Run
@@ -170,6 +171,8 @@ def report(done: Run, test: dict[str, Value] | None, *, fail_on: object, as_json
         ("clipped steps", clipped),
         ("skipped steps", _skipped(status)),
     ]
+    if titles := [state.title for state in _name_curve(done) if state.name != "unclear"]:
+        rows.append(("loss curve", ", ".join(titles)))
     if best is not None:
         measured = show.metric_rows({**best.metrics, **(test or {})})
         rows += [(f"{name} (best, step {best.step})", value) for name, value in measured]
@@ -181,6 +184,18 @@ def report(done: Run, test: dict[str, Value] | None, *, fail_on: object, as_json
         f"Next: surestep evaluate {shlex.quote(str(done.path))}{' --split test' if test else ''}"
     )
     return code
+
+
+def _name_curve(done: Run) -> tuple[State, ...]:
+    """Return the states of the loss curve; none if the events cannot be read."""
+    from surestep.doctor.curves.name import name_curve
+    from surestep.doctor.curves.read import read_curve
+
+    try:
+        curve = read_curve(done)
+    except RunError:  # a finding has the reason
+        return ()
+    return () if curve is None else name_curve(curve)
 
 
 def _steps(status: dict[str, Any]) -> str:

@@ -6,19 +6,20 @@ This module imports torch, so a module of a rule imports it for type checkers on
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from pathlib import Path
 
-import numpy as np
 from torch import nn
 
+from surestep.doctor.curves.curve import Curve
+from surestep.doctor.curves.read import read_curve
 from surestep.engine.plan.plan import Plan
 from surestep.engine.plan.system import SystemInfo
 from surestep.engine.state.state import trainable_parameters
 from surestep.engine.step.log_point import LogPoint
 from surestep.engine.step.loop import Loop
 from surestep.engine.task.task import Task
-
-_BINS = 40  # of the steps of a run, whose losses are summed
+from surestep.record.run import Run
 
 
 @dataclass
@@ -32,10 +33,7 @@ class Observed:
         timed_steps: those without the first log point, in which the workers of the data start.
         seconds: that the timed steps took.
         data_wait_s: the part of `seconds` in which the loop waited for data.
-        first_step: that this process took.
         ratios: of the newest clipped steps: the norm of the gradients by its limit.
-        losses: the number, the sum and the sum of squares of the finite losses, in equal parts of
-            the steps of the run; an array of 40 rows.
         no_gradient: parameters that had no gradient at any log point so far, by name.
     """
 
@@ -45,16 +43,13 @@ class Observed:
     timed_steps: int = 0
     seconds: float = 0.0
     data_wait_s: float = 0.0
-    first_step: int = 0
     ratios: deque[float] = field(default_factory=lambda: deque(maxlen=4096))
-    losses: Any = field(default_factory=lambda: np.zeros((_BINS, 3)))
     no_gradient: dict[str, nn.Parameter] = field(default_factory=dict)
 
     def __call__(self, point: LogPoint) -> None:
         """Add a log point."""
         count = len(point.loss)
         if not self.steps:
-            self.first_step = point.first_step
             self.no_gradient = trainable_parameters(self.model)
         else:
             self.timed_steps += count
@@ -64,10 +59,6 @@ class Observed:
         if (limit := self.plan.max_grad_norm) is not None:
             ratios = [norm / limit for norm in point.grad_norm if norm is not None]
             self.ratios.extend(ratio for ratio in ratios if 1 < ratio < math.inf)
-        for step, loss in enumerate(point.loss, start=point.first_step):
-            if loss is not None and math.isfinite(loss):
-                bin_ = (step - 1) * _BINS // max(self.plan.total_steps, step)
-                self.losses[bin_] += 1.0, loss, loss * loss
         self.no_gradient = {
             name: parameter
             for name, parameter in self.no_gradient.items()
@@ -85,6 +76,7 @@ class Case:
         observed: what was read at the log points.
         system: the machine.
         is_finished: whether all steps are done; a rule reads data only then.
+        folder: of the run.
     """
 
     loop: Loop
@@ -92,3 +84,9 @@ class Case:
     observed: Observed
     system: SystemInfo
     is_finished: bool
+    folder: Path
+
+    @cached_property
+    def curve(self) -> Curve | None:
+        """The losses of the run, of earlier processes too; None if its steps are manual."""
+        return None if self.task.step is not None else read_curve(Run(self.folder))

@@ -1,11 +1,9 @@
 """Findings: what the rules find in a run, by what was measured."""
 
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
-
-import numpy as np
+from pathlib import Path
 
 from surestep.base.warn import warn
 from surestep.doctor.case import Case, Observed
@@ -16,11 +14,6 @@ from surestep.engine.plan.system import SystemInfo
 from surestep.engine.step.log_point import LogPoint
 from surestep.engine.step.loop import Loop
 from surestep.engine.task.task import Task
-
-_FLAT_STEPS = 100  # below which a loss may still start to fall
-_FLAT = 0.01  # of the first loss: a smaller fall is none
-_SOLVED = 1e-6  # a first loss below it cannot fall
-_STANDARD_ERRORS = 3.0  # of a difference of means
 
 
 class RunChecks:
@@ -35,11 +28,13 @@ class RunChecks:
         loop: Loop,
         task: Task,
         system: SystemInfo,
+        folder: Path,
         record: Callable[..., None],
         print_line: Callable[[str], None],
     ) -> None:
         self.observed = Observed(loop.state.model, loop.plan)
         self._loop, self._task, self._system = loop, task, system
+        self._folder = folder
         self._record, self._print_line = record, print_line
         self._of_data: list[Finding] = []
         self._shown: set[str] = set()  # codes of the errors
@@ -68,7 +63,8 @@ class RunChecks:
         return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
     def _case(self, *, is_finished: bool) -> Case:
-        return Case(self._loop, self._task, self.observed, self._system, is_finished)
+        observed, system = self.observed, self._system
+        return Case(self._loop, self._task, observed, system, is_finished, self._folder)
 
     def _show(self, findings: list[Finding]) -> None:
         """Print errors, and write them to the events; a rule is shown once."""
@@ -103,8 +99,6 @@ def find(case: Case, *, only_errors: bool = False) -> list[Finding]:
     """
     ignored = case.loop.plan.doctor_ignore
     findings: list[Finding] = []
-    if "SS408" not in ignored and not only_errors:
-        findings += loss_is_flat(case)
     for rule in load_rules():
         if rule.code in ignored or (only_errors and rule.severity != "error"):
             continue
@@ -125,36 +119,3 @@ def describe(finding: Finding) -> str:
     """Return a finding as a line of output."""
     start = f"{finding.rule} {finding.name} ({finding.severity})"
     return f"{start}: {finding.message} {finding.fix}".rstrip()
-
-
-def loss_is_flat(case: Case) -> Iterator[Finding]:
-    """Find a training loss that never fell, measured against its own noise."""
-    losses = case.observed.losses[case.observed.losses[:, 0] > 0]
-    steps, n_bins = int(losses[:, 0].sum()), len(losses)
-    saw_all = case.observed.first_step == 1 and case.task.step is None
-    if not saw_all or steps < _FLAT_STEPS or n_bins < 4:
-        return
-    quarter, start = np.arange(n_bins) * 4 // n_bins, losses[0, 1] / losses[0, 0]
-    sums = np.stack([losses[quarter == number].sum(axis=0) for number in range(4)])
-    means, squares = sums[:, 1] / sums[:, 0], sums[:, 2] / sums[:, 0]
-    errors = np.maximum(squares - means**2, 0.0) / sums[:, 0]  # squared standard errors
-    at = 1 + int(means[1:].argmin())
-    first, lowest, noise = float(means[0]), float(means[at]), math.sqrt(errors[0] + errors[at])
-    enough = max(_STANDARD_ERRORS * noise, _FLAT * abs(first))
-    if abs(start) < _SOLVED or max(first, start) - lowest > enough:
-        return
-    lr = case.loop.plan.optim_lr
-    yield Finding(
-        "SS408",
-        "loss-is-flat",
-        "warning",
-        "",
-        0,
-        1,
-        f"The training loss did not fall in {steps} steps: {first:.4g} in the first quarter, "
-        f"{lowest:.4g} at best after it (noise {noise:.2g}).",
-        {"first": first, "lowest": lowest, "noise": noise, "steps": steps},
-        "Check that the model can learn 32 samples (`surestep train RECIPE --overfit 32`), and "
-        f"check the learning rate{f' ({lr:g})' if lr else ''}, the targets, and whether the loss "
-        "reaches every layer.",
-    )

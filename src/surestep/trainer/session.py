@@ -86,7 +86,9 @@ class Session:
         loop.on_log.append(self._log)
         loop.after_first.append(partial(check_can_be_saved, loop.state))
         loop.handlers = {Request.SAVE: self.saving.save_async, Request.EVALUATE: self.evaluate}
-        self.checks = RunChecks(loop, task, system, recorder.event, self.print_line)
+        self.checks = RunChecks(
+            loop, task, system, recorder.folder, recorder.event, self.print_line
+        )
         self.incidents = NonFiniteHandler(loop, recorder, self.ensure_saved, self.print_line)
         loop.out_of_memory = partial(out_of_memory, recorder, loop)
 

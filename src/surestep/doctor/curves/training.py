@@ -18,8 +18,9 @@ _FEWEST_VALUES = 20  # finite losses
 _FEWEST_STEPS = 100
 _SURE = 3.0  # standard errors of a difference that is more than noise
 _FLAT = 0.01  # of the loss: a smaller fall is none
-_BOUND = 0.05  # of the loss: flat if even the largest fall within the noise is smaller
+_BOUND = 0.08  # of the loss: flat if even the largest fall within the noise is smaller
 _AT_LOG = 0.02  # of log(classes): the distance that still counts as equal
+_NOISE_AT_LOG = 0.05  # likewise: with more noise, the level is not known
 _RISEN = 0.3  # of the loss at the start: above it, by more than this share
 _EXPLODED = 9.0  # likewise, of a loss that has become lower again, but not than at the start
 _SPIKE = 5  # values: fewer than half of them are one bad batch, or two
@@ -178,7 +179,7 @@ def _find_stuck(curve: Curve) -> State | None:
     error = math.hypot(before.error, last.error)
     is_flat = abs(before.value - last.value) <= max(_SURE * error, _FLAT * expected)
     distance = abs(bins.level(0.5, 1.0).value - expected)
-    is_sure = _SURE * error <= _BOUND * expected
+    is_sure = _SURE * error <= _NOISE_AT_LOG * expected
     if not (is_flat and is_sure and distance <= _AT_LOG * expected):
         return None
     near = np.abs(bins.smooth - expected) <= max(2 * _AT_LOG * expected, _SURE * error)

@@ -98,7 +98,7 @@ def _score_improves(curve: Curve, step: float) -> bool:
 
 def _find_perfect(curve: Curve) -> State | None:
     """Find a first evaluation that is near perfect although training has just begun."""
-    found, start = curve.evaluations, curve.start.value
+    found, start = curve.evaluations, curve.initial
     if not len(found.steps) or not found.scores or not start > 0:
         return None
     step, loss = int(found.steps[0]), float(found.losses[0])
