@@ -176,7 +176,8 @@ def _explain(call: Called) -> str:
     if call.name in ("nll_loss", "cross_entropy"):
         if is_over_first:
             return of_batch
-        if call.name == "nll_loss" and _is_over_other(tensor):
+        is_log = name_node(node) == "LogSoftmax"
+        if call.name == "nll_loss" and is_log and _is_over_other(tensor):
             return "nll_loss got a softmax over a dimension that is not that of the classes, 1"
         return ""
     if not is_over_first or tensor.dim() != 2:
