@@ -216,7 +216,7 @@ def bad_generator_of_numpy():
         def __getitem__(self, index):
             return self.data[index] + self.rng.normal(0, 0.1)
 
-    loader = DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=4)
+    loader = DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=2)
     for batch in loader:
         print(batch.mean(dtype=torch.float))
 
@@ -307,7 +307,7 @@ def good_global_generators():
         def __getitem__(self, index):
             return torch.randn(4) + np.random.normal(0, 0.1)
 
-    loader = DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=4)
+    loader = DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=2)
     for batch in loader:
         print(batch.mean(dtype=torch.float))
 

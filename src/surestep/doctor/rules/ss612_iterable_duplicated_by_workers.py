@@ -133,7 +133,7 @@ def bad_range():
         def __iter__(self):
             return iter(range(self.start, self.end))
 
-    loader = DataLoader(Numbers(0, 100), batch_size=10, num_workers=4)
+    loader = DataLoader(Numbers(0, 100), batch_size=10, num_workers=2)
     for batch in loader:
         print(batch.mean(dtype=torch.float))
 
@@ -188,7 +188,7 @@ def good_asks_for_its_part():
             first, step = (0, 1) if info is None else (info.id, info.num_workers)
             return iter(range(self.start + first, self.end, step))
 
-    loader = DataLoader(Numbers(0, 100), batch_size=10, num_workers=4)
+    loader = DataLoader(Numbers(0, 100), batch_size=10, num_workers=2)
     for batch in loader:
         print(batch.mean(dtype=torch.float))
 
@@ -215,7 +215,7 @@ def good_random_stream():
             for _ in range(100):
                 yield torch.randn(4)
 
-    loader = DataLoader(Noise(), batch_size=10, num_workers=4)
+    loader = DataLoader(Noise(), batch_size=10, num_workers=2)
     for batch in loader:
         print(batch.mean(dtype=torch.float))
 
@@ -235,6 +235,6 @@ def good_divided_when_workers_start():
         info = get_worker_info()
         info.dataset.numbers = info.dataset.numbers[index :: info.num_workers]
 
-    loader = DataLoader(Numbers(), batch_size=10, num_workers=4, worker_init_fn=take_part)
+    loader = DataLoader(Numbers(), batch_size=10, num_workers=2, worker_init_fn=take_part)
     for batch in loader:
         print(batch.mean(dtype=torch.float))
