@@ -82,7 +82,7 @@ class _Seen:
         parameters: some of its parameters, by which zeroing by hand is noticed.
         zeroed_at: backward passes when they were zeroed last.
         stepped_at: backward passes at its last step; -1 if it was before the zeroing.
-        versions: of the gradients after its last step.
+        versions: of the gradients after its last step, or after a later backward pass.
         mistakes: steps with gradients of batches that were used already.
         most: batches whose gradients such a step used.
     """
@@ -122,6 +122,10 @@ class Watch(Watcher):
         for seen in self._seen.values():
             if seen.stepped_at >= 0 and _versions(seen.parameters) != seen.versions:
                 seen.zero(run.backwards - 1)  # the script changed them by hand
+
+    def after_backward(self, run: Run, losses: Sequence[Tensor]) -> None:
+        for seen in self._seen.values():
+            seen.versions = _versions(seen.parameters)
 
     def on_step(self, run: Run, optimizer: Optimizer) -> None:
         seen = self._seen[id(optimizer)]
@@ -179,6 +183,17 @@ def bad_zeroed_once_per_epoch() -> None:
         optimizer.zero_grad()
         for x, y in batches:
             mse_loss(model(x), y).backward()
+            optimizer.step()
+
+
+def bad_accumulation() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for index in range(12):
+        (model(torch.randn(8, 4)).pow(2).mean() / 2).backward()
+        if index % 2 == 1:
             optimizer.step()
 
 
