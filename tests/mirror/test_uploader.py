@@ -22,10 +22,11 @@ from tests.mirror.runs import STEPS, files, flip_byte, last_weights, names, trai
 
 
 class Outage:
-    """Makes every write of a store fail while it lasts."""
+    """Makes every write of a store fail while it lasts, and not before an event."""
 
-    def __init__(self, monkeypatch, error=None):
+    def __init__(self, monkeypatch, error=None, after=None):
         self.error = error or ConnectionError("the server is away\nmore text")
+        self.after = after
         self.lasts = True
         self.failures = 0
         for name in ("write", "upload"):
@@ -34,6 +35,8 @@ class Outage:
     def around(self, call):
         def act(store, name, *more):
             if self.lasts:
+                if self.after is not None:
+                    self.after.wait(60)
                 self.failures += 1
                 raise self.error
             return call(store, name, *more)
@@ -173,10 +176,6 @@ def test_run_ends_if_the_mirror_takes_everything_but_checkpoints(tmp_path, monke
 def test_failure_at_the_end_is_printed_while_it_is_waited_for(tmp_path, monkeypatch, capfd):
     outage, printed = None, ""
 
-    def begin():
-        nonlocal outage
-        outage = Outage(monkeypatch)
-
     def end():
         nonlocal printed
         end_s = time.monotonic() + 20  # so that a run that waits for ever ends as well
@@ -188,7 +187,8 @@ def test_failure_at_the_end_is_printed_while_it_is_waited_for(tmp_path, monkeypa
     close = uploader.Uploader.close
 
     def close_in_an_outage(self, print_line):
-        begin()
+        nonlocal outage
+        outage = Outage(monkeypatch, after=self._closing)
         threading.Thread(target=end).start()
         close(self, print_line)
 
