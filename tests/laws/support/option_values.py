@@ -272,4 +272,7 @@ OPTION_VALUES: dict[str, OptionValue] = {
     "logging.graph": OptionValue(True),
     "logging.mlflow_model": OptionValue("weights", along=MLFLOW, parts=WITH_MLFLOW),
     "logging.mlflow_registered_model": OptionValue("churn", along=MLFLOW, parts=WITH_MLFLOW),
+    "doctor.ignore": OptionValue(("SS117=we clip on purpose",), planned=("SS117",)),
+    "doctor.fail_on": OptionValue("error"),
+    "doctor.check_data": OptionValue("off"),
 }
