@@ -17,10 +17,21 @@ from surestep.doctor.remark import Remark, list_names
 
 if TYPE_CHECKING:
     from surestep.doctor.data_case import DataCase
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from surestep.doctor.runtime.batches import list_tensors
+from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
 
 SEVERITY = "warning"
-FIX = "Set data.drop_last=True, or another batch_size."
+FIX = "Set drop_last=True (data.drop_last in a Config), or another batch size."
 _FEW = 2  # samples
+_USUAL = 4  # a batch size above which so few samples are not meant
+_MOST_LOADERS = 20
 
 
 def inspect(data: DataCase) -> Iterator[Remark]:
@@ -46,6 +57,78 @@ def inspect(data: DataCase) -> Iterator[Remark]:
             f"layers {list_names(norms)} train on {rest} of them.",
             {"samples": layout.samples, "rest": rest, "layers": norms},
         )
+
+
+@dataclass
+class _Rests:
+    """The small last batches of a loader.
+
+    Attributes:
+        location: of the loop.
+        size: of the last one.
+        seen_at: the step before it; -1 if it was not small.
+        first: step that trained on one; 0 without any.
+        count: of those that were trained on.
+        layers: that normalised them.
+    """
+
+    location: Location = NOWHERE
+    size: int = 0
+    seen_at: int = -1
+    first: int = 0
+    count: int = 0
+    layers: list[str] = field(default_factory=list)
+
+
+class Watch(Watcher):
+    """Count small last batches that BatchNorm layers in training mode normalise."""
+
+    def __init__(self) -> None:
+        self._rests: WeakKeyDictionary[DataLoader[Any], _Rests] = WeakKeyDictionary()
+        self._found: list[_Rests] = []
+
+    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        if (loader.batch_size or 0) > _USUAL and len(self._found) < _MOST_LOADERS:
+            if loader not in self._rests:
+                self._rests[loader] = _Rests()
+                self._found.append(self._rests[loader])
+            self._rests[loader].location = run.locate()
+
+    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+        rests = self._rests.get(loader)
+        if rests is None or rests.layers:
+            return
+        tensors = list_tensors(batch)
+        rests.seen_at = -1
+        if tensors and tensors[0].dim() and len(tensors[0]) <= _FEW:
+            rests.size, rests.seen_at = len(tensors[0]), run.step
+
+    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        from torch.nn.modules.batchnorm import _BatchNorm
+
+        rests = self._rests.get(loader)
+        if rests is None or not 0 <= rests.seen_at < run.step:
+            return
+        if not rests.layers:
+            rests.first = rests.seen_at + 1
+            rests.layers = [
+                name
+                for model in run.models
+                for name, module in model.named_modules()
+                if isinstance(module, _BatchNorm) and module.training
+            ]
+        rests.count += 1
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for rests in self._found:
+            if rests.layers:
+                yield Observation(
+                    rests.location,
+                    f"The last batch had {rests.size} samples, so the BatchNorm layers "
+                    f"{list_names(rests.layers)} trained on the statistics of so few.",
+                    rests.first,
+                    {"samples": rests.size, "layers": rests.layers},
+                )
 
 
 def bad_one_image():
@@ -122,3 +205,50 @@ def good_without_batch_norm():
     task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
     config = surestep.Config(max_steps=3, batch_size=8)
     surestep.Trainer(task, config, run="run").fit()
+
+
+def bad_rest_of_one_in_a_loop():
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    images, labels = torch.randn(33, 3, 8, 8), torch.randint(2, (33,))
+    loader = DataLoader(TensorDataset(images, labels), batch_size=8, shuffle=True)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)
+    )
+    optimizer = torch.optim.Adam(model.parameters())
+    for epoch in range(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+
+def good_frozen_batch_norm_in_a_loop():
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(33, 4), torch.randint(2, (33,)))
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)).train()
+    model[1].eval()
+    optimizer = torch.optim.Adam(model.parameters())
+    for x, y in DataLoader(data, batch_size=8, shuffle=True):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def good_dropped_in_a_loop():
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(34, 4), torch.randint(2, (34,)))
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    for x, y in DataLoader(data, batch_size=8, shuffle=True, drop_last=True):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()

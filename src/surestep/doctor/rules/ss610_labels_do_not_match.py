@@ -4,6 +4,8 @@ Two shuffles draw two orders. Unless both start from the same state of the same 
 labels no longer belong to their inputs. Nothing fails: the lengths are right, and the model learns
 to answer the mean.
 
+While a script runs, labels that are the same in all samples of a classifier are reported.
+
 Labels that are shuffled alone, as in a permutation test, are not reported.
 
 A run of `surestep train` also reads some of the targets. If all are equal, the wrong column was
@@ -27,6 +29,19 @@ from surestep.doctor.source.values import Call, Constant, Item, Value
 
 if TYPE_CHECKING:
     from surestep.doctor.data_case import DataCase
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from surestep.doctor.runtime.batches import find_labels
+from surestep.doctor.runtime.origins import LINEAR, name_origin
+from surestep.doctor.runtime.passes import Pass, Passes
+from surestep.doctor.watcher import Call as Called
+from surestep.doctor.watcher import Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.utils.data import DataLoader
 
 SEVERITY = "error"
 _FEWEST = 50  # targets
@@ -41,6 +56,12 @@ _CONVERSIONS = frozenset(
 )
 _PAIRS = ("torch.utils.data.TensorDataset", "sklearn.model_selection.train_test_split")
 _SEEDS = re.compile(r"seed|set_state|set_rng_state|setstate|RandomState|default_rng|Random$")
+_FEWEST_SAMPLES = 50
+_FEWEST_TARGETS = 3
+_MOST_TARGETS = 100  # whose range is stored
+_MOST_LOADERS = 20
+CHECK_SKIPS = ("bad_same_label",)
+WATCH_SKIPS = ("bad_two_shuffles", "bad_two_permutations", "bad_two_splits", "bad_generator")
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -157,6 +178,79 @@ def inspect(data: DataCase) -> Iterator[Remark]:
                 {"share": share, "class": usual, "labels": len(labels)},
                 "Compare metrics with that, and measure the rare classes too, such as by F1.",
                 "info",
+            )
+
+
+@dataclass
+class _Labels:
+    """The labels of a loader.
+
+    Attributes:
+        entry: the pass that runs.
+        value: of the first.
+        samples: that were seen with it.
+        is_constant: whether all have this value.
+    """
+
+    entry: Pass
+    value: float | None = None
+    samples: int = 0
+    is_constant: bool = True
+
+
+class Watch(Watcher):
+    """Find labels that are the same in all samples that a classifier trains on."""
+
+    FUNCTIONS = ("cross_entropy",)
+
+    def __init__(self) -> None:
+        self._passes = Passes()
+        self._labels: WeakKeyDictionary[DataLoader[Any], _Labels] = WeakKeyDictionary()
+        self._found: list[_Labels] = []
+        self._targets: list[Tensor] = []
+
+    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        if loader not in self._labels and len(self._found) < _MOST_LOADERS:
+            self._labels[loader] = _Labels(self._passes.begin(run, loader))
+            self._found.append(self._labels[loader])
+
+    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+        seen = self._labels.get(loader)
+        if seen is None or (seen.entry.trained and not seen.is_constant):
+            return
+        seen.entry.begin_batch(run)
+        labels = find_labels(batch)
+        if labels is None or labels.is_floating_point() or labels.device.type != "cpu":
+            seen.is_constant = False
+        elif seen.is_constant:
+            low, high = labels.aminmax()
+            seen.value = float(low) if seen.value is None else seen.value
+            seen.is_constant = float(low) == float(high) == seen.value
+            seen.samples += len(labels)
+
+    def on_call(self, run: Run, call: Called) -> None:
+        target, is_open = call["target"].detach(), len(self._targets) < _MOST_TARGETS
+        is_classifier = run.is_sampled and name_origin(call["input"]) in LINEAR
+        if is_open and is_classifier and target.numel() and not target.is_floating_point():
+            import torch
+
+            self._targets.append(torch.stack(target.aminmax()))
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        trained = [seen for seen in self._found if seen.entry.trained]
+        if len({(seen.is_constant, seen.value) for seen in trained}) != 1:
+            return
+        seen = trained[0]
+        is_used = len(self._targets) >= _FEWEST_TARGETS and all(
+            target.tolist() == [seen.value] * 2 for target in self._targets
+        )
+        if seen.is_constant and is_used and seen.samples >= _FEWEST_SAMPLES:
+            yield Observation(
+                seen.entry.location,
+                f"All labels of {seen.samples} samples are {seen.value:g}, so there is nothing to "
+                "distinguish.",
+                seen.entry.since_step,
+                {"samples": seen.samples, "label": seen.value},
             )
 
 
@@ -295,3 +389,37 @@ def good_same_random_state() -> None:
     X_train, X_test = train_test_split(X, random_state=1)
     y_train, y_test = train_test_split(y, random_state=1)
     LogisticRegression().fit(X_train, y_train)
+
+
+def bad_same_label():
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    rows = torch.cat([torch.randn(64, 4), torch.ones(64, 1)], 1)  # the last column was not read
+    data = TensorDataset(rows[:, :4], rows[:, 4].long())
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        for x, y in DataLoader(data, batch_size=8, shuffle=True):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+
+def good_labels_that_are_not_used():
+    import torch
+    from torch.nn.functional import cross_entropy, normalize
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(64, 4), torch.zeros(64, dtype=torch.long))
+    encoder = torch.nn.Linear(4, 8)
+    optimizer = torch.optim.Adam(encoder.parameters())
+    for x, _ in DataLoader(data, batch_size=8, shuffle=True):
+        first = normalize(encoder(x + 0.1 * torch.randn_like(x)), dim=1)
+        second = normalize(encoder(x + 0.1 * torch.randn_like(x)), dim=1)
+        positive = (first * second).sum(1, keepdim=True)
+        negative = first @ second.roll(1, 0).T
+        logits = torch.cat([positive, negative], 1) / 0.1
+        optimizer.zero_grad()
+        cross_entropy(logits, torch.zeros(len(x), dtype=torch.long)).backward()
+        optimizer.step()

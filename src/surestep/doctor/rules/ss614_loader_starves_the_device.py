@@ -8,6 +8,9 @@ Data that is sliced in memory is not reported: workers do not make it faster. No
 the first log point, in which the workers start. The number of workers that is suggested is the time
 to load a batch divided by the time to train on it.
 
+A script that is watched is reported from a third of the time on. On a GPU, only the time counts in
+which it has nothing to do.
+
 Ignore it if the loading cannot be made cheaper, and no core is free.
 
 Source: https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
@@ -23,12 +26,26 @@ from surestep.doctor.remark import Remark, format_seconds
 
 if TYPE_CHECKING:
     from surestep.doctor.case import Case
+import time
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from surestep.doctor.runtime.passes import Pass, Passes
+from surestep.doctor.watcher import Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
 
 SEVERITY = "speed"
 FIX = "Raise data.num_workers, or make loading cheaper: decode and resize once, store the result."
 _WAIT_SHARE = 0.2  # of the time, above which waiting for data is reported
 _HANDOVER_S = 2e-3  # a batch from a worker costs about 1 ms, so faster loading needs none
 _FEWEST = 20  # steps
+_SHARE = 0.3  # of the time in a script that is watched, which itself takes time
+_MOST_BATCHES = 500  # that are measured
+_MOST_LOADERS = 20
 
 
 def review(case: Case) -> Iterator[Remark]:
@@ -69,6 +86,76 @@ def review(case: Case) -> Iterator[Remark]:
         },
         fix,
     )
+
+
+@dataclass
+class _Times:
+    """How long the batches of a loader took, without the first of each pass.
+
+    Attributes:
+        entry: the pass that runs.
+        workers: of the loader.
+        waits: seconds until a batch was there, while the device had nothing to do.
+        total: seconds of the steps and the waits.
+        last: when the last batch was there.
+    """
+
+    entry: Pass
+    workers: int
+    waits: list[float] = field(default_factory=list)
+    total: float = 0.0
+    last: float = 0.0
+
+
+class Watch(Watcher):
+    """Measure how long a script waits for the batches that it trains on."""
+
+    def __init__(self) -> None:
+        self._passes = Passes()
+        self._times: WeakKeyDictionary[DataLoader[Any], _Times] = WeakKeyDictionary()
+        self._found: list[_Times] = []
+
+    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        times = self._times.get(loader)
+        if times is not None:
+            times.last = 0.0
+        elif len(self._found) < _MOST_LOADERS:
+            times = _Times(self._passes.begin(run, loader), loader.num_workers)
+            self._times[loader] = times
+            self._found.append(times)
+
+    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+        times = self._times.get(loader)
+        if times is None or len(times.waits) >= _MOST_BATCHES:
+            return
+        now, trained = time.perf_counter(), times.entry.trained
+        times.entry.begin_batch(run)
+        if times.last and times.entry.trained > trained:
+            times.waits.append(seconds if _is_device_idle() else 0.0)
+            times.total += now - times.last
+        times.last = now
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for times in self._found:
+            if len(times.waits) < _FEWEST or median(times.waits) < _HANDOVER_S:
+                continue
+            share = sum(times.waits) / times.total
+            if share > _SHARE:
+                wait = format_seconds(median(times.waits))
+                yield Observation(
+                    times.entry.location,
+                    f"{share:.0%} of the time of {len(times.waits)} steps was spent waiting for "
+                    f"data, {wait} for a batch, with num_workers={times.workers}.",
+                    times.entry.since_step,
+                    {"share": share, "num_workers": times.workers, "steps": len(times.waits)},
+                )
+
+
+def _is_device_idle() -> bool:
+    """Return whether a GPU has finished all that it was given; this does not wait for it."""
+    import torch
+
+    return not torch.cuda.is_initialized() or torch.cuda.current_stream().query()
 
 
 def bad_slow_samples():
@@ -189,3 +276,41 @@ def good_few_steps():
     task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=Rows())
     config = surestep.Config(max_steps=8, batch_size=8, logging={"every": "1 steps"})
     surestep.Trainer(task, config, run="run").fit()
+
+
+def bad_images_are_decoded_in_the_loop():
+    import time
+
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Images(Dataset):
+        def __len__(self):
+            return 120
+
+        def __getitem__(self, index):
+            time.sleep(0.002)  # decodes an image
+            return torch.randn(4), torch.randn(1)
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in DataLoader(Images(), batch_size=4, shuffle=True):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+
+def good_fast_samples():
+    import time
+
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(120, 4), torch.randn(120, 1))
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in DataLoader(data, batch_size=4, shuffle=True):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        time.sleep(0.005)  # a larger model
