@@ -37,7 +37,7 @@ _SECONDS = 1.0  # for reading all splits
 _SLOW = 0.1  # seconds for one sample, after which no other one is read
 _ROWS = 10_000  # of a split at most
 _GOLDEN = 0.6180339887498949
-_NUMBERS = 2**24  # in the samples of a split at most
+_NUMBERS = 2**23  # in the samples of a split at most
 
 
 @dataclass(frozen=True)

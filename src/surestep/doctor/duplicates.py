@@ -10,10 +10,12 @@ from surestep.doctor.data_case import Split, spread_indices
 _NEAR = 0.01  # of the usual distance to a neighbor, below which two samples are near duplicates
 _NEIGHBOR = 11  # which neighbor, with the sample itself as the first
 _SIMILAR = 0.9  # share of equal windows of tokens, from which two texts are near duplicates
-_MOST = (2048, 1024)  # samples of the training data, and of the other split, that are compared
+_MOST = (1024, 512)  # samples of the training data, and of the other split, that are compared
 _PROJECTED = 32  # dimensions in which distances are measured
 _WINDOW = 3  # tokens that are compared together
 _FEWEST_TOKENS = 16  # in a sample that is compared by its tokens
+_IDENTIFYING = 256  # samples by which this is decided
+_FEWEST_READ = 4  # samples of two splits that are called the same
 _HASHES = 64  # of the tokens of a sample
 _MANY = 0.01  # share of exact duplicates, above which no near ones are searched for
 _FEWEST_COLUMNS = 2  # by which samples differ
@@ -62,7 +64,12 @@ def find_duplicates(train: Split, other: Split) -> Duplicates | None:
 
 def is_same(train: Split, other: Split) -> bool:
     """Return whether two splits have the same samples, as far as they were read."""
-    return bool(train.digests) and train.count == other.count and train.digests == other.digests
+    enough = min(train.count, _FEWEST_READ)
+    return (
+        train.count == other.count
+        and len(train.digests) >= enough
+        and train.digests == other.digests
+    )
 
 
 def _constant_rows(split: Split) -> list[bool]:
@@ -78,7 +85,7 @@ def _is_identifying(split: Split) -> bool:
     if split.inputs is None:
         return True  # sequences of different lengths, or batches
     unique = dict(zip(split.digests, range(len(split.rows)), strict=True)).values()
-    rows = torch.tensor(sorted(unique)[:1024])
+    rows = torch.tensor(sorted(unique)[:_IDENTIFYING])
     n_varied, bits = 0, 0.0
     for tensor in split.inputs:
         table = tensor[rows].reshape(len(rows), -1)
