@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from surestep.doctor.source.trace import Event, Loop, Trace
@@ -88,6 +88,14 @@ def find_training_loops(trace: Trace, loader: Loader) -> list[tuple[Loop, ...]]:
                     entry for entry in loops[: index + 1] if entry not in outside
                 )
     return list(found.values())
+
+
+def find_loader_of(loops: Sequence[Loop], loaders: Sequence[Loader]) -> Loader | None:
+    """Return the loader over which the innermost of some loops iterates."""
+    if not loops:
+        return None
+    iterated = list(_iterated(loops[-1]))
+    return next((loader for loader in loaders if loader.call in iterated), None)
 
 
 def _iterated(loop: Loop) -> Iterator[Value]:

@@ -23,6 +23,9 @@ _MODULES = {
     "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
     "KLDivLoss": "kl_div",
     "MSELoss": "mse_loss",
+    "L1Loss": "l1_loss",
+    "SmoothL1Loss": "smooth_l1_loss",
+    "HuberLoss": "huber_loss",
 }
 
 
@@ -50,14 +53,20 @@ class Loss:
 
     def describe_input(self, origin: Origin) -> str:
         """Return the start of a sentence that says which operation computed the input."""
-        node = self.event.node
-        given = self.input.node
-        if isinstance(node, ast.Call):
-            named = (word.value for word in node.keywords if word.arg == "input")
-            given = next(named, node.args[0] if node.args else given)
-        text, result = describe_source(given), describe(origin.value)
+        text, result = describe_source(self.written[0]), describe(origin.value)
         subject = "The input" if text == result else f"`{text}`"
         return f"{subject} is the result of `{result}`"
+
+    @property
+    def written(self) -> tuple[ast.AST | None, ast.AST | None]:
+        """The expressions of the input and the target, as they are in the call."""
+        found = [self.input.node, self.target.node]
+        if isinstance(self.event.node, ast.Call):
+            found[: len(self.event.node.args[:2])] = self.event.node.args[:2]
+            for word in self.event.node.keywords:
+                if word.arg in ("input", "target"):
+                    found["input target".split().index(word.arg)] = word.value
+        return found[0], found[1]
 
 
 def find_losses(trace: Trace, *names: str) -> list[Loss]:
