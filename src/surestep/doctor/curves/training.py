@@ -95,13 +95,18 @@ def _end(curve: Curve) -> Level:
 
 
 def _find_explosion(curve: Curve) -> State | None:
-    """Find a loss that rose to many times its first value, and never became lower than it."""
+    """Find a loss that rose to many times its first value, and never became lower than it.
+
+    The first loss of a single batch may be low by chance. A cross-entropy should start at about
+    log(classes); that of another loss is compared with its end, too.
+    """
     if not curve.has_start or curve.initial <= 0:
         return None
     steps, losses = curve.steps[curve.finite], curve.losses[curve.finite]
     middle = np.median(sliding_window_view(losses, _SPIKE), axis=1)
     initial, peak, end = curve.initial, float(middle.max()), _end(curve)
-    limit = initial + _EXPLODED * max(initial, end.value)
+    usual = end.value if curve.classes is None else math.log(curve.classes)
+    limit = (1 + _EXPLODED) * max(initial, usual)
     if peak <= limit or end.value < (1 - _FLAT) * initial:
         return None
     at = int(np.argmax(middle > limit))
@@ -223,7 +228,7 @@ def _find_flat(curve: Curve) -> State | None:
     if _warms_up(curve):
         text = f"The learning rate is still rising, and the loss has not fallen yet: {numbers}."
         return State("unclear", text, evidence=evidence)
-    if fall + 2 * noise > _BOUND * size:
+    if max(fall, 0.0) + 2 * noise > _BOUND * size:
         text = f"The losses differ so much that a fall cannot be seen yet: {numbers}."
         return State("unclear", text, evidence=evidence)
     steps = int(curve.length)
