@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -157,7 +158,7 @@ def _count_classes(run: Run, config: Mapping[str, Any]) -> int | None:
     if name in _BINARY_LOSSES and loss.get("pos_weight") is None:
         return 2
     path = run.path / "signature.json"
-    if name not in _CLASS_LOSSES or not path.is_file():
+    if name not in _CLASS_LOSSES or not os.path.lexists(path):
         return None
     outputs = read_json(path, SIGNATURE)["outputs"]
     shape = outputs[0]["shape"] if len(outputs) == 1 else []
