@@ -9,15 +9,27 @@ Ignore it if the limit of the norm is multiplied with the scale.
 Source: https://docs.pytorch.org/docs/stable/notes/amp_examples.html
 """
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.windows import FEWEST
 from surestep.doctor.source.order import Order, is_enabled, is_measurement, is_scaled
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import Action, describe
+from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
 
 SEVERITY = "error"
 FIX = "Call scaler.unscale_(optimizer) after backward() and before the gradients are clipped."
+_LARGE_LIMIT = 100.0  # is that of scaled gradients
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -55,6 +67,65 @@ def _find_scaled_backward(order: Order, clip: Action) -> Action | None:
     return None
 
 
+@dataclass(frozen=True)
+class _Clip:
+    """A clip, with the parameters and the optimizers whose gradients were unscaled before it."""
+
+    location: Location
+    backwards: int
+    parameters: frozenset[int]
+    unscaled: frozenset[int]
+
+
+class Watch(Watcher):
+    """Compare what was clipped before a step with what was unscaled then."""
+
+    def __init__(self) -> None:
+        self._scaler: Any = None
+        self._clip: _Clip | None = None
+        self._steps = self._mistakes = self._first = 0
+        self._location = NOWHERE
+
+    def on_scale(self, run: Run, scaler: Any) -> None:
+        self._scaler = weakref.ref(scaler)
+
+    def on_clip(
+        self, run: Run, parameters: Sequence[Tensor], limit: float, norm: Tensor | None
+    ) -> None:
+        scaler = self._scaler() if self._scaler is not None and run.is_sampled else None
+        # Without a limit the norm is only measured; a large one is multiplied with the scale.
+        if scaler is None or limit >= _LARGE_LIMIT:
+            return
+        states = scaler._per_optimizer_states
+        unscaled = [key for key, state in states.items() if state["stage"].name != "READY"]
+        ids = frozenset(map(id, parameters))
+        self._clip = _Clip(run.locate(), run.backwards, ids, frozenset(unscaled))
+
+    def on_scaler_step(self, run: Run, scaler: Any, optimizer: Optimizer) -> None:
+        clip, self._clip = self._clip, None
+        if not run.is_sampled:
+            return
+        self._steps += 1
+        if clip is None or clip.backwards != run.backwards or id(optimizer) in clip.unscaled:
+            return
+        if any(
+            id(p) in clip.parameters for group in optimizer.param_groups for p in group["params"]
+        ):
+            self._mistakes += 1
+            if self._mistakes == 1:
+                self._first, self._location = run.step + 1, clip.location
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        if self._mistakes >= FEWEST and 2 * self._mistakes > self._steps:
+            yield Observation(
+                self._location,
+                f"The gradients of {self._mistakes} of {self._steps} steps were clipped while they "
+                "were multiplied with the scale of the GradScaler.",
+                self._first,
+                {"mistakes": self._mistakes, "steps": self._steps},
+            )
+
+
 def bad_loop() -> None:
     import torch
 
@@ -77,7 +148,7 @@ def bad_unscaled_too_late() -> None:
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.AdamW(model.parameters())
     scaler = torch.amp.GradScaler("cpu")
-    for index in range(8):
+    for index in range(16):
         loss = model(torch.randn(8, 4)).pow(2).mean() / 4
         scaler.scale(loss).backward()
         if (index + 1) % 4 == 0:

@@ -11,9 +11,14 @@ Ignore it if another part of the program makes the missing call. A test whose na
 Source: https://docs.pytorch.org/docs/stable/optim.html
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.windows import Tally, Window, WindowWatcher, has_gradient
 from surestep.doctor.source.order import Order, find_window, is_zeroed_by, mentions
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import (
@@ -25,9 +30,18 @@ from surestep.doctor.source.training import (
     is_without_grad,
     may_be_same,
 )
+from surestep.doctor.watcher import Observation, Run
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from surestep.doctor.runtime.windows import GradientEvent, History
 
 SEVERITY = "error"
 FIX = "Call backward() and then step() for each batch, or zero the gradients only after a step."
+_FEWEST_LOST = 5  # backward passes, in a run without a step
+_MOST_OPTIMIZERS = 8
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -125,6 +139,96 @@ def _find_lost_batches(order: Order) -> Iterator[Problem]:
                     f"`{describe(step.event.value)}` only for one in `{describe(count)}`: the "
                     "gradients of the others are lost.",
                 )
+
+
+class Watch(WindowWatcher):
+    """Count steps without a backward pass, and backward passes without a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._forwards = 0
+        self._never_stepped: list[tuple[History, Tensor, Tensor]] = []
+
+    def on_new_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+        import torch
+
+        history = run.histories.get(optimizer)
+        if history is None or run.step > 0 or len(self._never_stepped) > _MOST_OPTIMIZERS:
+            return
+        for probe in history.probes[:1]:
+            if type(probe) in (torch.Tensor, torch.nn.Parameter) and probe.device.type != "meta":
+                self._never_stepped.append((history, probe, _copy(probe)))
+
+    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if len(run.modules) == 1 and module.training:
+            import torch
+
+            self._forwards += torch.is_grad_enabled()
+
+    def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
+        forwards, self._forwards = self._forwards, 0
+        self._never_stepped.clear()
+        lost = _find_lost(window)
+        kinds = {event.kind for event in window.events}
+        if lost:
+            tally.add(run, lost[0].location, len(lost))
+        elif forwards and not kinds & {"backward", "other", "write"}:
+            if not has_gradient(optimizer):
+                tally.add(run, run.locate())
+
+    def describe(self, tally: Tally) -> str:
+        if tally.most:
+            return (
+                f"The gradients of up to {tally.most} batches were zeroed before a step used them, "
+                f"in {tally.mistakes} of {tally.steps} steps."
+            )
+        return (
+            f"{tally.mistakes} of {tally.steps} steps had no gradient: backward() was not called."
+        )
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        yield from super().observe(run)
+        if run.step > 0:
+            return
+        for history, parameter, first in self._never_stepped:
+            lost = _find_lost(history.current, is_open=True)
+            if len(lost) >= _FEWEST_LOST and _copy(parameter).equal(first):
+                backward = history.current.list_kind("backward")[-1]
+                yield Observation(
+                    backward.location,
+                    f"The gradients of {len(lost)} backward passes were zeroed, and no optimizer "
+                    "took a step.",
+                    1,
+                    {"backwards": len(lost)},
+                )
+
+
+def _find_lost(window: Window, *, is_open: bool = False) -> list[GradientEvent]:
+    """Return the events that zeroed gradients of which nothing else was done.
+
+    The lines of these backward passes and zeroings must be those of the last ones of a window, so
+    that an adversarial example or a part of a GAN is not taken for a lost batch.
+    """
+    # Between an unscaling and a zeroing, a GradScaler may have skipped the step.
+    events = [event for event in window.events if event.kind != "other"]
+    if any(event.kind in ("write", "clip") for event in events):
+        return []
+    backwards, zeroes = window.list_kind("backward"), window.list_kind("zero")
+    if len({event.location for event in backwards + window.list_kind("other")}) != 1:
+        return []
+    is_one_line = len({event.location for event in zeroes}) == 1
+    is_used = is_open or events[-1].kind == "backward"
+    if not (is_one_line and is_used):
+        return []
+    return [
+        event
+        for before, event in pairwise(events)
+        if before.kind == "backward" and event.kind == "zero"
+    ]
+
+
+def _copy(parameter: Tensor) -> Tensor:
+    return parameter.detach().reshape(-1)[:8].clone()
 
 
 def bad_nothing_calls_backward() -> None:

@@ -10,9 +10,14 @@ Ignore it if the missing call is made where the source does not show it.
 Source: https://docs.pytorch.org/docs/stable/notes/amp_examples.html
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.windows import Tally, Window, WindowWatcher
 from surestep.doctor.source.order import Order, find_window, is_enabled, is_scaled, mentions
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import (
@@ -25,11 +30,18 @@ from surestep.doctor.source.training import (
 )
 from surestep.doctor.source.values import Call, Operation, Value
 
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from surestep.doctor.watcher import Run
+
 SEVERITY = "error"
 FIX = (
     "Call scaler.scale(loss).backward() for each batch, and scaler.step(optimizer) and then "
     "scaler.update() once for each step."
 )
+# torch raises an error for these.
+WATCH_SKIPS = ("bad_loss_is_not_scaled", "bad_no_update")
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -136,6 +148,45 @@ def _find_calls_in_every_batch(order: Order, step: Action) -> Iterator[Problem]:
             )
 
 
+class Watch(WindowWatcher):
+    """Find steps with scaled gradients, and gradients that are unscaled several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._scaled = 0  # the number of the last backward pass of a scaled loss
+        self._stepping: WeakSet[Optimizer] = WeakSet()
+
+    def on_scale(self, run: Run, scaler: Any) -> None:
+        self._scaled = run.backwards + 1
+
+    def on_scaler_step(self, run: Run, scaler: Any, optimizer: Optimizer) -> None:
+        self._stepping.add(optimizer)
+
+    def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
+        is_by_scaler = optimizer in self._stepping
+        self._stepping.discard(optimizer)
+        used = window.events[window.find_last("zero") + 1 :]
+        unscaled = [event for event in used if event.kind == "unscale"]
+        if len(unscaled) > 1:
+            tally.add(run, unscaled[0].location, len(unscaled))
+            return
+        kinds = [event.kind for event in used]
+        is_scaled = self._scaled == run.backwards and kinds[-1:] == ["backward"]
+        if is_scaled and not (is_by_scaler or unscaled or "write" in kinds):
+            tally.add(run, used[-1].location)
+
+    def describe(self, tally: Tally) -> str:
+        if tally.most:
+            return (
+                f"Gradients were unscaled up to {tally.most} times before one step, in "
+                f"{tally.mistakes} of {tally.steps} steps: those of its batches differ in scale."
+            )
+        return (
+            f"{tally.mistakes} of {tally.steps} steps used gradients that were multiplied with the "
+            "scale of the GradScaler: step() of the optimizer was called, not that of the scaler."
+        )
+
+
 def bad_step_without_scaler() -> None:
     import torch
 
@@ -147,7 +198,6 @@ def bad_step_without_scaler() -> None:
         loss = model(torch.randn(8, 4)).pow(2).mean()
         scaler.scale(loss).backward()
         optimizer.step()
-        scaler.update()
 
 
 def bad_loss_is_not_scaled() -> None:
@@ -188,8 +238,8 @@ def bad_update_for_every_batch_of_a_window() -> None:
 
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cuda", enabled=torch.cuda.is_available())
-    for index in range(8):
+    scaler = torch.amp.GradScaler("cpu")
+    for index in range(16):
         loss = model(torch.randn(8, 4)).pow(2).mean() / 4
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FEWEST = 3  # wrong steps: one or two may be meant, such as those after a loss that is not finite
 
 
-class Event(NamedTuple):
+class GradientEvent(NamedTuple):
     """Something that changed the gradients of an optimizer, or that should have.
 
     Attributes:
@@ -45,7 +45,7 @@ class Window:
         has_closure: whether the step called a closure with a backward pass.
     """
 
-    events: list[Event] = field(default_factory=list)
+    events: list[GradientEvent] = field(default_factory=list)
     began_at: int = 0
     is_whole: bool = False
     is_first: bool = False
@@ -55,18 +55,18 @@ class Window:
         """Return the index of the last event of a kind; -1 without one."""
         return max((i for i, event in enumerate(self.events) if event.kind == kind), default=-1)
 
-    def list_kind(self, kind: str) -> list[Event]:
+    def list_kind(self, kind: str) -> list[GradientEvent]:
         """Return the events of a kind."""
         return [event for event in self.events if event.kind == kind]
 
-    def find_repeated_backward(self) -> Event | None:
+    def find_repeated_backward(self) -> GradientEvent | None:
         """Return the backward pass that one line ran several times, if no other line ran one."""
         backwards = [event for event in self.events if event.kind in ("backward", "other")]
         is_one_line = len({event.location for event in backwards}) == 1
         is_repeated = len(backwards) > 1 and is_one_line and not self.list_kind("other")
         return backwards[-1] if is_repeated else None
 
-    def find_unused_clip(self) -> Event | None:
+    def find_unused_clip(self) -> GradientEvent | None:
         """Return a clip before any backward pass, if none comes after one."""
         first = next((i for i, event in enumerate(self.events) if event.kind == "backward"), None)
         if first is None or any(event.kind == "clip" for event in self.events[first:]):

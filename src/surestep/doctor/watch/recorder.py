@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from surestep.doctor.runtime.windows import Event, History, Window, pick_probes
+from surestep.doctor.runtime.windows import GradientEvent, History, Window, pick_probes
 from surestep.doctor.watch.forwards import FIRST_STEPS
 from surestep.doctor.watcher import NOWHERE, Run, Watcher
 
@@ -40,7 +40,7 @@ class Recorder(Watcher):
         if run.is_sampled:
             location = run.locate()
             for history in self._find(run, parameters):
-                _add(history, Event("zero", location))
+                _add(history, GradientEvent("zero", location))
 
     def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         if run.is_sampled:
@@ -56,7 +56,7 @@ class Recorder(Watcher):
             history.is_reached |= is_reached
             if history.is_stepping and history.last is not None:
                 history.last.has_closure |= is_reached
-            _add(history, Event("backward" if is_reached else "other", self._backward))
+            _add(history, GradientEvent("backward" if is_reached else "other", self._backward))
 
     def on_clip(
         self, run: Run, parameters: Sequence[Tensor], limit: float, norm: Tensor | None
@@ -66,14 +66,14 @@ class Recorder(Watcher):
         location, most_writes = run.locate(), 2 if norm is None else 1
         for history in self._find(run, parameters):
             if _count_writes(history) > most_writes:
-                _add(history, Event("write", NOWHERE))
-            _add(history, Event("clip", location))
+                _add(history, GradientEvent("write", NOWHERE))
+            _add(history, GradientEvent("clip", location))
 
     def on_unscale(self, run: Run, scaler: Any, optimizer: Optimizer) -> None:
         history = run.histories.get(optimizer)
         if run.is_sampled and history is not None:
             _notice_writes(history)
-            _add(history, Event("unscale", run.locate()))
+            _add(history, GradientEvent("unscale", run.locate()))
             history.versions = None  # it is about to change them
 
     def on_step(self, run: Run, optimizer: Optimizer) -> None:
@@ -118,7 +118,7 @@ def _notice_writes(history: History) -> None:
     """Add an event if the script changed a gradient or a parameter since the last event."""
     versions = _read_versions(history)
     if history.versions not in (None, versions):
-        _add(history, Event("write", NOWHERE))
+        _add(history, GradientEvent("write", NOWHERE))
     history.versions = versions
 
 
@@ -134,7 +134,7 @@ def _count_writes(history: History) -> int:
     return max(counts)
 
 
-def _add(history: History, event: Event) -> None:
+def _add(history: History, event: GradientEvent) -> None:
     history.versions = _read_versions(history)
     if not history.is_stepping and len(history.current.events) < _MOST_EVENTS:
         history.current.events.append(event)
