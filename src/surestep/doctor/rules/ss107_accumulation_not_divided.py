@@ -11,9 +11,14 @@ Adam, which do not depend on the size of the gradient, unless the gradient is cl
 Source: https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation
 """
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.windows import Tally, Window, WindowWatcher
 from surestep.doctor.source.gradients import is_forward, is_loss_module
 from surestep.doctor.source.order import Order, find_window, is_part_of, is_scaled
 from surestep.doctor.source.trace import Branch, Program
@@ -25,6 +30,13 @@ from surestep.doctor.source.training import (
     options_of,
 )
 from surestep.doctor.source.values import Attribute, Call, Constant, Unknown, Value, last_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+    from torch.utils.data import DataLoader
+
+    from surestep.doctor.watcher import Run
 
 SEVERITY = "warning"
 FIX = "Divide the loss by the number of batches of a step before backward()."
@@ -110,6 +122,59 @@ def _depends_on_size(order: Order, step: Action) -> bool:
     return is_made_by(step.target, "torch.optim.") and not is_made_by(step.target, *_ADAPTIVE)
 
 
+class Watch(WindowWatcher):
+    """Find steps with several backward passes of means in one line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._means = self._scaled = 0  # backward passes of means, and the next one that is scaled
+        self._batches: Counter[int] = Counter()
+
+    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+        if run.is_sampled:
+            self._batches[id(loader)] += 1
+
+    def on_scale(self, run: Run, scaler: Any) -> None:
+        self._scaled = run.backwards + 1
+
+    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
+        if run.is_sampled and len(losses) == 1:
+            self._means += _is_computed_mean(losses[0], is_scaled=self._scaled == run.backwards)
+
+    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+        super().after_step(run, optimizer)
+        self._means = 0
+        self._batches.clear()
+
+    def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
+        backward = window.find_repeated_backward()
+        kinds = [event.kind for event in window.events]
+        if backward is None or "write" in kinds or len(run.optimizers) > 1:
+            return
+        count = kinds.count("backward")
+        is_summed = "zero" not in kinds[kinds.index("backward") :] and self._means == count
+        # Several losses of one batch may be summed on purpose.
+        is_of_batches = not self._batches or count in self._batches.values()
+        if is_summed and is_of_batches and ("clip" in kinds or type(optimizer).__name__ == "SGD"):
+            tally.add(run, backward.location, count)
+
+    def describe(self, tally: Tally) -> str:
+        return (
+            f"{tally.mistakes} of {tally.steps} steps used the sum of up to {tally.most} gradients "
+            "of a mean, which is as many times too large."
+        )
+
+
+def _is_computed_mean(loss: Tensor, *, is_scaled: bool) -> bool:
+    """Return whether the last operation of a loss is a mean, before a GradScaler scales it."""
+    node = loss.grad_fn
+    if is_scaled and node is not None and node.name().startswith("MulBackward"):
+        node = node.next_functions[0][0]
+    if node is None:
+        return False
+    return node.name().startswith("MeanBackward") or getattr(node, "_saved_reduction", 0) == 1
+
+
 def bad_sgd() -> None:
     import torch
 
@@ -129,9 +194,9 @@ def bad_clipped() -> None:
 
     model = nn.Linear(4, 3)
     optimizer = torch.optim.AdamW(model.parameters())
-    criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+    criterion = nn.CrossEntropyLoss()
     accumulate = 8
-    for index in range(1, 17):
+    for index in range(1, 33):
         criterion(model(torch.randn(8, 4)), torch.randint(3, (8,))).backward()
         if index % accumulate == 0:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -151,7 +216,7 @@ def bad_with_scaler() -> None:
             self.criterion = nn.MSELoss()
 
         def fit(self) -> None:
-            for i in range(8):
+            for i in range(16):
                 loss = self.criterion(self.model(torch.randn(8, 4)), torch.randn(8, 1))
                 self.scaler.scale(loss).backward()
                 if (i + 1) % 4:

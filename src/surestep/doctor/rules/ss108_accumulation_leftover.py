@@ -9,7 +9,11 @@ Ignore it if the number of batches is a multiple of N.
 Source: https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation
 """
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.order import Order, find_window, is_zeroed_by
@@ -17,9 +21,18 @@ from surestep.doctor.source.schedules import is_over_batches
 from surestep.doctor.source.trace import Branch, Program
 from surestep.doctor.source.training import Action, describe, may_be_same
 from surestep.doctor.source.values import Call, Operation, walk
+from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+    from torch.utils.data import DataLoader
 
 SEVERITY = "info"
 FIX = "Step also after the last batch: `if (i + 1) % n == 0 or i + 1 == len(loader)`."
+_FEWEST_EPOCHS = 2
+_FEWEST_STEPS = 3
+_KEPT = 1000  # epochs
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -67,6 +80,48 @@ def _is_dropped(order: Order, step: Action, branch: Branch) -> bool:
         and inner not in action.event.loops
         for action in order.actions
     )
+
+
+class Watch(Watcher):
+    """Count the backward passes after the last step of an epoch, if they are zeroed."""
+
+    def __init__(self) -> None:
+        self._stepped_at = self._ended_at = 0  # backward passes
+        self._windows: Counter[int] = Counter()
+        self._lost: list[int] = []
+        self._first, self._location = 0, NOWHERE
+
+    def on_step(self, run: Run, optimizer: Optimizer) -> None:
+        self._windows[run.backwards - self._stepped_at] += 1
+        self._stepped_at = run.backwards
+
+    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+        self._stepped_at = run.backwards  # a closure may have made more
+
+    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        self._ended_at = run.backwards
+
+    def on_zero_grad(self, run: Run, parameters: Sequence[Tensor]) -> None:
+        if self._stepped_at < self._ended_at == run.backwards:
+            if not self._lost:
+                self._first, self._location = run.step, run.locate()
+            self._lost.append(run.backwards - self._stepped_at)
+            del self._lost[_KEPT:]
+            self._stepped_at = run.backwards
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        if len(self._windows) != 1 or len(run.optimizers) > 1 or len(self._lost) < _FEWEST_EPOCHS:
+            return
+        ((size, steps),) = self._windows.items()
+        if size > 1 and steps >= _FEWEST_STEPS and max(self._lost) < size:
+            yield Observation(
+                self._location,
+                f"The gradients of the last {max(self._lost)} batches were zeroed before "
+                f"a step used them, at the end of {len(self._lost)} epochs. A step uses {size} "
+                "batches.",
+                self._first,
+                {"batches": self._lost[0], "epochs": len(self._lost), "window": size},
+            )
 
 
 def bad_loop() -> None:

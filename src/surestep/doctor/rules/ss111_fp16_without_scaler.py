@@ -8,19 +8,30 @@ Ignore it if the loss is scaled by code that the source does not show.
 Source: https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling
 """
 
+from __future__ import annotations
+
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.windows import Tally, Window, WindowWatcher
 from surestep.doctor.source.order import Order, is_autocast
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import Action, describe, is_made_by, options_of
 from surestep.doctor.source.values import Call, Constant, Operation, Symbol, Value, walk
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from surestep.doctor.watcher import Observation, Run
+
 SEVERITY = "error"
 FIX = "Use a GradScaler for the backward pass and the step, or dtype=torch.bfloat16."
 
 _SCALES = re.compile(r"scaler|loss_scal|scale_loss|autocast_gpu_dtype|autocast_dtype", re.I)
+WATCH_SKIPS = ("bad_autocast", "bad_in_methods")
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -85,6 +96,50 @@ def _is_half(context: Value) -> bool:
     return is_default and (
         (is_cuda and not context.args)
         or (isinstance(device, Constant) and str(device.value).startswith("cuda"))
+    )
+
+
+class Watch(WindowWatcher):
+    """Find steps after forward passes in float16, in a run without a GradScaler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_half = self._is_scaled = False
+
+    def on_scale(self, run: Run, scaler: Any) -> None:
+        self._is_scaled = True
+
+    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if len(run.modules) == 1 and module.training and not (self._is_half or self._is_scaled):
+            self._is_half = _is_autocast_to_half()
+
+    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
+        for loss in losses if self._is_half else ():
+            # The script may scale the loss itself.
+            self._is_scaled |= loss.grad_fn is None or loss.grad_fn.name().startswith("MulBackward")
+
+    def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
+        is_half, self._is_half = self._is_half, False
+        backward = window.find_last("backward")
+        if is_half and not self._is_scaled and backward >= 0 and window.find_last("write") < 0:
+            tally.add(run, window.events[backward].location)
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        return iter(()) if self._is_scaled else super().observe(run)
+
+    def describe(self, tally: Tally) -> str:
+        return (
+            f"{tally.mistakes} of {tally.steps} steps came from a forward pass in float16, and "
+            "nothing scaled the loss."
+        )
+
+
+def _is_autocast_to_half() -> bool:
+    import torch
+
+    return torch.is_grad_enabled() and any(
+        torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
+        for device in ("cpu", "cuda")
     )
 
 
