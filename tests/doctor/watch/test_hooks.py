@@ -1,5 +1,7 @@
 """The hooks change nothing: not the result, not torch, and not even if a rule fails."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -104,6 +106,21 @@ def test_rules_are_called_for_each_part_of_a_step():
 def test_only_the_first_steps_are_watched_if_that_is_asked():
     calls = count_calls(lambda: train(30), most_steps=5)
     assert calls["on_step"] == calls["on_backward"] == 5
+
+
+def test_run_is_whole_if_it_was_watched_to_an_end_without_an_error():
+    def is_whole(function, **options):
+        monitor = Monitor({"SS000": Everything()}, **options)
+        with contextlib.suppress(RuntimeError), monitor.installed():
+            function()
+        return monitor.run.is_whole
+
+    def stop():
+        raise RuntimeError("no memory")
+
+    assert is_whole(train)
+    assert not is_whole(train, most_steps=5)
+    assert not is_whole(stop)
 
 
 def test_forward_passes_are_seen_when_the_mode_changes():

@@ -9,9 +9,12 @@ Ignore it if the numbers count batches.
 Source: https://docs.pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.schedules import ScheduleWatcher, Seen
 from surestep.doctor.source.order import Order, happens_before
 from surestep.doctor.source.schedules import (
     TORCH,
@@ -25,9 +28,12 @@ from surestep.doctor.source.schedules import (
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import Action, describe, is_same
 from surestep.doctor.source.values import Call, Constant, Value
+from surestep.doctor.watcher import Observation, Run
 
 SEVERITY = "warning"
 FIX = "Step the schedule once for each epoch, after the loop over the batches."
+_LONG_STEP_SIZE = 100  # is given in batches
+_TINY = 1e-3  # of the first learning rate
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -78,6 +84,45 @@ def _epochs_in(made: Call, epochs: Value) -> str:
         milestones = numbers_of(made.argument(1, "milestones"))
         is_within = bool(milestones) and total / 4 <= max(milestones) <= total
         return "`milestones`" if is_within else ""
+    return ""
+
+
+class Watch(ScheduleWatcher):
+    """Compare what a schedule counts with the batches and the epochs of a run."""
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for seen in self.seen:
+            if not seen.is_per_batch or seen.batches < 2 or seen.is_part:
+                continue
+            if unit := _find_short_unit(seen):
+                yield Observation(
+                    seen.lines[0],
+                    f"{seen.name} made {seen.steps} steps in {seen.epochs} epochs of "
+                    f"{seen.batches} batches, but {unit}.",
+                    seen.first_at + 1,
+                    {"steps": seen.steps, "epochs": seen.epochs, "batches": seen.batches},
+                )
+
+
+def _find_short_unit(seen: Seen) -> str:
+    """Return the setting that is too small to count batches; "" without one."""
+    if seen.name == "CosineAnnealingLR":
+        length = seen.values["T_max"]
+        is_short = length < seen.batches or length == seen.epochs
+        is_over = seen.steps >= 2 * length
+        return f"T_max={length}: the learning rate rose again" if is_short and is_over else ""
+    if seen.name == "MultiStepLR":
+        last = max(seen.values["milestones"], default=0)
+        is_short = 1 < last <= max(seen.batches, seen.epochs) and last < seen.steps
+        return f"its last milestone is {last}" if is_short else ""
+    if seen.name == "StepLR":
+        size, gamma = seen.values["step_size"], seen.values["gamma"]
+        if 0 < gamma < 1 and 1 < size <= min(seen.batches, _LONG_STEP_SIZE):
+            fallen = gamma ** (seen.steps // size)
+            if fallen <= _TINY:
+                return (
+                    f"step_size={size}: the learning rate fell to {fallen:.1g} of its first value"
+                )
     return ""
 
 

@@ -9,9 +9,12 @@ Ignore it if the loader whose length is used has one batch.
 Source: https://docs.pytorch.org/docs/stable/generated/torch.optim.lr_scheduler.OneCycleLR.html
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.schedules import ScheduleWatcher, Seen
 from surestep.doctor.source.order import Order
 from surestep.doctor.source.schedules import (
     creations,
@@ -22,9 +25,11 @@ from surestep.doctor.source.schedules import (
 )
 from surestep.doctor.source.trace import Loop, Program
 from surestep.doctor.source.training import Action, describe
+from surestep.doctor.watcher import Observation, Run
 
 SEVERITY = "error"
 FIX = "Step the schedule after each step of the optimizer, in the loop over the batches."
+_FEWEST_EPOCHS = 4  # for a warm-up, which is shorter than the run
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -62,6 +67,34 @@ def _find_batch_loop(order: Order, schedule: Action, outer: Loop) -> Loop | None
             if any(iterates_over(inner, option) for option in counted):
                 return inner
     return None
+
+
+class Watch(ScheduleWatcher):
+    """Compare the length of a schedule with the batches of a whole run."""
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for seen in self.seen:
+            length = _read_length(seen)
+            if not seen.is_per_epoch or not run.is_whole or seen.is_part or length <= seen.epochs:
+                continue
+            is_warmup = seen.name == "LinearLR" and seen.epochs >= _FEWEST_EPOCHS
+            is_part_in_batches = length >= 2 * seen.batches and length % seen.batches == 0
+            if length == seen.epochs * seen.batches or (is_warmup and is_part_in_batches):
+                yield Observation(
+                    seen.lines[0],
+                    f"{seen.name} made {seen.steps} of its {length} steps: one in each of "
+                    f"{seen.epochs} epochs of {seen.batches} batches.",
+                    seen.first_at,
+                    {"steps": seen.steps, "length": length, "batches": seen.batches},
+                )
+
+
+def _read_length(seen: Seen) -> int:
+    """Return after how many steps a schedule has ended; 0 if it has no end."""
+    for name in ("total_steps", "T_max", "total_iters"):
+        if isinstance(seen.values.get(name), int):
+            return int(seen.values[name])
+    return 0
 
 
 def bad_one_cycle() -> None:

@@ -10,21 +10,29 @@ Ignore it if the quantity is one that should fall in spite of its name.
 Source: https://docs.pytorch.org/docs/stable/generated/torch.optim.lr_scheduler.ReduceLROnPlateau.html
 """
 
+from __future__ import annotations
+
 import ast
 import re
 from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.schedules import creations, is_plateau
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe, find_actions
 from surestep.doctor.source.values import Call, Constant, Element, Unknown, Value, last_name
+from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
 
 SEVERITY = "error"
 FIX = "Pass the metric that should improve: scheduler.step(val_loss); mode='max' if it should grow."
 
 _GROWS = re.compile(r"(^|_)(acc|accuracy|accuracies|f1|auc|auroc|dice|iou|miou|bleu)(_|$|\d)")
 _FALLS = re.compile(r"loss|err|neg|minus|inv|drop|1_?-|one_minus", re.IGNORECASE)
+_FEWEST = 4  # calls in a row, from the first one on
+# torch raises an error for the first one; only its name shows what the second one is.
+WATCH_SKIPS = ("bad_no_metric", "bad_accuracy_should_fall")
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -76,6 +84,39 @@ def _is_min(made: Call) -> bool:
     mode = made.argument(1, "mode")
     is_default = mode is None and not made.has_unknown_arguments
     return is_default or (isinstance(mode, Constant) and mode.value == "min")
+
+
+class Watch(Watcher):
+    """Find metrics that count their calls."""
+
+    def __init__(self) -> None:
+        self._last: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._counted: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._most, self._location = 0, NOWHERE
+
+    def on_schedule_step(self, run: Run, schedule: Any, arguments: tuple[Any, ...]) -> None:
+        if getattr(schedule, "mode", None) != "min" or not hasattr(schedule, "patience"):
+            return
+        metric = arguments[0] if arguments else None
+        is_next = type(metric) is int and metric == self._last.get(schedule, metric - 1) + 1
+        count = self._counted[schedule] = (
+            self._counted.get(schedule, 0) + 1 if is_next else -(10**9)
+        )
+        if is_next and metric is not None:
+            self._last[schedule] = metric
+            if count == 1:
+                self._location = run.locate()
+        self._most = max(self._most, count)
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        if any(count >= _FEWEST for count in self._counted.values()) or self._most >= _FEWEST:
+            yield Observation(
+                self._location,
+                f"The metric of ReduceLROnPlateau was a number that grew by 1 in each of "
+                f"{self._most} calls.",
+                1,
+                {"calls": self._most},
+            )
 
 
 def bad_no_metric() -> None:

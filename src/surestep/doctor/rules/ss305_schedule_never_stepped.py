@@ -9,20 +9,25 @@ optimizer.
 Source: https://docs.pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate
 """
 
+from __future__ import annotations
+
 import ast
 from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem
+from surestep.doctor.runtime.schedules import ScheduleWatcher
 from surestep.doctor.source.order import Order
 from surestep.doctor.source.schedules import TORCH, creations
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe, is_made_by, is_same
+from surestep.doctor.watcher import Observation, Run
 
 SEVERITY = "error"
 FIX = "Call scheduler.step() after optimizer.step(), for each batch or each epoch as it counts."
 
 # What does not step a schedule.
 _READS = frozenset("state_dict load_state_dict get_last_lr last_epoch get_lr base_lrs".split())
+_FEWEST = 5  # steps of the optimizer
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -81,6 +86,25 @@ def _is_exported(event: Event, name: str) -> bool:
         or (isinstance(node, ast.Constant) and node.value == name)
         for node in ast.walk(event.file.tree)
     )
+
+
+class Watch(ScheduleWatcher):
+    """Find schedules that were not stepped in a whole run."""
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        stepped = {id(seen.optimizer()) for seen in self.seen if seen.steps > 0}
+        for seen in self.seen:
+            if seen.steps > 0 or seen.is_part or id(seen.optimizer()) in stepped:
+                continue
+            # A run of one epoch may end before the first step of a schedule.
+            if run.is_whole and seen.optimizer_steps >= _FEWEST and seen.epochs != 1:
+                yield Observation(
+                    seen.location,
+                    f"{seen.name} made no step in {seen.optimizer_steps} steps of its optimizer: "
+                    "the learning rate kept its first value.",
+                    seen.made_at + 1,
+                    {"optimizer_steps": seen.optimizer_steps},
+                )
 
 
 def bad_loop() -> None:

@@ -8,7 +8,13 @@ Ignore it if the schedule is meant to start again.
 Source: https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html
 """
 
+from __future__ import annotations
+
+import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.order import Order, mentions
@@ -18,11 +24,18 @@ from surestep.doctor.source.schedules import (
     is_stepped_without_arguments,
 )
 from surestep.doctor.source.trace import Event, Loop, Program
-from surestep.doctor.source.training import describe, is_scheduler
+from surestep.doctor.source.training import describe, is_scheduler, may_be_same
 from surestep.doctor.source.values import Call, Constant
+from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 SEVERITY = "warning"
 FIX = "Save scheduler.state_dict() in the checkpoint, and load it when the run is resumed."
+_MOST = 32  # schedules
+# In these, nothing has trained before: the learning rate that is restored is the first one.
+WATCH_SKIPS = ("bad_script", "bad_function")
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -44,7 +57,11 @@ def check(program: Program) -> Iterator[Problem]:
             made = list(creations(action.target))
             is_plain = len(made) == 1 and made[0].argument(-1, "last_epoch") is None
             is_restored = any(is_schedule_of(action.target, value) for value in receivers)
-            others = [a for a in order.actions if a.kind == "schedule" and a is not action]
+            others = [
+                a
+                for a in order.actions
+                if a.kind == "schedule" and a is not action and may_be_same(a.target, action.target)
+            ]
             if is_plain and is_restored and not others and loops and _is_resumed(loops[0]):
                 yield at_event(
                     action.event,
@@ -64,6 +81,80 @@ def _is_resumed(loop: Loop) -> bool:
     if not (is_range and isinstance(iterated, Call) and len(iterated.args) == 2):
         return False
     return not isinstance(iterated.args[0], Constant)
+
+
+@dataclass
+class _Schedule:
+    """What happened to a schedule.
+
+    Attributes:
+        steps: of it.
+        last: steps of its optimizer before its last step; -1 before the first.
+        is_restored: whether its state was loaded, or it was stepped without its optimizer.
+        resumed_at: steps of all optimizers before the optimizer was restored; -1 if it was not.
+    """
+
+    name: str
+    optimizer: weakref.ref[Optimizer]
+    steps: int = 0
+    last: int = -1
+    is_restored: bool = False
+    resumed_at: int = -1
+    location: Location = NOWHERE
+
+
+class Watch(Watcher):
+    """Find schedules at their start beside an optimizer whose learning rate has moved."""
+
+    def __init__(self) -> None:
+        self._all: list[_Schedule] = []
+        self._of: WeakKeyDictionary[Any, _Schedule] = WeakKeyDictionary()
+        self._steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+
+    def on_schedule(self, run: Run, schedule: Any) -> None:
+        optimizer = getattr(schedule, "optimizer", None)
+        if optimizer is None or len(self._all) >= _MOST:
+            return
+        is_restored = getattr(schedule, "last_epoch", 0) > 0
+        made = _Schedule(type(schedule).__name__, weakref.ref(optimizer), is_restored=is_restored)
+        self._of[schedule] = made
+        self._all.append(made)
+
+    def on_load_state(self, run: Run, owner: Any, state: Any) -> None:
+        if owner in self._of:
+            self._of[owner].is_restored = True
+        groups = state.get("param_groups", ()) if isinstance(state, dict) else ()
+        if not any(group.get("initial_lr", group.get("lr")) != group.get("lr") for group in groups):
+            return
+        for seen in self._all:
+            if seen.optimizer() is owner and seen.steps == 0:
+                seen.resumed_at = run.step
+
+    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+        self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
+
+    def on_schedule_step(self, run: Run, schedule: Any, arguments: tuple[Any, ...]) -> None:
+        seen = self._of.get(schedule)
+        if seen is None:
+            return
+        optimizer = seen.optimizer()
+        steps = 0 if optimizer is None else self._steps.get(optimizer, 0)
+        seen.steps += 1
+        seen.is_restored |= steps == seen.last or bool(arguments)
+        seen.last = steps
+        if seen.steps == 1:
+            seen.location = run.locate()
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for seen in self._all:
+            if seen.resumed_at >= 0 and seen.steps > 1 and not seen.is_restored:
+                yield Observation(
+                    seen.location,
+                    f"{seen.name} began at its first step, although the optimizer was restored "
+                    "with a learning rate that a schedule had changed.",
+                    seen.resumed_at + 1,
+                    {"steps": seen.steps},
+                )
 
 
 def bad_script() -> None:
@@ -121,7 +212,7 @@ def bad_in_methods() -> None:
         def __init__(self) -> None:
             self.model = torch.nn.Linear(4, 1)
             self.opt = torch.optim.SGD(self.model.parameters(), lr=0.1)
-            self.sched = torch.optim.lr_scheduler.LinearLR(self.opt, total_iters=3)
+            self.sched = torch.optim.lr_scheduler.StepLR(self.opt, step_size=1)
             self.epoch = 0
 
         def resume(self, saved: dict) -> None:  # type: ignore[type-arg]
@@ -137,6 +228,7 @@ def bad_in_methods() -> None:
                 self.sched.step()
 
     first, file = Trainer(), io.BytesIO()
+    first.fit()
     state = {"model": first.model.state_dict(), "optimizer": first.opt.state_dict()}
     torch.save({**state, "scheduler": first.sched.state_dict(), "epoch": 2}, file)
     file.seek(0)

@@ -57,6 +57,7 @@ class Monitor:
                 stack.enter_context(replaced(owner, name, wrap))
             self._forwards.begin_step()
             yield
+            self.run.is_whole = not self.listeners.is_busy
 
     def _finish(self) -> None:
         self.listeners.stop()

@@ -1,0 +1,128 @@
+"""What a run does with its learning rate schedules."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from surestep.doctor.watcher import Location, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.utils.data import DataLoader
+
+_MOST = 32  # schedules that are followed
+
+
+@dataclass
+class Seen:
+    """A schedule, and the steps since it was made.
+
+    Attributes:
+        name: "StepLR".
+        location: where it was made.
+        made_at: steps of all optimizers before it was made.
+        values: its settings, such as `T_max`; they are read when it is made.
+        optimizer: of which it sets the learning rate.
+        steps: of the schedule.
+        optimizer_steps: of its optimizer.
+        skipped: steps of the schedule since whose last one a scaler has skipped that of the
+            optimizer.
+        before: steps of the schedule before the first one of the optimizer.
+        first_at: steps of all optimizers before the first step of the schedule.
+        lines: of the first two steps.
+        epochs: iterations over a DataLoader with more than one step of the optimizer.
+        batches: steps of the optimizer in the last of these iterations.
+        is_part: whether another schedule steps it.
+    """
+
+    name: str
+    location: Location
+    made_at: int
+    values: dict[str, Any]
+    optimizer: weakref.ref[Optimizer]
+    steps: int = 0
+    optimizer_steps: int = 0
+    skipped: int = 0
+    before: int = 0
+    first_at: int = 0
+    lines: list[Location] = field(default_factory=list)
+    epochs: int = 0
+    batches: int = 0
+    is_part: bool = False
+    is_scaled: bool = False
+    is_skipped: bool = False
+    begun_at: int = 0
+
+    @property
+    def is_per_batch(self) -> bool:
+        """Whether it is stepped for each step of the optimizer."""
+        return self.epochs > 0 and self.steps >= 0.9 * self.optimizer_steps
+
+    @property
+    def is_per_epoch(self) -> bool:
+        """Whether it is stepped once for each iteration over a DataLoader."""
+        return self.epochs > 1 and abs(self.steps - self.epochs) <= 1 < self.batches
+
+
+class ScheduleWatcher(Watcher):
+    """A rule about schedules; `seen` has those of torch that were made."""
+
+    def __init__(self) -> None:
+        self.seen: list[Seen] = []
+        self._of: WeakKeyDictionary[Any, Seen] = WeakKeyDictionary()
+        self._by_optimizer: WeakKeyDictionary[Optimizer, list[Seen]] = WeakKeyDictionary()
+
+    def on_schedule(self, run: Run, schedule: Any) -> None:
+        # The steps of a schedule with its own `step` are not seen.
+        is_of_torch = type(schedule).step.__module__.startswith("torch.")
+        optimizer = getattr(schedule, "optimizer", None)
+        if not is_of_torch or optimizer is None or len(self.seen) >= _MOST:
+            return
+        for part in getattr(schedule, "_schedulers", ()):
+            if part in self._of:
+                self._of[part].is_part = True
+        values = {
+            name: value
+            for name, value in vars(schedule).items()
+            if isinstance(value, (int, float)) or name == "milestones"
+        }
+        made = Seen(type(schedule).__name__, run.locate(), run.step, values, weakref.ref(optimizer))
+        self.seen.append(made)
+        self._of[schedule] = made
+        self._by_optimizer.setdefault(optimizer, []).append(made)
+
+    def on_schedule_step(self, run: Run, schedule: Any, arguments: tuple[Any, ...]) -> None:
+        seen = self._of.get(schedule)
+        if seen is None:
+            return
+        seen.steps += 1
+        if len(seen.lines) < 2:
+            seen.lines.append(run.locate())
+            if seen.steps == 1:
+                seen.first_at = run.step
+        seen.before += seen.optimizer_steps == 0
+        seen.skipped += seen.is_skipped
+        seen.is_skipped = False
+
+    def on_scaler_step(self, run: Run, scaler: Any, optimizer: Optimizer) -> None:
+        for seen in self._by_optimizer.get(optimizer, ()):
+            seen.is_scaled = seen.is_skipped = True  # until the step comes
+
+    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+        for seen in self._by_optimizer.get(optimizer, ()):
+            seen.optimizer_steps += 1
+            seen.is_skipped = False
+
+    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        for seen in self.seen:
+            seen.begun_at = seen.optimizer_steps
+
+    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        for seen in self.seen:
+            batches = seen.optimizer_steps - seen.begun_at
+            seen.begun_at = seen.optimizer_steps
+            if batches > 1:
+                seen.epochs, seen.batches = seen.epochs + 1, batches
