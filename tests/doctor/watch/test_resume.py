@@ -63,3 +63,13 @@ def test_optimizer_that_is_restored_to_its_first_learning_rate_is_not_reported()
         training.fit()
 
     assert find(search_for_learning_rate) == []
+
+
+def test_optimizer_that_gets_its_own_state_is_not_reported():
+    def load_own_state():
+        training = Training()
+        training.schedule = torch.optim.lr_scheduler.LinearLR(training.optimizer, 0.1)
+        training.optimizer.load_state_dict(training.optimizer.state_dict())
+        training.fit()
+
+    assert find(load_own_state) == []

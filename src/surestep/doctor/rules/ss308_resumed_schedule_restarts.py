@@ -126,6 +126,9 @@ class Watch(Watcher):
         groups = state.get("param_groups", ()) if isinstance(state, dict) else ()
         if not any(group.get("initial_lr", group.get("lr")) != group.get("lr") for group in groups):
             return
+        now = [group["lr"] for group in getattr(owner, "param_groups", ())]
+        if now == [group.get("lr") for group in groups]:
+            return  # its own state, as some libraries load it
         for seen in self._all:
             if seen.optimizer() is owner and seen.steps == 0:
                 seen.resumed_at = run.step
