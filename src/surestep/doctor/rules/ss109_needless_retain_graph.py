@@ -9,8 +9,11 @@ Ignore it if another part of the program calls `backward()` through the same gra
 Source: https://docs.pytorch.org/docs/stable/generated/torch.Tensor.backward.html
 """
 
+from __future__ import annotations
+
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.order import Order
@@ -26,9 +29,16 @@ from surestep.doctor.source.values import (
     Value,
     walk,
 )
+from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SEVERITY = "speed"
 FIX = "Remove retain_graph=True."
+_FEWEST_GRAPHS = 4
+_MOST_GRAPHS = 10  # that are followed
+_MOST_NODES = 5000  # of a graph
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -114,6 +124,66 @@ def _stores_attribute(method: ast.FunctionDef) -> bool:
         isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
         for node in ast.walk(method)
     )
+
+
+class Watch(Watcher):
+    """Count how often the parts of kept graphs run backward."""
+
+    def __init__(self) -> None:
+        self._graphs = 0
+        self._is_used = False
+        self._location, self._first = NOWHERE, 0
+
+    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
+        if not keeps_graph or self._graphs >= _MOST_GRAPHS or self._is_used or len(losses) != 1:
+            return
+        self._graphs += 1
+        if self._graphs == 1:
+            self._location, self._first = run.locate(), run.step + 1
+        nodes = _find_lowest_nodes(losses[0])
+        self._is_used |= not nodes
+        for node in nodes:
+            node.register_prehook(self._count_runs())
+
+    def _count_runs(self) -> Callable[[tuple[Tensor, ...]], None]:
+        runs = 0
+
+        def count(_: tuple[Tensor, ...]) -> None:
+            nonlocal runs
+            runs += 1
+            self._is_used |= runs > 1
+
+        return count
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        if self._graphs >= _FEWEST_GRAPHS and not self._is_used:
+            yield Observation(
+                self._location,
+                f"{self._graphs} graphs were kept after their backward pass, and none of them was "
+                "used again.",
+                self._first,
+                {"graphs": self._graphs},
+            )
+
+
+def _find_lowest_nodes(loss: Tensor) -> list[Any]:
+    """Return the nodes of a graph next to its leaves; none of a very large graph.
+
+    Each part that two losses share has such a node.
+    """
+    lowest, seen, waiting = [], set(), [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if len(seen) > _MOST_NODES:
+            return []
+        following = [found for found, _ in node.next_functions if found is not None]
+        if any(found.name().endswith("AccumulateGrad") for found in following):
+            lowest.append(node)
+        waiting += [found for found in following if not found.name().endswith("AccumulateGrad")]
+    return lowest
 
 
 def bad_loop() -> None:

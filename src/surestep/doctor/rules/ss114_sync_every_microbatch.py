@@ -9,14 +9,25 @@ Ignore it if the memory for the gradients of `no_sync()` is not there, or the ex
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
 """
 
+from __future__ import annotations
+
 import re
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.windows import Tally, Window, WindowWatcher
 from surestep.doctor.source.order import Order, find_window
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, is_coordinator
 from surestep.doctor.source.values import Constant
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from surestep.doctor.watcher import Run
 
 SEVERITY = "speed"
 FIX = "Run all but the last backward pass of a step under `with model.no_sync():`."
@@ -54,6 +65,38 @@ def check(program: Program) -> Iterator[Problem]:
                 )
 
 
+class Watch(WindowWatcher):
+    """Count the backward passes of a step in which DistributedDataParallel reduces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._model: weakref.ref[nn.Module] | None = None
+        self._reduced = 0  # backward passes since the last step
+
+    def on_model(self, run: Run, model: nn.Module) -> None:
+        from torch.nn.parallel import DistributedDataParallel
+
+        if isinstance(model, DistributedDataParallel):
+            self._model = weakref.ref(model)
+
+    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
+        model = self._model() if self._model is not None and run.is_sampled else None
+        if model is not None:
+            self._reduced += bool(getattr(model, "require_backward_grad_sync", False))
+
+    def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
+        reduced, self._reduced = self._reduced, 0
+        backward = window.find_repeated_backward()
+        if backward is not None and reduced == len(window.list_kind("backward")):
+            tally.add(run, backward.location, reduced)
+
+    def describe(self, tally: Tally) -> str:
+        return (
+            f"{tally.mistakes} of {tally.steps} steps reduced the gradients of all ranks up to "
+            f"{tally.most} times."
+        )
+
+
 def bad_loop() -> None:
     import torch
     from torch.nn.parallel import DistributedDataParallel
@@ -62,7 +105,7 @@ def bad_loop() -> None:
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     model = DistributedDataParallel(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for index in range(8):
+    for index in range(16):
         (model(torch.randn(8, 4)).pow(2).mean() / 4).backward()
         if (index + 1) % 4 == 0:
             optimizer.step()
@@ -81,7 +124,7 @@ def bad_in_methods() -> None:
             self.accumulate = accumulate
 
         def fit(self) -> None:
-            for i in range(1, 9):
+            for i in range(1, 17):
                 loss = self.model(torch.randn(8, 4)).pow(2).mean() / self.accumulate
                 loss.backward()
                 if i % self.accumulate == 0:
