@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.windows import (
@@ -30,6 +31,7 @@ from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Call, Value
 
 if TYPE_CHECKING:
+    from torch import nn
     from torch.optim import Optimizer
 
     from surestep.doctor.watcher import Observation, Run
@@ -76,13 +78,22 @@ class Watch(WindowWatcher):
     def __init__(self) -> None:
         super().__init__()
         self._reached: list[Tally] = []
+        self._models: WeakSet[nn.Module] = WeakSet()
+
+    def on_model(self, run: Run, model: nn.Module) -> None:
+        self._models.add(model)
 
     def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
         backward = window.find_last("other")
         if run.histories[optimizer].is_reached or has_gradient(optimizer):
             self._reached.append(tally)
-        elif backward >= 0 and is_any_trained(optimizer):
+        elif backward >= 0 and is_any_trained(optimizer) and not self._is_other_reached():
             tally.add(run, window.events[backward].location)
+
+    def _is_other_reached(self) -> bool:
+        """Return whether a model has a gradient, so that the optimizer is of another one."""
+        parameters = (p for model in list(self._models) for p in model.parameters())
+        return any(parameter.grad is not None for parameter in parameters)
 
     def observe(self, run: Run) -> Iterator[Observation]:
         reached = set(map(id, self._reached))
