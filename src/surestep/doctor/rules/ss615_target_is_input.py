@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SEVERITY = "warning"
 FIX = "Remove the column from the inputs; of tokens, let the target be the next one."
 _FEWEST = 50  # samples
+_FEWEST_OTHERS = 10  # samples whose target is not the most frequent one
 
 
 def inspect(data: DataCase) -> Iterator[Remark]:
@@ -31,7 +32,8 @@ def inspect(data: DataCase) -> Iterator[Remark]:
         return
     values, table = train.values, train.features
     if values is not None and table is not None and table.dim() == 2 and table.shape[1] > 1:
-        is_varied = len(values) >= _FEWEST and bool((values != values[0]).any())
+        others = len(values) - int((values == values.mode().values).sum())
+        is_varied = len(values) >= _FEWEST and others >= _FEWEST_OTHERS
         equal = (table == values.float()[:, None]).all(0).nonzero().flatten().tolist()
         if is_varied and equal and train.inputs[0].dim() == 2:
             yield Remark(
@@ -122,4 +124,22 @@ def good_tokens_shifted():
     net = torch.nn.Sequential(torch.nn.Embedding(30, 8), torch.nn.Linear(8, 30))
     task = surestep.Task(net, surestep.losses.multiclass(class_dim=-1), train=(x, y))
     config = surestep.Config(max_steps=3, batch_size=8)
+    surestep.Trainer(task, config, run="run").fit()
+
+
+def good_rare_class_and_rare_column():
+    import torch
+
+    import surestep
+
+    x, y = torch.zeros(60, 4), torch.zeros(60, dtype=torch.long)
+    x[7, 1] = 1
+    y[7] = 1  # by chance, as with many rare columns
+    x[::2, 0] = 1
+    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
+    config = surestep.Config(
+        max_steps=3,
+        batch_size=8,
+        doctor=surestep.Doctor(ignore=("SS610=it is rare", "SS609=rare columns")),
+    )
     surestep.Trainer(task, config, run="run").fit()
