@@ -81,3 +81,17 @@ def test_optimizer_with_the_id_of_one_that_is_gone_is_another_one():
     watch = Watch([rule for rule in RULES if rule.code == "SS101"])
     watch.run(train_until_an_id_comes_again)
     assert watch.report().findings == []
+
+
+def test_closure_that_never_zeroes_is_found():
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+    def closure():
+        loss = model(torch.ones(8, 4)).pow(2).mean()
+        loss.backward()
+        return loss
+
+    watch = Watch([rule for rule in RULES if rule.code == "SS101"])
+    watch.run(lambda: [optimizer.step(closure) for _ in range(5)])
+    assert [finding.rule for finding in watch.report().findings] == ["SS101"]

@@ -128,15 +128,19 @@ class Watch(Watcher):
             seen.versions = _versions(seen.parameters)
 
     def on_step(self, run: Run, optimizer: Optimizer) -> None:
-        seen = self._seen[id(optimizer)]
+        self._count(run, self._seen[id(optimizer)])
+
+    def _count(self, run: Run, seen: _Seen) -> None:
         if 0 <= seen.stepped_at < run.backwards:
             seen.mistakes += 1
             seen.most = max(seen.most, run.backwards - seen.zeroed_at)
             if seen.mistakes == 1:
                 seen.first, seen.location = run.step + 1, run.locate()
+            seen.stepped_at = run.backwards  # counted
 
     def after_step(self, run: Run, optimizer: Optimizer) -> None:
         seen = self._seen[id(optimizer)]
+        self._count(run, seen)  # backward passes of the closure
         seen.stepped_at = run.backwards
         seen.versions = _versions(seen.parameters)
 
@@ -214,6 +218,18 @@ def bad_in_methods() -> None:
                 self.step(torch.randn(8, 4))
 
     Learner().fit()
+
+
+def bad_after_several_batches() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for index in range(20):
+        loss = model(torch.randn(8, 4)).pow(2).mean() / 4
+        loss.backward()
+        if (index + 1) % 4 == 0:
+            optimizer.step()
 
 
 def good_loop() -> None:
