@@ -36,6 +36,7 @@ SLOW = {
     "tests/doctor/test_planted.py::test_no_correct_script_is_reported_while_it_runs": (
         "runs each correct script"
     ),
+    "tests/doctor/test_planted.py::test_planted_mistakes_are_found": ("runs hundreds of scripts"),
     "tests/engine/checks/test_additivity.py::test_no_registered_or_torch_loss_is_rejected": PRODUCT,
     "tests/engine/checks/test_metric_parts.py::test_metric_that_is_a_mean_is_accepted": PRODUCT,
     "tests/engine/data/others/": "needs datasets, torchdata and webdataset",

@@ -45,14 +45,16 @@ SYNONYMS = {
 
 def vary(script: Script, rng: random.Random) -> None:
     """Apply some variations, chosen at random."""
+    for tree in script.trees.values():
+        ast.fix_missing_locations(tree)
     for variation in (
         *(extract_step, wrap_loader, count_batches, count_epochs, pull_batches, nest_loop),
         *(name_keywords, name_parameters, wrap_main, rename, restyle_imports),
     ):
         if variation is restyle_imports or rng.random() < 0.45:
             variation(script, rng)
-    for tree in script.trees.values():
-        ast.fix_missing_locations(tree)
+            for tree in script.trees.values():
+                ast.fix_missing_locations(tree)
 
 
 def rename(script: Script, rng: random.Random) -> None:

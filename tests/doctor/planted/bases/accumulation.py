@@ -15,7 +15,7 @@ def build_dataset(n):
 
 
 torch.manual_seed(11)
-train_loader = DataLoader(build_dataset(160), batch_size=8, shuffle=True)
+train_loader = DataLoader(build_dataset(272), batch_size=8, shuffle=True)
 valid_loader = DataLoader(build_dataset(40), batch_size=20)
 
 model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Dropout(p=0.2), nn.Linear(32, 2))

@@ -40,7 +40,7 @@ class ToyModel(nn.Module):
 
 def train(device, epochs=3, accumulate=2):
     torch.manual_seed(0)
-    x = torch.randn(256, 10)
+    x = torch.randn(240, 10)
     dataset = TensorDataset(x, x[:, :4].argmax(1))
     sampler = DistributedSampler(dataset, shuffle=True, drop_last=True)
     loader = DataLoader(dataset, batch_size=16, sampler=sampler)

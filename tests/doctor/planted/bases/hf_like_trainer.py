@@ -190,7 +190,7 @@ if __name__ == "__main__":
     trainer = WeightedTrainer(
         model=BagOfWords(),
         args=TrainingArguments(),
-        train_dataset=Reviews(192, 0),
+        train_dataset=Reviews(200, 0),
         eval_dataset=Reviews(48, 1),
         compute_metrics=compute_metrics,
     )

@@ -29,7 +29,7 @@ seq = Sequence()
 criterion = nn.MSELoss()
 optimizer = torch.optim.LBFGS(seq.parameters(), lr=0.5, max_iter=3)
 
-for i in range(8):
+for i in range(12):
 
     def closure():
         optimizer.zero_grad()
