@@ -62,7 +62,7 @@ def test_no_correct_script_is_reported_while_it_runs():
 
 
 def test_planted_mistakes_are_found():
-    done = run("--least", "0.7", "--least-of-watch", "0.7")
+    done = run("--least", "0.8", "--least-of-watch", "0.84")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
