@@ -44,6 +44,7 @@ from surestep.doctor.source.training import (
 from surestep.doctor.source.values import Call, Instance, Value
 
 SEVERITY = "error"
+ALSO = ("SS112",)  # no parameter of such an optimizer may have a gradient
 FIX = "Create the optimizer after the last change of the model."
 _FEWEST = 3  # steps with a gradient that nothing used
 

@@ -13,9 +13,19 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.ModuleList.html
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from surestep.doctor.watcher import Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+
 import ast
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.remark import Remark, list_names
@@ -31,6 +41,7 @@ if TYPE_CHECKING:
 
 SEVERITY = "error"
 FIX = "Put them into torch.nn.ModuleList, or torch.nn.ModuleDict."
+_MOST_HIDDEN = 1000  # modules
 
 _REGISTERS = ("ModuleList", "ModuleDict", "Sequential", "add_module", "register_module", "setattr")
 _FREEZES = ("eval", "requires_grad_")
@@ -125,6 +136,61 @@ def _parameters(
             yield from item.parameters()
         elif isinstance(item, (list, tuple, dict)) and depth:
             yield from _parameters(item, depth - 1)
+
+
+class Watch(Watcher):
+    """Find modules in plain lists, tuples and dicts that are called with gradients."""
+
+    def __init__(self) -> None:
+        self._hidden: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+        self._registered: set[int] = set()
+        self._held: set[int] = set()
+        self._found: dict[str, tuple[Location, int, set[int]]] = {}
+
+    def on_model(self, run: Run, model: nn.Module) -> None:
+        modules = list(model.modules())
+        self._registered |= {id(p) for module in modules for p in module.parameters(False)}
+        if len(self._hidden) < _MOST_HIDDEN:
+            for parent in modules:
+                for name, module in _list_in_collections(parent):
+                    self._hidden[module] = f"{type(parent).__name__}.{name}"
+
+    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+        self._held |= {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        name = self._hidden.get(module) if self._hidden and len(run.modules) > 1 else None
+        if name is None or name in self._found or run.in_backward:
+            return
+        import torch
+
+        trained = {id(p) for p in module.parameters() if p.requires_grad}
+        if trained and torch.is_grad_enabled():
+            self._found[name] = run.locate(), run.step + 1, trained
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for name, (location, step, trained) in self._found.items():
+            if trained.isdisjoint(self._registered | self._held):
+                yield Observation(
+                    location,
+                    f"{name} has modules in a plain collection: they compute, and are not in "
+                    "`parameters()` or `state_dict()`.",
+                    step,
+                    {"attribute": name},
+                )
+
+
+def _list_in_collections(parent: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules with parameters in plain collections, and the names of these."""
+    from torch import nn
+
+    for name, value in vars(parent).items():
+        if name.startswith("_") or not isinstance(value, (list, tuple, dict)):
+            continue
+        values = value.values() if isinstance(value, dict) else value
+        modules = [part for part in values if isinstance(part, nn.Module)]
+        if len(modules) > 1:  # one alone is often hidden on purpose
+            yield from ((name, part) for part in modules if any(True for _ in part.parameters()))
 
 
 def bad_appended():

@@ -9,6 +9,21 @@ Ignore it if the values are set again before each use.
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.register_buffer
 """
 
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from surestep.doctor.runtime.values import read_part
+from surestep.doctor.watcher import Call as CallOfTorch
+from surestep.doctor.watcher import Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
 import ast
 from collections.abc import Iterator
 
@@ -18,6 +33,8 @@ from surestep.doctor.source.values import Call, Instance, Operation, Value
 
 SEVERITY = "warning"
 FIX = "Use self.register_buffer(name, tensor)."
+_MOST_MODULES = 1000
+_VALUES = 64  # of a tensor that are compared
 
 _RANDOM = frozenset(f"torch.{name}" for name in ("rand", "randn", "randint", "randperm"))
 _KEEPING = frozenset("float double half to cuda view reshape t transpose sign mul div".split())
@@ -73,6 +90,81 @@ def _is_read_only(owner: Instance, name: str) -> bool:
                 elif getattr(method, "name", "") == "forward":
                     reads += 1
     return stores == 1 and reads > 0
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Random values that `__init__` of a module drew."""
+
+    values: Tensor  # some of them
+    shape: tuple[int, ...]
+    location: Location
+
+
+class Watch(Watcher):
+    """Compare the plain tensors of a module with random values that its `__init__` drew."""
+
+    FUNCTIONS = ("rand", "randn", "randperm")
+
+    def __init__(self) -> None:
+        self._drawn: WeakKeyDictionary[nn.Module, list[_Drawn]] = WeakKeyDictionary()
+        self._found: dict[str, tuple[Location, int]] = {}
+
+    def on_call(self, run: Run, call: CallOfTorch) -> None:
+        if call.arguments.get("generator") is not None or run.modules:
+            return
+        module = _find_constructed()
+        if module is None or len(self._drawn) >= _MOST_MODULES:
+            return
+        values = read_part(call.result, _VALUES).clone()
+        drawn = _Drawn(values, tuple(call.result.shape), run.locate())
+        self._drawn.setdefault(module, []).append(drawn)
+
+    def on_model(self, run: Run, model: nn.Module) -> None:
+        for module in model.modules():
+            for drawn in self._drawn.get(module, ()):
+                for name, value in vars(module).items():
+                    if _is_drawn(value, drawn):
+                        described = f"{type(module).__name__}.{name}"
+                        self._found.setdefault(described, (drawn.location, run.step + 1))
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for name, (location, step) in self._found.items():
+            yield Observation(
+                location,
+                f"{name} is a plain tensor with random values: `state_dict()` does not have them.",
+                step,
+                {"attribute": name},
+            )
+
+
+def _find_constructed() -> nn.Module | None:
+    """Return the module whose `__init__` is being executed in the user's source."""
+    from torch import nn
+
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "__init__":
+            made = frame.f_locals.get("self")
+            if isinstance(made, nn.Module) and "_parameters" in vars(made):
+                return made
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def _is_drawn(value: Any, drawn: _Drawn) -> bool:
+    """Return whether a value is a tensor of the drawn values, or a multiple of them."""
+    import torch
+
+    is_plain = isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+    if not is_plain or tuple(value.shape) != drawn.shape or value.requires_grad:
+        return False
+    now, then = (
+        part.detach().reshape(-1)[:_VALUES].cpu().double() for part in (value, drawn.values)
+    )
+    if len(then) < 2 or not then.norm() > 0 or not now.norm() > 0:
+        return False
+    return bool(torch.allclose(now / now.norm(), then / then.norm(), atol=1e-5))
 
 
 def bad_random_features():

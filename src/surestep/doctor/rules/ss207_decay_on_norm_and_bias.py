@@ -13,6 +13,18 @@ Source: https://arxiv.org/abs/1812.01187, section 3.1, and
 https://github.com/karpathy/minGPT/blob/master/mingpt/model.py
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from surestep.doctor.remark import list_names
+from surestep.doctor.watcher import Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+
 import re
 from collections.abc import Iterator
 
@@ -24,6 +36,7 @@ from surestep.doctor.source.values import Call, Collection, Constant, Value
 
 SEVERITY = "info"
 FIX = "Put parameters with p.ndim < 2, and those of embeddings, in a group with weight_decay=0."
+_DEFAULT = 0.01  # weight decay of AdamW
 _LAYERS = re.compile(r"^((Lazy|Sync)?BatchNorm|LayerNorm|RMSNorm|GroupNorm|Embedding)")
 
 
@@ -73,6 +86,51 @@ def _is_sensitive(layer: Call) -> bool:
     return layer.path.startswith("torch.nn.") and bool(_LAYERS.match(layer.name)) and not is_off
 
 
+class Watch(Watcher):
+    """Find parameters of normalization layers and embeddings in groups of AdamW with decay."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[Location, int, float, list[str]]] = []
+
+    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+        from torch.optim import AdamW
+
+        if type(optimizer) is not AdamW:
+            return
+        # The default shows no choice, unless another group has none.
+        decays = {group["weight_decay"] for group in optimizer.param_groups}
+        known = {decay for decay in decays if decay > 0}
+        if decays == {_DEFAULT}:
+            return
+        decayed = {
+            id(parameter)
+            for group in optimizer.param_groups
+            if group["weight_decay"] in known
+            for parameter in group["params"]
+        }
+        names = [name for model in list(run.models) for name in _list_sensitive(model, decayed)]
+        if names:
+            self._found.append((run.locate(), run.step + 1, max(known), names))
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for location, step, decay, names in self._found[:1]:
+            yield Observation(
+                location,
+                f"AdamW with a weight decay of {decay:g} has {list_names(names)}.",
+                step,
+                {"parameters": names, "weight_decay": decay},
+            )
+
+
+def _list_sensitive(model: nn.Module, decayed: set[int]) -> Iterator[str]:
+    """Yield the names of decayed parameters of normalization layers and embeddings."""
+    for name, layer in model.named_modules():
+        if _LAYERS.match(type(layer).__name__):
+            for part, parameter in layer.named_parameters(recurse=False):
+                if id(parameter) in decayed:
+                    yield f"{name}.{part}" if name else part
+
+
 def bad_sequential():
     import torch
     from torch import nn
@@ -116,7 +174,7 @@ def bad_in_a_class():
     from torch.optim import AdamW
 
     class Learner:
-        def __init__(self, decay=0.01):
+        def __init__(self, decay=0.05):
             self.net = nn.Sequential(nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4), nn.Flatten())
             self.optimizer = AdamW(self.net.parameters(), 1e-3, weight_decay=decay)
 

@@ -11,6 +11,18 @@ Ignore it if the first layers are meant to learn fastest.
 Source: https://arxiv.org/abs/1801.06146, section 3.2 (discriminative fine-tuning)
 """
 
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+
 import ast
 import re
 from collections.abc import Iterator
@@ -33,6 +45,9 @@ from surestep.doctor.source.values import (
 
 SEVERITY = "warning"
 FIX = "Count from the last layer: lr * decay ** (len(layers) - 1 - i)."
+_FEWEST_GROUPS = 3
+_STRONGEST = 0.3  # factor from layer to layer: smaller ones are learning rates of parts
+_TOLERANCE = 1e-3  # of the factors
 _DECAY_NAME = re.compile(r"decay|llrd", re.IGNORECASE)
 _LAYERS_NAME = re.compile(r"^(layers?|blocks?|stages|h)$")
 _MODULES_IN_ORDER = (".children", ".named_children")
@@ -184,6 +199,59 @@ def _gives(loop: Loop, name: str) -> bool:
 
 def _names_in(node: ast.AST) -> set[str]:
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+class Watch(Watcher):
+    """Compare the learning rates of groups with the order of their layers in the model."""
+
+    def __init__(self) -> None:
+        self._location = NOWHERE
+        self._rates: list[float] = []
+        self._first = 0
+
+    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+        for model in list(run.models):
+            rates = _list_rates(model, optimizer)
+            for checked in (rates, rates[:-1]):  # the head may have a learning rate for itself
+                if not self._rates and len(checked) >= _FEWEST_GROUPS and _is_decay(checked):
+                    self._rates, self._first = checked, run.step + 1
+                    self._location = run.locate()
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        if self._rates:
+            yield Observation(
+                self._location,
+                f"The learning rates of {len(self._rates)} groups fall from {self._rates[0]:.3g} in"
+                f" the first layers of the model to {self._rates[-1]:.3g} in later ones.",
+                self._first,
+                {"rates": self._rates},
+            )
+
+
+def _list_rates(model: nn.Module, optimizer: Optimizer) -> list[float]:
+    """Return the learning rates of the groups in the order of the model's parameters.
+
+    It is empty unless the parameters of each group follow each other.
+    """
+    order = {id(parameter): index for index, parameter in enumerate(model.parameters())}
+    found = []
+    for group in optimizer.param_groups:
+        indices = sorted(order.get(id(p), -1) for p in group["params"])
+        if not indices:
+            continue
+        if indices[0] < 0 or indices[-1] - indices[0] != len(indices) - 1:
+            return []
+        found.append((indices[0], float(group.get("initial_lr", group["lr"]))))
+    return [rate for _, rate in sorted(found)]
+
+
+def _is_decay(rates: list[float]) -> bool:
+    """Return whether each rate is the one before, times the same factor below 1."""
+    if min(rates) <= 0:
+        return False
+    factors = [later / earlier for earlier, later in pairwise(rates)]
+    is_even = max(factors) - min(factors) < _TOLERANCE
+    return is_even and _STRONGEST < factors[0] < 1
 
 
 def bad_enumerate():

@@ -9,6 +9,18 @@ Ignore it if the optimizer keeps a float32 copy, or rounds at random.
 Source: https://arxiv.org/abs/2010.06192
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from surestep.doctor.runtime.values import read_part
+from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+
 from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
@@ -19,6 +31,11 @@ from surestep.doctor.source.values import Call, Constant, Symbol, Value
 
 SEVERITY = "warning"
 FIX = "Keep the parameters in float32, and compute inside torch.autocast."
+_VALUES = 1024  # of a parameter that are compared
+_MOST_PARAMETERS = 8
+_MOST_STEPS = 200
+_FEWEST = 10  # steps
+_LOST = 0.5  # of the values
 
 _ADAM = ("torch.optim.Adam", "torch.optim.AdamW", "torch.optim.NAdam", "torch.optim.RAdam")
 _LOW = ("torch.bfloat16", "torch.float16", "torch.half")
@@ -62,12 +79,70 @@ def _precision_of(trace: Trace, model: Value) -> str:
     return dtype
 
 
+class Watch(Watcher):
+    """Count the values with a gradient that a step does not change."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._counts: list[Tensor] = []  # of values: unchanged, and with a gradient
+        self._location = NOWHERE
+        self._first, self._dtype = 0, ""
+
+    def on_step(self, run: Run, optimizer: Optimizer) -> None:
+        self._before = []
+        # Optimizers of other packages may keep a copy in float32, or round at random.
+        is_known = type(optimizer).__module__.startswith("torch.optim.")
+        if not run.is_sampled or not is_known or len(self._counts) >= _MOST_STEPS:
+            return
+        import torch
+
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            is_low = parameter.dtype in (torch.bfloat16, torch.float16)
+            if not is_low or parameter.grad is None or parameter.grad.is_sparse:
+                continue
+            values, gradients = read_part(parameter, _VALUES), read_part(parameter.grad, _VALUES)
+            self._before.append((values, values.clone(), gradients != 0))
+            self._dtype = str(parameter.dtype).removeprefix("torch.")
+            if len(self._before) >= _MOST_PARAMETERS:
+                break
+
+    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+        if not self._before:
+            return
+        import torch
+
+        if not self._counts:
+            self._first, self._location = run.step, run.locate()
+        unchanged = [((now == old) & has_gradient).sum() for now, old, has_gradient in self._before]
+        all_ = [has_gradient.sum() for _, _, has_gradient in self._before]
+        pair = torch.stack(unchanged).sum(), torch.stack(all_).sum()
+        self._counts.append(torch.stack(pair))
+        self._before = []
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        if len(self._counts) < _FEWEST:
+            return
+        import torch
+
+        counts = torch.stack([count.cpu() for count in self._counts]).tolist()
+        shares = sorted(unchanged / total for unchanged, total in counts if total)
+        usual = shares[len(shares) // 2] if shares else 0.0
+        if usual > _LOST:
+            yield Observation(
+                self._location,
+                f"A step left {usual:.0%} of the {self._dtype} values with a gradient unchanged, "
+                f"in the median of {len(shares)} steps: their updates are rounded to nothing.",
+                self._first,
+                {"share": usual, "steps": len(shares), "dtype": self._dtype},
+            )
+
+
 def bad_bfloat16():
     import torch
 
     model = torch.nn.Linear(4, 1).bfloat16()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    for _ in range(3):
+    for _ in range(12):
         optimizer.zero_grad()
         model(torch.randn(8, 4, dtype=torch.bfloat16)).pow(2).mean().backward()
         optimizer.step()
@@ -88,7 +163,7 @@ def bad_to_dtype():
     net = Net()
     net.to(dtype=torch.bfloat16)
     optimizer = torch.optim.Adam(net.parameters(), lr=5e-5)
-    for _ in range(3):
+    for _ in range(12):
         x = torch.randn(8, 4).to(torch.bfloat16)
         optimizer.zero_grad()
         net(x).pow(2).mean().backward()
@@ -110,7 +185,7 @@ def bad_in_a_class():
             self.optimizer.zero_grad()
 
     learner = Learner()
-    for _ in range(3):
+    for _ in range(12):
         learner.step(torch.randn(8, 4, dtype=torch.bfloat16))
 
 

@@ -10,6 +10,20 @@ for saliency maps or adversarial examples, is not reported.
 Source: https://docs.pytorch.org/docs/stable/notes/autograd.html#locally-disable-grad-doc
 """
 
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from surestep.doctor.runtime.graphs import Token, attach_token
+from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+from surestep.doctor.watcher import Call as CallOfTorch
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
 from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
@@ -27,6 +41,8 @@ from surestep.doctor.source.values import last_name
 
 SEVERITY = "warning"
 FIX = "Evaluate inside `with torch.no_grad():`."
+_FEWEST = 3  # graphs that were built for nothing
+_MOST = 64  # graphs that are remembered
 
 _USES_GRAPH = frozenset(
     "grad backward requires_grad_ set_grad_enabled enable_grad retain_grad jacobian hessian vjp "
@@ -65,6 +81,85 @@ def _uses_graph(trace: Trace, event: Event) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class _Graph:
+    """The graph of a forward pass in eval mode, and the gradients that were asked for before."""
+
+    token: weakref.ref[Token]
+    gradients: int
+
+
+class Watch(Watcher):
+    """Count the graphs of eval mode that are gone, and that no backward pass could use."""
+
+    FUNCTIONS = ("grad",)
+
+    def __init__(self) -> None:
+        self._graphs: list[_Graph] = []
+        self._gradients = 0  # backward passes, and calls of torch.autograd.grad
+        self._mistakes = self._first = 0
+        self._location = NOWHERE
+        self._name = ""
+
+    def on_backward(self, run: Run, losses: Any, keeps_graph: bool) -> None:
+        self._count()
+        self._gradients += 1
+
+    def on_call(self, run: Run, call: CallOfTorch) -> None:
+        self._count()
+        self._gradients += 1
+
+    def after_forward(
+        self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
+    ) -> None:
+        if module.training or len(run.modules) != 1 or run.in_backward:
+            return
+        import torch
+
+        is_evaluation = isinstance(output, torch.Tensor) and output.grad_fn is not None
+        if not is_evaluation or _wants_gradients(inputs) or len(self._graphs) >= _MOST:
+            return
+        self._count()
+        token = attach_token(output.grad_fn, "SS403")
+        if token is not None:
+            self._graphs.append(_Graph(token, self._gradients))
+        if not self._first:
+            self._first, self._location = run.step + 1, run.locate()
+            self._name = type(module).__name__
+
+    def _count(self) -> None:
+        """Count the graphs that are gone without a backward pass since."""
+        if not self._graphs:
+            return
+        gone = [graph for graph in self._graphs if graph.token() is None]
+        self._mistakes += sum(graph.gradients == self._gradients for graph in gone)
+        self._graphs = [
+            graph
+            for graph in self._graphs
+            if graph.token() is not None and graph.gradients == self._gradients
+        ]
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        self._count()
+        if self._mistakes >= _FEWEST:
+            yield Observation(
+                self._location,
+                f"{self._name} built {self._mistakes} graphs in eval mode, for which no backward "
+                "pass was called.",
+                self._first,
+                {"graphs": self._mistakes},
+            )
+
+
+def _wants_gradients(inputs: tuple[Any, ...]) -> bool:
+    """Return whether an input has gradients, or a function of torch.func is transformed."""
+    import torch
+
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
+
+
 def bad_validation():
     import torch
     from torch import nn
@@ -72,7 +167,7 @@ def bad_validation():
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     batches = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(4)]
-    for _ in range(2):
+    for _ in range(5):
         model.train()
         for x, y in batches[:3]:
             optimizer.zero_grad()

@@ -9,6 +9,8 @@ Ignore it if dropout is wanted in eval mode; `training=True` says so, and is not
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.dropout.html
 """
 
+from __future__ import annotations
+
 import ast
 from collections.abc import Iterator
 
@@ -19,6 +21,8 @@ from surestep.doctor.source.modules import has_self, is_in_forward, reads_mode
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Constant, walk
+from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+from surestep.doctor.watcher import Call as CallOfTorch
 
 SEVERITY = "error"
 FIXABLE = True
@@ -56,6 +60,35 @@ def _pass_mode(event: Event) -> tuple[Edit, ...]:
         return ()
     edit = append_argument(event.file, event.node, "training=self.training")
     return () if edit is None else (edit,)
+
+
+class Watch(Watcher):
+    """Find calls in eval mode that leave out the mode."""
+
+    FUNCTIONS = ("dropout", "dropout1d", "dropout2d", "dropout3d")
+
+    def __init__(self) -> None:
+        self._location = NOWHERE
+        self._calls = self._first = 0
+        self._name = ""
+
+    def on_call(self, run: Run, call: CallOfTorch) -> None:
+        is_given = "training" in call.given or not call["p"] > 0
+        if is_given or not run.modules or run.modules[-1].training:
+            return
+        self._calls += 1
+        if self._calls == 1:
+            self._first, self._location = run.step + 1, run.locate()
+            self._name = f"{call.name} in {type(run.modules[-1]).__name__}"
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        if self._calls:
+            yield Observation(
+                self._location,
+                f"{self._name} was active in eval mode, in {self._calls} calls that were checked.",
+                self._first,
+                {"calls": self._calls},
+            )
 
 
 def bad_module():
@@ -110,7 +143,7 @@ def bad_in_a_helper_method():
         def forward(self, x):
             return self.extract(x).mean((2, 3))
 
-    print(Features()(torch.randn(2, 1, 8, 8)))
+    print(Features().eval()(torch.randn(2, 1, 8, 8)))
 
 
 def good_training_is_given():
@@ -164,7 +197,8 @@ def good_always_on_as_it_says():
             return F.dropout(self.fc(x), 0.5, training=True)
 
     net = MonteCarloNet().eval()
-    print(torch.stack([net(torch.ones(3, 4)) for _ in range(5)]).std(0))
+    with torch.no_grad():
+        print(torch.stack([net(torch.ones(3, 4)) for _ in range(5)]).std(0))
 
 
 def good_outside_a_module():

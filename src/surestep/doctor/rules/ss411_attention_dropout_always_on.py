@@ -10,6 +10,8 @@ Source:
 https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
 """
 
+from __future__ import annotations
+
 import ast
 from collections.abc import Iterator
 
@@ -20,6 +22,8 @@ from surestep.doctor.source.modules import has_self, is_in_forward, reads_mode
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe, is_made_by
 from surestep.doctor.source.values import Attribute, Constant, Unknown, Value
+from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+from surestep.doctor.watcher import Call as CallOfTorch
 
 SEVERITY = "error"
 FIXABLE = True
@@ -68,6 +72,36 @@ def _is_on(rate: Value) -> bool:
     return isinstance(rate, Unknown) and (
         isinstance(rate.node, ast.FunctionDef) and rate.node.name == "__init__"
     )
+
+
+class Watch(Watcher):
+    """Find calls with dropout in eval mode."""
+
+    FUNCTIONS = ("scaled_dot_product_attention",)
+
+    def __init__(self) -> None:
+        self._location = NOWHERE
+        self._calls = self._first = 0
+        self._p = 0.0
+        self._name = ""
+
+    def on_call(self, run: Run, call: CallOfTorch) -> None:
+        if not call["dropout_p"] > 0 or not run.modules or run.modules[-1].training:
+            return
+        self._calls += 1
+        if self._calls == 1:
+            self._first, self._location = run.step + 1, run.locate()
+            self._p, self._name = call["dropout_p"], type(run.modules[-1]).__name__
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        if self._calls:
+            yield Observation(
+                self._location,
+                f"{self._name} dropped {self._p:.0%} of its attention weights in eval mode, in "
+                f"{self._calls} calls that were checked.",
+                self._first,
+                {"calls": self._calls, "dropout_p": self._p},
+            )
 
 
 def bad_constant():

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 SEVERITY = "error"
+ALSO = ("SS212",)  # the layer before it may be dead
 FIX = "Lower the learning rate, scale the inputs, or check the layers for outputs that are all 0."
 _FIRST = 5  # steps, in which a last layer that starts with zeros begins to learn
 _CHECKED = 10  # predictions at the end of the run, which must all be constant

@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from surestep.doctor.edits import insert_after, insert_before
 from surestep.doctor.finding import Edit
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.graphs import Token, attach_token
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.training import (
     describe,
@@ -40,7 +41,6 @@ from surestep.doctor.source.values import Collection, Operation, Value, walk
 SEVERITY = "warning"
 FIXABLE = True
 FIX = "Add loss.detach(), or loss.item() if you need the number at once."
-_KEY = "surestep"  # in the metadata of a node
 _DEPTH = 3  # nodes: the loss may be divided or scaled before its backward pass
 _KEPT = 64  # newest backward passes that are remembered
 _IN_USE = 2  # the newest of them, whose losses may still have names
@@ -147,17 +147,11 @@ def _is_differentiated(trace: Trace, event: Event) -> bool:
     return False
 
 
-class _Token:
-    """Lives as long as the node of a graph that has it in its metadata."""
-
-    __slots__ = ("__weakref__",)
-
-
 class Watch(Watcher):
     """Count the graphs of earlier backward passes that are still there."""
 
     def __init__(self) -> None:
-        self._tokens: deque[list[weakref.ref[_Token]]] = deque(maxlen=_KEPT)
+        self._tokens: deque[list[weakref.ref[Token]]] = deque(maxlen=_KEPT)
         self._most = self._of = self._first = 0
         self._location = NOWHERE
 
@@ -167,11 +161,11 @@ class Watch(Watcher):
         tokens = []
         node: Any = losses[0].grad_fn if losses else None
         for _ in range(_DEPTH):
-            if node is None or _is_leaf(node) or _KEY in node.metadata:
+            token = attach_token(node, "SS701")
+            if token is None:
                 break
-            token = node.metadata[_KEY] = _Token()
-            tokens.append(weakref.ref(token))
-            node = node.next_functions[0][0] if node.next_functions else None
+            tokens.append(token)
+            node = node.next_functions[0][0]
         if tokens:
             self._tokens.append(tokens)
 
@@ -193,11 +187,6 @@ class Watch(Watcher):
                 self._first,
                 {"graphs": self._most, "passes": self._of},
             )
-
-
-def _is_leaf(node: Any) -> bool:
-    """Return whether a node belongs to a parameter, and not to one graph."""
-    return not node.next_functions
 
 
 def bad_sum():

@@ -11,16 +11,29 @@ the model after each step, or a script that calls `torch.cuda.synchronize()` to 
 Source: https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
 """
 
+from __future__ import annotations
+
+import linecache
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.devices import moves_model_to_gpu
 from surestep.doctor.source.trace import Event, Loop, Program, Trace
 from surestep.doctor.source.training import Action, describe, find_actions, is_derived_with_graph
 from surestep.doctor.source.values import Call, Operation, Value
+from surestep.doctor.user_code import is_of_user
+from surestep.doctor.watcher import Call as CallOfTorch
+from surestep.doctor.watcher import Location, Observation, Run, Watcher
 
 SEVERITY = "speed"
 FIX = "Add up loss.detach() on the GPU, and read it every N steps."
+WATCH_SKIPS = ("bad_item", "bad_print", "bad_comparison")
+_FEWEST = 10  # steps
+_SHARE = 0.9  # of the steps, from the first read on
+_MOST_LINES = 64
 _READS = (".item", ".tolist", ".cpu", ".numpy")
 _COMPARISONS = ("<", ">", "<=", ">=")
 _TESTS = ("isfinite", "isnan", "isinf")
@@ -95,6 +108,84 @@ def _is_after_step(event: Event, backwards: list[Action]) -> bool:
         event.loop is around.loop and set(event.branches) <= set(around.branches)
         for around in (backward.event for backward in backwards)
     )
+
+
+class Watch(Watcher):
+    """Count the steps in which the script reads values of a device."""
+
+    FUNCTIONS = ("item", "tolist", "cpu", "numpy", "__float__", "__bool__")
+
+    def __init__(self) -> None:
+        self._reads: dict[Location, _Reads] = {}
+
+    def on_call(self, run: Run, call: CallOfTorch) -> None:
+        if is_on_device(call["input"]) and _is_read_by_user():
+            self.count(run)
+
+    def count(self, run: Run) -> None:
+        """Count a read of a value of a device by the line that is being executed."""
+        location = run.locate()
+        if location not in self._reads and len(self._reads) >= _MOST_LINES:
+            return
+        reads = self._reads.setdefault(location, _Reads(run.step + 1))
+        reads.count += 1
+        if reads.last != run.step:
+            reads.last, reads.steps = run.step, reads.steps + 1
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for location, reads in self._reads.items():
+            since = run.step - reads.first + 1
+            line = linecache.getline(location.file, location.line)
+            if since < _FEWEST or reads.steps < _SHARE * since or _is_needed(line):
+                continue
+            yield Observation(
+                location,
+                f"{reads.steps} of {since} steps waited here for the GPU to finish, to read a "
+                "value.",
+                reads.first,
+                {"steps": reads.steps, "reads": reads.count},
+            )
+
+
+@dataclass
+class _Reads:
+    """Reads in one line.
+
+    Attributes:
+        first: step, from 1.
+        count: how many.
+        steps: with at least one.
+        last: of these steps.
+    """
+
+    first: int
+    count: int = 0
+    steps: int = 0
+    last: int = -1
+
+
+def is_on_device(value: Any) -> bool:
+    """Return whether reading a tensor waits for a device."""
+    return getattr(getattr(value, "device", None), "type", "cpu") == "cuda"
+
+
+def _is_needed(line: str) -> bool:
+    """Return whether a line tests if a value is finite, or measures time."""
+    return any(name in line for name in (*_TESTS, "synchronize"))
+
+
+def _is_read_by_user() -> bool:
+    """Return whether the user's source reads a value, and not a library, such as a GradScaler."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_of_user(file):
+            return True
+        is_passed = "surestep" in file or file.endswith(("_tensor.py", "_tensor_str.py"))
+        if not is_passed and not file.endswith(("functools.py", "contextlib.py")):
+            return False
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def bad_item():

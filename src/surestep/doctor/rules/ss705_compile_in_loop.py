@@ -10,16 +10,25 @@ different layer, in each pass is not reported.
 Source: https://docs.pytorch.org/docs/stable/generated/torch.compile.html
 """
 
+from __future__ import annotations
+
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.trace import Event, Loop, Program, Trace
 from surestep.doctor.source.training import describe, is_model, options_of
 from surestep.doctor.source.values import Call, Element, Function, Value, walk
+from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
 
 SEVERITY = "speed"
 FIX = "Call torch.compile once, before the loop."
+_FEWEST_CALLS = 3  # of torch.compile
+_WARMUP = 3  # steps in which graphs may be compiled
+_FEWEST_STEPS = 4  # later steps that compiled a graph: two for a last batch and an evaluation
+_MOST = 64  # models, and steps
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -69,12 +78,71 @@ def _has(event: Event, value: Value) -> bool:
     return is_call or (event.kind == "store" and value in options_of(event.value))
 
 
+@dataclass
+class _Compiled:
+    """Calls of torch.compile in one line with the same model and options."""
+
+    location: Location
+    first: int
+    name: str
+    calls: int = 0
+
+
+class Watch(Watcher):
+    """Count how often a model is compiled, and the graphs that torch compiles in later steps."""
+
+    def __init__(self) -> None:
+        self._compiled: dict[tuple[object, ...], _Compiled] = {}
+        self._graphs = 0
+        self._steps: list[int] = []  # that followed the compilation of a graph
+        self._location = NOWHERE
+
+    def on_compile(self, run: Run, model: Any, options: Mapping[str, Any]) -> None:
+        location = run.locate()
+        key = (id(model), location, repr(sorted(options.items(), key=str)))
+        if len(self._compiled) < _MOST or key in self._compiled:
+            name = type(model).__name__
+            seen = self._compiled.setdefault(key, _Compiled(location, run.step + 1, name))
+            seen.calls += 1
+
+    def after_step(self, run: Run, optimizer: Any) -> None:
+        if not self._compiled or len(self._steps) >= _MOST:
+            return
+        from torch._dynamo.utils import counters
+
+        graphs = counters["stats"]["unique_graphs"]
+        if graphs > self._graphs:
+            self._graphs = graphs
+            if run.step > _WARMUP:
+                self._location = self._location if self._steps else run.locate()
+                self._steps.append(run.step)
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for seen in self._compiled.values():
+            if seen.calls >= _FEWEST_CALLS:
+                yield Observation(
+                    seen.location,
+                    f"The same {seen.name} was compiled {seen.calls} times with the same options.",
+                    seen.first,
+                    {"calls": seen.calls},
+                )
+                return
+        if len(self._steps) >= _FEWEST_STEPS:
+            yield Observation(
+                self._location,
+                f"{len(self._steps)} steps after the first {_WARMUP} compiled a graph again, the "
+                f"last one at step {self._steps[-1]}: shapes or Python values change.",
+                self._steps[0],
+                {"steps": len(self._steps), "last": self._steps[-1]},
+            )
+
+
 def bad_every_epoch():
     import torch
 
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(2):
+    for _ in range(4):
         compiled = torch.compile(model, backend="eager")
         optimizer.zero_grad()
         compiled(torch.randn(8, 4)).pow(2).mean().backward()
@@ -96,7 +164,7 @@ def bad_in_method():
             self.optimizer.step()
 
     learner = Learner()
-    for _ in range(2):
+    for _ in range(4):
         learner.step(torch.randn(8, 4))
 
 

@@ -10,6 +10,17 @@ parameters. A script that reads gradients, or uses CUDA graphs, is not reported 
 Source: https://docs.pytorch.org/docs/stable/optim.html
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from surestep.doctor.watcher import Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+
 import re
 from collections.abc import Iterator
 
@@ -20,6 +31,8 @@ from surestep.doctor.source.values import Call, Constant
 
 SEVERITY = "speed"
 FIX = "Leave out foreach and set_to_none, or pass fused=True."
+WATCH_SKIPS = ("bad_one_by_one", "bad_zeros", "bad_neither")
+_FEWEST = 10  # parameters: the time is in the number of kernels
 _NEEDS_GRADIENTS = re.compile(r"graph|static|\.grad\b|use_gradient_as_bucket_view", re.IGNORECASE)
 
 
@@ -44,6 +57,35 @@ def check(program: Program) -> Iterator[Problem]:
 def _is_false(call: Call, name: str, position: int = -1) -> bool:
     option = call.argument(position, name)
     return isinstance(option, Constant) and option.value is False
+
+
+class Watch(Watcher):
+    """Find optimizers of many parameters on a GPU that update one after another."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[Location, int, str, int]] = []
+
+    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+        for group in optimizer.param_groups:
+            on_gpu = sum(parameter.device.type == "cuda" for parameter in group["params"])
+            if is_slow(group, on_gpu):
+                name = type(optimizer).__name__
+                self._found.append((run.locate(), run.step + 1, name, on_gpu))
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for location, step, name, count in self._found[:1]:
+            yield Observation(
+                location,
+                f"{name} with foreach=False updates {count} parameters on a GPU one after another.",
+                step,
+                {"parameters": count},
+            )
+
+
+def is_slow(group: Mapping[str, Any], on_gpu: int) -> bool:
+    """Return whether a group turns off both fast implementations for its parameters on a GPU."""
+    is_off = group.get("foreach") is False and not group.get("fused")
+    return is_off and not group.get("capturable") and on_gpu >= _FEWEST
 
 
 def bad_one_by_one():

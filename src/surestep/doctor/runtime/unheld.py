@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from surestep.doctor.runtime.values import read_part
 from surestep.doctor.watcher import Location, Run
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Unheld:
                 self._count(run, moment, name, parameter)
 
     def _count(self, run: Run, moment: _Moment, name: str, parameter: Tensor) -> None:
-        key, values = id(parameter), _read_values(parameter).clone()
+        key, values = id(parameter), read_part(parameter, _VALUES).clone()
         late = self._late.get(key)
         if late is None or late.parameter() is not parameter:
             is_new = moment.is_new(parameter)
@@ -125,10 +126,3 @@ class Unheld:
         """Return the parameters that nothing updates, and that had so many gradients."""
         found = [late for late in self._late.values() if late.steps >= fewest]
         return [late for late in found if not late.is_trained()]
-
-
-def _read_values(parameter: Tensor) -> Tensor:
-    values = parameter.detach()
-    while values.dim() > 1:
-        values = values[0]
-    return values[:_VALUES] if values.dim() else values

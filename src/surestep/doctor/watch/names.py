@@ -15,7 +15,7 @@ def find_name(parameter: Tensor) -> str:
     from torch import nn
 
     longest = ""
-    for module in [found for found in gc.get_objects() if isinstance(found, nn.Module)]:
+    for module in [found for found in gc.get_objects() if issubclass(type(found), nn.Module)]:
         for name, other in module.named_parameters():
             if (
                 other is parameter

@@ -1,0 +1,249 @@
+"""A frozen layer changes while the other layers are trained.
+
+`requires_grad = False` stops gradients, and nothing else. BatchNorm in train mode still updates
+its running statistics from the new data. An optimizer still updates a parameter that has a
+gradient: one that is left from before, or zeros, with which momentum and weight decay move it.
+Nothing fails: the layers are only not those that were frozen.
+
+Ignore it if the statistics are to follow the new data. Layers that are frozen for some steps only,
+such as the discriminator of a GAN, and copies without gradients are not reported.
+
+Source: https://keras.io/guides/transfer_learning/
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from surestep.doctor.runtime.values import read_part
+from surestep.doctor.watcher import Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+SEVERITY = "warning"
+FIX = "Put frozen BatchNorm layers into eval mode; set the gradients of frozen parameters to None."
+_FEWEST = 5  # steps, or forward passes
+_MOST = 64  # layers, or parameters
+_VALUES = 64  # of a parameter, by which a change is noticed
+
+
+@dataclass
+class _Norm:
+    """A normalization whose parameters are frozen, and whose statistics are not.
+
+    Attributes:
+        layer: a weak reference.
+        calls: in train mode, with gradients.
+        was_trained: whether its parameters had gradients at any time.
+    """
+
+    layer: weakref.ref[nn.Module]
+    first: int
+    location: Location
+    calls: int = 0
+    was_trained: bool = False
+
+
+class Watch(Watcher):
+    """Compare frozen parameters before and after steps, and count updates of statistics."""
+
+    def __init__(self) -> None:
+        self._norms: dict[int, _Norm] = {}
+        self._trainable: dict[int, weakref.ref[Tensor]] = {}  # of optimizers
+        self._before: list[tuple[Tensor, Tensor]] = []
+        self._changes: list[Tensor] = []  # the number of parameters that a step changed
+        self._location, self._first = Location("", 0), 0
+
+    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if getattr(module, "running_mean", None) is None or run.in_backward:
+            return
+        import torch
+
+        norm, own = self._norms.get(id(module)), list(module.parameters())
+        if norm is not None and norm.layer() is module:
+            norm.was_trained = norm.was_trained or any(p.requires_grad for p in own)
+            norm.calls += module.training and torch.is_grad_enabled()
+        elif module.training and torch.is_grad_enabled() and own and len(self._norms) < _MOST:
+            trained = any(parameter.requires_grad for parameter in own)
+            seen = run.step + 1, run.locate()
+            self._norms[id(module)] = _Norm(weakref.ref(module), *seen, 1, trained)
+
+    def on_step(self, run: Run, optimizer: Optimizer) -> None:
+        if not run.is_sampled:
+            return
+        self._before = []
+        used: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+        for parameter in used:
+            if parameter.requires_grad:
+                self._trainable.setdefault(id(parameter), weakref.ref(parameter))
+            elif parameter.grad is not None and len(self._before) < _MOST:
+                reference = self._trainable.get(id(parameter))
+                if reference is not None and reference() is parameter:
+                    values = read_part(parameter, _VALUES)
+                    self._before.append((values, values.clone()))
+
+    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+        if not self._before:
+            return
+        import torch
+
+        changed = [(now != old).any() for now, old in self._before]
+        self._changes.append(torch.stack([change.cpu() for change in changed]).sum())
+        self._before = []
+        if len(self._changes) == 1:
+            self._first, self._location = run.step, run.locate()
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        norms = [n for n in self._norms.values() if n.calls >= _FEWEST and not n.was_trained]
+        if norms and run.step >= _FEWEST:
+            yield Observation(
+                norms[0].location,
+                f"{len(norms)} normalization layers with frozen parameters updated their running "
+                f"statistics, in {norms[0].calls} forward passes that were checked.",
+                norms[0].first,
+                {"layers": len(norms), "calls": norms[0].calls},
+            )
+        changes = [int(change) for change in self._changes if change]
+        if len(changes) >= _FEWEST:
+            yield Observation(
+                self._location,
+                f"{len(changes)} steps that were checked changed up to {max(changes)} parameters "
+                "that were frozen after earlier steps, and that still had a gradient.",
+                self._first,
+                {"steps": len(changes), "parameters": max(changes)},
+            )
+
+
+def bad_statistics_of_a_frozen_body() -> None:
+    import torch
+    from torch import nn
+
+    body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU())
+    head = nn.Linear(8, 2)
+    for parameter in body.parameters():
+        parameter.requires_grad = False
+    model = nn.Sequential(body, head)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    model.train()
+    for _ in range(10):
+        x, y = torch.randn(16, 4), torch.randint(2, (16,))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def bad_momentum_continues() -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+    for epoch in range(4):
+        if epoch == 1:
+            model[0].requires_grad_(False)  # warm-up is over
+        for _ in range(5):
+            x = torch.randn(16, 4)
+            loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+            optimizer.zero_grad(set_to_none=False)
+            loss.backward()
+            optimizer.step()
+
+
+def bad_gradient_is_left() -> None:
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.head = nn.Linear(4, 8), nn.Linear(8, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.encoder(x).tanh())
+
+    net = Net()
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    for step in range(16):
+        x = torch.randn(8, 4)
+        net.head.zero_grad()
+        if step < 4:
+            net.encoder.zero_grad()
+        else:
+            net.encoder.requires_grad_(False)
+        nn.functional.mse_loss(net(x), x[:, :1]).backward()
+        optimizer.step()
+
+
+def good_norms_in_eval_mode() -> None:
+    import torch
+    from torch import nn
+
+    body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU()).requires_grad_(False)
+    head = nn.Sequential(nn.Linear(8, 2), nn.Dropout(0.1))
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    body.eval()
+    for _ in range(10):
+        x, y = torch.randn(16, 4), torch.randint(2, (16,))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(head(body(x)), y).backward()
+        optimizer.step()
+
+
+def good_discriminator_is_frozen_in_turns() -> None:
+    import torch
+    from torch import nn
+
+    G = nn.Linear(2, 4)
+    D = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+    g_optimizer = torch.optim.Adam(G.parameters(), lr=1e-3)
+    d_optimizer = torch.optim.Adam(D.parameters(), lr=1e-3)
+    for _ in range(10):
+        D.requires_grad_(False)
+        g_optimizer.zero_grad()
+        (-D(G(torch.randn(16, 2))).mean()).backward()
+        g_optimizer.step()
+        D.requires_grad_(True)
+        d_optimizer.zero_grad()
+        fake = G(torch.randn(16, 2)).detach()
+        (D(fake).mean() - D(torch.randn(16, 4)).mean()).backward()
+        d_optimizer.step()
+
+
+def good_key_encoder_in_train_mode() -> None:
+    import copy
+
+    import torch
+    from torch import nn
+
+    query = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+    key = copy.deepcopy(query).requires_grad_(False)
+    optimizer = torch.optim.SGD(query.parameters(), lr=0.1)
+    for _ in range(10):
+        x = torch.randn(16, 4)
+        with torch.no_grad():
+            for kept, new in zip(key.parameters(), query.parameters(), strict=True):
+                kept.lerp_(new, 0.01)
+            target = key(x + 0.1 * torch.randn(16, 4))
+        optimizer.zero_grad()
+        (query(x) - target).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_gradients_are_removed() -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+    for step in range(20):
+        if step == 5:
+            model[0].requires_grad_(False)
+        x = torch.randn(16, 4)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).backward()
+        optimizer.step()

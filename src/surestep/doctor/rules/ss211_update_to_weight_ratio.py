@@ -1,0 +1,196 @@
+"""The updates of a parameter are far too small, or far too large, for its values.
+
+A step usually changes a parameter by about a thousandth of its size. Below a millionth it hardly
+moves in the whole run: the learning rate is too low, or decays too early. Above a tenth it is
+rewritten in a few steps: the learning rate is too high for it. The loss shows neither at once.
+
+Only runs of more than 500 steps are compared, without the steps that change nothing.
+
+Source: https://cs231n.github.io/neural-networks-3/#ratio
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING
+
+from surestep.doctor.runtime.values import read_part
+from surestep.doctor.watcher import Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+SEVERITY = "info"
+FIX = "Change the learning rate of this parameter, so that a step changes it by about 0.1%."
+_LOWEST, _HIGHEST = 1e-6, 1e-1
+_SHARE = 0.9  # of the steps that were checked
+_FEWEST = 30  # such steps: the first 20, and every 50th
+_MOST_STEPS = 200  # whose ratios are kept
+_MOST_PARAMETERS = 8  # the largest ones of an optimizer
+_VALUES = 4096  # of a parameter
+
+
+@dataclass
+class _Seen:
+    """Parameters of an optimizer, and their ratios."""
+
+    first: int
+    location: Location
+    parameters: list[Tensor]
+    names: list[str]
+    ratios: list[Tensor] = field(default_factory=list)
+
+
+class Watch(Watcher):
+    """Compare the change of parameters in a step with their size."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, _Seen] = {}
+        self._before: list[Tensor] = []
+
+    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+        if len(self._seen) >= _MOST_PARAMETERS:
+            return
+        used = [p for group in optimizer.param_groups for p in group["params"]]
+        matrices = [p for p in used if p.dim() > 1 and p.is_floating_point()]
+        chosen = sorted(matrices, key=lambda p: -p.numel())[:_MOST_PARAMETERS]
+        names = [_find_name(run, parameter) for parameter in chosen]
+        self._seen[id(optimizer)] = _Seen(run.step + 1, run.locate(), chosen, names)
+
+    def on_step(self, run: Run, optimizer: Optimizer) -> None:
+        seen = self._seen.get(id(optimizer))
+        self._before = []
+        if run.is_sampled and seen is not None and len(seen.ratios) < _MOST_STEPS:
+            self._before = [read_part(parameter, _VALUES).clone() for parameter in seen.parameters]
+
+    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+        if not self._before:
+            return
+        import torch
+
+        seen = self._seen[id(optimizer)]
+        ratios = []
+        for parameter, before in zip(seen.parameters, self._before, strict=True):
+            change = read_part(parameter, _VALUES) - before
+            ratios.append(change.float().norm() / before.float().norm())
+        seen.ratios.append(torch.stack([ratio.to(ratios[0].device) for ratio in ratios]))
+        self._before = []
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for seen in self._seen.values():
+            rows = [ratios.tolist() for ratios in seen.ratios]
+            for index, name in enumerate(seen.names):
+                ratios = [row[index] for row in rows if row[index] > 0]
+                low = sum(ratio < _LOWEST for ratio in ratios)
+                high = sum(ratio > _HIGHEST for ratio in ratios)
+                if len(ratios) >= _FEWEST and max(low, high) >= _SHARE * len(ratios):
+                    usual = median(ratios)
+                    yield Observation(
+                        seen.location,
+                        f"{max(low, high)} of {len(ratios)} steps that were checked changed {name} "
+                        f"by {'less' if low else 'more'} than {_LOWEST if low else _HIGHEST:g} of "
+                        f"its size; the median is {usual:.2g}.",
+                        seen.first,
+                        {"parameter": name, "ratio": usual, "steps": len(ratios)},
+                    )
+                    break  # one parameter shows it
+
+
+def _find_name(run: Run, parameter: Tensor) -> str:
+    """Return the name of a parameter in a model that was called, or its shape."""
+    for model in list(run.models):
+        for name, other in model.named_parameters():
+            if other is parameter:
+                return name
+    return f"a parameter of shape {tuple(parameter.shape)}"
+
+
+def bad_learning_rate_is_tiny() -> None:
+    import torch
+
+    model = torch.nn.Linear(16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-8)
+    for _ in range(600):
+        x, y = torch.randn(8, 16), torch.randint(4, (8,))
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def bad_learning_rate_is_huge() -> None:
+    import torch
+
+    class Learner:
+        def __init__(self) -> None:
+            self.model = torch.nn.Linear(16, 4)
+            self.optimizer = torch.optim.Adam(self.model.parameters(), lr=10.0)
+
+        def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
+            self.optimizer.zero_grad()
+            self.model(x).sub(y).abs().mean().backward()
+            self.optimizer.step()
+
+    learner = Learner()
+    for step in range(600):
+        learner.optimizer.param_groups[0]["lr"] *= 1.01
+        learner.step(torch.randn(8, 16), torch.randn(8, 4) * step)
+
+
+def bad_schedule_decays_too_early() -> None:
+    import torch
+    from torch import nn
+    from torch.optim.lr_scheduler import ExponentialLR
+
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-7, weight_decay=0.0)
+    schedule = ExponentialLR(optimizer, gamma=0.99)
+    for _ in range(600):
+        x = torch.randn(8, 8)
+        loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+
+
+def good_usual_learning_rate() -> None:
+    import torch
+
+    model = torch.nn.Linear(16, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(600):
+        x, y = torch.randn(8, 16), torch.randint(4, (8,))
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def good_weights_that_start_at_zero() -> None:
+    import torch
+
+    model = torch.nn.Linear(16, 4)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(600):
+        x = torch.randn(8, 16)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), x[:, :4]).backward()
+        optimizer.step()
+
+
+def good_short_warmup() -> None:
+    import torch
+    from torch.optim.lr_scheduler import LambdaLR
+
+    model = torch.nn.Linear(16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    schedule = LambdaLR(optimizer, lambda step: min(1.0, 1e-6 + step / 200))
+    for _ in range(700):
+        x = torch.randn(8, 16)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), x[:, :4]).backward()
+        optimizer.step()
+        schedule.step()

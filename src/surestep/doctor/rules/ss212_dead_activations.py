@@ -1,0 +1,228 @@
+"""The output of a layer is the same number everywhere, for every batch.
+
+A ReLU whose inputs are all negative gives 0 for every sample, and a sigmoid or tanh with far too
+large inputs gives only 1. Then the layers before it get no gradient, and stay dead. Usually a step
+was far too large, the inputs are not scaled, or the first bias is far from 0. Nothing fails: the
+model only predicts the same for every input.
+
+Only an activation or a layer with parameters is reported, and only if its inputs differ.
+
+Source: https://karpathy.github.io/2019/04/25/recipe/
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from surestep.doctor.watcher import Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+SEVERITY = "warning"
+ALSO = ("SS509",)  # such a model predicts the same for all samples
+FIX = "Lower the learning rate, scale the inputs, or initialize the layer before with small values."
+_FEWEST = 15  # batches that were checked
+_SHARE = 0.9  # of the batches
+_VALUES = 1024  # of an output that are compared
+_SMALLEST = 16  # values of an output
+_MOST_LAYERS = 1000
+
+
+@dataclass
+class _Seen:
+    """The outputs of a layer.
+
+    Attributes:
+        layer: a weak reference.
+        name: of its class.
+        index: among the layers that were called, from 1.
+        calls: that were checked.
+        constant: in how many the output was constant, and the input was not; a tensor, as a value
+            of a device is read at the end.
+    """
+
+    layer: weakref.ref[nn.Module]
+    name: str
+    index: int
+    first: int
+    location: Location
+    constant: Tensor
+    calls: int = 0
+
+
+class Watch(Watcher):
+    """Count the batches for which the output of a layer is constant."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, _Seen] = {}
+
+    def after_forward(
+        self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
+    ) -> None:
+        if not run.is_sampled or run.in_backward or not module.training or not inputs:
+            return
+        import torch
+
+        given = inputs[0]
+        if not isinstance(output, torch.Tensor) or not isinstance(given, torch.Tensor):
+            return
+        is_large = min(output.numel(), given.numel()) >= _SMALLEST
+        if not is_large or not output.is_floating_point() or not _is_layer(module):
+            return
+        constant = _is_constant(output) & ~_is_constant(given)
+        seen = self._seen.get(id(module))
+        if seen is None or seen.layer() is not module:
+            if len(self._seen) >= _MOST_LAYERS:
+                return
+            at = run.step + 1, run.locate()
+            name, index = type(module).__name__, len(self._seen) + 1
+            seen = _Seen(weakref.ref(module), name, index, *at, constant.long())
+            self._seen[id(module)] = seen
+        else:
+            seen.constant = seen.constant + constant
+        seen.calls += 1
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for seen in self._seen.values():
+            if seen.calls < _FEWEST:
+                continue
+            constant = int(seen.constant)
+            if constant >= max(_FEWEST, _SHARE * seen.calls):
+                yield Observation(
+                    seen.location,
+                    f"The output of {seen.name} (layer {seen.index} in the order of their calls) "
+                    f"was constant in {constant} of {seen.calls} batches that were checked.",
+                    seen.first,
+                    {"layer": seen.index, "constant": constant, "batches": seen.calls},
+                )
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Return whether a module without others is an activation, or has parameters."""
+    if next(module.children(), None) is not None:
+        return False
+    is_activation = type(module).__module__ == "torch.nn.modules.activation"
+    return is_activation or next(module.parameters(), None) is not None
+
+
+def _is_constant(tensor: Tensor) -> Tensor:
+    """Return whether some values of a tensor, from all of it, are the same number."""
+    flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach().flatten()
+    part = flat[:: max(1, len(flat) // _VALUES)]
+    return (part == part[0]).all()
+
+
+def bad_step_was_too_large() -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e4)
+    for _ in range(30):
+        x = torch.rand(32, 4)
+        loss = nn.functional.l1_loss(model(x), x.sum(1, keepdim=True) - 3)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def bad_negative_bias() -> None:
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.act, self.out = nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)
+            nn.init.constant_(self.hidden.bias, -50.0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.act(self.hidden(x)))
+
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    for _ in range(30):
+        x, y = torch.randn(16, 8), torch.randint(3, (16,))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+
+def bad_inputs_are_not_scaled() -> None:
+    import torch
+    from torch import nn
+
+    first = nn.Linear(1, 4, bias=False)
+    nn.init.uniform_(first.weight, 0.5, 1.0)
+    model = nn.Sequential(first, nn.Sigmoid(), nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(30):
+        year = torch.randint(1990, 2025, (16, 1)).float()
+        loss = nn.functional.mse_loss(model(year), year / 2000)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def good_some_units_are_dead() -> None:
+    import torch
+    from torch import nn
+
+    first = nn.Linear(4, 16)
+    with torch.no_grad():
+        first.bias[:8] = -50.0
+    model = nn.Sequential(first, nn.ReLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(30):
+        x = torch.randn(32, 4)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).backward()
+        optimizer.step()
+
+
+def good_branch_that_starts_at_zero() -> None:
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.out = nn.Linear(4, 8), nn.Linear(8, 4)
+            nn.init.zeros_(self.out.weight)
+            nn.init.zeros_(self.out.bias)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.out(self.body(x).relu())
+
+    model = nn.Sequential(Block(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(30):
+        x = torch.randn(32, 4)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).backward()
+        optimizer.step()
+
+
+def good_input_is_the_same_everywhere() -> None:
+    import torch
+    from torch import nn
+
+    class Conditional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.body = nn.Linear(1, 1), nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+            return self.body(x) * self.scale(time)
+
+    model = Conditional()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(30):
+        x, time = torch.randn(32, 4), torch.full((32, 1), 0.5)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x, time), x.sum(1, keepdim=True)).backward()
+        optimizer.step()

@@ -1,0 +1,165 @@
+"""Matrix products of float32 on a GPU do not use its fast units.
+
+Since Ampere, GPUs multiply matrices of float32 several times faster if the factors are rounded to
+TF32, with 10 bits of mantissa; sums stay in float32. PyTorch leaves this off. Most training is not
+affected by it. With autocast most products are in bfloat16 or float16, and this changes little.
+
+Ignore it if the model needs all bits, as some simulations do.
+
+Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#tf32-on-ampere
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import nn
+
+SEVERITY = "info"
+FIX = 'Call torch.set_float32_matmul_precision("high") before training.'
+WATCH_SKIPS = ("bad_perceptron", "bad_transformer", "bad_explicit")
+_FEWEST = 10  # products
+_SMALLEST = 512  # of both sides of a weight: smaller products are limited by memory
+_CAPABILITY = 8  # of Ampere
+
+
+class Watch(Watcher):
+    """Count large products of float32 on a GPU."""
+
+    def __init__(self) -> None:
+        self._products = self._first = 0
+        self._location = NOWHERE
+
+    def after_forward(
+        self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
+    ) -> None:
+        weight = getattr(module, "weight", None)
+        device = getattr(getattr(weight, "device", None), "type", "cpu")
+        if device != "cuda" or self._products >= _FEWEST:
+            return
+        import torch
+
+        if not isinstance(module, torch.nn.Linear) or not isinstance(output, torch.Tensor):
+            return
+        capability = torch.cuda.get_device_capability(output.device)[0]
+        is_float32 = output.dtype is torch.float32
+        precision = torch.get_float32_matmul_precision()
+        if is_float32 and is_slow(capability, precision, tuple(module.weight.shape)):
+            self._products += 1
+            if self._products == 1:
+                self._first, self._location = run.step + 1, run.locate()
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        if self._products >= _FEWEST:
+            yield Observation(
+                self._location,
+                f"At least {self._products} large products of float32 on a GPU had the precision "
+                '"highest".',
+                self._first,
+                {"products": self._products},
+            )
+
+
+def is_slow(capability: int, precision: str, shape: tuple[int, ...]) -> bool:
+    """Return whether a product of float32 could be faster.
+
+    Args:
+        capability: the first number of the compute capability of the GPU.
+        precision: of `torch.get_float32_matmul_precision()`.
+        shape: of the weight.
+    """
+    return capability >= _CAPABILITY and precision == "highest" and min(shape) >= _SMALLEST
+
+
+def bad_perceptron() -> None:
+    import torch
+    from torch import nn
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(10):
+        x = torch.randn(8, 512, device=device)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), x).backward()
+        optimizer.step()
+
+
+def bad_transformer() -> None:
+    import torch
+    from torch import nn
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    layer = nn.TransformerEncoderLayer(512, 8, 512, batch_first=True).to(device)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-4)
+    for _ in range(6):
+        x = torch.randn(2, 4, 512, device=device)
+        loss = layer(x).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def bad_explicit() -> None:
+    import torch
+
+    class Learner:
+        def __init__(self) -> None:
+            torch.set_float32_matmul_precision("highest")
+            self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            self.model = torch.nn.Linear(512, 512).to(self.device)
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+
+        def step(self) -> None:
+            x = torch.randn(4, 512, device=self.device)
+            self.optimizer.zero_grad()
+            (self.model(x) - x).pow(2).mean().backward()
+            self.optimizer.step()
+
+    learner = Learner()
+    for _ in range(12):
+        learner.step()
+
+
+def good_on_cpu() -> None:
+    import torch
+
+    model = torch.nn.Linear(512, 512)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(10):
+        x = torch.randn(4, 512)
+        optimizer.zero_grad()
+        (model(x) - x).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_small_layers() -> None:
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = torch.nn.Linear(16, 4).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(20):
+        x = torch.randn(8, 16, device=device)
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_autocast() -> None:
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = torch.nn.Linear(512, 512).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(12):
+        x = torch.randn(4, 512, device=device)
+        optimizer.zero_grad()
+        with torch.autocast(device, dtype=torch.bfloat16):
+            loss = (model(x) - x).pow(2).mean()
+        loss.backward()
+        optimizer.step()
