@@ -73,7 +73,9 @@ class Watch(Watcher):
             return
         values, target = prediction.detach(), call["target"].detach()
         is_of_model = values.untyped_storage().data_ptr() == self._last.storage
-        if not is_of_model or self._last.has_inputs is None or len(values) != len(target):
+        if not is_of_model or self._last.has_inputs is None or not target.dim():
+            return
+        if len(values) != len(target):
             return
         same, is_varied = _are_same(values), _differ(target)
         if same is None or is_varied is None:
