@@ -44,7 +44,9 @@ FIX = "Add loss.detach(), or loss.item() if you need the number at once."
 _DEPTH = 3  # nodes: the loss may be divided or scaled before its backward pass
 _KEPT = 64  # newest backward passes that are remembered
 _IN_USE = 2  # the newest of them, whose losses may still have names
-_EVERY = 4  # backward passes between two counts
+_FIRST = 64  # backward passes that are all checked
+_LATER = 8  # later: one of so many
+_EVERY = 4  # of them between two counts
 _FEWEST = 6  # graphs
 _SHARE = 0.9  # of the passes: a list that is emptied now and then keeps fewer
 
@@ -152,11 +154,14 @@ class Watch(Watcher):
 
     def __init__(self) -> None:
         self._tokens: deque[list[weakref.ref[Token]]] = deque(maxlen=_KEPT)
-        self._most = self._of = self._first = 0
+        self._checked = self._most = self._of = self._first = 0
         self._location = NOWHERE
 
     def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
-        if run.backwards % _EVERY == 0:
+        if run.backwards > _FIRST and run.backwards % _LATER:
+            return
+        self._checked += 1
+        if self._checked % _EVERY == 0:
             self._count(run)
         tokens = []
         node: Any = losses[0].grad_fn if losses else None
@@ -182,8 +187,8 @@ class Watch(Watcher):
         if self._most:
             yield Observation(
                 self._location,
-                f"The graphs of {self._most} of {self._of} earlier backward passes were still "
-                "there: a sum or list keeps their losses.",
+                f"The graphs of {self._most} of {self._of} earlier backward passes that "
+                "were checked were still there: a sum or list keeps their losses.",
                 self._first,
                 {"graphs": self._most, "passes": self._of},
             )

@@ -34,6 +34,7 @@ WATCH_SKIPS = ("bad_item", "bad_print", "bad_comparison")
 _FEWEST = 10  # steps
 _SHARE = 0.9  # of the steps, from the first read on
 _MOST_LINES = 64
+_HEARD = ("item", "tolist", "cpu", "numpy", "__float__", "__bool__")
 _READS = (".item", ".tolist", ".cpu", ".numpy")
 _COMPARISONS = ("<", ">", "<=", ">=")
 _TESTS = ("isfinite", "isnan", "isinf")
@@ -113,9 +114,9 @@ def _is_after_step(event: Event, backwards: list[Action]) -> bool:
 class Watch(Watcher):
     """Count the steps in which the script reads values of a device."""
 
-    FUNCTIONS = ("item", "tolist", "cpu", "numpy", "__float__", "__bool__")
-
     def __init__(self) -> None:
+        # On a CPU a read costs nothing, and hearing it does.
+        self.FUNCTIONS = _HEARD if has_device() else ()
         self._reads: dict[Location, _Reads] = {}
 
     def on_call(self, run: Run, call: CallOfTorch) -> None:
@@ -162,6 +163,13 @@ class _Reads:
     count: int = 0
     steps: int = 0
     last: int = -1
+
+
+def has_device() -> bool:
+    """Return whether this machine has a GPU on which a read waits."""
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def is_on_device(value: Any) -> bool:
