@@ -9,6 +9,9 @@ of the training data, texts by the tokens that they share. Before training, samp
 read for about a second, so a share is an estimate; `--doctor.check-data all` reads all. Data whose
 rows are equal by chance, such as rows of a few categories, is not compared.
 
+While a script runs, samples of a DataLoader are compared by a hash of some of its batches. There,
+training data that is evaluated beside other data is not reported.
+
 Ignore it if you validate on the training data on purpose, such as to see whether a model can learn
 a few samples.
 
@@ -24,6 +27,19 @@ from surestep.doctor.remark import Remark, list_names
 
 if TYPE_CHECKING:
     from surestep.doctor.data_case import DataCase
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet, ref
+
+from surestep.doctor.runtime.batches import digest_samples, list_tensors
+from surestep.doctor.watcher import Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+    from torch.optim import Optimizer
+    from torch.utils.data import DataLoader
 
 SEVERITY = "warning"
 _FEWEST = 2  # samples in both
@@ -33,6 +49,12 @@ FIX = (
     "Hold samples out, such as torch.utils.data.random_split(data, [0.9, 0.1]): a metric on "
     "training data does not show how the model does on new data."
 )
+_MOST_VALUES = 5_000_000  # of a batch
+_MOST_SAMPLES = 20_000  # whose digests are stored
+_MOST_LOADERS = 20
+_FEWEST_COMPARED = 16  # samples of an evaluation
+_FEWEST_SAME = 8
+_DISTINCT = 0.99  # of the training data: rows of few categories are equal by chance
 
 
 def inspect(data: DataCase) -> Iterator[Remark]:
@@ -69,6 +91,130 @@ def inspect(data: DataCase) -> Iterator[Remark]:
 
 def _describe(names: list[str]) -> str:
     return f"{'test' if names == ['test'] else 'validation'} data {list_names(names)}"
+
+
+@dataclass
+class _Evaluated:
+    """The samples of a loader that a model answered without being trained on them.
+
+    Attributes:
+        location: of the loop.
+        dataset: of the loader.
+        since_step: of the first sample that was trained on before.
+        samples: how many were compared.
+        same: how many of them were trained on before.
+        digests: of them.
+    """
+
+    location: Location
+    dataset: int
+    since_step: int = 0
+    samples: int = 0
+    same: int = 0
+    digests: set[int] = field(default_factory=set)
+
+
+@dataclass
+class _Waiting:
+    """A batch, before it is known what the script does with it."""
+
+    digests: list[int]
+    backwards: int
+    models: int
+
+
+class Watch(Watcher):
+    """Compare digests of samples that are trained on with those that are evaluated later.
+
+    Those of each optimizer are compared, because each fold of a cross-validation has its optimizer.
+    """
+
+    def __init__(self) -> None:
+        self._trained: WeakKeyDictionary[Optimizer, set[int]] = WeakKeyDictionary()
+        self._optimizer: Callable[[], Optimizer | None] = lambda: None
+        self._waiting: WeakKeyDictionary[DataLoader[Any], _Waiting] = WeakKeyDictionary()
+        self._trainers: WeakSet[DataLoader[Any]] = WeakSet()
+        self._evaluated: WeakKeyDictionary[DataLoader[Any], _Evaluated] = WeakKeyDictionary()
+        self._found: list[_Evaluated] = []
+        self._datasets: set[int] = set()
+        self._models = 0
+        self._repeated: WeakSet[DataLoader[Any]] = WeakSet()  # after their first pass
+        self._rows = self._distinct = 0  # of the first passes of training
+
+    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._models += 1
+
+    def on_step(self, run: Run, optimizer: Optimizer) -> None:
+        if self._optimizer() is not optimizer:
+            self._optimizer = ref(optimizer)
+
+    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+        self._use(run, loader)
+        if not (run.is_sampled or run.sees_forwards):
+            return
+        tensors = list_tensors(batch)
+        if not tensors or tensors[0].dim() < 2 or tensors[0].device.type != "cpu":
+            return
+        if 0 < tensors[0].numel() <= _MOST_VALUES:
+            digests = digest_samples(tensors[0])
+            self._waiting[loader] = _Waiting(digests, run.backwards, self._models)
+
+    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        self._use(run, loader)
+        self._repeated.add(loader)
+
+    def _use(self, run: Run, loader: DataLoader[Any]) -> None:
+        """Find out what the script did with the batch before."""
+        batch, optimizer = self._waiting.pop(loader, None), self._optimizer()
+        if batch is None or optimizer is None:
+            return
+        trained = self._trained.setdefault(optimizer, set())
+        if run.backwards > batch.backwards:
+            self._trainers.add(loader)
+            self._datasets.add(id(loader.dataset))
+            if len(trained) < _MOST_SAMPLES:
+                if loader not in self._repeated:
+                    self._rows += len(batch.digests)
+                    self._distinct += len(set(batch.digests) - trained)
+                trained.update(batch.digests)
+        elif self._models > batch.models and loader not in self._trainers:
+            self._compare(run, loader, batch.digests, trained)
+
+    def _compare(
+        self, run: Run, loader: DataLoader[Any], digests: list[int], trained: set[int]
+    ) -> None:
+        seen = self._evaluated.get(loader)
+        if seen is None:
+            if len(self._found) >= _MOST_LOADERS:
+                return
+            seen = self._evaluated[loader] = _Evaluated(run.locate(), id(loader.dataset))
+            self._found.append(seen)
+        new = set(digests) - seen.digests
+        if len(seen.digests) < _MOST_SAMPLES:
+            seen.digests |= new
+            seen.samples += len(digests)
+            same = sum(digest in trained for digest in digests)
+            if same and not seen.same:
+                seen.since_step = run.step
+            seen.same += same
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        found = [seen for seen in self._found if seen.samples >= _FEWEST_COMPARED]
+        others = [seen for seen in found if seen.same == 0]
+        for seen in found:
+            # Training data may be evaluated on purpose, beside data that was not trained on.
+            is_on_purpose = bool(others) or seen.dataset in self._datasets
+            is_by_chance = self._distinct < _DISTINCT * self._rows
+            if seen.same < _FEWEST_SAME or seen.same < _SHARE * seen.samples:
+                continue
+            if not is_on_purpose and not is_by_chance:
+                yield Observation(
+                    seen.location,
+                    f"{seen.same} of {seen.samples} evaluated samples that were compared had been "
+                    "trained on before.",
+                    seen.since_step,
+                    {"samples": seen.samples, "same": seen.same},
+                )
 
 
 def bad_same_tensors() -> None:
@@ -222,3 +368,89 @@ def good_no_validation() -> None:
     task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=(x, x.sum(1, keepdim=True)))
     config = surestep.Config(max_steps=3, batch_size=8)
     surestep.Trainer(task, config, run="run").fit()
+
+
+def bad_validation_from_the_training_data():
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    x = torch.randn(96, 4)
+    y = x.sum(1, keepdim=True)
+    train_loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True)
+    val_loader = DataLoader(TensorDataset(x[64:], y[64:]), batch_size=16)  # not removed from train
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(2):
+        model.train()
+        for inputs, targets in train_loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            errors = [(model(inputs) - targets).abs().mean() for inputs, targets in val_loader]
+
+
+def good_folds():
+    import torch
+    from torch.utils.data import DataLoader, Subset, TensorDataset
+
+    x = torch.randn(96, 4)
+    data = TensorDataset(x, x.sum(1, keepdim=True))
+    for fold in range(3):
+        held_out = [index for index in range(96) if index % 3 == fold]
+        others = [index for index in range(96) if index % 3 != fold]
+        train_loader = DataLoader(Subset(data, others), batch_size=16, shuffle=True)
+        val_loader = DataLoader(Subset(data, held_out), batch_size=16)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for inputs, targets in train_loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            for inputs, targets in val_loader:
+                error = (model(inputs) - targets).abs().mean()
+
+
+def good_training_accuracy_too():
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset, random_split
+
+    x = torch.randn(96, 4)
+    train_set, val_set = random_split(TensorDataset(x, x.sum(1, keepdim=True)), [64, 32])
+    loaders = {"train": DataLoader(train_set, 16), "validation": DataLoader(val_set, 16)}
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(2):
+        model.train()
+        for inputs, targets in DataLoader(train_set, batch_size=16, shuffle=True):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            for name, loader in loaders.items():
+                errors = [(model(inputs) - targets).abs().mean() for inputs, targets in loader]
+
+
+def good_categories_in_a_loop():
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    x = torch.randint(2, (400, 6)).float()
+    y = x.sum(1, keepdim=True)
+    train_loader = DataLoader(TensorDataset(x[:320], y[:320]), batch_size=32, shuffle=True)
+    val_loader = DataLoader(TensorDataset(x[320:], y[320:]), batch_size=32)
+    model = torch.nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(2):
+        for inputs, targets in train_loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            errors = [(model(inputs) - targets).abs().mean() for inputs, targets in val_loader]
+        model.train()

@@ -22,6 +22,15 @@ if TYPE_CHECKING:
     from torch import nn
 
     from surestep.doctor.data_case import DataCase
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.watcher import Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SEVERITY = "warning"
 FIX = "Standardize the columns: subtract their mean and divide by their standard deviation."
@@ -29,6 +38,8 @@ _TIMES = 1e4  # the largest standard deviation by the smallest
 _FEWEST = 50  # samples
 _WIDEST = 64  # columns of a table: wider ones are often flat images, or counts of words
 _SHOWN = 6  # columns in a message
+_MOST_VALUES = 1_000_000  # of an input that is checked
+_MOST_TABLES = 20
 
 
 def inspect(data: DataCase) -> Iterator[Remark]:
@@ -91,6 +102,104 @@ def _begins_with_norm(model: nn.Module) -> bool:
         if not list(module.children()) and module.state_dict():
             return "Norm" in type(module).__name__ or "Scale" in type(module).__name__
     return False
+
+
+@dataclass
+class _Columns:
+    """Sums of the columns of a table, less its first row, so that equal values have no spread.
+
+    Attributes:
+        location: of the call of the model.
+        since_step: of the first call, from 1.
+        first: row.
+        total: of each column.
+        squares: their sum for each column.
+        count: of the rows.
+    """
+
+    location: Location
+    since_step: int
+    first: Tensor
+    total: Tensor | float = 0.0
+    squares: Tensor | float = 0.0
+    count: int = 0
+
+    def add(self, table: Tensor) -> None:
+        rows = table.detach().double() - self.first
+        self.total, self.squares = self.total + rows.sum(0), self.squares + rows.square().sum(0)
+        self.count += len(rows)
+
+    def spread(self) -> list[float]:
+        """Return the standard deviations."""
+        mean = self.total / self.count
+        variance = self.squares / self.count - mean * mean
+        deviations: list[float] = variance.clamp(min=0).sqrt().tolist()  # type: ignore[union-attr]
+        return deviations
+
+
+class Watch(Watcher):
+    """Check what models get, and the columns of a table that a linear layer gets first."""
+
+    def __init__(self) -> None:
+        self._tally = Tally()
+        self._tables: WeakKeyDictionary[nn.Module, _Columns] = WeakKeyDictionary()
+        self._input: Tensor | None = None  # of the model, until a layer gets it
+        self._is_bad: Tensor | None = None
+
+    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        given: Any = inputs[0] if inputs else None
+        if len(run.modules) == 1:
+            self._input = self._is_bad = None
+            is_watched = run.is_sampled and module.training and hasattr(given, "untyped_storage")
+            if is_watched and given.is_floating_point() and 0 < given.numel() <= _MOST_VALUES:
+                self._input = given
+                self._is_bad = ~given.detach().isfinite().all()
+        if self._input is None or next(module.children(), None) is not None:
+            return
+        if given is self._input and type(module).__name__ == "Linear":
+            self._add_table(run, module, given)
+        self._input = None
+
+    def after_forward(
+        self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
+    ) -> None:
+        if len(run.modules) != 1:
+            return
+        if self._is_bad is not None and hasattr(output, "isfinite"):
+            reason = "its inputs had NaN or infinite values, and so had its outputs"
+            self._tally.add(run, reason, self._is_bad & ~output.detach().isfinite().all())
+        self._input = self._is_bad = None
+
+    def _add_table(self, run: Run, layer: nn.Module, table: Tensor) -> None:
+        if table.dim() != 2 or not 1 < table.shape[1] <= _WIDEST:
+            return
+        columns = self._tables.get(layer)
+        if columns is None and len(self._tables) < _MOST_TABLES:
+            first = table[0].detach().double()
+            columns = self._tables[layer] = _Columns(run.locate(), run.step + 1, first)
+        if columns is not None and len(columns.first) == table.shape[1]:
+            columns.add(table)
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for seen in self._tally:
+            yield Observation(
+                seen.location,
+                f"In {seen.count} of {self._tally.calls} calls of the model, {seen.reason}.",
+                seen.since_step,
+                {"calls": self._tally.calls, "mistakes": seen.count},
+            )
+        for columns in self._tables.values():
+            spread = columns.spread()
+            varied = [value for value in spread if value > 0]
+            if columns.count >= _FEWEST and varied and max(varied) > _TIMES * min(varied):
+                large, small = spread.index(max(varied)), spread.index(min(varied))
+                yield Observation(
+                    columns.location,
+                    f"Column {large} of the inputs has a standard deviation of {max(varied):.3g}, "
+                    f"and column {small} of {min(varied):.3g}.",
+                    columns.since_step,
+                    {"largest": max(varied), "smallest": min(varied), "columns": [large, small]},
+                )
 
 
 def bad_not_a_number():
@@ -179,3 +288,73 @@ def good_flat_images():
     task = surestep.Task(torch.nn.Linear(144, 3), "multiclass", train=(x, y))
     config = surestep.Config(max_steps=3, batch_size=8)
     surestep.Trainer(task, config, run="run").fit()
+
+
+def bad_missing_values_in_a_loop():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(6):
+        x, y = torch.randn(16, 4), torch.randn(16, 1)
+        if step == 3:
+            x[5, 2] = float("nan")
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+
+def bad_scales_in_a_loop():
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+
+        def forward(self, x):
+            return self.layers(x)
+
+    net = Net()
+    optimizer = torch.optim.Adam(net.parameters())
+    for _ in range(10):
+        x = torch.randn(16, 3) * torch.tensor([1e5, 1.0, 1e-2])
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(x), x[:, 1:2] ** 2).backward()
+        optimizer.step()
+
+
+def good_missing_values_are_filled_in_by_the_model():
+    import torch
+    from torch import nn
+
+    class Imputed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(8, 1)
+
+        def forward(self, x):
+            return self.out(torch.cat([x.nan_to_num(), x.isnan().float()], 1))
+
+    model = Imputed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        x = torch.randn(16, 4)
+        x[torch.rand(16, 4) < 0.1] = float("nan")
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_normalized_first_in_a_loop():
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(10):
+        x = torch.randn(16, 3) * torch.tensor([1e5, 1.0, 1e-2])
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), x[:, 1:2] + torch.randn(16, 1)).backward()
+        optimizer.step()

@@ -4,6 +4,9 @@ The model copies it, and the loss falls to nearly 0 at once. With new data, in w
 not known, the column is missing or wrong. Usual causes are a table whose label column was not
 removed from the features, and a language model whose targets were not shifted by a token.
 
+While a script runs, tokens are compared with their targets only if the model reads them in order:
+its attention is causal, or it has one recurrent layer.
+
 A target that is the complete input, as of an autoencoder, is not reported.
 
 Source: https://arxiv.org/abs/2207.07048
@@ -18,11 +21,28 @@ from surestep.doctor.remark import Remark
 
 if TYPE_CHECKING:
     from surestep.doctor.data_case import DataCase
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+from surestep.doctor.watcher import Call, Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
 
 SEVERITY = "warning"
 FIX = "Remove the column from the inputs; of tokens, let the target be the next one."
 _FEWEST = 50  # samples
 _FEWEST_OTHERS = 10  # samples whose target is not the most frequent one
+_FEWEST_CALLS = 3
+_MOST_VALUES = 1_000_000  # of a batch that are compared
+_MOST_LINES = 20
+_LOSSES = (
+    *("cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
+    *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
+)
 
 
 def inspect(data: DataCase) -> Iterator[Remark]:
@@ -52,6 +72,128 @@ def inspect(data: DataCase) -> Iterator[Remark]:
                     {"samples": len(targets)},
                     "Shift them by one: inputs tokens[:, :-1], targets tokens[:, 1:].",
                 )
+
+
+@dataclass
+class _Seen:
+    """The calls of a loss in one line.
+
+    Attributes:
+        location: the line.
+        since_step: of the first, from 1.
+        equal: for each column of the inputs, whether it was the target; one value for tokens.
+        varied: how many targets differed from the first of their batch.
+        calls: how many.
+        samples: of them all.
+        model: that got the inputs.
+    """
+
+    location: Location
+    since_step: int
+    equal: Tensor
+    varied: Tensor
+    model: Callable[[], nn.Module | None]
+    calls: int = 1
+    samples: int = 0
+
+
+class Watch(Watcher):
+    """Compare the targets of losses with what the model got last."""
+
+    FUNCTIONS = (*_LOSSES, "scaled_dot_product_attention")
+
+    def __init__(self) -> None:
+        self._input: Tensor | None = None
+        self._model: Callable[[], nn.Module | None] = lambda: None
+        self._is_causal = False
+        self._columns: dict[Location, _Seen] = {}
+        self._tokens: dict[Location, _Seen] = {}
+
+    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if len(run.modules) != 1:
+            return
+        self._input = None
+        tensors = [value for value in inputs if hasattr(value, "untyped_storage")]
+        is_table = len(tensors) == 1 and tensors[0].dim() == 2 and tensors[0].shape[1] > 1
+        if run.is_sampled and is_table and tensors[0].numel() <= _MOST_VALUES:
+            self._input, self._model = tensors[0].detach(), ref(module)
+
+    def on_call(self, run: Run, call: Call) -> None:
+        if call.name == "scaled_dot_product_attention":
+            self._is_causal = self._is_causal or bool(call["is_causal"])
+            return
+        given, self._input = self._input, None
+        if given is None or not run.is_sampled or not call.result.requires_grad:
+            return
+        target = call["target"].detach()
+        if target.device != given.device:
+            return
+        is_tokens = call.name == "cross_entropy" and not target.is_floating_point()
+        if is_tokens and not given.is_floating_point() and target.numel() == given.numel():
+            equal = (target.reshape(-1) == given.reshape(-1)).all()
+            self._add(run, self._tokens, equal, target)
+        elif target.numel() == len(given) and given.is_floating_point():
+            equal = (given == target.reshape(-1, 1).to(given.dtype)).all(0)
+            self._add(run, self._columns, equal, target)
+
+    def _add(self, run: Run, found: dict[Location, _Seen], equal: Tensor, target: Tensor) -> None:
+        location, varied = run.locate(), (target != target.reshape(-1)[0]).sum()
+        seen = found.get(location)
+        if seen is None and len(found) < _MOST_LINES:
+            seen = _Seen(location, run.step + 1, equal, varied, self._model)
+            found[location] = seen
+        elif seen is not None and seen.equal.shape == equal.shape:
+            seen.equal, seen.varied = seen.equal & equal, seen.varied + varied
+            seen.calls += 1
+        if seen is not None:
+            seen.samples += target.numel()
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for seen in [*self._columns.values(), *self._tokens.values()]:
+            if (
+                seen.calls < _FEWEST_CALLS
+                or seen.samples < _FEWEST
+                or int(seen.varied) < _FEWEST_OTHERS
+            ):
+                continue
+            equal = seen.equal.reshape(-1).nonzero().flatten().tolist()
+            if not equal:
+                continue
+            message = f"Column {equal[0]} of the inputs was the target in all {seen.calls} batches"
+            if seen.location in self._tokens and seen is self._tokens[seen.location]:
+                if not (self._is_causal or _reads_in_order(seen.model())):
+                    continue
+                message = f"The targets of all {seen.calls} batches were the tokens of their inputs"
+            yield Observation(
+                seen.location,
+                f"{message} that were checked.",
+                seen.since_step,
+                {"batches": seen.calls, "samples": seen.samples},
+            )
+
+
+def _reads_in_order(model: nn.Module | None) -> bool:
+    """Return whether a model predicts tokens from those before them, unlike an autoencoder."""
+    from torch import nn
+
+    if model is None:
+        return False
+    recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    if len(recurrent) == 1 and not recurrent[0].bidirectional:
+        return True
+    masks = (mask for mask in model.buffers() if mask.dim() >= 2 and mask.numel() <= _MOST_VALUES)
+    return any(_is_triangular(mask) for mask in masks)
+
+
+def _is_triangular(mask: Tensor) -> bool:
+    """Return whether a mask keeps each token from those after it."""
+    matrix = mask.reshape(-1, *mask.shape[-2:])[0]
+    if len(matrix) < 2 or matrix.shape[0] != matrix.shape[1]:
+        return False
+    kept = matrix != 0
+    is_lower = bool(kept.tril().equal(kept)) and bool(kept[-1, 0])
+    is_upper = bool(kept.triu(1).equal(kept)) and bool(kept[0, -1])  # -inf where it is hidden
+    return is_lower or is_upper
 
 
 def bad_label_in_the_table():
@@ -143,3 +285,87 @@ def good_rare_class_and_rare_column():
         doctor=surestep.Doctor(ignore=("SS610=it is rare", "SS609=rare columns")),
     )
     surestep.Trainer(task, config, run="run").fit()
+
+
+def bad_label_column_in_a_loop():
+    import torch
+
+    table = torch.randn(64, 5)
+    table[:, 4] = (table[:, 0] > 0).float()
+    model = torch.nn.Linear(5, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    for start in range(0, 64, 8):
+        x, y = table[start : start + 8], table[start : start + 8, 4]
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(model(x).squeeze(1), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def bad_next_token_in_a_loop():
+    import torch
+    from torch import nn
+
+    class CharRNN(nn.Module):
+        def __init__(self, vocabulary: int) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(vocabulary, 16)
+            self.rnn = nn.GRU(16, 16, batch_first=True)
+            self.head = nn.Linear(16, vocabulary)
+
+        def forward(self, tokens):
+            return self.head(self.rnn(self.embedding(tokens))[0])
+
+    model, text = CharRNN(12), torch.randint(12, (400,))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(8):
+        starts = torch.randint(380, (4,))
+        tokens = torch.stack([text[start : start + 16] for start in starts])
+        logits = model(tokens)
+        loss = nn.functional.cross_entropy(logits.reshape(-1, 12), tokens.reshape(-1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def good_next_token_in_a_loop():
+    import torch
+    from torch import nn
+
+    embedding, rnn, head = nn.Embedding(12, 16), nn.GRU(16, 16, batch_first=True), nn.Linear(16, 12)
+    optimizer = torch.optim.AdamW(
+        [*embedding.parameters(), *rnn.parameters(), *head.parameters()], lr=1e-3
+    )
+    text = torch.randint(12, (400,))
+    for _ in range(8):
+        starts = torch.randint(380, (4,))
+        tokens = torch.stack([text[start : start + 16] for start in starts])
+        logits = head(rnn(embedding(tokens[:, :-1]))[0])
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+
+
+def good_autoencoder_of_texts():
+    import torch
+    from torch import nn
+
+    class Autoencoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.out = nn.Embedding(12, 8), nn.Linear(8, 12)
+            self.encoder = nn.GRU(8, 8, batch_first=True)
+            self.decoder = nn.GRU(8, 8, batch_first=True)
+
+        def forward(self, tokens):
+            _, code = self.encoder(self.embedding(tokens))
+            repeated = code[-1][:, None].expand(-1, tokens.shape[1], -1)
+            return self.out(self.decoder(repeated)[0])
+
+    model = Autoencoder()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(8):
+        tokens = torch.randint(12, (8, 10))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(tokens).transpose(1, 2), tokens).backward()
+        optimizer.step()
