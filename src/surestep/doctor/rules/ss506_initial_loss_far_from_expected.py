@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 SEVERITY = "info"
 FIX = "Start the last layer with small weights, and check that the targets are classes from 0."
 _TIMES = 3.0
+_MOST_VALUES = 4_000_000  # of a prediction that are stored: logits of a language model may be 10**9
 
 
 class Watch(Watcher):
@@ -37,21 +38,21 @@ class Watch(Watcher):
 
     def on_call(self, run: Run, call: Call) -> None:
         prediction, target = call["input"], call["target"]
-        is_first = self._first is None and run.step == 0
+        is_first = self._first is None and run.step == 0 and prediction.dim() > 1
         if is_first and prediction.requires_grad and not target.is_floating_point():
-            self._first = prediction.detach().clone(), target.detach().clone()
+            samples = max(1, _MOST_VALUES * len(prediction) // max(1, prediction.numel()))
+            step = -(-len(prediction) // samples)
+            self._first = prediction.detach()[::step].clone(), target.detach()[::step].clone()
             self._location = run.locate()
 
     def observe(self, run: Run) -> Iterator[Observation]:
         if self._first is None:
             return
         prediction, target = (tensor.cpu() for tensor in self._first)
-        classes = prediction.shape[1] if prediction.dim() > 1 else prediction.shape[0]
-        flat = (
-            prediction.float().movedim(1, -1).reshape(-1, classes) if prediction.dim() > 1 else None
-        )
+        classes = prediction.shape[1]
+        flat = prediction.float().movedim(1, -1).reshape(-1, classes)
         labels = target.reshape(-1)
-        if flat is None or classes < 2 or len(flat) != len(labels):
+        if classes < 2 or len(flat) != len(labels):
             return
         known = (labels >= 0) & (labels < classes)
         chosen = flat[known].log_softmax(1).gather(1, labels[known, None])

@@ -5,12 +5,17 @@ counts the padding as well: the model learns to predict padding, the loss looks 
 is, and it depends on which lengths are in a batch. Nothing fails.
 
 A loss with `reduction="none"`, which you can mask, is not reported, nor is a value for padding that
-the loss ignores already (-100).
+the loss ignores already (-100). While a script runs, padding is a value that fills the ends of
+sequences of different lengths, and is at no other position.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.losses import Loss, find_losses
@@ -26,6 +31,11 @@ from surestep.doctor.source.values import (
     Operation,
     Value,
 )
+from surestep.doctor.watcher import Call as Called
+from surestep.doctor.watcher import Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SEVERITY = "error"
 FIX = "Pad targets with -100, or give the loss ignore_index=PADDING."
@@ -34,6 +44,11 @@ _KEEPS = frozenset(
     "view reshape flatten transpose permute contiguous to cuda cpu long squeeze t clone".split()
 )
 _IGNORED = -100
+_MOST_VALUES = 20_000  # of targets that are stored at a time
+_MOST_TABLES = 20
+_FEWEST_TABLES = 5
+WATCH_SKIPS = ("bad_collated", "bad_language_model", "bad_in_methods")  # one or two batches
+CHECK_SKIPS = ("bad_padded_with_zeros",)
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -152,6 +167,86 @@ def _is_changed(target: Value, program: Program) -> bool:
     return False
 
 
+@dataclass
+class _Targets:
+    """The targets of the loss of one line.
+
+    Attributes:
+        location: the line.
+        since_step: of the first, from 1.
+        tables: some of them, with a row for each sequence.
+    """
+
+    location: Location
+    since_step: int
+    tables: list[Tensor] = field(default_factory=list)
+
+
+class Watch(Watcher):
+    """Store some targets that no value is ignored of, and find the padding at their ends."""
+
+    FUNCTIONS = ("cross_entropy", "nll_loss")
+
+    def __init__(self) -> None:
+        self._rows = 0  # of the sequences that a model got last
+        self._targets: dict[Location, _Targets] = {}
+
+    def on_forward(self, run: Run, module: Any, inputs: tuple[Any, ...]) -> None:
+        if len(run.modules) == 1 and run.is_sampled:
+            sizes = [value.shape for value in inputs if hasattr(value, "untyped_storage")]
+            self._rows = next((size[0] for size in sizes if len(size) >= 2), 0)
+
+    def on_call(self, run: Run, call: Called) -> None:
+        target = call["target"].detach()
+        is_reduced = call["reduction"] != "none" and call["weight"] is None
+        is_small = 0 < target.numel() <= _MOST_VALUES and not target.is_floating_point()
+        if not (run.is_sampled and is_reduced and is_small and call.result.requires_grad):
+            return
+        rows = len(target) if target.dim() == 2 else self._rows
+        if target.dim() > 2 or rows < 2 or target.numel() % rows or target.numel() < 3 * rows:
+            return
+        seen = _Targets(run.locate(), run.step + 1)
+        seen = self._targets.setdefault(seen.location, seen)
+        if len(seen.tables) < _MOST_TABLES:
+            ignored = target.reshape(rows, -1) == call["ignore_index"]
+            seen.tables.append(target.reshape(rows, -1).masked_fill(ignored, _IGNORED))
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for seen in self._targets.values():
+            found = [_find_padding_in(table.tolist()) for table in seen.tables]
+            values = {value for value, _ in found}
+            if len(found) < _FEWEST_TABLES or len(values) != 1 or None in values:
+                continue
+            padded = sum(count for _, count in found)
+            total = sum(table.numel() for table in seen.tables)
+            yield Observation(
+                seen.location,
+                f"The loss counts the padding: {padded} of {total} targets are {found[0][0]}, which"
+                " is only at the ends of sequences, and is not ignored.",
+                seen.since_step,
+                {"padding": found[0][0], "padded": padded, "targets": total},
+            )
+
+
+def _find_padding_in(rows: list[list[int]]) -> tuple[int | None, int]:
+    """Return the value that fills the ends of rows of different lengths, and how often.
+
+    It is in no row before another value.
+    """
+    last = [row[-1] for row in rows]
+    value = max(set(last), key=last.count)
+    lengths = [_count_last(row, value) for row in rows]
+    is_elsewhere = any(
+        value in row[: len(row) - length] for row, length in zip(rows, lengths, strict=True)
+    )
+    is_padding = len(set(lengths)) > 1 and max(lengths) > 1 and value != _IGNORED
+    return (value, sum(lengths)) if is_padding and not is_elsewhere else (None, 0)
+
+
+def _count_last(row: list[int], value: int) -> int:
+    return next((i for i, entry in enumerate(reversed(row)) if entry != value), len(row))
+
+
 def bad_collated():
     import torch
     from torch import nn
@@ -263,3 +358,52 @@ def good_label_of_a_sequence():
     tokens = pad_sequence(texts, batch_first=True)
     hidden = embed(tokens).sum(1) / (tokens != 0).sum(1, keepdim=True)
     F.cross_entropy(out(hidden), torch.tensor([0, 2, 1])).backward()
+
+
+def bad_padded_with_zeros():
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Embedding(12, 16), nn.Linear(16, 12))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(8):
+        tokens = torch.zeros(6, 10, dtype=torch.long)
+        for row in tokens:
+            length = int(torch.randint(3, 10, ()))
+            row[:length] = torch.randint(1, 12, (length,))
+        logits = model(tokens[:, :-1])
+        loss = nn.functional.cross_entropy(logits.reshape(-1, 12), tokens[:, 1:].reshape(-1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def good_value_that_is_also_elsewhere():
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Embedding(12, 16), nn.Linear(16, 3))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(8):
+        words = torch.randint(12, (6, 10))
+        tags = (words > 9).long()  # most words have the tag 0, also at the ends
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(words).transpose(1, 2), tags).backward()
+        optimizer.step()
+
+
+def good_padding_is_ignored_in_a_loop():
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Embedding(12, 16, padding_idx=0), nn.Linear(16, 12))
+    criterion = nn.CrossEntropyLoss(ignore_index=0)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(8):
+        tokens = torch.zeros(6, 10, dtype=torch.long)
+        for row in tokens:
+            length = int(torch.randint(3, 10, ()))
+            row[:length] = torch.randint(1, 12, (length,))
+        optimizer.zero_grad()
+        criterion(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        optimizer.step()

@@ -44,6 +44,7 @@ _WAIT_SHARE = 0.2  # of the time, above which waiting for data is reported
 _HANDOVER_S = 2e-3  # a batch from a worker costs about 1 ms, so faster loading needs none
 _FEWEST = 20  # steps
 _SHARE = 0.3  # of the time in a script that is watched, which itself takes time
+_WAIT_S = 15e-3  # for a batch: shorter ones may come from other work of the machine
 _MOST_BATCHES = 500  # that are measured
 _MOST_LOADERS = 20
 
@@ -137,7 +138,7 @@ class Watch(Watcher):
 
     def observe(self, run: Run) -> Iterator[Observation]:
         for times in self._found:
-            if len(times.waits) < _FEWEST or median(times.waits) < _HANDOVER_S:
+            if len(times.waits) < _FEWEST or median(times.waits) < _WAIT_S:
                 continue
             share = sum(times.waits) / times.total
             if share > _SHARE:
@@ -289,7 +290,7 @@ def bad_images_are_decoded_in_the_loop():
             return 120
 
         def __getitem__(self, index):
-            time.sleep(0.002)  # decodes an image
+            time.sleep(0.006)  # decodes an image
             return torch.randn(4), torch.randn(1)
 
     model = torch.nn.Linear(4, 1)
