@@ -1,5 +1,6 @@
 """The shapes that the source shows are those that the tensors have."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,15 @@ def test_shape_is_that_of_the_tensor(expression):
 )
 def test_uncertain_shape_is_not_claimed(expression):
     assert shape_of(argument_of_print(expression)) is None
+
+
+def test_value_that_is_used_many_times_is_followed_once():
+    nested = "x"
+    for _ in range(8):
+        nested = f"(lambda v: v + v * v)({nested})"
+    started = time.process_time()
+    shape_of(argument_of_print(nested))
+    assert time.process_time() - started < 2  # 3 ** 8 visits of each take longer
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,19 @@ Source: https://docs.pytorch.org/docs/stable/notes/broadcasting.html
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from math import prod
 from typing import TYPE_CHECKING
 
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.dimensions import Shape, shape_of
+from surestep.doctor.source.losses import find_losses
+from surestep.doctor.source.modules import traverse_inputs
+from surestep.doctor.source.trace import Event, Program
+from surestep.doctor.source.training import describe_source
+from surestep.doctor.source.values import Call as CallValue
+from surestep.doctor.source.values import Collection, Constant, Item, Operation, Value
 from surestep.doctor.watcher import NOWHERE, Call, Observation, Run, Watcher
 
 if TYPE_CHECKING:
@@ -23,13 +32,98 @@ if TYPE_CHECKING:
 
 SEVERITY = "error"
 FIX = "Give both the same shape, such as prediction.squeeze(1) or target.unsqueeze(1)."
+CHECK_SKIPS = ("bad_squeezed_targets",)  # the shapes are not in the source
+WATCH_SKIPS = ("bad_accuracy", "bad_difference")  # no function that is watched is called
+_LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+_COMPARISONS = ("-", "==", "!=")
 _FEWEST = 2  # calls
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Find losses, differences and comparisons of a column and a vector."""
+    for trace in program.traces:
+        for loss in find_losses(trace, *_LOSSES):
+            text = _describe_pair(loss.input, loss.target, *loss.written)
+            if text:
+                yield at_event(loss.event, text)
+        for event in trace.events:
+            yield from _check_operations(event)
+
+
+def _check_operations(event: Event) -> Iterator[Problem]:
+    for value in _operations_in(event.value):
+        if value.operator not in _COMPARISONS or len(value.operands) != 2:
+            continue
+        left, right = value.operands
+        text = _describe_pair(left, right, *_written(value))
+        column = left if _is_column(shape_of(left)) else right
+        if text and _is_prediction(column):
+            yield Problem(value.node or event.node, event.file, text)
+
+
+def _operations_in(value: Value) -> Iterator[Operation]:
+    """Yield the operations of a value, and those that a call is given."""
+    waiting = [value, *(value.inputs if isinstance(value, CallValue) else ())]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, Operation):
+            yield found
+            waiting.extend(found.operands)
+
+
+def _written(value: Operation) -> tuple[ast.AST | None, ast.AST | None]:
+    match value.node:
+        case ast.BinOp(left=left, right=right) | ast.Compare(left=left, comparators=[right]):
+            return left, right
+    return value.operands[0].node, value.operands[1].node
+
+
+def _describe_pair(
+    left: Value, right: Value, left_node: ast.AST | None, right_node: ast.AST | None
+) -> str:
+    """Return what is wrong if one is a column and the other a vector; "" otherwise."""
+    shapes = shape_of(left), shape_of(right)
+    for column, vector in (shapes, shapes[::-1]):
+        if _is_column(column) and _is_vector(vector):
+            first, second = (_show(shape) for shape in shapes if shape is not None)
+            return (
+                f"`{describe_source(left_node)}` has shape {first} and "
+                f"`{describe_source(right_node)}` {second}: all pairs are compared."
+            )
+    return ""
+
+
+def _is_column(shape: Shape | None) -> bool:
+    return shape is not None and len(shape) == 2 and shape[1] == 1 and shape[0] != 1
+
+
+def _is_vector(shape: Shape | None) -> bool:
+    return shape is not None and len(shape) == 1 and shape[0] != 1
+
+
+def _show(shape: Shape) -> str:
+    sizes = ", ".join("N" if size is None else str(size) for size in shape)
+    return f"({sizes},)" if len(shape) == 1 else f"({sizes})"
+
+
+def _is_prediction(value: Value) -> bool:
+    """Return whether a column comes from a model, and was not made for broadcasting."""
+    has_model = False
+    for part in traverse_inputs(value, 60):
+        if isinstance(part, CallValue) and part.name == "unsqueeze":
+            return False
+        if isinstance(part, Item):
+            indices = part.index.elements if isinstance(part.index, Collection) else [part.index]
+            if any(isinstance(index, Constant) and index.value is None for index in indices):
+                return False
+        has_model = has_model or (isinstance(part, CallValue) and part.path == "()")
+    return has_model
 
 
 class Watch(Watcher):
     """Compare the shapes of predictions and targets."""
 
-    FUNCTIONS = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+    FUNCTIONS = _LOSSES
 
     def __init__(self) -> None:
         self._location = NOWHERE
@@ -138,6 +232,36 @@ def bad_squeezed_targets() -> None:
         optimizer.zero_grad()
 
 
+def bad_accuracy():
+    import torch
+    import torch.nn.functional as F
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = torch.randn(8, 4), torch.randint(0, 2, (8,)).float()
+    for _ in range(3):
+        logits = model(x)
+        loss = F.binary_cross_entropy_with_logits(logits.squeeze(1), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(((logits > 0) == y).float().mean())
+
+
+def bad_difference():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.randn(8, 4)
+    y = x.sum(dim=1)
+    for _ in range(3):
+        loss = ((model(x) - y) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
 def good_same_shape() -> None:
     import torch
     from torch.nn.functional import mse_loss
@@ -179,3 +303,51 @@ def good_all_pairs() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+
+
+def good_both_columns():
+    import torch
+    import torch.nn.functional as F
+    from torch.utils.data import DataLoader, TensorDataset
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 4), torch.randn(32).view(-1, 1))
+    for x, y in DataLoader(data, batch_size=8, shuffle=True):
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+
+def good_all_pairs_on_purpose():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    x, y = torch.randn(8, 4), torch.randn(8)
+    scores = model(x).squeeze(1)
+    order = y[:, None] > y
+    loss = torch.relu(1 - (scores.unsqueeze(1) - scores))[order].mean()
+    loss.backward()
+    print(model.weight.grad)
+
+
+def good_targets_of_unknown_shape():
+    import torch
+    import torch.nn.functional as F
+
+    def train(model, x, y):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+    train(torch.nn.Linear(4, 1), *(torch.randn(8, size) for size in (4, 1)))
+
+
+def good_mean_is_subtracted():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    output = model(torch.randn(8, 4))
+    centered = output - output.mean(dim=0)
+    centered.pow(2).mean().backward()

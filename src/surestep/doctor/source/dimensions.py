@@ -7,6 +7,7 @@ dimensions is certain.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from surestep.doctor.source.training import options_of, tensor_of
 from surestep.doctor.source.values import (
@@ -23,6 +24,7 @@ from surestep.doctor.source.values import (
 Shape = tuple[int | None, ...]
 
 _MAX_DEPTH = 30
+_MAX_VALUES = 300  # that one shape depends on
 _CREATIONS = frozenset("randn rand zeros ones empty full randint normal".split())
 _RANGES = frozenset("arange linspace randperm".split())
 _COPIES = frozenset(("tensor", "as_tensor", "from_numpy", "FloatTensor", "Tensor", "LongTensor"))
@@ -48,7 +50,7 @@ _DATASETS = {  # number of samples for training, and for testing
 
 def shape_of(value: Value | None) -> Shape | None:
     """Return the shape of a tensor or an array; None if its number of dimensions is not certain."""
-    return _shape(value, 0)
+    return _shape(value, _Search())
 
 
 def count_samples(dataset: Value | None) -> int | None:
@@ -65,31 +67,44 @@ def count_samples(dataset: Value | None) -> int | None:
     return None
 
 
-def _shape(value: Value | None, depth: int) -> Shape | None:
+@dataclass
+class _Search:
+    """The shapes that are found already, and how deep the search is."""
+
+    known: dict[int, Shape | None] = field(default_factory=dict)
+    depth: int = 0
+
+
+def _shape(value: Value | None, search: _Search) -> Shape | None:
     options = (value,) if isinstance(value, Call) else options_of(value)
-    if not options or depth > _MAX_DEPTH:
+    if not options or search.depth > _MAX_DEPTH or len(search.known) > _MAX_VALUES:
         return None
-    shapes = {_shape_of_one(option, depth + 1) for option in options}
-    return shapes.pop() if len(shapes) == 1 else None
+    if id(value) not in search.known:
+        search.known[id(value)] = None
+        search.depth += 1
+        shapes = {_shape_of_one(option, search) for option in options}
+        search.depth -= 1
+        search.known[id(value)] = shapes.pop() if len(shapes) == 1 else None
+    return search.known[id(value)]
 
 
-def _shape_of_one(value: Value, depth: int) -> Shape | None:
+def _shape_of_one(value: Value, search: _Search) -> Shape | None:
     match value:
         case Constant(value=bool() | int() | float()):
             return ()
         case Call():
-            return _shape_of_call(value, depth)
+            return _shape_of_call(value, search)
         case Operation(operator=operator, operands=(left, right)) if operator in _ARITHMETIC:
-            return _broadcast(_shape(left, depth), _shape(right, depth))
+            return _broadcast(_shape(left, search), _shape(right, search))
         case Operation(operator="-" | "~" | "not", operands=(only,)):
-            return _shape(only, depth)
+            return _shape(only, search)
         case Element(of=of):
-            shape = _shape(of, depth)
+            shape = _shape(of, search)
             return shape[1:] if shape else None
         case Attribute(base=base, name="data" | "values"):
-            return _column(base) if value.name == "values" else _shape(base, depth)
+            return _column(base) if value.name == "values" else _shape(base, search)
         case Item(base=base, index=index):
-            return _shape_of_item(base, index, depth)
+            return _shape_of_item(base, index, search)
     return None
 
 
@@ -109,11 +124,11 @@ def _broadcast(a: Shape | None, b: Shape | None) -> Shape | None:
     return tuple(y if x == 1 else x if y == 1 or x == y else None for x, y in pairs)
 
 
-def _shape_of_call(call: Call, depth: int) -> Shape | None:
+def _shape_of_call(call: Call, search: _Search) -> Shape | None:
     if call.result is not None:
-        return _shape(call.result, depth)
+        return _shape(call.result, search)
     if call.path == "()":
-        return _apply(call.receiver, _shape(call.argument(0, "input"), depth), depth)
+        return _apply(call.receiver, _shape(call.argument(0, "input"), search), search)
     is_torch = call.path.startswith("torch.")
     if is_torch and call.name in _CREATIONS:
         return _created(call)
@@ -121,12 +136,12 @@ def _shape_of_call(call: Call, depth: int) -> Shape | None:
         only = call.args[0] if call.name != "linspace" and len(call.args) == 1 else None
         return (_size(only),)
     if call.path.startswith(("torch.", "numpy.")) and call.name in {*_COPIES, "array", "asarray"}:
-        return _copied(call.argument(0, "data"), depth)
+        return _copied(call.argument(0, "data"), search)
     if call.path == ".to_numpy":
         return None if call.receiver is None else _column(call.receiver)
     if not call.is_method and not is_torch:
         return None
-    shape = _shape(tensor_of(call), depth)
+    shape = _shape(tensor_of(call), search)
     if shape is None and call.name not in ("view", "reshape"):
         return None
     arguments = call.args if call.is_method else call.args[1:]
@@ -143,14 +158,14 @@ def _created(call: Call) -> Shape | None:
     return _sizes(call.args)
 
 
-def _copied(value: Value | None, depth: int) -> Shape | None:
+def _copied(value: Value | None, search: _Search) -> Shape | None:
     if isinstance(value, Collection):
         if value.keys or not value.elements:
             return None
-        inner = _copied(value.elements[0], depth)
+        inner = _copied(value.elements[0], search)
         size = len(value.elements) if value.is_complete else None
         return None if inner is None else (size, *inner)
-    return _shape(value, depth)
+    return _shape(value, search)
 
 
 def _sizes(args: Sequence[Value]) -> Shape | None:
@@ -210,17 +225,17 @@ def _change_dimension(call: Call, shape: Shape, arguments: tuple[Value, ...]) ->
     return (*before, 1, *after) if is_kept else None
 
 
-def _shape_of_item(base: Value, index: Value, depth: int) -> Shape | None:
+def _shape_of_item(base: Value, index: Value, search: _Search) -> Shape | None:
     number = index.value if isinstance(index, Constant) else None
     if isinstance(base, Element) and type(number) is int:
-        return _shape_of_batch(base.of, number, depth)
+        return _shape_of_batch(base.of, number, search)
     if isinstance(base, Call) and type(number) is int:
         if base.path == "sklearn.model_selection.train_test_split":
-            shape = _shape(base.args[number // 2], depth) if number // 2 < len(base.args) else None
+            shape = _shape(base.args[number // 2], search) if number // 2 < len(base.args) else None
             return (None, *shape[1:]) if shape else None
         if base.path == "sklearn.datasets.make_regression" and "n_targets" not in base.keywords:
             return (None, None) if number == 0 else (None,)
-    shape = _shape(base, depth)
+    shape = _shape(base, search)
     return None if shape is None else _indexed(shape, index)
 
 
@@ -242,7 +257,7 @@ def _indexed(shape: Shape, index: Value) -> Shape | None:
     return (*found, *shape[at:])
 
 
-def _shape_of_batch(iterated: Value, position: int, depth: int) -> Shape | None:
+def _shape_of_batch(iterated: Value, position: int, search: _Search) -> Shape | None:
     """Return the shape of a part of a batch of a DataLoader over a TensorDataset."""
     match options_of(iterated):
         case (Call(path="torch.utils.data.DataLoader") as loader,):
@@ -256,25 +271,25 @@ def _shape_of_batch(iterated: Value, position: int, depth: int) -> Shape | None:
         return None
     match options_of(loader.argument(0, "dataset")):
         case (Call(path="torch.utils.data.TensorDataset", args=tensors),):
-            shape = _shape(tensors[position], depth) if position < len(tensors) else None
+            shape = _shape(tensors[position], search) if position < len(tensors) else None
             return (None, *shape[1:]) if shape else None
     return None
 
 
-def _apply(module: Value | None, shape: Shape | None, depth: int) -> Shape | None:
+def _apply(module: Value | None, shape: Shape | None, search: _Search) -> Shape | None:
     """Return the shape of what a module of torch returns."""
     match options_of(module):
         case (Call() as made,) if made.path.startswith("torch.nn."):
             pass
         case _:
             return None
-    if shape is None or depth > _MAX_DEPTH:
+    if shape is None or search.depth > _MAX_DEPTH:
         return None
     if made.name == "Sequential":
         if made.keywords or any(not isinstance(part, Call) for part in made.args):
             return None
         for part in made.args:
-            shape = _apply(part, shape, depth + 1)
+            shape = _apply(part, shape, search)
         return shape
     if made.name in _KEEPING_MODULES:
         return shape
