@@ -108,7 +108,7 @@ def test_module_is_run_as_python_does(tmp_path):
         ([], "No script is given"),
         (["missing.py"], "There is no file 'missing.py'"),
         (["--steps", "0", "script.py"], "--steps 0 is less than 1"),
-        (["--select", "SS9", "script.py"], "No rule that watches is SS9"),
+        (["--select", "SS99", "script.py"], "No rule that watches is SS99"),
     ],
 )
 def test_wrong_use_is_explained(tmp_path, words, message):

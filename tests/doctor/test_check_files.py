@@ -36,6 +36,12 @@ def test_each_file_has_a_report_in_order(folder):
     assert found("b.py", "a.py", "c.ipynb", "empty.py") == [[], ["SS101"], ["SS101"], []]
 
 
+def test_cell_that_is_not_python_does_not_hide_the_others(folder):
+    (folder / "a.ipynb").write_text(notebook("files = !ls\nif x", "print(", BAD))
+    ((finding,),) = [report.findings for report in check("a.ipynb")]
+    assert (finding.rule, finding.file) == ("SS101", "a.ipynb:cell 4")
+
+
 def test_finding_in_a_notebook_has_the_cell_and_the_source(folder):
     (folder / "a.ipynb").write_text(notebook("%pip install torch", BAD))
     ((finding,),) = [report.findings for report in check("a.ipynb")]

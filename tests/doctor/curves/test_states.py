@@ -167,6 +167,11 @@ def test_early_explosion_is_named_although_the_loss_is_flat_after_it():
     assert (state.name, state.since_step) == ("diverging", 1)
 
 
+@pytest.mark.parametrize("growth", [1.05, 1.2, 1.5])
+def test_loss_that_grows_in_each_step_is_diverging(growth):
+    assert first(by_steps(8.0 * growth ** np.arange(150.0))).name == "diverging"
+
+
 def test_loss_that_first_rises_and_then_falls_is_not_diverging():
     """The loss of a contrastive model with a queue rises at first: the queue becomes harder."""
     t = np.linspace(0, 1, 1000)

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from surestep.doctor.curves.curve import Bins, Curve, Level
+from surestep.doctor.curves.curve import Bins, Curve, Level, Values
 from surestep.doctor.curves.state import State
 
 _FEWEST_VALUES = 20  # finite losses
@@ -106,6 +106,8 @@ def _find_explosion(curve: Curve) -> State | None:
     middle = np.median(sliding_window_view(losses, _SPIKE), axis=1)
     initial, peak, end = curve.initial, float(middle.max()), _end(curve)
     usual = end.value if curve.classes is None else math.log(curve.classes)
+    if _is_exploding(losses, (1 + _EXPLODED) * _highest_start(curve)):
+        usual = 0.0
     limit = (1 + _EXPLODED) * max(initial, usual)
     if peak <= limit or end.value < (1 - _FLAT) * initial:
         return None
@@ -116,6 +118,15 @@ def _find_explosion(curve: Curve) -> State | None:
     )
     evidence = {"initial": initial, "peak": peak, "end": end.value, "noise": end.error}
     return State("diverging", text, int(steps[at]), evidence)
+
+
+def _is_exploding(losses: Values, limit: float) -> bool:
+    """Return whether all losses of the last quarter are above a limit, and still grow."""
+    count = len(losses) // 4
+    before, last = losses[-2 * count : -count], losses[-count:]
+    if count < _SPIKE or last.min() <= limit:
+        return False
+    return bool(np.median(last) > _FAR * np.median(before))
 
 
 def _find_rise(curve: Curve) -> State | None:

@@ -38,7 +38,7 @@ class Watch(ScheduleWatcher):
                 )
 
 
-def bad_infinite_batches() -> None:
+def bad_infinite_losses() -> None:
     import torch
 
     model = torch.nn.Linear(4, 1)
@@ -46,11 +46,9 @@ def bad_infinite_batches() -> None:
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=20)
     scaler = torch.amp.GradScaler("cpu")
     for index in range(24):
-        x = torch.randn(8, 4)
-        if index % 3 == 0:
-            x[0, 0] = float("inf")
+        loss = model(torch.randn(8, 4)).pow(2).mean() / (index % 3)
         optimizer.zero_grad()
-        scaler.scale(model(x).pow(2).mean()).backward()
+        scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
         scheduler.step()
@@ -84,16 +82,16 @@ def bad_in_methods() -> None:
             self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=10)
             self.scaler = torch.amp.GradScaler("cpu")
 
-        def step(self, x: torch.Tensor) -> None:
+        def step(self, x: torch.Tensor, weight: int) -> None:
             self.optimizer.zero_grad()
-            self.scaler.scale(self.model(x).mean()).backward()
+            self.scaler.scale(self.model(x).mean() / weight).backward()
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.schedule.step()
 
     trainer = Trainer()
     for index in range(20):
-        trainer.step(torch.randn(8, 4) / (index % 2))
+        trainer.step(torch.randn(8, 4), index % 2)
 
 
 def good_step_was_taken() -> None:
@@ -104,11 +102,9 @@ def good_step_was_taken() -> None:
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=20)
     scaler = torch.amp.GradScaler("cpu")
     for index in range(24):
-        x = torch.randn(8, 4)
-        if index % 3 == 0:
-            x[0, 0] = float("inf")
+        loss = model(torch.randn(8, 4)).pow(2).mean() / (index % 3)
         optimizer.zero_grad()
-        scaler.scale(model(x).pow(2).mean()).backward()
+        scaler.scale(loss).backward()
         scale = scaler.get_scale()
         scaler.step(optimizer)
         scaler.update()
@@ -140,10 +136,9 @@ def good_once_per_epoch() -> None:
     scaler = torch.amp.GradScaler("cpu")
     for _ in range(8):
         for index in range(3):
-            x = torch.randn(8, 4)
-            x[0, 0] = float("inf") if index == 1 else 0.0
+            loss = model(torch.randn(8, 4)).pow(2).mean() / index
             optimizer.zero_grad()
-            scaler.scale(model(x).pow(2).mean()).backward()
+            scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
         scheduler.step()

@@ -31,6 +31,7 @@ FIX = "Call sampler.set_epoch(epoch) at the start of each epoch."
 _SAMPLER = "DistributedSampler"
 _FEWEST = 3  # epochs: a search of the learning rate may be before the first
 _MOST = 20  # loaders
+WATCH_SKIPS = ("good_accelerate",)  # it needs a library
 
 
 def check(program: Program) -> Iterator[Problem]:

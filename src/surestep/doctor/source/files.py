@@ -160,13 +160,19 @@ def _read_notebook(path: Path, data: bytes) -> tuple[str, tuple[tuple[int, int],
 
 
 def _plain_lines(source: str) -> list[str]:
+    """Return the lines of a cell, with `pass` instead of what is not Python."""
+    nothing = ["pass" for _ in source.splitlines()]
     if source.lstrip().startswith("%%"):  # the whole cell is for another program
-        return ["pass" for _ in source.splitlines()]
+        return nothing
     lines = []
     for line in source.splitlines():
         indent = line[: len(line) - len(line.lstrip())]
         is_magic = line.lstrip().startswith(("%", "!", "?")) or line.rstrip().endswith("?")
         lines.append(f"{indent}pass" if is_magic else line)
+    try:
+        ast.parse("\n".join(lines))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return nothing  # a notebook runs without it
     return lines
 
 
