@@ -63,7 +63,7 @@ class Events:
         def hear(result: Any, *args: Any, **options: Any) -> None:
             given = {**dict(zip(parameters, args, strict=False)), **options}
             call = Call(name, {**parameters, **given}, result, frozenset(given))
-            self._listeners.call("on_call", call)
+            self._listeners.call_function(call)
 
         return hear
 

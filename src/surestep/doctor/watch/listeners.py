@@ -6,7 +6,7 @@ from typing import Any
 
 from surestep.doctor.watch.location import find_location
 from surestep.doctor.watch.names import find_modules, find_name
-from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.watcher import Call, Run, Watcher
 
 _HOOKS = "hooks"  # among the failures: of this package, and of no rule
 
@@ -26,15 +26,24 @@ class Listeners:
     def __init__(self, watchers: dict[str, Watcher]) -> None:
         self.run = Run(find_location, find_name, find_modules)
         self.failures: dict[str, str] = {}
-        self._watchers = dict(watchers)
         self._is_busy = False
         # Only the rules that have a method pay for its calls.
-        self._codes = {
-            name: [code for code, watcher in watchers.items() if _overrides(watcher, name)]
+        self._handlers = {
+            name: [
+                (code, getattr(watcher, name))
+                for code, watcher in watchers.items()
+                if _overrides(watcher, name)
+            ]
             for name in vars(Watcher)
             if name.startswith(("on_", "after_"))
         }
         self.functions = {name for watcher in watchers.values() for name in watcher.FUNCTIONS}
+        for name in self.functions:
+            self._handlers[f"on_call {name}"] = [
+                (code, watcher.on_call)
+                for code, watcher in watchers.items()
+                if name in watcher.FUNCTIONS
+            ]
 
     @property
     def is_busy(self) -> bool:
@@ -47,31 +56,32 @@ class Listeners:
 
     def hear(self, *methods: str) -> bool:
         """Return whether a rule has one of these methods."""
-        return any(self._codes[method] for method in methods)
+        return any(self._handlers[method] for method in methods)
 
     def call(self, method: str, *args: Any) -> None:
         """Call a method of all rules that have it, unless a rule causes the call."""
-        if self._is_busy:
+        handlers = self._handlers[method]
+        if self._is_busy or not handlers:
             return
         self._is_busy = True
         try:
-            for code in tuple(self._codes[method]):
-                watcher = self._watchers[code]
-                if method == "on_call" and args[0].name not in watcher.FUNCTIONS:
-                    continue
+            for code, handler in handlers:
                 try:
-                    getattr(watcher, method)(self.run, *args)
+                    handler(self.run, *args)
                 except Exception as error:  # of the rule, which must not stop the script
                     self.disable(code, error)
         finally:
             self._is_busy = False
 
+    def call_function(self, call: Call) -> None:
+        """Call `on_call` of the rules that hear a function."""
+        self.call(f"on_call {call.name}", call)
+
     def disable(self, code: str, error: Exception) -> None:
         """Call a rule no more."""
         self.failures[code] = f"{type(error).__name__}: {error}"
-        for codes in self._codes.values():
-            if code in codes:
-                codes.remove(code)
+        for name, handlers in self._handlers.items():
+            self._handlers[name] = [handler for handler in handlers if handler[0] != code]
 
     def fail(self, error: Exception) -> None:
         """Remember an error of this package."""
