@@ -17,6 +17,7 @@ from tests.doctor.planted.view import View
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ("accumulation", "trainer_class", "functions")
+RUN = ("accumulation", "functions", "gan", "resume", "tagger", "vae", "wgan_gp")
 
 
 def alarms_in(files):
@@ -62,7 +63,8 @@ def test_no_correct_script_is_reported_while_it_runs():
 
 
 def test_planted_mistakes_are_found():
-    done = run("--least", "0.8", "--least-of-watch", "0.84")
+    # A quarter of all mistakes; docs/rules/recall.md has the figures of all.
+    done = run("--bases", *RUN, "--least", "0.9", "--least-of-watch", "0.82")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
