@@ -89,10 +89,12 @@ config = GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=60, n_positions=1
 net = GPT2LMHeadModel(config)
 
 class Sequences(torch.utils.data.Dataset):
+    def __init__(self, first):
+        self.first = first
     def __len__(self):
-        return 96
+        return 30
     def __getitem__(self, index):
-        tokens = (torch.arange(16) * (index % 7 + 1) + index) % 60
+        tokens = (torch.arange(16) * (index % 7 + 1) + index + self.first) % 60
         return {"input_ids": tokens, "labels": tokens}
 
 given = TrainingArguments(
@@ -100,7 +102,7 @@ given = TrainingArguments(
     report_to=[], save_strategy="no", eval_strategy="steps", eval_steps=8, disable_tqdm=True,
     use_cpu=True,
 )
-Trainer(net, given, train_dataset=Sequences(), eval_dataset=Sequences()).train()
+Trainer(net, given, train_dataset=Sequences(0), eval_dataset=Sequences(30)).train()
 """
 SOFTMAX = ("32, 3))", "32, 3), torch.nn.Softmax(1))")  # of the output of the model
 # The script, what to replace to make a mistake, and the rule that finds it.

@@ -24,6 +24,8 @@ from surestep.record.run import Run
 from tests import tiny
 
 ROOT = Path(__file__).parents[3]
+# The checks of the data before a run would start a worker, which dies once.
+UNCHECKED = {"check_data": "off"}
 SAID = {"max_steps": 6, "batch_size": 5, "data": {"num_workers": 2}}
 
 
@@ -77,7 +79,7 @@ def fit(folder, train, **said):
     task = tiny.task(train=train, model=tiny.model(dropout=0.2))
     flag = train.dataset.flag if isinstance(train, DataLoader) else train.flag
     marks = [] if flag is None else [Marks(flag)]
-    config = tiny.config(**{**SAID, **said})
+    config = tiny.config(**{"doctor": UNCHECKED, **SAID, **said})
     return surestep.Trainer(task, config, run=folder, callbacks=marks).fit()
 
 
@@ -118,7 +120,7 @@ def test_worker_killed_in_an_evaluation_loses_no_step(tmp_path):
     def run(folder, val):
         torch.manual_seed(0)
         task = tiny.task(val=DataLoader(val, 5, num_workers=2), model=tiny.model(dropout=0.2))
-        return surestep.Trainer(task, tiny.config(max_steps=6), run=folder).fit()
+        return surestep.Trainer(task, tiny.config(max_steps=6, doctor=UNCHECKED), run=folder).fit()
 
     with pytest.raises(WorkerError, match="SIGKILL"):
         run(tmp_path / "r", Rows(tmp_path / "died"))

@@ -33,8 +33,8 @@ class Report:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Report:
-        """Return the report that `to_json` returned."""
-        findings = [Finding(**found) for found in values["findings"]]
+        """Return the report that `to_json` returned; findings while a script runs have no edits."""
+        findings = [Finding(**{**found, "edits": ()}) for found in values["findings"]]
         return Report(**{**values, "findings": findings})
 
 
