@@ -106,6 +106,10 @@ class Run:
     optimizers: WeakSet[Optimizer] = field(default_factory=WeakSet)
     histories: WeakKeyDictionary[Optimizer, Any] = field(default_factory=WeakKeyDictionary)
 
+    def averages_gradients(self, module: nn.Module) -> bool:
+        """Return whether a forward pass begins, and by DistributedDataParallel."""
+        return len(self.modules) == 1 and type(module).__name__ == "DistributedDataParallel"
+
 
 class Watcher:
     """What a rule does while a script runs: nothing, unless it overrides a method.

@@ -40,7 +40,7 @@ class Watch(Watcher):
         self._sums: dict[str, tuple[Tensor, Tensor]] = {}
 
     def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if len(run.modules) == 1 and type(module).__name__ == "DistributedDataParallel":
+        if run.averages_gradients(module):
             self._models.add(module)
 
     def after_step(self, run: Run, optimizer: Optimizer) -> None:

@@ -102,7 +102,7 @@ class Watch(Watcher):
             self._waiting = None
 
     def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if len(run.modules) == 1 and type(module).__name__ == "DistributedDataParallel":
+        if run.averages_gradients(module):
             self._has_replicas = True
 
     def report_rank(self, run: Run) -> Any:
