@@ -3,7 +3,8 @@
 python -m benchmarks.watch [--rounds N]
 
 The loop runs in one process, watched and not in turn, with the models of benchmarks.run. A ratio of
-1.05 means that a watched step takes 5% more processor time.
+1.05 means that a watched step takes 5% more processor time. A run has 200 steps at least, as the
+first steps are watched more closely than later ones.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from surestep.doctor.watch.watch import Watch
 
 NAMES = ("mlp", "conv", "gpt")
 SECONDS = 2.0  # of each measurement
+FEWEST_STEPS = 200
 
 
 class PlainLoop:
@@ -56,7 +58,7 @@ class PlainLoop:
 def compare(name: str, rounds: int) -> str:
     """Return a line: the time of a watched step relative to a plain one."""
     loop = PlainLoop(name)
-    steps = max(5, round(SECONDS / loop.measure(30)))
+    steps = max(FEWEST_STEPS, round(SECONDS / loop.measure(30)))
     plain, watched = [], []
     for _ in range(rounds):
         plain.append(loop.measure(steps))

@@ -85,6 +85,7 @@ class Run:
             may spend some time.
         sees_forwards: whether `on_forward` and `after_forward` are called now.
         in_backward: whether a backward pass is running, which may run forward passes again.
+        in_step: whether an optimizer takes a step, without a closure.
         is_whole: whether the script has been watched to its end, and ended without an error.
         modules: whose forward passes are running, the outermost first; empty if they are not seen.
         models: modules that were called from outside of any other one.
@@ -100,6 +101,7 @@ class Run:
     is_sampled: bool = True
     sees_forwards: bool = False
     in_backward: bool = False
+    in_step: bool = False
     is_whole: bool = False
     modules: list[nn.Module] = field(default_factory=list)
     models: WeakSet[nn.Module] = field(default_factory=WeakSet)

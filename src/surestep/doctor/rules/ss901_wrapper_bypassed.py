@@ -125,6 +125,8 @@ class Watch(Watcher):
             self._alone[id(module)] = module
 
     def after_backward(self, run: Run, losses: Sequence[Tensor]) -> None:
+        if not self._alone and not self._wrapped:
+            return
         for key in self._alone.keys() - self._wrapped:
             count, location, step = self._passes.get(key, (0, NOWHERE, 0))
             if not count:

@@ -48,7 +48,7 @@ class Events:
         yield from self._wrap_state()
         yield from self._wrap_loader()
         for name in sorted(self._listeners.functions):
-            around = self._around(after=self._hear(name))
+            around = Around(None, self._hear(name), self._listeners.fail, self._is_deaf)
             for owner, attribute in FUNCTIONS[name]:
                 yield owner, attribute, around
 
@@ -56,6 +56,10 @@ class Events:
         self, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None
     ) -> Around:
         return Around(before, after, self._listeners.fail)
+
+    def _is_deaf(self) -> bool:
+        """Return whether no rule hears a call: AdamW calls `sqrt` for each parameter."""
+        return self._run.in_step or self._listeners.is_busy
 
     def _hear(self, name: str) -> Callable[..., None]:
         parameters = read_parameters(name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
@@ -63,13 +64,18 @@ class Monitor:
         self.listeners.stop()
         self._forwards.stop()
 
-    def _before_step(self, optimizer: Optimizer, *_: object) -> None:
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
         if optimizer not in self.run.optimizers:
             self.run.optimizers.add(optimizer)
             self.listeners.call("on_optimizer", optimizer)
         self.listeners.call("on_step", optimizer)
+        # `args` begins with the optimizer. A closure calls the model and the loss.
+        self.run.in_step = len(args) == 1 and not options
 
     def _after_step(self, optimizer: Optimizer, *_: object) -> None:
+        self.run.in_step = False
         if self.listeners.is_busy:
             return
         self.run.step += 1

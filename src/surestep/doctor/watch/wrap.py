@@ -36,6 +36,7 @@ class Around:
         before: called with the arguments.
         after: called with the result and the arguments.
         on_error: called with an exception of these two, which may not reach the script.
+        is_deaf: returns whether neither is called now.
     """
 
     def __init__(
@@ -43,8 +44,10 @@ class Around:
         before: Callable[..., None] | None,
         after: Callable[..., None] | None,
         on_error: Callable[[Exception], None],
+        is_deaf: Callable[[], bool] = lambda: False,
     ) -> None:
         self._before, self._after, self._on_error = before, after, on_error
+        self._is_deaf = is_deaf
         self._is_inside = False
 
     def __call__(self, original: Any) -> Any:
@@ -52,7 +55,7 @@ class Around:
 
         @functools.wraps(original)
         def wrapper(*args: Any, **options: Any) -> Any:
-            if torch.compiler.is_compiling() or self._is_inside:
+            if torch.compiler.is_compiling() or self._is_inside or self._is_deaf():
                 return original(*args, **options)
             self._is_inside = True
             try:
