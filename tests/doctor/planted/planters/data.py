@@ -141,7 +141,7 @@ def permute_arrays_apart(view: View) -> Iterator[Edit]:
         yield lambda site=site: site.insert_after(text)
 
 
-@plants("SS611", "S", only=("workers", "early_stopping", "tabular", "forecasting"))
+@plants("SS611", "S", only=("early_stopping", "tabular", "forecasting"))
 def do_not_seed_numpy(view: View) -> Iterator[Edit]:
     for site in view.calls("np.random.seed(_s)"):
         if site.text("_s") != "worker_seed":
