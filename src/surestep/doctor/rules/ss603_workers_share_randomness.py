@@ -45,6 +45,7 @@ _GENERATORS = (
 )
 _SEEDS = {"np.random.seed": r"np\.random\.", "random.seed": r"(?<!np\.)\brandom\.(?!seed)"}
 _FRESH = re.compile(r"initial_seed|get_worker_info|get_state|epoch|time|urandom|base_seed|entropy")
+_CHANGES = re.compile(r"get_worker_info|dataset|rng|generator|data\b")
 WATCH_SKIPS = ("bad_repeated_by_the_epochs",)  # other samples hide that the numbers repeat
 _SEEDERS = frozenset("get_worker_info initial_seed seed manual_seed default_rng".split())
 _RANDOM = (("numpy", "Generator"), ("numpy", "RandomState"), ("torch", "Generator"))
@@ -58,13 +59,20 @@ def check(program: Program) -> Iterator[Problem]:
             dataset = loader.dataset
             if dataset is None or loader.workers < 1:
                 continue
-            message = (
-                _explain_seed(loader, dataset, trace)
-                if loader.is_set("worker_init_fn")
-                else _explain_copy(loader, dataset)
-            )
+            is_set = loader.is_set("worker_init_fn")
+            message = _explain_seed(loader, dataset, trace) if is_set else ""
+            if not message and not (is_set and _may_change_dataset(loader)):
+                message = _explain_copy(loader, dataset)
             if message:
                 yield at_event(loader.event, message, workers=loader.workers)
+
+
+def _may_change_dataset(loader: Loader) -> bool:
+    """Return whether a `worker_init_fn` may give the dataset of its worker another generator."""
+    function = loader.option("worker_init_fn")
+    if not isinstance(function, Function):
+        return True
+    return bool(_CHANGES.search(ast.unparse(function.definition)))
 
 
 def _explain_copy(loader: Loader, dataset: Instance) -> str:
@@ -106,7 +114,7 @@ def _is_generator(value: Value | None) -> bool:
 def _explain_seed(loader: Loader, dataset: Instance, trace: Trace) -> str:
     """Return what is wrong with how a `worker_init_fn` seeds the global generators."""
     function = loader.option("worker_init_fn")
-    if not isinstance(function, Function) or _FRESH.search(ast.unparse(function.definition)):
+    if not isinstance(function, Function):
         return ""
     parameters = [arg.arg for arg in function.definition.args.args]
     drawing = source_of(dataset.cls).replace("numpy.random", "np.random")
@@ -117,12 +125,30 @@ def _explain_seed(loader: Loader, dataset: Instance, trace: Trace) -> str:
             continue
         if method_of(dataset.cls, "__getitem__") is None or not re.search(pattern, drawing):
             continue
-        names = {entry.id for entry in ast.walk(node.args[0]) if isinstance(entry, ast.Name)}
+        seed = _write_out(node.args[0], function)
+        if _FRESH.search(seed):
+            return ""
+        names = set(re.findall(r"\w+", seed))
         if isinstance(node.args[0], ast.Constant) and loader.workers > 1:
             return f"`{ast.unparse(node)}` makes all workers draw the same numbers."
         if names & set(parameters) and _repeats(loader, trace):
             return f"`{ast.unparse(node)}` makes a worker draw the same numbers in each epoch."
     return ""
+
+
+def _write_out(seed: ast.expr, function: Function) -> str:
+    """Return the source of a seed, and of what its names were assigned in the function."""
+    names = {entry.id for entry in ast.walk(seed) if isinstance(entry, ast.Name)}
+    text = [ast.unparse(seed)]
+    for _ in range(3):
+        for node in ast.walk(function.definition):
+            if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
+                assigned = {entry.id for entry in ast.walk(node) if isinstance(entry, ast.Name)}
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                if names & {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}:
+                    names |= assigned
+                    text.append(ast.unparse(node))
+    return "\n".join(text)
 
 
 def _repeats(loader: Loader, trace: Trace) -> bool:
@@ -141,7 +167,7 @@ class Watch(Watcher):
 
     def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
         self._workers.begin(run, loader)
-        if loader.num_workers > 1 and loader.worker_init_fn is None and not self._copied:
+        if loader.num_workers > 1 and not _may_reseed(loader) and not self._copied:
             for owner, name in _find_generators(loader.dataset):
                 seen = run.locate(), run.step + 1, loader.num_workers
                 self._copied.setdefault((owner, name), seen)
@@ -167,6 +193,15 @@ class Watch(Watcher):
                     shares.since_step,
                     {"workers": shares.workers, "different": shares.repeated},
                 )
+
+
+def _may_reseed(loader: DataLoader[Any]) -> bool:
+    """Return whether a `worker_init_fn` may give the dataset of its worker another generator."""
+    if loader.worker_init_fn is None:
+        return False
+    code = getattr(loader.worker_init_fn, "__code__", None)
+    names = () if code is None else (*code.co_names, *code.co_freevars)
+    return code is None or any(_CHANGES.search(name) for name in names)
 
 
 def _find_generators(dataset: Any, depth: int = 0) -> Iterator[tuple[str, str]]:
@@ -262,6 +297,30 @@ def bad_fixed_seed_in_workers():
     loader = DataLoader(
         Noisy(), batch_size=8, shuffle=True, num_workers=2, worker_init_fn=seed_worker
     )
+    for batch in loader:
+        print(batch.mean(dtype=torch.float))
+
+
+def bad_generator_beside_seeded_workers():
+    import numpy as np
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Noisy(Dataset):
+        def __init__(self) -> None:
+            self.data = torch.randn(64, 4)
+            self.rng = np.random.default_rng(0)
+
+        def __len__(self):
+            return len(self.data)
+
+        def __getitem__(self, index):
+            return self.data[index] + self.rng.normal(0, 0.1)
+
+    def seed_worker(worker_id):
+        np.random.seed(torch.initial_seed() % 2**32)
+
+    loader = DataLoader(Noisy(), 8, shuffle=True, num_workers=2, worker_init_fn=seed_worker)
     for batch in loader:
         print(batch.mean(dtype=torch.float))
 
