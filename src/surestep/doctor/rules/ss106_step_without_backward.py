@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 SEVERITY = "error"
 FIX = "Call backward() and then step() for each batch, or zero the gradients only after a step."
-_FEWEST_LOST = 5  # backward passes, in a run without a step
+_FEWEST_LOST = 5  # backward passes of an optimizer that takes no step
 _MOST_OPTIMIZERS = 8
 
 
@@ -153,7 +153,7 @@ class Watch(WindowWatcher):
         import torch
 
         history = run.histories.get(optimizer)
-        if history is None or run.step > 0 or len(self._never_stepped) > _MOST_OPTIMIZERS:
+        if history is None or len(self._never_stepped) >= _MOST_OPTIMIZERS:
             return
         for probe in history.probes[:1]:
             if type(probe) in (torch.Tensor, torch.nn.Parameter) and probe.device.type != "meta":
@@ -165,9 +165,14 @@ class Watch(WindowWatcher):
 
             self._forwards += torch.is_grad_enabled()
 
+    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+        if self._never_stepped:
+            stepped = run.histories.get(optimizer)
+            self._never_stepped = [seen for seen in self._never_stepped if seen[0] is not stepped]
+        super().after_step(run, optimizer)
+
     def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
         forwards, self._forwards = self._forwards, 0
-        self._never_stepped.clear()
         lost = _find_lost(window)
         kinds = {event.kind for event in window.events}
         if lost:
@@ -188,22 +193,28 @@ class Watch(WindowWatcher):
 
     def observe(self, run: Run) -> Iterator[Observation]:
         yield from super().observe(run)
-        if run.step > 0:
-            return
         for history, parameter, first in self._never_stepped:
-            lost = _find_lost(history.current, is_open=True)
-            if len(lost) >= _FEWEST_LOST and _copy(parameter).equal(first):
+            lost = _count_unused(history.current)
+            # A parameter that changes is trained in another way.
+            if lost >= _FEWEST_LOST and _copy(parameter).equal(first):
                 backward = history.current.list_kind("backward")[-1]
+                stepped = "although another optimizer took steps" if run.step else "as none did"
                 yield Observation(
                     backward.location,
-                    f"The gradients of {len(lost)} backward passes were zeroed, and no optimizer "
-                    "took a step.",
+                    f"The gradients of {lost} backward passes were zeroed, and their optimizer "
+                    f"never took a step, {stepped}.",
                     1,
-                    {"backwards": len(lost)},
+                    {"backwards": lost},
                 )
 
 
-def _find_lost(window: Window, *, is_open: bool = False) -> list[GradientEvent]:
+def _count_unused(window: Window) -> int:
+    """Return how often gradients were zeroed after a backward pass that reached them."""
+    kinds = [event.kind for event in window.events if event.kind in ("backward", "zero")]
+    return sum(pair == ("backward", "zero") for pair in pairwise(kinds))
+
+
+def _find_lost(window: Window) -> list[GradientEvent]:
     """Return the events that zeroed gradients of which nothing else was done.
 
     The lines of these backward passes and zeroings must be those of the last ones of a window, so
@@ -217,8 +228,7 @@ def _find_lost(window: Window, *, is_open: bool = False) -> list[GradientEvent]:
     if len({event.location for event in backwards + window.list_kind("other")}) != 1:
         return []
     is_one_line = len({event.location for event in zeroes}) == 1
-    is_used = is_open or events[-1].kind == "backward"
-    if not (is_one_line and is_used):
+    if not (is_one_line and events[-1].kind == "backward"):
         return []
     return [
         event
@@ -287,6 +297,42 @@ def bad_in_methods() -> None:
                 self.learn_from(torch.randn(8, 4))
 
     Learner().fit()
+
+
+def bad_one_of_two_optimizers_never_steps() -> None:
+    import torch
+    from torch import nn
+
+    generator, critic = nn.Linear(2, 4), nn.Linear(4, 1)
+    generator_optimizer = torch.optim.Adam(generator.parameters(), lr=1e-3)
+    critic_optimizer = torch.optim.Adam(critic.parameters(), lr=1e-3)
+    for _ in range(8):
+        fake = generator(torch.randn(16, 2))
+        critic_loss = critic(fake.detach()).mean() - critic(torch.randn(16, 4)).mean()
+        critic_optimizer.zero_grad()
+        critic_loss.backward()
+        nn.utils.clip_grad_norm_(critic.parameters(), 1.0)
+        generator_loss = -critic(fake).mean()
+        generator_optimizer.zero_grad()
+        generator_loss.backward()
+        generator_optimizer.step()
+
+
+def good_two_optimizers_of_the_same_parameters() -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Linear(4, 1)
+    warm_up = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for step in range(20):
+        warm_up.zero_grad()
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        if step > 100:
+            warm_up.step()
+        else:
+            optimizer.step()
 
 
 def good_loop() -> None:
