@@ -45,21 +45,25 @@ def check(program: Program) -> Iterator[Problem]:
     for trace in program.traces:
         if not moves_model_to_gpu(trace) or _measures_time(trace):
             continue
-        backwards = [action for action in find_actions(trace) if action.kind == "backward"]
+        actions = find_actions(trace)
+        backwards = [action for action in actions if action.kind == "backward"]
         loops = _find_waiting(trace, backwards)
+        # With accumulation, a step belongs to another loop than its backward passes.
+        often = [action.event for action in actions if action.kind in ("step", "scaler_step")]
         for event in trace.events:
             if event.loop is None or event.loop in loops:
                 continue
-            if any(_reads(event, backward) for backward in backwards):
+            is_often = any(
+                event.loop is part.loop and set(event.branches) <= set(part.branches)
+                for part in (*often, *(backward.event for backward in backwards))
+            )
+            if is_often and any(_reads(event, backward) for backward in backwards):
                 loops.add(event.loop)
                 yield at_event(event, f"`{describe(event.value)}` waits for the GPU in each step.")
 
 
 def _reads(event: Event, backward: Action) -> bool:
-    """Return whether an event reads the loss of a backward pass as often as that happens."""
-    around = backward.event
-    if event.loop is not around.loop or not set(event.branches) <= set(around.branches):
-        return False
+    """Return whether an event reads the loss of a backward pass."""
     value = event.value
     if event.kind == "test":
         is_comparison = isinstance(value, Operation) and value.operator in _COMPARISONS
@@ -247,6 +251,21 @@ def bad_comparison():
         optimizer.step()
         if loss > 100:
             skipped += 1
+
+
+def bad_after_accumulated_step(loader, loss_fn):
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = torch.nn.Linear(4, 1).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for batch in loader:
+        for x, y in batch:
+            loss = loss_fn(model(x.to(device)), y.to(device))
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print("loss", loss.item())
 
 
 def good_every_hundred_steps():

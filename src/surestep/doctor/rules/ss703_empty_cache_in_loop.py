@@ -20,16 +20,17 @@ FIX = "Remove the call, or call it once after an epoch or after an out-of-memory
 
 
 def check(program: Program) -> Iterator[Problem]:
-    """Find calls that happen as often as the backward pass."""
+    """Find calls that happen as often as the backward pass or the step."""
     for trace in program.traces:
-        backwards = [a.event for a in find_actions(trace) if a.kind == "backward"]
+        parts = ("backward", "step", "scaler_step")
+        training = [a.event for a in find_actions(trace) if a.kind in parts]
         for event in trace.events:
             call = event.call
             if call is None or call.path != "torch.cuda.empty_cache" or event.loop is None:
                 continue
             if any(
-                backward.loop is event.loop and set(event.branches) <= set(backward.branches)
-                for backward in backwards
+                part.loop is event.loop and set(event.branches) <= set(part.branches)
+                for part in training
             ):
                 yield at_event(event, "`torch.cuda.empty_cache()` slows down each step.")
 
@@ -84,6 +85,18 @@ def bad_with_garbage_collection():
             del loss
             gc.collect()
             empty_cache()
+
+
+def bad_after_accumulated_step(model, loader, optimizer, loss_fn):
+    import torch
+
+    for epoch in range(10):
+        for i, (x, y) in enumerate(loader):
+            (loss_fn(model(x), y) / 4).backward()
+            if (i + 1) % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+                torch.cuda.empty_cache()
 
 
 def good_after_epoch():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from surestep.doctor.source.trace import Trace
 from surestep.doctor.source.training import is_model
-from surestep.doctor.source.values import Attribute, Call, Constant, Unknown, Value
+from surestep.doctor.source.values import Attribute, Call, Constant, Either, Unknown, Value
 
 
 def moves_to_gpu(call: Call) -> bool:
@@ -21,6 +21,8 @@ def _may_be_gpu(value: Value | None) -> bool:
         case Call(path="torch.device"):
             first = value.argument(0, "device")
             return not (isinstance(first, Constant) and first.value == "cpu")
+        case Either(options=options):  # 'cuda' if torch.cuda.is_available() else 'cpu'
+            return any(_may_be_gpu(option) for option in options)
         case Attribute(name=name) | Unknown(name=name):
             return name == "device"
     return False
