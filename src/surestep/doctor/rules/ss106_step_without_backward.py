@@ -195,7 +195,7 @@ class Watch(WindowWatcher):
         yield from super().observe(run)
         for history, parameter, first in self._never_stepped:
             lost = _count_unused(history.current)
-            # A parameter that changes is trained in another way.
+            # A parameter that changes has another optimizer, or is changed by the script.
             if lost >= _FEWEST_LOST and _copy(parameter).equal(first):
                 backward = history.current.list_kind("backward")[-1]
                 stepped = "although another optimizer took steps" if run.step else "as none did"
