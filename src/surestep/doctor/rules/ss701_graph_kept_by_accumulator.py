@@ -49,6 +49,7 @@ _LATER = 8  # later: one of so many
 _EVERY = 4  # of them between two counts
 _FEWEST = 6  # graphs
 _SHARE = 0.9  # of the passes: a list that is emptied now and then keeps fewer
+_FEWEST_TOGETHER = 4  # graphs that are freed together, as at the end of an epoch
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -156,10 +157,14 @@ class Watch(Watcher):
         self._tokens: deque[list[weakref.ref[Token]]] = deque(maxlen=_KEPT)
         self._checked = self._most = self._of = self._first = 0
         self._location = NOWHERE
+        self._grown = self._highest = self._freed = self._freed_first = 0
+        self._freed_location = NOWHERE
 
     def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         if run.backwards > _FIRST and run.backwards % _LATER:
             return
+        if run.backwards <= _FIRST:
+            self._follow_growth(run)
         self._checked += 1
         if self._checked % _EVERY == 0:
             self._count(run)
@@ -173,6 +178,27 @@ class Watch(Watcher):
             node = node.next_functions[0][0]
         if tokens:
             self._tokens.append(tokens)
+
+    def _follow_growth(self, run: Run) -> None:
+        """Count how often the graphs of successive passes were kept and then freed together.
+
+        A short epoch keeps too few graphs for `_count`. The names of losses keep some too, but
+        always as many.
+        """
+        alive = 0
+        for tokens in reversed(self._tokens):
+            if all(token() is None for token in tokens):
+                break
+            alive += 1
+        if alive > _IN_USE:
+            self._grown = max(self._grown, alive)
+            return
+        if self._grown >= _FEWEST_TOGETHER:
+            if not self._freed:
+                self._freed_first, self._freed_location = max(1, run.step), run.locate()
+            self._freed += 1
+            self._highest = max(self._highest, self._grown)
+        self._grown = 0
 
     def _count(self, run: Run) -> None:
         """Count the graphs that are still there, except the newest, which may be in use."""
@@ -191,6 +217,14 @@ class Watch(Watcher):
                 "were checked were still there: a sum or list keeps their losses.",
                 self._first,
                 {"graphs": self._most, "passes": self._of},
+            )
+        elif self._freed >= 2:
+            yield Observation(
+                self._freed_location,
+                f"The graphs of up to {self._highest} successive backward passes were kept, and "
+                f"freed together {self._freed} times: a sum or list keeps their losses.",
+                self._freed_first,
+                {"graphs": self._highest, "times": self._freed},
             )
 
 
@@ -261,6 +295,38 @@ def bad_meter():
         loss.backward()
         optimizer.step()
         meter.update(loss, 8)
+
+
+def bad_short_epochs() -> None:
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for epoch in range(4):
+        total = torch.zeros(())
+        for _ in range(5):
+            x = torch.randn(8, 4)
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+            loss.backward()
+            optimizer.step()
+            total = total + loss
+        print(epoch, float(total))
+
+
+def good_losses_of_several_tasks() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    newest = {}
+    for _ in range(8):
+        for task in range(6):
+            x = torch.randn(8, 4)
+            optimizer.zero_grad()
+            newest[task] = model(x)[:, task].pow(2).mean()
+            newest[task].backward()
+            optimizer.step()
 
 
 def good_detached():
