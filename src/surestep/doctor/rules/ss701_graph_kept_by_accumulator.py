@@ -14,9 +14,9 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -150,11 +150,27 @@ def _is_differentiated(trace: Trace, event: Event) -> bool:
     return False
 
 
+class _Pass(NamedTuple):
+    """A backward pass.
+
+    Attributes:
+        tokens: which are gone as soon as its graph is.
+        at: its line, if that is needed, and its step.
+    """
+
+    tokens: list[weakref.ref[Token]]
+    at: tuple[Location, int]
+
+    def is_alive(self) -> bool:
+        """Return whether its graph is still there."""
+        return any(token() is not None for token in self.tokens)
+
+
 class Watch(Watcher):
     """Count the graphs of earlier backward passes that are still there."""
 
     def __init__(self) -> None:
-        self._tokens: deque[list[weakref.ref[Token]]] = deque(maxlen=_KEPT)
+        self._passes: deque[_Pass] = deque(maxlen=_KEPT)
         self._checked = self._most = self._of = self._first = 0
         self._location = NOWHERE
         self._grown = self._highest = self._freed = self._freed_first = 0
@@ -165,6 +181,7 @@ class Watch(Watcher):
             return
         if run.backwards <= _FIRST:
             self._follow_growth(run)
+        at = (run.locate() if run.backwards <= _FIRST else NOWHERE), run.step
         self._checked += 1
         if self._checked % _EVERY == 0:
             self._count(run)
@@ -177,21 +194,22 @@ class Watch(Watcher):
             tokens.append(token)
             node = node.next_functions[0][0]
         if tokens:
-            self._tokens.append(tokens)
+            self._passes.append(_Pass(tokens, at))
 
     def _follow_growth(self, run: Run) -> None:
         """Count how often the graphs of successive passes were kept and then freed together.
 
-        A short epoch keeps too few graphs for `_count`. The names of losses keep some too, but
-        always as many.
+        A short epoch keeps too few graphs for `_count`. They must be of one line in as many steps:
+        a GAN, or a loop over tasks, keeps several graphs of one step.
         """
-        alive = 0
-        for tokens in reversed(self._tokens):
-            if all(token() is None for token in tokens):
+        alive: set[tuple[Location, int]] = set()
+        for seen in reversed(self._passes):
+            if not seen.is_alive():
                 break
-            alive += 1
-        if alive > _IN_USE:
-            self._grown = max(self._grown, alive)
+            if seen.at[0] == self._passes[-1].at[0]:
+                alive.add(seen.at)
+        if len(alive) > _IN_USE:
+            self._grown = max(self._grown, len(alive))
             return
         if self._grown >= _FEWEST_TOGETHER:
             if not self._freed:
@@ -202,8 +220,8 @@ class Watch(Watcher):
 
     def _count(self, run: Run) -> None:
         """Count the graphs that are still there, except the newest, which may be in use."""
-        older = list(self._tokens)[:-_IN_USE]
-        alive = sum(any(token() is not None for token in tokens) for tokens in older)
+        older = list(self._passes)[:-_IN_USE]
+        alive = sum(seen.is_alive() for seen in older)
         if alive >= _FEWEST and alive >= _SHARE * len(older) and alive > self._most:
             if not self._most:
                 self._first, self._location = max(1, run.step - len(older)), run.locate()
@@ -312,6 +330,20 @@ def bad_short_epochs() -> None:
             optimizer.step()
             total = total + loss
         print(epoch, float(total))
+
+
+def good_backward_pass_for_each_task() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(8):
+        outputs = model(torch.randn(8, 4))
+        losses = [outputs[:, task].pow(2).mean() for task in range(6)]
+        optimizer.zero_grad()
+        for loss in losses:
+            loss.backward(retain_graph=loss is not losses[-1])
+        optimizer.step()
 
 
 def good_losses_of_several_tasks() -> None:

@@ -30,7 +30,7 @@ from surestep.doctor.watcher import Location, Observation, Run, Watcher
 
 SEVERITY = "speed"
 FIX = "Add up loss.detach() on the GPU, and read it every N steps."
-WATCH_SKIPS = ("bad_item", "bad_print", "bad_comparison")
+WATCH_SKIPS = ("bad_item", "bad_print", "bad_comparison", "bad_after_accumulated_step")
 _FEWEST = 10  # steps
 _SHARE = 0.9  # of the steps, from the first read on
 _MOST_LINES = 64
