@@ -11,6 +11,7 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torc
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -162,9 +163,19 @@ def _is_drawn(value: Any, drawn: _Drawn) -> bool:
     now, then = (
         part.detach().reshape(-1)[:_VALUES].cpu().double() for part in (value, drawn.values)
     )
-    if len(then) < 2 or not then.norm() > 0 or not now.norm() > 0:
+    if len(then) < 1 or not then.norm() > 0 or not now.norm() > 0:
         return False
+    if len(then) == 1:
+        return _is_round(float(now / then))
     return bool(torch.allclose(now / now.norm(), then / then.norm(), atol=1e-5))
+
+
+def _is_round(factor: float) -> bool:
+    """Return whether a factor has two digits at most, as one that a person wrote.
+
+    Each number is some multiple of each other number, so a single value needs this.
+    """
+    return math.isclose(factor, float(f"{factor:.1e}"), rel_tol=1e-6)
 
 
 def bad_random_features():
@@ -217,6 +228,22 @@ def bad_scaled():
     print(model(torch.rand(3, 2)))
 
 
+def bad_single_value():
+    import torch
+    from torch import nn
+
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.offset = 0.01 * torch.randn(1)
+            self.head = nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.head(x + self.offset)
+
+    print(Shifted()(torch.randn(3, 4)))
+
+
 def good_buffer():
     import torch
     from torch import nn
@@ -246,6 +273,25 @@ def good_parameter():
             return x @ self.weight * self.fixed
 
     print(Scale(8)(torch.randn(3, 4)))
+
+
+def good_random_number_sets_a_weight():
+    import torch
+    from torch import nn
+
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(4, 1)
+            self.offset = torch.tensor([0.5])
+            with torch.no_grad():
+                self.head.bias.copy_(0.1 * torch.randn(1))
+
+        def forward(self, x):
+            return self.head(x + self.offset)
+
+    torch.manual_seed(0)
+    print(Shifted()(torch.randn(3, 4)))
 
 
 def good_same_values_in_every_run():

@@ -22,6 +22,7 @@ from surestep.doctor.watcher import Call, Observation, Run, Watcher
 
 SEVERITY = "error"
 FIX = "Give cross_entropy the logits, and apply softmax only where probabilities are needed."
+ALSO = ("SS209",)
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -119,6 +120,16 @@ def bad_in_a_sequential() -> None:
 
     for _ in range(10):
         train_step(torch.randn(8, 4), torch.randint(3, (8,)))
+
+
+def bad_with_forward_called() -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 3), nn.Softmax(dim=1))
+    criterion = nn.CrossEntropyLoss()
+    loss = criterion(model.forward(torch.randn(8, 4)), torch.randint(3, (8,)))
+    loss.backward()
 
 
 def bad_in_methods() -> None:

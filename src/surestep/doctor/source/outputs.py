@@ -100,7 +100,7 @@ class Outputs:
             return unknown
         if value.result is not None:
             return self._find(value.result, reshapes, depth)
-        if value.path == "()":
+        if value.path == "()" or (value.is_method and value.name == "forward"):
             return self._find_module(value, reshapes)
         tensor = tensor_of(value)
         if value.is_method or value.path.startswith("torch."):
