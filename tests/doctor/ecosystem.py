@@ -37,7 +37,8 @@ KNOWN = {
         "right: `dropout_p` does not depend on the mode"
     ),
     ("deepspeed/runtime/sequence_parallel/ulysses_sp.py", "SS701"): (
-        "accepted: the outputs keep their graph, but `backward` runs on each at once and frees its saved tensors"
+        "accepted: the outputs keep their graph, but `backward` runs on each at once and frees "
+        "its saved tensors"
     ),
     ("torch/_inductor/fx_passes/numeric_utils.py", "SS101"): (
         "right: gradients of all iterations add up; both models get the same, so it does no harm"

@@ -342,7 +342,7 @@ def good_backward_pass_for_each_task() -> None:
         losses = [outputs[:, task].pow(2).mean() for task in range(6)]
         optimizer.zero_grad()
         for loss in losses:
-            loss.backward(retain_graph=loss is not losses[-1])
+            (loss / 6).backward(retain_graph=loss is not losses[-1])
         optimizer.step()
 
 
