@@ -138,7 +138,8 @@ class Watch(WindowWatcher):
         self._scaled = run.backwards + 1
 
     def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
-        if run.is_sampled and len(losses) == 1:
+        # A graph that is kept has several losses of one batch, which may be summed on purpose.
+        if run.is_sampled and len(losses) == 1 and not keeps_graph:
             self._means += _is_computed_mean(losses[0], is_scaled=self._scaled == run.backwards)
 
     def after_step(self, run: Run, optimizer: Optimizer) -> None:

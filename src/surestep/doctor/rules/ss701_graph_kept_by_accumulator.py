@@ -150,8 +150,8 @@ def _is_differentiated(trace: Trace, event: Event) -> bool:
     return False
 
 
-class _Pass(NamedTuple):
-    """A backward pass.
+class _Record(NamedTuple):
+    """What is remembered of a backward pass.
 
     Attributes:
         tokens: which are gone as soon as its graph is.
@@ -170,7 +170,7 @@ class Watch(Watcher):
     """Count the graphs of earlier backward passes that are still there."""
 
     def __init__(self) -> None:
-        self._passes: deque[_Pass] = deque(maxlen=_KEPT)
+        self._records: deque[_Record] = deque(maxlen=_KEPT)
         self._checked = self._most = self._of = self._first = 0
         self._location = NOWHERE
         self._grown = self._highest = self._freed = self._freed_first = 0
@@ -194,7 +194,7 @@ class Watch(Watcher):
             tokens.append(token)
             node = node.next_functions[0][0]
         if tokens:
-            self._passes.append(_Pass(tokens, at))
+            self._records.append(_Record(tokens, at))
 
     def _follow_growth(self, run: Run) -> None:
         """Count how often the graphs of successive passes were kept and then freed together.
@@ -203,11 +203,11 @@ class Watch(Watcher):
         a GAN, or a loop over tasks, keeps several graphs of one step.
         """
         alive: set[tuple[Location, int]] = set()
-        for seen in reversed(self._passes):
-            if not seen.is_alive():
+        for record in reversed(self._records):
+            if not record.is_alive():
                 break
-            if seen.at[0] == self._passes[-1].at[0]:
-                alive.add(seen.at)
+            if record.at[0] == self._records[-1].at[0]:
+                alive.add(record.at)
         if len(alive) > _IN_USE:
             self._grown = max(self._grown, len(alive))
             return
@@ -220,8 +220,8 @@ class Watch(Watcher):
 
     def _count(self, run: Run) -> None:
         """Count the graphs that are still there, except the newest, which may be in use."""
-        older = list(self._passes)[:-_IN_USE]
-        alive = sum(seen.is_alive() for seen in older)
+        older = list(self._records)[:-_IN_USE]
+        alive = sum(record.is_alive() for record in older)
         if alive >= _FEWEST and alive >= _SHARE * len(older) and alive > self._most:
             if not self._most:
                 self._first, self._location = max(1, run.step - len(older)), run.locate()
@@ -332,7 +332,7 @@ def bad_short_epochs() -> None:
         print(epoch, float(total))
 
 
-def good_backward_pass_for_each_task() -> None:
+def good_backward_passes_of_several_tasks() -> None:
     import torch
 
     model = torch.nn.Linear(4, 6)
@@ -342,7 +342,7 @@ def good_backward_pass_for_each_task() -> None:
         losses = [outputs[:, task].pow(2).mean() for task in range(6)]
         optimizer.zero_grad()
         for loss in losses:
-            (loss / 6).backward(retain_graph=loss is not losses[-1])
+            loss.backward(retain_graph=loss is not losses[-1])
         optimizer.step()
 
 
