@@ -2,7 +2,7 @@
 
 The function does not know the mode of the module: its parameter `training` is true by default. So
 dropout stays on after `model.eval()`, and each evaluation gives a different, worse result. Nothing
-fails.
+fails. `eval()` does not reach a `torch.nn.Dropout` that `forward` makes in each pass, either.
 
 Ignore it if dropout is wanted in eval mode; `training=True` says so, and is not reported.
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from surestep.doctor.edits import append_argument
 from surestep.doctor.finding import Edit
@@ -20,39 +21,57 @@ from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.modules import has_self, is_in_forward, reads_mode
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe
-from surestep.doctor.source.values import Constant, walk
+from surestep.doctor.source.values import Call, Constant, walk
 from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
 from surestep.doctor.watcher import Call as CallOfTorch
 
+if TYPE_CHECKING:
+    from torch import nn
+
 SEVERITY = "error"
 FIXABLE = True
-FIX = "Pass training=self.training, or use torch.nn.Dropout."
+FIX = "Pass training=self.training, or make a torch.nn.Dropout in __init__."
 
 _NAMES = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
+_LAYERS = frozenset(
+    f"torch.nn.{name}" for name in ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d")
+)
 _PATHS = frozenset(f"torch.nn.functional.{name}" for name in (*_NAMES, "feature_alpha_dropout"))
 
 
 def check(program: Program) -> Iterator[Problem]:
-    """Find functional dropout in the forward of a module that does not depend on its mode."""
+    """Find dropout in the forward of a module that does not depend on its mode."""
     for trace in program.traces:
         for event in trace.events:
             call = event.call
-            if call is None or call.path not in _PATHS or not is_in_forward(event):
+            if call is None or not is_in_forward(event):
                 continue
-            if call.argument(2, "training") is not None or call.has_unknown_arguments:
-                continue
-            p = call.argument(1, "p")
-            is_zero = p is not None and any(
-                isinstance(part, Constant) and not part.value for part in walk(p)
-            )
-            if (
-                is_zero
-                or reads_mode(p)
-                or any(reads_mode(branch.test) for branch in event.branches)
-            ):
-                continue
-            message = f"`{describe(call)}` also drops in eval mode."
-            yield at_event(event, message, edits=_pass_mode(event))
+            if call.path in _PATHS and call.argument(2, "training") is None:
+                if not _may_be_off(event, call, 1):
+                    message = f"`{describe(call)}` also drops in eval mode."
+                    yield at_event(event, message, edits=_pass_mode(event))
+            elif call.path == "()" and isinstance(layer := call.receiver, Call):
+                if layer.path in _LAYERS and _is_made_in(event, layer):
+                    if not _may_be_off(event, layer, 0):
+                        message = (
+                            f"`{describe(layer)}` is new in each pass: eval() does not reach it."
+                        )
+                        yield at_event(event, message)
+
+
+def _may_be_off(event: Event, call: Call, position: int) -> bool:
+    """Return whether the rate, at a position of a call, or a condition may turn dropout off."""
+    p = call.argument(position, "p")
+    is_zero = p is not None and any(
+        isinstance(part, Constant) and not part.value for part in walk(p)
+    )
+    depends = reads_mode(p) or any(reads_mode(branch.test) for branch in event.branches)
+    return is_zero or depends or call.has_unknown_arguments
+
+
+def _is_made_in(event: Event, layer: Call) -> bool:
+    """Return whether a layer is made by the function in which it is called."""
+    return any(node is layer.node for node in ast.walk(event.stack[-1].definition))
 
 
 def _pass_mode(event: Event) -> tuple[Edit, ...]:
@@ -63,7 +82,7 @@ def _pass_mode(event: Event) -> tuple[Edit, ...]:
 
 
 class Watch(Watcher):
-    """Find calls in eval mode that leave out the mode."""
+    """Find calls in eval mode that leave out the mode, or are of a layer made for the call."""
 
     FUNCTIONS = ("dropout", "dropout1d", "dropout2d", "dropout3d")
 
@@ -73,13 +92,21 @@ class Watch(Watcher):
         self._name = ""
 
     def on_call(self, run: Run, call: CallOfTorch) -> None:
-        is_given = "training" in call.given or not call["p"] > 0
-        if is_given or not run.modules or run.modules[-1].training:
+        if not run.modules or not call["p"] > 0:
+            return
+        module = run.modules[-1]
+        if "training" in call.given:
+            parent = run.modules[-2] if len(run.modules) > 1 else None
+            is_wrong = call["training"] and parent is not None and _is_new(module, parent)
+            module = parent if is_wrong and parent is not None else module
+        else:
+            is_wrong = not module.training
+        if not is_wrong:
             return
         self._calls += 1
         if self._calls == 1:
             self._first, self._location = run.step + 1, run.locate()
-            self._name = f"{call.name} in {type(run.modules[-1]).__name__}"
+            self._name = f"{call.name} in {type(module).__name__}"
 
     def observe(self, run: Run) -> Iterator[Observation]:
         if self._calls:
@@ -89,6 +116,12 @@ class Watch(Watcher):
                 self._first,
                 {"calls": self._calls},
             )
+
+
+def _is_new(layer: nn.Module, parent: nn.Module) -> bool:
+    """Return whether a module in eval mode calls a layer of dropout that it does not hold."""
+    is_layer = type(layer).__name__.startswith("Dropout")
+    return is_layer and not parent.training and all(m is not layer for m in parent.modules())
 
 
 def bad_module():
@@ -144,6 +177,39 @@ def bad_in_a_helper_method():
             return self.extract(x).mean((2, 3))
 
     print(Features().eval()(torch.randn(2, 1, 8, 8)))
+
+
+def bad_layer_made_in_forward():
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.head(nn.Dropout(0.3)(self.body(x)))
+
+    print(Net().eval()(torch.randn(3, 4)))
+
+
+def good_monte_carlo_dropout():
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.drop, self.head = nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.head(self.drop(self.body(x)))
+
+    net = Net().eval()
+    net.drop.train()
+    with torch.no_grad():
+        print(torch.stack([net(torch.randn(3, 4)) for _ in range(5)]).std(0))
 
 
 def good_training_is_given():
