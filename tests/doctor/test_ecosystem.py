@@ -18,6 +18,8 @@ for batch in torch.utils.data.DataLoader(torch.randn(64, 2), batch_size=8, shuff
 """
 
 
+# `needs` imports the package, which may warn of itself.
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.slow("checks files of libraries of dev-all")
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_correct_file_of_a_package_is_reported(package):
