@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.windows import Tally, Window, WindowWatcher, has_gradient
-from surestep.doctor.source.order import Order, find_window, is_zeroed_by, mentions
+from surestep.doctor.source.order import Order, find_window, is_zeroed_by
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import (
     Action,
@@ -48,7 +48,7 @@ def check(program: Program) -> Iterator[Problem]:
     """Find loops that have only one of both, or that lose batches between two steps."""
     for trace in program.traces:
         order = Order(trace)
-        if not order.is_all_clear or mentions(program.file, "grad"):
+        if not order.is_all_clear or program.mentions("grad"):
             continue
         if trace.entry is None or not trace.entry.name.startswith("test_"):  # tests one of both
             yield from _find_steps_alone(order)

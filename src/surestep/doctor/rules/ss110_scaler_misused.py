@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.windows import Tally, Window, WindowWatcher
-from surestep.doctor.source.order import Order, find_window, is_enabled, is_scaled, mentions
+from surestep.doctor.source.order import Order, find_window, is_enabled, is_scaled
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import (
     Action,
@@ -76,7 +76,7 @@ def _is_made(step: Action) -> bool:
 
 
 def _find_step_of_scaled(order: Order, step: Action) -> Iterator[Problem]:
-    if mentions(order.trace.file, "get_scale"):
+    if any("get_scale" in event.file.names for event in order.trace.events):
         return
     for action in order.actions:
         if action.kind == "scaler_step" and may_be_same(action.target, step.target):

@@ -36,7 +36,7 @@ WATCH_SKIPS = ("bad_autocast", "bad_in_methods")
 
 def check(program: Program) -> Iterator[Problem]:
     """Find backward passes of a loss computed under autocast with float16, without a scaler."""
-    if _SCALES.search(program.file.text):
+    if program.contains(_SCALES):
         return
     for trace in program.traces:
         order = Order(trace)

@@ -25,7 +25,7 @@ from surestep.doctor.runtime.windows import (
     is_any_trained,
 )
 from surestep.doctor.source.gradients import GradientPaths, is_forward
-from surestep.doctor.source.order import Order, is_scaled, mentions
+from surestep.doctor.source.order import Order, is_scaled
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Call, Value
@@ -42,7 +42,7 @@ FIX = "Compute the loss from the model's output with tensor operations, and call
 
 def check(program: Program) -> Iterator[Problem]:
     """Find losses that no path connects to a model with a gradient."""
-    if mentions(program.file, "grad"):  # the gradient of a detached tensor may be wanted
+    if program.mentions("grad"):  # the gradient of a detached tensor may be wanted
         return
     for trace in program.traces:
         order = Order(trace)

@@ -39,7 +39,7 @@ _WITHOUT_SYNC = re.compile(
 
 def check(program: Program) -> Iterator[Problem]:
     """Find accumulation with DistributedDataParallel in scripts without `no_sync`."""
-    if _WITHOUT_SYNC.search(program.file.text):
+    if program.contains(_WITHOUT_SYNC):
         return
     for trace in program.traces:
         calls = (event.call for event in trace.events)

@@ -24,7 +24,7 @@ _GRAPHS = re.compile(r"^\s*(import|from) (torch_geometric|dgl)\b", re.MULTILINE)
 
 def check(program: Program) -> Iterator[Problem]:
     """Find Adam with a weight decay above 0."""
-    if _GRAPHS.search(program.file.text):
+    if program.contains(_GRAPHS):
         return
     for trace in program.traces:
         for event in trace.events:

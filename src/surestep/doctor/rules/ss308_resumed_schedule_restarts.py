@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.source.order import Order, mentions
+from surestep.doctor.source.order import Order
 from surestep.doctor.source.schedules import (
     creations,
     is_schedule_of,
@@ -40,7 +40,7 @@ WATCH_SKIPS = ("bad_script", "bad_function")
 
 def check(program: Program) -> Iterator[Problem]:
     """Find schedules that are stepped from a restored epoch on, but not restored."""
-    if mentions(program.file, "last_epoch"):
+    if program.mentions("last_epoch"):
         return
     for trace in program.traces:
         order = Order(trace)

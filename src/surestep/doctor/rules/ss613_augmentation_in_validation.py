@@ -32,7 +32,7 @@ _TEST_TIME = re.compile(r"\btta|_tta|test_time", re.IGNORECASE)
 
 def check(program: Program) -> Iterator[Problem]:
     """Find datasets for evaluation with random transforms."""
-    if _TEST_TIME.search(program.file.text):
+    if program.contains(_TEST_TIME):
         return
     for trace in program.traces:
         for event in trace.events:

@@ -30,7 +30,7 @@ _TRANSPOSED = ("transpose", "permute", "swapaxes", "swapdims", "mT", "T")
 
 def check(program: Program) -> Iterator[Problem]:
     """Find products of softmax weights with values, where the weights have no other use."""
-    if _HAS_FUSED.search(program.file.text):
+    if program.contains(_HAS_FUSED):
         return
     for trace in program.traces:
         reported: set[Value] = set()

@@ -38,7 +38,7 @@ _NEEDS_GRADIENTS = re.compile(r"graph|static|\.grad\b|use_gradient_as_bucket_vie
 
 def check(program: Program) -> Iterator[Problem]:
     """Find the options that turn off what PyTorch chooses by default."""
-    keeps_gradients = bool(_NEEDS_GRADIENTS.search(program.file.text))
+    keeps_gradients = program.contains(_NEEDS_GRADIENTS)
     for trace in program.traces:
         for event in trace.events:
             call = event.call

@@ -33,7 +33,7 @@ _RENAMES = re.compile(r"""["']module\.|_orig_mod|consume_prefix|unwrap""")
 
 def check(program: Program) -> Iterator[Problem]:
     """Find files with only the weights of a wrapped model, which the script does not load."""
-    if _RENAMES.search(program.file.text) or any(map(find_restores, program.traces)):
+    if program.contains(_RENAMES) or any(map(find_restores, program.traces)):
         return
     for trace in program.traces:
         for save in find_saves(trace):

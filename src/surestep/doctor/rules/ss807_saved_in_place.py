@@ -32,7 +32,7 @@ _COPIES = re.compile(r"\b(replace|rename|move|copy|copyfile|copy2|symlink|link|u
 
 def check(program: Program) -> Iterator[Problem]:
     """Find checkpoints that a loop overwrites and that the script resumes from."""
-    if _COPIES.search(program.file.text):
+    if program.contains(_COPIES):
         return
     for trace in program.traces:
         saves = find_saves(trace)

@@ -27,7 +27,7 @@ _SETS_DEVICE = re.compile(
 
 def check(program: Program) -> Iterator[Problem]:
     """Find models that ranks with the NCCL backend move to the current device, which none set."""
-    if _SETS_DEVICE.search(program.file.text):
+    if program.contains(_SETS_DEVICE):
         return
     for trace in program.traces:
         if not _uses_nccl(trace) or _calls_unknown_setup(trace):

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import tokenize
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import BytesIO
@@ -43,6 +44,12 @@ class SourceFile:
     def lines(self) -> list[str]:
         """The lines of the source, without their ends."""
         return _LINE_END.split(self.text)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The attributes and variables that it uses."""
+        nodes = [n for n in ast.walk(self.tree) if isinstance(n, (ast.Attribute, ast.Name))]
+        return frozenset(n.attr if isinstance(n, ast.Attribute) else n.id for n in nodes)
 
     @property
     def is_notebook(self) -> bool:
@@ -211,6 +218,21 @@ class Project:
             if (found := self._load(root / relative)) is not None:
                 return found
         return None
+
+    def find_imports(self, file: SourceFile) -> Iterator[SourceFile]:
+        """Yield the files of the project that a file imports."""
+        for node in ast.walk(file.tree):
+            if isinstance(node, ast.Import):
+                modules, level = [alias.name for alias in node.names], 0
+            elif isinstance(node, ast.ImportFrom):
+                start, level = node.module or "", node.level
+                below = [f"{start}.{alias.name}".lstrip(".") for alias in node.names]
+                modules = [start, *below]
+            else:
+                continue
+            for module in modules:
+                if (found := self.find(module, level, file.path)) is not None:
+                    yield found
 
     def _roots_of(self, folder: Path, name: str) -> tuple[Path, ...]:
         """Return where a module is looked for; beside a package, only the package itself is."""

@@ -104,7 +104,8 @@ class Interpreter(Evaluator):
     def _scope_of(self, file: SourceFile) -> Scope:
         """Return the names of a module, which is executed once."""
         if file not in self._modules:
-            scope = self._modules[file] = Scope({"__name__": Constant("__main__")})
+            name = "__main__" if not self._modules else file.path.stem
+            scope = self._modules[file] = Scope({"__name__": Constant(name)})
             before, self._file = self._file, file
             try:
                 if len(self._modules) == 1:

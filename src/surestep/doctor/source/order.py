@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from surestep.doctor.source.files import SourceFile
 from surestep.doctor.source.operators import BUILTINS
 from surestep.doctor.source.trace import Branch, Event, Trace
 from surestep.doctor.source.training import (
@@ -130,15 +129,6 @@ def _parts_of(test: Value | None) -> Iterator[Value]:
         if isinstance(option, Operation):
             for operand in option.operands:
                 yield from _parts_of(operand)
-
-
-def mentions(file: SourceFile, *names: str) -> bool:
-    """Return whether a file uses an attribute or a name, such as `p.grad`."""
-    return any(
-        getattr(node, "attr", getattr(node, "id", None)) in names
-        for node in ast.walk(file.tree)
-        if isinstance(node, (ast.Attribute, ast.Name))
-    )
 
 
 def may_train(event: Event) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from surestep.doctor.source.files import SourceFile
 from surestep.doctor.source.values import Call, Class, Function, Instance, Value
@@ -114,3 +116,17 @@ class Program:
     functions: list[Function] = field(default_factory=list)
     classes: list[Class] = field(default_factory=list)
     instances: dict[Class, Instance] = field(default_factory=dict)
+
+    @cached_property
+    def files(self) -> list[SourceFile]:
+        """The file, and the others in which something happens."""
+        events = (event for trace in self.traces for event in trace.events)
+        return list(dict.fromkeys([self.file, *(event.file for event in events)]))
+
+    def contains(self, pattern: re.Pattern[str]) -> bool:
+        """Return whether the source of one of the files contains a pattern."""
+        return any(pattern.search(file.text) for file in self.files)
+
+    def mentions(self, name: str) -> bool:
+        """Return whether one of the files uses an attribute or a variable, such as `p.grad`."""
+        return any(name in file.names for file in self.files)
