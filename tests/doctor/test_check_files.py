@@ -242,3 +242,90 @@ def test_command_loads_no_slow_package(folder):
     code, loaded = json.loads(done.stdout.splitlines()[-1])
     assert code == 1
     assert {"torch", "numpy", "pydantic", "typeguard"} & set(loaded) == set()
+
+
+ENGINE = """\
+def train(model, criterion, optimizer, loader):
+    for x, y in loader:
+        loss = criterion(model(x).softmax(-1), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+MAIN = """\
+import torch
+from engine import train
+
+model = torch.nn.Linear(4, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader(data, shuffle=True)
+for epoch in range(3):
+    train(model, torch.nn.CrossEntropyLoss(), optimizer, loader)
+"""
+
+
+@pytest.fixture
+def project(folder):
+    """A loss that is wrong in one file for what another one gives it."""
+    (folder / "engine.py").write_text(ENGINE)
+    (folder / "main.py").write_text(MAIN)
+
+
+def check_project(*names, codes=("SS501",), cache=None):
+    reports = check_files([(Path(name), codes) for name in names], ResultCache(cache))
+    return [[(f.file, f.line) for f in report.findings] for report in reports]
+
+
+@pytest.mark.usefixtures("project")
+def test_finding_that_another_file_shows_is_in_the_report_of_its_file(folder):
+    assert check_project("engine.py") == [[]]
+    assert check_project("engine.py", "main.py") == [[("engine.py", 3)], []]
+    assert check_project("main.py", "./engine.py") == [[], [("engine.py", 3)]]
+
+
+@pytest.mark.usefixtures("project")
+def test_finding_in_a_file_that_is_not_checked_is_not_reported():
+    assert check_project("main.py") == [[]]
+
+
+@pytest.mark.usefixtures("project")
+def test_finding_that_several_files_show_is_reported_once(folder):
+    (folder / "other.py").write_text(MAIN)
+    assert check_project("main.py", "engine.py", "other.py") == [[], [("engine.py", 3)], []]
+
+
+@pytest.mark.usefixtures("project")
+def test_rules_of_the_file_with_the_mistake_count(folder):
+    files = [(Path("main.py"), ("SS501",)), (Path("engine.py"), ())]
+    assert [report.findings for report in check_files(files, ResultCache(None))] == [[], []]
+
+
+@pytest.mark.usefixtures("project")
+def test_comment_suppresses_a_finding_that_another_file_shows(folder):
+    line = "        loss = criterion(model(x).softmax(-1), y)"
+    text = ENGINE.replace(line, f"{line}  # surestep: ignore[SS501] reason")
+    (folder / "engine.py").write_text(text)
+    assert check_project("main.py", "engine.py") == [[], []]
+
+
+@pytest.mark.usefixtures("project")
+def test_finding_that_another_file_shows_is_cached(folder, checked):
+    first = check_project("main.py", "engine.py", cache=folder / "cache")
+    assert first == [[], [("engine.py", 3)]]
+    assert check_project("main.py", "engine.py", cache=folder / "cache") == first
+    assert len(checked) == 2
+
+
+@pytest.mark.usefixtures("project")
+def test_script_that_only_imports_what_trains_is_followed(folder):
+    (folder / "parts.py").write_text(
+        "import torch\n\ndef build():\n    model = torch.nn.Linear(4, 3)\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "    return model, torch.nn.CrossEntropyLoss(), optimizer\n"
+    )
+    (folder / "main.py").write_text(
+        "from engine import train\nfrom parts import build\n\n"
+        "if __name__ == '__main__':\n    model, criterion, optimizer = build()\n"
+        "    train(model, criterion, optimizer, open_data())\n"
+    )
+    assert check_project("main.py", "engine.py", "parts.py") == [[], [("engine.py", 3)], []]

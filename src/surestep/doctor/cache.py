@@ -59,9 +59,12 @@ class ResultCache:
                 return None
             if any(self._digest(name) != digest for name, digest in entry["used"].items()):
                 return None
-            findings = [_read_finding(found) for found in entry["findings"]]
+            findings, elsewhere = (
+                [_read_finding(found) for found in entry[name]]
+                for name in ("findings", "elsewhere")
+            )
             notes = list(entry["notes"])
-            return FileReport(str(path), findings, notes=notes, used=entry["used"])
+            return FileReport(str(path), findings, elsewhere, notes=notes, used=entry["used"])
         except (OSError, ValueError):  # no entry, or a broken one
             return None
 
@@ -73,6 +76,7 @@ class ResultCache:
             "version": _version_of_rules(),
             "used": report.used,
             "findings": [asdict(finding) for finding in report.findings],
+            "elsewhere": [asdict(finding) for finding in report.elsewhere],
             "notes": report.notes,
         }
         text = json.dumps(entry, default=str).encode()

@@ -29,10 +29,13 @@ def check_file(
         file: to check.
         rules: to use.
         project: where its imports are looked for.
-        report: where to note rules that failed, and comments that name no rule; None raises the
-            exceptions of rules.
+        report: where to note what is found in other files, rules that failed, and comments that
+            name no rule; None raises the exceptions of rules.
     """
-    if not _RELEVANT.search(file.text):
+    comments = read_suppressions(file)
+    if report is not None:
+        report.notes.extend(comments.notes)
+    if not _is_relevant(file, project):
         return []
     program = follow(file, project)
     own = [str(file.path), *(f"{file.path}:cell {cell}" for _, cell in file.cells)]
@@ -41,17 +44,27 @@ def check_file(
     for rule in rules:
         try:
             for finding in rule.check(program):
-                if finding.file in order:
-                    found[finding.rule, finding.file, finding.line, finding.column] = finding
+                found[finding.rule, finding.file, finding.line, finding.column] = finding
         except Exception as error:
             if report is None:
                 raise
             note_bug(report, rule.code, error)
-    comments = read_suppressions(file)
+    all_comments = {str(other.path): read_suppressions(other) for other in program.files[1:]}
+    all_comments |= dict.fromkeys(own, comments)
+    shown = [
+        f for f in found.values() if f.file in all_comments and not all_comments[f.file].cover(f)
+    ]
     if report is not None:
-        report.notes.extend(comments.notes)
-    shown = (finding for finding in found.values() if not comments.cover(finding))
-    return sorted(shown, key=lambda f: (order[f.file], f.line, f.column, f.rule))
+        report.elsewhere = [finding for finding in shown if finding.file not in order]
+    mine = (finding for finding in shown if finding.file in order)
+    return sorted(mine, key=lambda f: (order[f.file], f.line, f.column, f.rule))
+
+
+def _is_relevant(file: SourceFile, project: Project) -> bool:
+    """Return whether a file, or one that it imports, may have a training step."""
+    return bool(_RELEVANT.search(file.text)) or any(
+        _RELEVANT.search(imported.text) for imported in project.find_imports(file)
+    )
 
 
 def note_bug(report: FileReport, part: str, error: Exception) -> None:

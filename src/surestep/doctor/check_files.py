@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from bisect import insort
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from surestep.base.errors import SurestepError
 from surestep.doctor.cache import ResultCache
 from surestep.doctor.check import check_file, note_bug
+from surestep.doctor.finding import Finding
 from surestep.doctor.report import FileReport
 from surestep.doctor.rule import load_rules
 from surestep.doctor.source.files import Project, UnreadableError, read_source
@@ -25,7 +28,7 @@ Chunk = list[tuple[Path, tuple[str, ...]]]
 def check_files(
     files: Sequence[tuple[Path, tuple[str, ...]]], cache: ResultCache
 ) -> list[FileReport]:
-    """Return the report of each file.
+    """Return the report of each file, with what is found in it from the other files.
 
     Args:
         files: each with the codes of its rules.
@@ -36,7 +39,25 @@ def check_files(
     for (path, codes), report in zip(missing, _check_missing(missing), strict=True):
         cache.store(path, codes, report)
         reports[path] = report
-    return [report for report in reports.values() if report is not None]
+    checked = {path: report for path, report in reports.items() if report is not None}
+    _hand_over(checked, dict(files))
+    return list(checked.values())
+
+
+def _hand_over(reports: Mapping[Path, FileReport], codes: Mapping[Path, tuple[str, ...]]) -> None:
+    """Add what was found in other files to their reports; drop it if they are not checked."""
+    paths = {os.path.abspath(path): path for path in reports}
+    for finding in [finding for report in reports.values() for finding in report.elsewhere]:
+        path = paths.get(os.path.abspath(finding.file))
+        if path is None or finding.rule not in codes[path]:
+            continue
+        findings = reports[path].findings
+        if not any(_find_key(finding) == _find_key(other) for other in findings):
+            insort(findings, replace(finding, file=str(path)), key=_find_key)
+
+
+def _find_key(finding: Finding) -> tuple[int, int, str]:
+    return finding.line, finding.column, finding.rule
 
 
 def _check_missing(files: Chunk) -> Iterator[FileReport]:

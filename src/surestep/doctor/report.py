@@ -13,7 +13,9 @@ class FileReport:
 
     Attributes:
         path: as it was given.
-        findings: by line.
+        findings: in the file, by line.
+        elsewhere: findings in other files of the project, which are only seen from this one: it
+            calls their functions.
         problem: why it could not be read; "" if it was.
         notes: sentences on its comments, and on rules that failed.
         has_bug: whether a rule failed.
@@ -23,6 +25,7 @@ class FileReport:
 
     path: str
     findings: list[Finding] = field(default_factory=list)
+    elsewhere: list[Finding] = field(default_factory=list)
     problem: str = ""
     notes: list[str] = field(default_factory=list)
     has_bug: bool = False

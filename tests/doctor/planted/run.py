@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from surestep.doctor.check import check_file
+from surestep.doctor.cache import ResultCache
+from surestep.doctor.check_files import check_files
 from surestep.doctor.rule import load_rules
-from surestep.doctor.source.files import Project, read_source
 
 SECONDS = 30  # after which a script is stopped
 
@@ -51,11 +51,14 @@ def check(files: Mapping[str, str]) -> Result:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         paths = write_files(files, Path(folder))
-        project, rules = Project(), load_rules()
+        codes = tuple(rule.code for rule in load_rules())
+        reports = check_files([(path, codes) for path in paths], ResultCache(None))
+        notes = [note for report in reports for note in report.notes]
+        assert not notes, notes  # a rule that failed
         found = [
-            summarize(finding, path.name)
-            for path in paths
-            for finding in check_file(read_source(path), rules, project)
+            summarize(finding, Path(report.path).name)
+            for report in reports
+            for finding in report.findings
         ]
     return Result(found, "", time.monotonic() - started)
 
