@@ -15,12 +15,15 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from surestep.doctor.runtime.modes import list_switched
+from surestep.doctor.runtime.batches import list_tensors
+from surestep.doctor.runtime.evaluations import Evaluations
+from surestep.doctor.runtime.modes import is_norm, list_switched
 from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
 from surestep.doctor.watcher import Call as CallOfTorch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.utils.data import DataLoader
 
 
 import re
@@ -54,6 +57,7 @@ _LOSSES = (
     *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
 )
 
+CHECK_SKIPS = ("bad_threshold", "bad_loss_of_the_model")  # no loss or metric of the output
 _ON_PURPOSE = re.compile(r"monte.?carlo|mc_?dropout|enable_dropout", re.IGNORECASE)
 
 
@@ -101,17 +105,32 @@ def _stays_in_train_mode(trace: Trace, event: Event, model: Value) -> bool:
 
 
 class Watch(Watcher):
-    """Count the outputs without gradients that are compared with targets in train mode."""
+    """Find outputs without gradients in train mode that are measured, or made for a DataLoader."""
 
-    FUNCTIONS = (*_LOSSES, "argmax", "max", "eq")
+    FUNCTIONS = (*_LOSSES, "dropout", "argmax", "max", "eq", "numpy", "tolist")
 
     def __init__(self) -> None:
-        self._model: weakref.ref[nn.Module] | None = None
-        self._output: weakref.ref[Tensor] | None = None
-        self._predicted: weakref.ref[Tensor] | None = None
+        self._forget()
+        self._is_loss_inside = False  # the model computes the loss itself
+        self._is_dropped = False  # some of its features are
         self._location = NOWHERE
         self._first = self._mistakes = 0
         self._layer = self._name = ""
+        self._evaluations = Evaluations()
+
+    def _forget(self) -> None:
+        self._has_norm = False  # in the last forward pass
+        self._outputs: list[weakref.ref[Tensor]] = []
+        self._predicted: weakref.ref[Tensor] | None = None
+
+    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        self._evaluations.begin(run, loader)
+
+    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+        self._evaluations.count_batch()
+
+    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        self._evaluations.end(run)
 
     def after_forward(
         self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
@@ -120,37 +139,55 @@ class Watch(Watcher):
             return
         import torch
 
-        self._model = self._output = self._predicted = None
-        if module.training and not torch.is_grad_enabled() and isinstance(output, torch.Tensor):
-            self._model, self._output = weakref.ref(module), weakref.ref(output)
+        self._forget()
+        is_loss_inside, is_dropped = self._is_loss_inside, self._is_dropped
+        self._is_loss_inside = self._is_dropped = False
+        if torch.is_grad_enabled() or not module.training or self._mistakes >= _MOST:
+            return
+        layers = [layer for layer in list_switched(module) if layer.training]
+        if not layers and not is_dropped:
+            return
+        self._name = type(module).__name__
+        self._layer = type(layers[0]).__name__ if layers else "dropout"
+        self._has_norm = any(map(is_norm, layers))
+        self._outputs = [weakref.ref(tensor) for tensor in list_tensors(output)]
+        if is_loss_inside:
+            self._count(run)
+        elif not self._has_norm:
+            self._evaluations.count_call(run)  # not to update the statistics of a BatchNorm
 
     def on_call(self, run: Run, call: CallOfTorch) -> None:
-        if self._output is None:
-            return
-        if call.name in ("argmax", "max"):
-            if _is_of(call["input"], self._output):
-                result = call.result
-                self._predicted = weakref.ref(result[1] if isinstance(result, tuple) else result)
+        if call.name == "dropout":
+            self._is_dropped |= bool(run.modules and call["training"] and call["p"])
+        elif call.name in _LOSSES:
+            if call["reduction"] == "none" or call.result.requires_grad:
+                return  # a loss for each sample often chooses what is trained on
+            if self._is_output(call["input"]):
+                self._count(run)
+            elif run.modules:
+                self._is_loss_inside = True
         elif call.name == "eq":
             if _is_of(call["input"], self._predicted) or _is_of(call["other"], self._predicted):
                 self._count(run)
-        elif call["reduction"] != "none" and _is_of(call["input"], self._output):
-            self._count(run)  # a loss for each sample often chooses what is trained on
+        elif self._is_output(call["input"]):
+            if self._has_norm:
+                self._evaluations.count_call(run)
+                self._has_norm = False  # each output once
+            if call.name in ("argmax", "max"):
+                result = call.result
+                self._predicted = weakref.ref(result[1] if isinstance(result, tuple) else result)
+
+    def _is_output(self, value: Any) -> bool:
+        return any(_is_of(value, output) for output in self._outputs)
 
     def _count(self, run: Run) -> None:
-        model = None if self._model is None else self._model()
-        self._model = self._output = self._predicted = None  # each output once
-        if model is None or self._mistakes >= _MOST:
-            return
-        active = [layer for layer in list_switched(model) if layer.training]
-        if not active:
-            return
         self._mistakes += 1
         if self._mistakes == 1:
             self._first, self._location = run.step + 1, run.locate()
-            self._name, self._layer = type(model).__name__, type(active[0]).__name__
+        self._forget()  # each output once
 
     def observe(self, run: Run) -> Iterator[Observation]:
+        evaluations = self._evaluations.list_ended(run)
         if self._mistakes >= _FEWEST:
             yield Observation(
                 self._location,
@@ -158,6 +195,14 @@ class Watch(Watcher):
                 f" with targets in train mode, with an active {self._layer}.",
                 self._first,
                 {"outputs": self._mistakes, "layer": self._layer},
+            )
+        elif len(evaluations) >= _FEWEST:
+            yield Observation(
+                evaluations[0].location,
+                f"{self._name} was in train mode, with an active {self._layer}, in "
+                f"{len(evaluations)} passes over a DataLoader in which nothing was trained.",
+                evaluations[0].step + 1,
+                {"passes": len(evaluations), "layer": self._layer},
             )
 
 
@@ -246,6 +291,59 @@ def bad_after_loading():
     print(correct / len(y))
 
 
+def bad_threshold():
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
+    optimizer = torch.optim.Adam(net.parameters())
+    criterion = nn.BCEWithLogitsLoss()
+    data = TensorDataset(torch.randn(48, 4), torch.rand(48, 2).round())
+    train_loader = DataLoader(data, batch_size=8, shuffle=True)
+    val_loader = DataLoader(TensorDataset(torch.randn(16, 4), torch.rand(16, 2).round()), 8)
+    for _ in range(3):
+        net.train()
+        for x, y in train_loader:
+            optimizer.zero_grad()
+            criterion(net(x), y).backward()
+            optimizer.step()
+        hits = 0
+        with torch.no_grad():
+            for x, y in val_loader:
+                predicted = torch.sigmoid(net(x)) > 0.5
+                hits += (predicted & (y > 0.5)).sum().item()
+        print(hits)
+
+
+def bad_loss_of_the_model():
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x, targets=None):
+            logits = self.head(F.dropout(x, 0.1, training=self.training))
+            loss = None if targets is None else F.cross_entropy(logits, targets)
+            return logits, loss
+
+    @torch.no_grad()
+    def estimate_loss():
+        losses = torch.zeros(4)
+        for i in range(4):
+            _, loss = model(torch.randn(8, 4), torch.randint(3, (8,)))
+            losses[i] = loss.item()
+        return losses.mean()
+
+    model = Classifier()
+    model.train()
+    print(estimate_loss())
+
+
 def good_eval_and_train():
     import torch
     from torch import nn
@@ -290,6 +388,56 @@ def good_statistics_of_batchnorm():
         for x in batches:
             model(x)
     model.eval()
+
+
+def good_samples_of_a_loader():
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+    loader = DataLoader(TensorDataset(torch.randn(16, 4)), batch_size=8)
+    model.train()
+    with torch.no_grad():
+        samples = [torch.cat([model(x) for (x,) in loader]) for _ in range(5)]
+    print(torch.stack(samples).std(0))
+
+
+def good_update_of_statistics():
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+    loaders = [DataLoader(TensorDataset(torch.randn(16, 4)), batch_size=8) for _ in range(3)]
+    model.train()
+    with torch.no_grad():
+        for loader in loaders:
+            for (x,) in loader:
+                model(x)
+    model.eval()
+
+
+def good_teacher():
+    import torch
+    from torch import nn
+
+    def build():
+        return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+
+    student, teacher = build(), build()
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    for _ in range(5):
+        x = torch.randn(8, 4)
+        with torch.no_grad():
+            wanted = teacher(x)
+        loss = nn.functional.mse_loss(wanted, student(x))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for old, new in zip(teacher.parameters(), student.parameters(), strict=True):
+                old.lerp_(new, 0.1)
 
 
 def good_without_modes():

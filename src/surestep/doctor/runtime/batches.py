@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,7 +15,10 @@ _MOST_VALUES = 4096  # of a sample that its digest is made of
 
 
 def list_tensors(batch: Any) -> list[Tensor]:
-    """Return the tensors of a batch that is a tensor, or tuples, lists and dicts of them."""
+    """Return the tensors of a batch, or of what a model returns.
+
+    It is a tensor, or tuples, lists, dicts and dataclasses of them.
+    """
     return [tensor for _, tensor in zip(range(_MOST_TENSORS), _find_tensors(batch), strict=False)]
 
 
@@ -27,6 +31,9 @@ def _find_tensors(value: Any) -> Iterator[Tensor]:
             yield from _find_tensors(entry)
     elif isinstance(value, (tuple, list)):
         for entry in value:
+            yield from _find_tensors(entry)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for entry in vars(value).values():
             yield from _find_tensors(entry)
 
 

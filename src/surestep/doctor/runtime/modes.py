@@ -10,11 +10,15 @@ if TYPE_CHECKING:
 
 def depends_on_mode(layer: nn.Module) -> bool:
     """Return whether a layer is a dropout, or a normalization with running statistics."""
-    from torch.nn.modules.batchnorm import _NormBase
     from torch.nn.modules.dropout import _DropoutNd
 
-    if isinstance(layer, _DropoutNd):
-        return layer.p > 0
+    return layer.p > 0 if isinstance(layer, _DropoutNd) else is_norm(layer)
+
+
+def is_norm(layer: nn.Module) -> bool:
+    """Return whether a layer is a normalization with running statistics."""
+    from torch.nn.modules.batchnorm import _NormBase
+
     return isinstance(layer, _NormBase) and layer.running_mean is not None
 
 

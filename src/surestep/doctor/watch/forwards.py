@@ -15,6 +15,7 @@ from surestep.doctor.watch.listeners import Listeners
 
 FIRST_STEPS = 20  # in which each forward pass is seen
 EVERY = 50  # later: one step of so many
+_REST = 10  # steps before passes are seen again for a change of mode or a DataLoader
 _PASSES = 5  # that are seen after a change of mode, or from the start of a DataLoader
 
 
@@ -45,7 +46,7 @@ class Forwards:
     def see_next(self) -> None:
         """See the next passes: the script begins something, such as an evaluation."""
         step = self._run.step
-        is_due = step < FIRST_STEPS or step - self._begun_at >= EVERY // 2
+        is_due = step < FIRST_STEPS or step - self._begun_at >= _REST
         if is_due and not self._listeners.is_busy:
             self._begun_at, self._passes_left = step, _PASSES
             self._start()

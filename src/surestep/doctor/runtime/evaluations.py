@@ -1,0 +1,79 @@
+"""Passes over a DataLoader in which nothing is trained, and one model is called for each batch."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from surestep.doctor.watcher import NOWHERE, Location, Run
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+_MOST = 20  # evaluations that are remembered
+
+
+@dataclass
+class Evaluation:
+    """An evaluation, of which the first batch tells.
+
+    Attributes:
+        loader: that gives its batches.
+        step: after which it is, from 0.
+        backwards: backward passes before it.
+        batches: that it had.
+        calls: of a model, for the first batch.
+        location: of the first call.
+    """
+
+    loader: weakref.ref[DataLoader[Any]]
+    step: int
+    backwards: int
+    batches: int = 0
+    calls: int = 0
+    location: Location = NOWHERE
+
+
+class Evaluations:
+    """The evaluations of a run. Call its methods in those of a rule.
+
+    Passes over the same loader after the same step are samples of the output, with dropout on
+    purpose, and not evaluations.
+    """
+
+    def __init__(self) -> None:
+        self._ended: list[Evaluation] = []
+        self._current: Evaluation | None = None
+
+    def begin(self, run: Run, loader: DataLoader[Any]) -> None:
+        """Begin a pass, in `on_loader`."""
+        self.end(run)
+        self._current = Evaluation(weakref.ref(loader), run.step, run.backwards)
+
+    def count_batch(self) -> None:
+        """Count a batch, in `on_batch`."""
+        if self._current is not None:
+            self._current.batches += 1
+
+    def count_call(self, run: Run) -> None:
+        """Count a call of a model that shows the mistake of a rule, in `after_forward`."""
+        current = self._current
+        if current is not None and current.batches == 1:
+            current.calls += 1
+            if current.calls == 1:
+                current.location = run.locate()
+
+    def end(self, run: Run) -> None:
+        """End a pass, in `after_loader`."""
+        current, self._current = self._current, None
+        if current is None or current.calls != 1 or len(self._ended) >= _MOST:
+            return
+        if (run.step, run.backwards) == (current.step, current.backwards):
+            self._ended.append(current)
+
+    def list_ended(self, run: Run) -> list[Evaluation]:
+        """Return the evaluations, in `observe`."""
+        self.end(run)
+        keys = [(evaluation.loader, evaluation.step) for evaluation in self._ended]
+        return [e for e, key in zip(self._ended, keys, strict=True) if keys.count(key) == 1]
