@@ -56,7 +56,6 @@ _LOSSES = (
     *("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
     *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
 )
-
 CHECK_SKIPS = ("bad_threshold", "bad_loss_of_the_model")  # no loss or metric of the output
 _ON_PURPOSE = re.compile(r"monte.?carlo|mc_?dropout|enable_dropout", re.IGNORECASE)
 
@@ -154,7 +153,9 @@ class Watch(Watcher):
         if is_loss_inside:
             self._count(run)
         elif not self._has_norm:
-            self._evaluations.count_call(run)  # not to update the statistics of a BatchNorm
+            self._evaluations.count_call(
+                run, self._name
+            )  # not to update the statistics of a BatchNorm
 
     def on_call(self, run: Run, call: CallOfTorch) -> None:
         if call.name == "dropout":
@@ -171,7 +172,7 @@ class Watch(Watcher):
                 self._count(run)
         elif self._is_output(call["input"]):
             if self._has_norm:
-                self._evaluations.count_call(run)
+                self._evaluations.count_call(run, self._name)
                 self._has_norm = False  # each output once
             if call.name in ("argmax", "max"):
                 result = call.result
@@ -199,7 +200,7 @@ class Watch(Watcher):
         elif len(evaluations) >= _FEWEST:
             yield Observation(
                 evaluations[0].location,
-                f"{self._name} was in train mode, with an active {self._layer}, in "
+                f"{evaluations[0].model} was in train mode, with an active {self._layer}, in "
                 f"{len(evaluations)} passes over a DataLoader in which nothing was trained.",
                 evaluations[0].step + 1,
                 {"passes": len(evaluations), "layer": self._layer},

@@ -1,4 +1,4 @@
-"""A model is evaluated in eval mode without `torch.no_grad()`.
+"""A model is evaluated without `torch.no_grad()`.
 
 `eval()` switches dropout and BatchNorm, not the recording of operations. So each forward pass keeps
 all activations for a backward pass that never happens. The result is right, but the evaluation
@@ -16,12 +16,15 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from surestep.doctor.runtime.batches import list_tensors
+from surestep.doctor.runtime.evaluations import Evaluations
 from surestep.doctor.runtime.graphs import Token, attach_token
 from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
 from surestep.doctor.watcher import Call as CallOfTorch
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.utils.data import DataLoader
 
 
 from collections.abc import Iterator
@@ -41,6 +44,7 @@ from surestep.doctor.source.values import last_name
 
 SEVERITY = "warning"
 FIX = "Evaluate inside `with torch.no_grad():`."
+CHECK_SKIPS = ("bad_in_train_mode",)
 _FEWEST = 3  # graphs that were built for nothing
 _MOST = 64  # graphs that are remembered
 
@@ -83,23 +87,45 @@ def _uses_graph(trace: Trace, event: Event) -> bool:
 
 @dataclass(frozen=True)
 class _Graph:
-    """The graph of a forward pass in eval mode, and the gradients that were asked for before."""
+    """The graph of a forward pass in eval mode.
+
+    Attributes:
+        token: gone with the graph.
+        gradients: that were asked for before.
+        step: after which it was built.
+    """
 
     token: weakref.ref[Token]
     gradients: int
+    step: int
 
 
 class Watch(Watcher):
-    """Count the graphs of eval mode that are gone, and that no backward pass could use."""
+    """Find graphs of an evaluation that are gone, and that no backward pass could use.
+
+    Outputs in eval mode are of an evaluation, and so are those in a pass over a DataLoader in which
+    nothing is trained.
+    """
 
     FUNCTIONS = ("grad",)
 
     def __init__(self) -> None:
         self._graphs: list[_Graph] = []
         self._gradients = 0  # backward passes, and calls of torch.autograd.grad
-        self._mistakes = self._first = 0
+        self._steps: list[int] = []  # after which graphs were built for nothing
+        self._first = 0
         self._location = NOWHERE
         self._name = ""
+        self._evaluations = Evaluations()
+
+    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        self._evaluations.begin(run, loader)
+
+    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+        self._evaluations.count_batch()
+
+    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        self._evaluations.end(run)
 
     def on_backward(self, run: Run, losses: Any, keeps_graph: bool) -> None:
         self._count()
@@ -112,17 +138,18 @@ class Watch(Watcher):
     def after_forward(
         self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
     ) -> None:
-        if module.training or len(run.modules) != 1 or run.in_backward:
+        if len(run.modules) != 1 or run.in_backward:
             return
-        import torch
-
-        is_evaluation = isinstance(output, torch.Tensor) and output.grad_fn is not None
-        if not is_evaluation or _wants_gradients(inputs) or len(self._graphs) >= _MOST:
+        found = next((t for t in list_tensors(output) if t.grad_fn is not None), None)
+        if found is None or _wants_gradients(inputs):
+            return
+        self._evaluations.count_call(run, type(module).__name__)
+        if module.training or len(self._graphs) >= _MOST or len(self._steps) >= _MOST:
             return
         self._count()
-        token = attach_token(output.grad_fn, "SS403")
+        token = attach_token(found.grad_fn, "SS403")
         if token is not None:
-            self._graphs.append(_Graph(token, self._gradients))
+            self._graphs.append(_Graph(token, self._gradients, run.step))
         if not self._first:
             self._first, self._location = run.step + 1, run.locate()
             self._name = type(module).__name__
@@ -131,8 +158,9 @@ class Watch(Watcher):
         """Count the graphs that are gone without a backward pass since."""
         if not self._graphs:
             return
-        gone = [graph for graph in self._graphs if graph.token() is None]
-        self._mistakes += sum(graph.gradients == self._gradients for graph in gone)
+        for graph in self._graphs:
+            if graph.token() is None and graph.gradients == self._gradients:
+                self._steps.append(graph.step)
         self._graphs = [
             graph
             for graph in self._graphs
@@ -141,13 +169,22 @@ class Watch(Watcher):
 
     def observe(self, run: Run) -> Iterator[Observation]:
         self._count()
-        if self._mistakes >= _FEWEST:
+        evaluations = self._evaluations.list_ended(run)
+        if len(self._steps) >= _FEWEST or len(set(self._steps)) > 1:
             yield Observation(
                 self._location,
-                f"{self._name} built {self._mistakes} graphs in eval mode, for which no backward "
-                "pass was called.",
+                f"{self._name} built {len(self._steps)} graphs in eval mode, for which no "
+                "backward pass was called.",
                 self._first,
-                {"graphs": self._mistakes},
+                {"graphs": len(self._steps)},
+            )
+        elif len(evaluations) > 1:
+            yield Observation(
+                evaluations[0].location,
+                f"{evaluations[0].model} built graphs in {len(evaluations)} passes over a "
+                "DataLoader in which no backward pass was called.",
+                evaluations[0].step + 1,
+                {"passes": len(evaluations)},
             )
 
 
@@ -214,6 +251,23 @@ def bad_method():
     print(Tester().test([(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(3)]))
 
 
+def bad_in_train_mode():
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.randn(32, 4), torch.randn(32, 1)), 8, shuffle=True)
+    held_out = DataLoader(TensorDataset(torch.randn(16, 4), torch.randn(16, 1)), 8)
+    for _ in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(net(x), y).backward()
+            optimizer.step()
+        print(sum(((net(x) - y) ** 2).sum().item() for x, y in held_out))
+
+
 def good_no_grad():
     import torch
     from torch import nn
@@ -224,6 +278,23 @@ def good_no_grad():
     with torch.no_grad():
         for x, y in batches:
             print((model(x).argmax(1) == y).sum().item())
+
+
+def good_generator():
+    import torch
+    from torch import nn
+
+    generator, critic = nn.Linear(2, 4), nn.Linear(4, 1)
+    first = torch.optim.Adam(generator.parameters())
+    second = torch.optim.Adam(critic.parameters())
+    for _ in range(5):
+        fake = generator(torch.randn(8, 2))
+        second.zero_grad()
+        nn.functional.mse_loss(critic(fake.detach()), torch.zeros(8, 1)).backward()
+        second.step()
+        first.zero_grad()
+        nn.functional.mse_loss(critic(generator(torch.randn(8, 2))), torch.ones(8, 1)).backward()
+        first.step()
 
 
 def good_decorator():

@@ -16,7 +16,7 @@ _MOST = 20  # evaluations that are remembered
 
 @dataclass
 class Evaluation:
-    """An evaluation, of which the first batch tells.
+    """An evaluation, as its first batch shows it.
 
     Attributes:
         loader: that gives its batches.
@@ -25,6 +25,7 @@ class Evaluation:
         batches: that it had.
         calls: of a model, for the first batch.
         location: of the first call.
+        model: its class.
     """
 
     loader: weakref.ref[DataLoader[Any]]
@@ -33,6 +34,7 @@ class Evaluation:
     batches: int = 0
     calls: int = 0
     location: Location = NOWHERE
+    model: str = ""
 
 
 class Evaluations:
@@ -56,13 +58,13 @@ class Evaluations:
         if self._current is not None:
             self._current.batches += 1
 
-    def count_call(self, run: Run) -> None:
+    def count_call(self, run: Run, model: str) -> None:
         """Count a call of a model that shows the mistake of a rule, in `after_forward`."""
         current = self._current
         if current is not None and current.batches == 1:
             current.calls += 1
             if current.calls == 1:
-                current.location = run.locate()
+                current.location, current.model = run.locate(), model
 
     def end(self, run: Run) -> None:
         """End a pass, in `after_loader`."""
