@@ -5,8 +5,9 @@
 result is too small by the number of classes. Nothing fails: the result is a number that moves.
 
 The default reduction is reported only where its result is trained on, and `reduction="mean"` never:
-you may want it. A running script does not show which reduction is the default, so only its source
-does. `F.kl_div(q.log(), p)` is the divergence from p to q, KL(p || q).
+you may want it. While a script runs, the default of `nn.KLDivLoss()` has the same effect as a
+reduction that you wrote, so only the source shows it. `F.kl_div(q.log(), p)` is the divergence from
+p to q, KL(p || q).
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.KLDivLoss.html
 """
@@ -14,10 +15,16 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.KLDivLoss.html
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.runtime.origins import LOG_PROBABILITIES, PROBABILITIES, name_origin
+from surestep.doctor.runtime.origins import (
+    LOG_PROBABILITIES,
+    PROBABILITIES,
+    find_origin,
+    name_node,
+    skip_reshapes,
+)
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.losses import Loss, find_losses, find_trained
 from surestep.doctor.source.outputs import Outputs
@@ -31,7 +38,7 @@ if TYPE_CHECKING:
 
 SEVERITY = "error"
 FIX = 'Write F.kl_div(F.log_softmax(x, -1), F.softmax(y, -1), reduction="batchmean").'
-WATCH_SKIPS = ("bad_distillation",)  # its reduction may be wanted, but it is not written down
+ALSO = ("SS507",)  # the logarithm of a softmax
 _MOST_VALUES = 1_000_000  # of a tensor that are checked
 _ROUNDING = 1e-3
 
@@ -96,14 +103,16 @@ class Watch(Watcher):
 
 
 def _explain(call: Call) -> str:
-    """Return what is wrong with the arguments of a divergence."""
+    """Return what is wrong with a divergence."""
     if _holds_probabilities(call["input"]):
         return "`input` was probabilities instead of log-probabilities"
     target = call["target"]
     if call["log_target"] and _holds_probabilities(target):
         return "`log_target` was True, but `target` was probabilities"
-    if not call["log_target"] and name_origin(target) in LOG_PROBABILITIES:
+    if not call["log_target"] and _holds_log_probabilities(target):
         return "`log_target` was not True, but `target` was log-probabilities"
+    if not call.given & {"reduction", "size_average", "reduce"} and call["input"].dim() > 1:
+        return "The reduction was the default 'mean', which divides by elements instead of samples"
     return ""
 
 
@@ -113,11 +122,33 @@ def _holds_probabilities(tensor: Tensor) -> bool:
     Without a graph, its values decide, which is not worth waiting for a device.
     """
     if tensor.grad_fn is not None:
-        return name_origin(tensor) in PROBABILITIES
-    if tensor.device.type != "cpu" or tensor.numel() > _MOST_VALUES or tensor.dim() < 2:
+        origin = find_origin(tensor)
+        is_exp_of_log = name_node(origin) == "Exp" and _is_log(origin.next_functions[0][0])
+        return name_node(origin) in PROBABILITIES or is_exp_of_log
+    if not _can_read(tensor):
         return False
     is_one = (tensor.sum(-1) - 1).abs().amax() < _ROUNDING
-    return bool(is_one) and bool(tensor.amin() >= 0) and tensor.shape[-1] > 1
+    return bool(is_one) and bool(tensor.amin() >= 0)
+
+
+def _holds_log_probabilities(tensor: Tensor) -> bool:
+    """Return whether a softmax and a logarithm made a tensor, or may have done so."""
+    if tensor.grad_fn is not None:
+        return _is_log(tensor.grad_fn)
+    if not _can_read(tensor):
+        return False
+    is_one = (tensor.exp().sum(-1) - 1).abs().amax() < _ROUNDING
+    return bool(is_one)
+
+
+def _is_log(node: Any) -> bool:
+    """Return whether a node of a graph computed log-probabilities."""
+    return node is not None and name_node(skip_reshapes(node)) in LOG_PROBABILITIES
+
+
+def _can_read(tensor: Tensor) -> bool:
+    is_small = tensor.device.type == "cpu" and tensor.numel() <= _MOST_VALUES
+    return is_small and tensor.dim() > 1 and tensor.shape[-1] > 1
 
 
 def bad_distillation() -> None:
@@ -170,6 +201,28 @@ def bad_log_target_of_probabilities() -> None:
     x = torch.randn(8, 4)
     target = second(x).softmax(1).detach()
     F.kl_div(first(x).log_softmax(1), target, log_target=True, reduction="batchmean").backward()
+
+
+def bad_exponential_of_the_logarithm() -> None:
+    import torch
+    import torch.nn.functional as F
+
+    first, second = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+    x = torch.randn(8, 4)
+    log_p, q = first(x).log_softmax(1), second(x).softmax(1).detach()
+    F.kl_div(log_p.exp(), q, reduction="batchmean").backward()
+
+
+def bad_logarithm_of_the_target() -> None:
+    import torch
+    import torch.nn.functional as F
+
+    student, teacher = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+    x = torch.randn(8, 4)
+    with torch.no_grad():
+        soft = F.softmax(teacher(x), dim=1)
+    loss = F.kl_div(student(x).log_softmax(1), torch.log(soft), reduction="batchmean")
+    loss.backward()
 
 
 def good_distillation() -> None:

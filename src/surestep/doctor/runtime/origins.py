@@ -36,7 +36,11 @@ def find_origin(tensor: Tensor, keeps_all: bool = False) -> Any:
         tensor: whose values.
         keeps_all: stop at a node that selects some of the values.
     """
-    node = tensor.grad_fn
+    return skip_reshapes(tensor.grad_fn, keeps_all)
+
+
+def skip_reshapes(node: Any, keeps_all: bool = False) -> Any:
+    """Return the node that computed the values of a node, as `find_origin` does."""
     for _ in range(_MOST):
         if node is None or not node.next_functions:
             break

@@ -6,7 +6,7 @@ change the shape, the type or the device of a tensor are left out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import options_of, tensor_of
@@ -16,6 +16,12 @@ _MAX_DEPTH = 20
 _FUNCTIONS = {
     **{name: name for name in ("softmax", "log_softmax", "sigmoid", "linear")},
     "logsigmoid": "log_sigmoid",
+}
+_AFTER = {
+    ("exp", "log_softmax"): "softmax",
+    ("exp", "log_sigmoid"): "sigmoid",
+    ("log", "softmax"): "log_softmax",
+    ("log", "sigmoid"): "log_sigmoid",
 }
 _MODULES = {
     "Softmax": "softmax",
@@ -108,6 +114,11 @@ class Outputs:
                 return self._find(tensor, (*reshapes, value), depth)
             if value.name in _COPIES:
                 return self._find(tensor, reshapes, depth)
+            if value.name in ("exp", "log"):
+                return [
+                    replace(origin, name=_AFTER.get((value.name, origin.name), ""), value=value)
+                    for origin in self._find(tensor, reshapes, depth)
+                ] or unknown
             name = _FUNCTIONS.get(value.name, "")
             return [Origin(name, value, value, tensor, reshapes)]
         return unknown
