@@ -12,12 +12,14 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.Tensor.detach.html
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.origins import name_node
 from surestep.doctor.runtime.windows import (
+    FEWEST,
     Tally,
     Window,
     WindowWatcher,
@@ -29,15 +31,17 @@ from surestep.doctor.source.order import Order, is_scaled
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Call, Value
+from surestep.doctor.watcher import Location, Observation
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from surestep.doctor.watcher import Observation, Run
+    from surestep.doctor.watcher import Run
 
 SEVERITY = "error"
 FIX = "Compute the loss from the model's output with tensor operations, and call backward() on it."
+ALSO = ("SS106",)  # without a gradient, the step of an optimizer with a closure changes nothing
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -73,15 +77,26 @@ def _describe_break(value: Value) -> str:
 
 
 class Watch(WindowWatcher):
-    """Find optimizers whose parameters no backward pass reaches."""
+    """Find losses without a graph, and optimizers whose parameters no backward pass reaches."""
 
     def __init__(self) -> None:
         super().__init__()
         self._reached: list[Tally] = []
         self._models: WeakSet[nn.Module] = WeakSet()
+        self._bare: dict[Location, Tally] = {}  # losses without a graph
 
     def on_model(self, run: Run, model: nn.Module) -> None:
         self._models.add(model)
+
+    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
+        if not run.is_sampled:
+            return
+        is_bare = len(losses) == 1 and _is_bare(losses[0], run)
+        if is_bare and run.locate() not in self._bare:
+            self._bare[run.locate()] = Tally(first=run.step + 1, location=run.locate())
+        if self._bare and (tally := self._bare.get(run.locate())):
+            tally.steps += 1
+            tally.mistakes += is_bare
 
     def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
         backward = window.find_last("other")
@@ -96,15 +111,44 @@ class Watch(WindowWatcher):
         return any(parameter.grad is not None for parameter in parameters)
 
     def observe(self, run: Run) -> Iterator[Observation]:
+        for tally in self._bare.values():
+            if tally.is_usual and run.step >= FEWEST:
+                yield Observation(
+                    tally.location,
+                    f"{tally.mistakes} of {tally.steps} losses had no graph here: backward() "
+                    "computed no gradient of a parameter.",
+                    tally.first,
+                    {"mistakes": tally.mistakes, "losses": tally.steps},
+                )
         reached = set(map(id, self._reached))
-        self.tallies = [tally for tally in self.tallies if id(tally) not in reached]
-        return super().observe(run)
+        self.tallies = [
+            tally
+            for tally in self.tallies
+            if id(tally) not in reached and tally.location not in self._bare
+        ]
+        yield from super().observe(run)
 
     def describe(self, tally: Tally) -> str:
         return (
             f"{tally.mistakes} of {tally.steps} steps had no gradient: backward() reached no "
             "parameter of the optimizer."
         )
+
+
+def _is_bare(loss: Tensor, run: Run) -> bool:
+    """Return whether a loss, before it was scaled, is a leaf that no optimizer has."""
+    import torch
+
+    node = loss.grad_fn
+    if node is not None and name_node(node) in ("Mul", "Div"):
+        inputs = [found for found, _ in node.next_functions if found is not None]
+        leaf = getattr(inputs[0], "variable", None) if len(inputs) == 1 else None
+    else:
+        leaf = loss if node is None else None
+    if leaf is None or leaf.numel() != 1 or isinstance(leaf, torch.nn.Parameter):
+        return False
+    groups = [group for optimizer in run.optimizers for group in optimizer.param_groups]
+    return not any(leaf is parameter for group in groups for parameter in group["params"])
 
 
 def bad_new_tensor() -> None:
@@ -162,6 +206,37 @@ def bad_list_of_losses() -> None:
         optimizer.zero_grad()
         total.backward()
         optimizer.step()
+
+
+def bad_one_of_two_losses() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        first = model(torch.randn(8, 4)).pow(2).mean().detach().requires_grad_()
+        first.backward()
+        model(torch.randn(8, 4)).abs().mean().backward()
+        optimizer.step()
+
+
+def bad_in_a_closure() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    x, y = torch.randn(8, 4), torch.randn(8, 1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss = torch.tensor(loss.item(), requires_grad=True)
+        (loss / 2).backward()
+        return loss
+
+    for _ in range(5):
+        optimizer.step(closure)
 
 
 def good_loop() -> None:
@@ -245,6 +320,18 @@ def good_policy_gradient() -> None:
     for _ in range(3):
         agent.act(torch.randn(4))
     agent.finish()
+
+
+def good_learned_number() -> None:
+    import torch
+
+    temperature = torch.tensor(2.0, requires_grad=True)
+    optimizer = torch.optim.Adam([temperature], lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = 3 * temperature
+        loss.backward()
+        optimizer.step()
 
 
 def good_learned_image() -> None:
