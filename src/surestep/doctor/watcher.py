@@ -81,8 +81,9 @@ class Run:
         find_modules: yields the modules that are alive and of a class of this name; it is slow.
         step: steps that optimizers have taken together.
         backwards: backward passes that have begun.
-        is_sampled: whether this step is one of the first or of a few later ones, in which a rule
-            may spend some time.
+        is_sampled: whether this step is one of the first, or of the first with a new optimizer, or
+            of a few later ones, in which a rule may spend some time.
+        sampled_since: the first step of those that are sampled without a gap, up to this one.
         sees_forwards: whether `on_forward` and `after_forward` are called now.
         in_backward: whether a backward pass is running, which may run forward passes again.
         in_step: whether an optimizer takes a step, without a closure.
@@ -99,6 +100,7 @@ class Run:
     step: int = 0
     backwards: int = 0
     is_sampled: bool = True
+    sampled_since: int = 0
     sees_forwards: bool = False
     in_backward: bool = False
     in_step: bool = False

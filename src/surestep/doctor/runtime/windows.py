@@ -38,15 +38,15 @@ class Window:
     """The events between two steps of an optimizer.
 
     Attributes:
-        events: in their order; only the first ones of very many.
         began_at: steps of all optimizers before it.
+        events: in their order; only the first ones of very many.
         is_whole: whether it was recorded from its beginning to its step.
         is_first: whether no step of the optimizer came before it.
         has_closure: whether the step called a closure with a backward pass.
     """
 
-    events: list[GradientEvent] = field(default_factory=list)
     began_at: int = 0
+    events: list[GradientEvent] = field(default_factory=list)
     is_whole: bool = False
     is_first: bool = False
     has_closure: bool = False

@@ -91,6 +91,7 @@ class Events:
             self._forwards.see_next()
 
         def made(_: object, optimizer: Optimizer, *__: Any, **___: Any) -> None:
+            self._forwards.begin_optimizer()
             call("on_new_optimizer", optimizer)
 
         def compile_module(model: Any = None, *_: Any, **options: Any) -> None:

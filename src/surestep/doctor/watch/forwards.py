@@ -13,8 +13,9 @@ from torch.nn.modules.module import (
 
 from surestep.doctor.watch.listeners import Listeners
 
-FIRST_STEPS = 20  # in which each forward pass is seen
-EVERY = 50  # later: one step of so many
+_FIRST_STEPS = 20  # in which each forward pass is seen, at the start and with a new optimizer
+_MOST_STARTS = 8  # of such steps: a script may make an optimizer in every step
+_EVERY = 50  # later: one step of so many
 _REST = 10  # steps before passes are seen again for a change of mode or a DataLoader
 _PASSES = 5  # that are seen after a change of mode, or from the start of a DataLoader
 
@@ -29,6 +30,7 @@ class Forwards:
     def __init__(self, listeners: Listeners) -> None:
         self._listeners, self._run = listeners, listeners.run
         self._handles: list[Any] = []
+        self._first_until, self._starts = _FIRST_STEPS, 1
         self._passes_left = 0
         self._begun_at = 0  # the step in which passes were last seen for another reason
         heard = ("on_forward", "after_forward", "on_model", "on_call")
@@ -36,17 +38,33 @@ class Forwards:
 
     def begin_step(self) -> None:
         """See the passes of a step if it is one of the first, or one of some later ones."""
-        step = self._run.step
-        self._run.is_sampled = step < FIRST_STEPS or step % EVERY == 0
+        self._sample(self._run.step)
         if self._run.is_sampled:
             self._start()
         elif self._passes_left <= 0:
             self.stop()
 
+    def begin_optimizer(self) -> None:
+        """See the passes of the first steps of a new optimizer."""
+        step = self._run.step
+        if step >= self._first_until and self._starts < _MOST_STARTS:
+            self._starts += 1
+            self._first_until = step + _FIRST_STEPS
+            self._sample(step + 1)  # something of this step may be over
+            self._start()
+
+    def _sample(self, since: int) -> None:
+        """Sample this step if it is due; it is whole only from the step `since`."""
+        step, run = self._run.step, self._run
+        is_due = step < self._first_until or step % _EVERY == 0
+        if is_due and not run.is_sampled:
+            run.sampled_since = since
+        run.is_sampled = is_due
+
     def see_next(self) -> None:
         """See the next passes: the script begins something, such as an evaluation."""
         step = self._run.step
-        is_due = step < FIRST_STEPS or step - self._begun_at >= _REST
+        is_due = step < self._first_until or step - self._begun_at >= _REST
         if is_due and not self._listeners.is_busy:
             self._begun_at, self._passes_left = step, _PASSES
             self._start()

@@ -7,7 +7,6 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.runtime.windows import GradientEvent, History, Window, pick_probes
-from surestep.doctor.watch.forwards import FIRST_STEPS
 from surestep.doctor.watcher import NOWHERE, Run, Watcher
 
 if TYPE_CHECKING:
@@ -28,8 +27,8 @@ class Recorder(Watcher):
     def on_new_optimizer(self, run: Run, optimizer: Optimizer) -> None:
         if len(run.histories) < _MOST_OPTIMIZERS:
             probes = pick_probes(optimizer, lambda parameter: parameter.requires_grad)
-            # It is recorded from its beginning: the first steps are sampled.
-            run.histories[optimizer] = History(probes, Window(began_at=run.step, is_first=True))
+            began_at = max(run.step, run.sampled_since)  # nothing of it was before
+            run.histories[optimizer] = History(probes, Window(began_at, is_first=True))
 
     def on_zero_grad(self, run: Run, parameters: Sequence[Tensor]) -> None:
         if run.is_sampled:
@@ -83,8 +82,7 @@ class Recorder(Watcher):
         window = history.last = history.current
         if run.is_sampled:
             _notice_writes(history)
-            is_one = window.began_at == run.step
-            window.is_whole = run.step < FIRST_STEPS or is_one
+            window.is_whole = window.began_at >= run.sampled_since
             if all(p.grad is None for p in history.probes):
                 with_gradient = pick_probes(optimizer, lambda p: p.grad is not None)
                 history.probes = with_gradient or history.probes
