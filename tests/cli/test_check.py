@@ -21,7 +21,7 @@ def scripts(folder):
 
 
 def only(*words):
-    return ("check", *words, "--select", "SS101")
+    return ("check", "--select", "SS101", *words)
 
 
 def test_finding_is_printed_with_its_source_and_fix(surestep):
@@ -56,12 +56,16 @@ def test_current_folder_is_checked_by_default(surestep, scripts):
         (("--select", "ss101"), 1),
         (("--select", "missing-zero-grad"), 1),
         (("--select", "SS101,SS1"), 1),
+        (("--select=SS101",), 1),
+        (("--select", "SS501", "--select", "SS101"), 1),
         (("--select", "SS1", "--ignore", "SS101"), 0),
+        (("--select", "SS1", "--ignore", "SS501", "--ignore", "SS101"), 0),
         (("--ignore", "missing-zero-grad"), 0),
     ],
 )
 def test_rules_are_selected_by_code_start_of_code_or_name(surestep, words, code):
     assert surestep("check", "bad.py", *words).code == code
+    assert surestep("check", *words, "bad.py").code == code
 
 
 @pytest.mark.parametrize(
@@ -70,7 +74,10 @@ def test_rules_are_selected_by_code_start_of_code_or_name(surestep, words, code)
         (("gone.py",), "gone.py does not exist."),
         (("good.py", "--select", "SS1O1"), "There is no rule 'SS1O1'. Did you mean '"),
         (("good.py", "--ignore", "missing-zero"), "Did you mean 'missing-zero-grad'"),
-        (("--select", "SS101", "bad.py"), "'bad.py' is not a rule. Give paths before the options."),
+        (("--select", "SS1O1", "good.py"), "There is no rule 'SS1O1'. Did you mean '"),
+        (("--select", "SS101", "SS2", "bad.py"), "Separate rules by commas: --select SS101,SS2"),
+        (("bad.py", "--ignore=SS1", "missing-zero-grad"), "--ignore SS1,missing-zero-grad"),
+        (("--select", "bad.py"), "There is no rule 'bad.py'."),
         (("bad.py", "--format", "xml"), "--format"),
     ],
 )
@@ -150,7 +157,7 @@ def test_unreadable_file_is_reported_and_counted(surestep, scripts):
 
 @pytest.mark.parametrize("selector", ["SS117", "gradients-always-clipped"])
 def test_rule_that_only_watches_is_named(surestep, selector):
-    answer = surestep("check", "bad.py", "--select", "SS101", selector)
+    answer = surestep("check", "bad.py", "--select", f"SS101,{selector}")
     assert answer.code == 1
     assert answer.err.startswith(f"{selector}: only `surestep ")
     assert surestep("check", "bad.py", "--select", "SS1").err == ""
@@ -161,9 +168,9 @@ FORWARD = "import torch\n\nmodel = torch.nn.Linear(4, 1)\nmodel.forward(torch.on
 
 def test_fix_corrects_what_it_can_and_reports_what_remains(surestep, scripts):
     (scripts / "bad.py").write_text(FORWARD + BAD)
-    first = surestep("check", "bad.py", "--select", "SS209", "SS101")
+    first = surestep("check", "bad.py", "--select", "SS209,SS101")
     assert first.out.splitlines()[-1].find("`--fix` can fix 1.") > 0
-    answer = surestep("check", "bad.py", "--fix", "--select", "SS209", "SS101")
+    answer = surestep("check", "bad.py", "--fix", "--select", "SS209,SS101")
     assert (answer.code, answer.err) == (1, "1 fixed.\n")
     assert "SS101" in answer.out
     assert "SS209" not in answer.out
@@ -197,7 +204,7 @@ def test_file_that_cannot_be_fixed_is_reported_and_the_others_are_fixed(surestep
 
 def test_json_says_what_is_fixable(surestep, scripts):
     (scripts / "bad.py").write_text(FORWARD + BAD)
-    answer = surestep("check", "bad.py", "--select", "SS209", "SS101", "--format", "json")
+    answer = surestep("check", "bad.py", "--select", "SS209,SS101", "--format", "json")
     fixable = {found["rule"]: found["fixable"] for found in json.loads(answer.out)["findings"]}
     assert fixable == {"SS209": True, "SS101": False}
     assert json.loads(surestep("explain", "SS209", "--json").out)["fixable"] is True

@@ -109,6 +109,7 @@ def test_module_is_run_as_python_does(tmp_path):
         (["missing.py"], "There is no file 'missing.py'"),
         (["--steps", "0", "script.py"], "--steps 0 is less than 1"),
         (["--select", "SS99", "script.py"], "No rule that watches is SS99"),
+        (["--select", "SS1", "SS506", "script.py"], "by commas: --select SS1,SS506"),
     ],
 )
 def test_wrong_use_is_explained(tmp_path, words, message):

@@ -10,6 +10,7 @@ import tyro
 from surestep.base.errors import ConfigError
 from surestep.base.text import escape_terminal, format_count, print_escaped, print_json
 from surestep.cli.parse import command
+from surestep.cli.selectors import Selectors, require_commas, split_selectors
 from surestep.doctor.cache import ResultCache, find_cache_folder
 from surestep.doctor.check_files import check_files
 from surestep.doctor.find_files import find_files
@@ -23,13 +24,19 @@ Format = Literal["text", "json", "github", "sarif"]
 _Several = Union[None, tuple[str, ...]]  # noqa: UP007
 
 
+def run(words: list[str]) -> int:
+    """Check scripts; return the exit code."""
+    require_commas(words)
+    return _run(words)
+
+
 @command("check")
-def run(
+def _run(
     paths: Annotated[_Several, tyro.conf.arg(metavar="[PATH ...]")] = None,
     /,
     *,
-    select: Annotated[_Several, tyro.conf.arg(metavar="RULE ...")] = None,
-    ignore: Annotated[_Several, tyro.conf.arg(metavar="RULE ...")] = None,
+    select: Selectors = (),
+    ignore: Selectors = (),
     format: Format = "text",
     no_cache: bool = False,
     fix: bool = False,
@@ -42,7 +49,7 @@ def run(
 
     Args:
         paths: Scripts, notebooks, or folders with them; None is the current folder.
-        select: Only these rules: codes, starts of codes, or names: `--select SS1 SS501`.
+        select: Only these rules: codes, starts of codes, or names: `--select SS1,SS501`.
         ignore: Not these rules.
         format: How to print the findings; github annotates the lines of a pull request.
         no_cache: Check files again that are unchanged since they were checked.
@@ -52,8 +59,8 @@ def run(
     if diff and (fix or format != "text"):
         raise ConfigError("Give --diff without --fix and --format: it prints a diff.")
     found = find_files(paths or ["."])
-    selectors = _split(select or ())
-    codes = _Selection(selectors, _split(ignore or ()))
+    selectors = split_selectors(select)
+    codes = _Selection(selectors, split_selectors(ignore))
     for text in list_unchecked(selectors):
         print_escaped(text, sys.stderr)
     files = [(path, codes.of(configuration)) for path, configuration in found.files]
@@ -103,15 +110,6 @@ def _fix(
 def _fails(report: FileReport) -> bool:
     is_bad = any(finding.severity in ("error", "warning") for finding in report.findings)
     return is_bad or bool(report.problem)
-
-
-def _split(selectors: Sequence[str]) -> list[str]:
-    """Return selectors that may be separated by commas."""
-    names = [name for text in selectors for name in text.split(",") if name]
-    for name in names:
-        if Path(name).suffix or "/" in name:
-            raise ConfigError(f"{name!r} is not a rule. Give paths before the options.")
-    return names
 
 
 class _Selection:

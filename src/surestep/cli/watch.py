@@ -15,6 +15,7 @@ from rich.markup import escape
 from surestep.base.errors import ConfigError, suggest_names
 from surestep.base.text import format_count, one_line, print_escaped
 from surestep.cli.parse import parse
+from surestep.cli.selectors import Selectors, require_commas, split_selectors
 from surestep.doctor.finding import Finding, fails, to_json
 from surestep.doctor.rule import Rule, load_rules
 from surestep.doctor.selection import is_selected
@@ -38,10 +39,10 @@ class _Options:
     """Exit with 1 if there is a finding of this severity or a worse one."""
     steps: int | None = None
     """Watch the first steps only."""
-    select: str = "SS"
-    """Codes of rules or their starts, with commas and no spaces between them: SS1,SS506."""
-    ignore: str = ""
-    """Codes of rules that are left out, likewise."""
+    select: Selectors = ()
+    """Only these rules: codes, starts of codes, or names, with commas: `--select SS1,SS506`."""
+    ignore: Selectors = ()
+    """Not these rules."""
     module: Annotated[bool, tyro.conf.arg(aliases=["-m"])] = False
     """Run a module, as python -m does."""
 
@@ -49,6 +50,7 @@ class _Options:
 def run(words: list[str]) -> int:
     """Run a script, print the findings to stderr, and return the script's exit code."""
     own, script = _split(words)
+    require_commas([*own, *script[:1]])
     options = parse(_Options, own, "surestep watch", description=_DESCRIPTION)
     if not script:
         raise ConfigError("No script is given. Write it last: surestep watch train.py")
@@ -79,10 +81,10 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(words[:index]), list(words[index:])
 
 
-def _choose_rules(select: str, ignore: str) -> list[Rule]:
+def _choose_rules(select: Sequence[str], ignore: Sequence[str]) -> list[Rule]:
     rules = [rule for rule in load_rules() if rule.watcher is not None]
-    selected, ignored = ([word.strip() for word in given.split(",")] for given in (select, ignore))
-    for selector in filter(None, (*selected, *ignored)):
+    selected, ignored = split_selectors(select) or ["SS"], split_selectors(ignore)
+    for selector in (*selected, *ignored):
         if not any(is_selected(rule.code, rule.name, [selector]) for rule in rules):
             codes = [rule.code for rule in rules]
             raise ConfigError(

@@ -106,7 +106,7 @@ CAUSES: dict[Name, tuple[Cause, ...]] = {
         ),
         Cause(
             "The data was scaled, selected or filled in before it was split.",
-            "{check} --select SS604 SS606",
+            "{check} --select SS604,SS606",
         ),
         Cause("The task is that easy: a linear model, or the most frequent class, does as well."),
     ),

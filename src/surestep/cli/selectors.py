@@ -1,0 +1,40 @@
+"""The options --select and --ignore of commands that use rules."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from surestep.base.errors import ConfigError
+from surestep.doctor.selection import find_unknown
+
+# One value, so that a path may follow; given again, it adds to the others.
+Selectors = Annotated[
+    tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="RULE[,RULE...]")
+]
+
+
+def split_selectors(given: Sequence[str]) -> list[str]:
+    """Return selectors that are separated by commas."""
+    return [name.strip() for text in given for name in text.split(",") if name.strip()]
+
+
+def require_commas(words: Sequence[str]) -> None:
+    """Reject rules that are separated by spaces: only the first belongs to the option.
+
+    Raises:
+        ConfigError: a rule follows the value of --select or --ignore.
+    """
+    for index, word in enumerate(words):
+        option, _, value = word.partition("=")
+        if option not in ("--select", "--ignore"):
+            continue
+        given = [value] if value else list(words[index + 1 : index + 2])
+        for other in words[index + (1 if value else 2) :]:
+            if Path(other).exists() or any(map(find_unknown, split_selectors([other]) or ["-"])):
+                break
+            given.append(other)
+        if len(given) > 1:
+            joined = ",".join(split_selectors(given))
+            raise ConfigError(f"Separate rules by commas: {option} {joined}")
