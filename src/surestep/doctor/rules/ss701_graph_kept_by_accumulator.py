@@ -221,11 +221,18 @@ class Watch(Watcher):
     def _count(self, run: Run) -> None:
         """Count the graphs that are still there, except the newest, which may be in use."""
         older = list(self._records)[:-_IN_USE]
-        alive = sum(record.is_alive() for record in older)
-        if alive >= _FEWEST and alive >= _SHARE * len(older) and alive > self._most:
+        self._keep_most(run, older)
+        for location in {record.at[0] for record in older}:  # one of several losses may be kept
+            self._keep_most(run, [record for record in older if record.at[0] == location])
+
+    def _keep_most(self, run: Run, records: list[_Record]) -> None:
+        """Remember these records if most of their graphs, of several steps, are still there."""
+        alive = [record for record in records if record.is_alive()]
+        are_many = len(alive) >= _FEWEST and len(alive) >= _SHARE * len(records)
+        if are_many and len(alive) > self._most and len({record.at for record in alive}) > 1:
             if not self._most:
-                self._first, self._location = max(1, run.step - len(older)), run.locate()
-            self._most, self._of = alive, len(older)
+                self._first, self._location = max(1, run.step - len(records)), run.locate()
+            self._most, self._of = len(alive), len(records)
 
     def observe(self, run: Run) -> Iterator[Observation]:
         if self._most:
@@ -330,6 +337,24 @@ def bad_short_epochs() -> None:
             optimizer.step()
             total = total + loss
         print(epoch, float(total))
+
+
+def bad_one_of_two_losses():
+    import torch
+
+    first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, second)]
+    losses = []
+    for _ in range(20):
+        optimizers[1].zero_grad()
+        loss = second(first(torch.randn(8, 4)).detach()).pow(2).mean()
+        loss.backward()
+        optimizers[1].step()
+        optimizers[0].zero_grad()
+        second(first(torch.randn(8, 4))).mean().backward()
+        optimizers[0].step()
+        losses.append(loss)
+    print(sum(losses) / len(losses))
 
 
 def good_backward_passes_of_several_tasks() -> None:
