@@ -16,8 +16,10 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from surestep.doctor.runtime.modes import depends_on_mode as is_switched
 from surestep.doctor.runtime.modes import list_switched
 from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Call as CallOfTorch
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,7 +48,9 @@ from surestep.doctor.source.values import Value
 SEVERITY = "error"
 FIX = "Call model.train() before training continues, at the start of each epoch."
 _FEWEST = 3  # steps in eval mode
+CHECK_SKIPS = ("bad_evaluated_before_the_first_step",)
 _MOST_MODELS = 100
+_FEWEST_EVALUATIONS = 2  # that show their own switch, if the model never was in train mode
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -116,10 +120,11 @@ class _Seen:
     Attributes:
         model: that was called.
         name: of its class.
-        layers: that depend on the mode.
+        layers: that depend on the mode; or a module that calls `dropout` by its own mode.
         is_used: whether the first of them was called with gradients since the last step.
         was_switched: whether it was in train mode in such a call.
         is_evaluated: whether it was called without gradients since it was put into eval mode.
+        evaluations: how often it was evaluated like this.
         trained: steps in train mode.
         mistakes: steps in eval mode after that.
     """
@@ -130,21 +135,44 @@ class _Seen:
     is_used: bool = False
     was_switched: bool = False
     is_evaluated: bool = False
+    evaluations: int = 0
     trained: int = 0
     mistakes: int = 0
     first: int = 0
     location: Location = NOWHERE
 
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether its mode is that of an evaluation, after which nothing switched it."""
+        was_trained = self.trained or self.evaluations >= _FEWEST_EVALUATIONS
+        return self.is_evaluated and bool(was_trained)
+
 
 class Watch(Watcher):
     """Count the steps in the eval mode that an evaluation left behind."""
 
+    FUNCTIONS = ("dropout",)
+
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}  # by the first layer that depends on the mode
+        self._ignored: set[int] = set()  # modules that call `dropout` by something else
         self._switched = NOWHERE
 
     def on_model(self, run: Run, model: nn.Module) -> None:
-        layers = list_switched(model)
+        self._add(model, list_switched(model))
+
+    def on_call(self, run: Run, call: CallOfTorch) -> None:
+        module = run.modules[-1] if run.modules else None
+        if module is None or not call["p"] or is_switched(module):
+            return
+        if call["training"] != module.training:
+            self._ignored.add(id(module))
+            self._seen.pop(id(module), None)
+        elif id(module) not in self._ignored and not list_switched(run.modules[0]):
+            self._add(run.modules[0], [module])
+            self.on_forward(run, module, ())
+
+    def _add(self, model: nn.Module, layers: list[nn.Module]) -> None:
         if layers and len(self._seen) < _MOST_MODELS:
             name, references = type(model).__name__, [weakref.ref(layer) for layer in layers]
             seen = self._seen.get(id(layers[0]))
@@ -167,6 +195,7 @@ class Watch(Watcher):
             seen.is_used = True
             seen.was_switched = seen.was_switched or module.training
         elif not module.training:
+            seen.evaluations += not seen.is_evaluated
             seen.is_evaluated = True
 
     def on_step(self, run: Run, optimizer: Optimizer) -> None:
@@ -175,7 +204,10 @@ class Watch(Watcher):
                 continue
             if seen.was_switched:
                 seen.trained += 1
-            elif seen.trained and seen.is_evaluated and _trains(optimizer, seen):
+            elif seen.is_left_behind:
+                if not _trains(optimizer, seen):
+                    seen.is_used = run.is_sampled  # maybe for the step of another optimizer
+                    continue
                 seen.mistakes += 1
                 if seen.mistakes == 1:
                     seen.first, seen.location = run.step + 1, self._switched
@@ -281,6 +313,49 @@ def bad_in_methods():
     Trainer().fit()
 
 
+def bad_function_that_depends_on_the_mode():
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(4, 8), nn.Linear(8, 1)
+
+        def forward(self, x):
+            return self.head(nn.functional.dropout(self.lstm(x)[0], 0.3, self.training))
+
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(torch.randn(5, 8, 4)).pow(2).mean().backward()
+            optimizer.step()
+        net.eval()
+        with torch.no_grad():
+            print(net(torch.randn(5, 8, 4)).pow(2).mean().item())
+
+
+def bad_evaluated_before_the_first_step():
+    import torch
+    from torch import nn
+
+    @torch.no_grad()
+    def evaluate(net):
+        net.eval()
+        return net(torch.randn(8, 4)).pow(2).mean().item()
+
+    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(12):
+        if step % 4 == 0:
+            print(step, evaluate(net))
+        optimizer.zero_grad()
+        net(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
 def good_switched_in_every_epoch():
     import torch
     from torch import nn
@@ -338,6 +413,22 @@ def good_one_phase_after_the_other():
         if phase == "train":
             optimizer.zero_grad()
             loss.backward()
+            optimizer.step()
+
+
+def good_eval_mode_in_every_epoch():
+    import torch
+    from torch import nn
+
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(4):
+        net.eval()
+        print(torch.no_grad()(net)(torch.randn(8, 4)).mean().item())
+        net.eval()  # the statistics of the norm stay as they are
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(torch.randn(8, 4)).pow(2).mean().backward()
             optimizer.step()
 
 

@@ -13,8 +13,8 @@ from torch.nn.modules.module import (
 
 from surestep.doctor.watch.listeners import Listeners
 
-_FIRST_STEPS = 20  # in which each forward pass is seen, at the start and with a new optimizer
-_MOST_STARTS = 8  # of such steps: a script may make an optimizer in every step
+_FIRST_STEPS = 20  # for each optimizer, in which each forward pass is seen
+_MOST_OPTIMIZERS = 8  # of them: a script may make one in every step
 _EVERY = 50  # later: one step of so many
 _REST = 10  # steps before passes are seen again for a change of mode or a DataLoader
 _PASSES = 5  # that are seen after a change of mode, or from the start of a DataLoader
@@ -30,7 +30,7 @@ class Forwards:
     def __init__(self, listeners: Listeners) -> None:
         self._listeners, self._run = listeners, listeners.run
         self._handles: list[Any] = []
-        self._first_until, self._starts = _FIRST_STEPS, 1
+        self._first_until, self._optimizers = _FIRST_STEPS, 0
         self._passes_left = 0
         self._begun_at = 0  # the step in which passes were last seen for another reason
         heard = ("on_forward", "after_forward", "on_model", "on_call")
@@ -46,11 +46,10 @@ class Forwards:
 
     def begin_optimizer(self) -> None:
         """See the passes of the first steps of a new optimizer."""
-        step = self._run.step
-        if step >= self._first_until and self._starts < _MOST_STARTS:
-            self._starts += 1
-            self._first_until = step + _FIRST_STEPS
-            self._sample(step + 1)  # something of this step may be over
+        self._optimizers += 1
+        if 1 < self._optimizers <= _MOST_OPTIMIZERS:
+            self._first_until = max(self._first_until, self._run.step) + _FIRST_STEPS
+            self._sample(self._run.step + 1)  # something of this step may be over
             self._start()
 
     def _sample(self, since: int) -> None:
