@@ -46,8 +46,8 @@ class Outcome:
     @property
     def is_for_watch(self) -> bool:
         """Whether a run must show it: it is marked R, and the rule has a run-time side."""
-        is_marked = "R" in self.mutant.planter.by and self.rule in list_watching()
-        return is_marked and self.mutant.can_run
+        is_shown = self.mutant.planter.is_shown_by_run(self.mutant.base)
+        return is_shown and self.rule in list_watching() and self.mutant.can_run
 
     @property
     def others(self) -> set[str]:

@@ -23,6 +23,7 @@ class Planter:
         plant: yields an edit for each position.
         runs: whether the script still runs without an exception.
         skip: bases in which it is no mistake.
+        hidden: bases in which no run shows it.
         only: bases in which it is one; all if it is empty.
     """
 
@@ -32,10 +33,14 @@ class Planter:
     runs: bool
     skip: tuple[str, ...]
     only: tuple[str, ...]
+    hidden: tuple[str, ...]
 
     @property
     def name(self) -> str:
         return self.plant.__name__
+
+    def is_shown_by_run(self, base: str) -> bool:
+        return "R" in self.by and base not in self.hidden
 
     def fits(self, base: str) -> bool:
         return base not in self.skip and (not self.only or base in self.only)
@@ -51,11 +56,12 @@ def plants(
     runs: bool = True,
     skip: tuple[str, ...] = (),
     only: tuple[str, ...] = (),
+    hidden: tuple[str, ...] = (),
 ) -> Callable[[Callable[[View], Iterator[Edit]]], Callable[[View], Iterator[Edit]]]:
     """Add a planter to the list."""
 
     def add(function: Callable[[View], Iterator[Edit]]) -> Callable[[View], Iterator[Edit]]:
-        PLANTERS.append(Planter(rule, by, function, runs, skip, only))
+        PLANTERS.append(Planter(rule, by, function, runs, skip, only, hidden))
         return function
 
     return add

@@ -11,7 +11,8 @@ from tests.doctor.planted.scripts import become
 from tests.doctor.planted.view import Edit, Site, View, method
 
 
-@plants("SS401", "SR", skip=(*WITHOUT_MODES, "lightning_module"))
+# In distillation, each model is trained before it is first evaluated, and not again.
+@plants("SS401", "SR", skip=(*WITHOUT_MODES, "lightning_module", "distillation"))
 def never_back_to_train_mode(view: View) -> Iterator[Edit]:
     evaluated = {site.text("_m").removeprefix("ddp_") for site in view.calls("_m.eval()")}
     names = {site.text("_m") for site in view.calls("_m.train()")}
@@ -137,7 +138,7 @@ def dropout_without_mode(view: View) -> Iterator[Edit]:
     )
 
 
-@plants("SS410", "SR", skip=("lightning_module",))
+@plants("SS410", "SR", skip=("lightning_module",), hidden=("ddp",))  # it has no evaluation
 def functional_instead_of_a_layer(view: View) -> Iterator[Edit]:
     for cls in view.modules():
         forward = method(cls, "forward")

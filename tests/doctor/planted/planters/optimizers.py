@@ -94,6 +94,8 @@ def make_the_model_again_after_the_optimizer(view: View) -> Iterator[Edit]:
         for made in view.statements():
             if made.block is not site.block or not isinstance(made.node, ast.Assign):
                 continue
+            if ".to(" in ast.unparse(made.node):  # it is the same model
+                continue
             if [ast.unparse(t) for t in made.node.targets] == [model] and made.index < site.index:
                 yield lambda site=site, made=made: site.block.insert(site.index + 1, made.node)
 
@@ -127,7 +129,8 @@ def keep_layers_in_a_list(view: View) -> Iterator[Edit]:
     yield from view.rewrite("torch.nn.ModuleList()", "[]")
 
 
-@plants("SS204", "SR", skip=("lbfgs", "lightning_module"))
+# Without any parameter, an optimizer and DistributedDataParallel raise an error.
+@plants("SS204", "SR", skip=("lbfgs", "lightning_module", "ddp", "forecasting"))
 def keep_layers_in_a_dict(view: View) -> Iterator[Edit]:
     for cls in view.modules():
         init = method(cls, "__init__")
@@ -149,7 +152,11 @@ def move_into_dict(cls: ast.ClassDef, layers: list[ast.Assign]) -> None:
         assert isinstance(target, ast.Attribute)
         names.append(target.attr)
     for node in ast.walk(cls):
-        if isinstance(node, ast.Attribute) and node.attr in names:
+        if (
+            isinstance(node, ast.Attribute)
+            and ast.unparse(node.value) == "self"
+            and node.attr in names
+        ):
             become(node, ast.Subscript(build("self.parts", {}), ast.Constant(node.attr), node.ctx))
     init = method(cls, "__init__")
     assert init is not None
