@@ -2,8 +2,8 @@
 
 Its `step()` needs the value that should improve. Without it, it raises an error, perhaps after a
 long first epoch. With the number of the epoch it runs: the number grows, so after `patience` epochs
-the learning rate falls again and again, whatever the model does. The same happens with an accuracy
-and the default `mode="min"`.
+the learning rate falls again and again, whatever the model does. The same happens with the learning
+rate itself, and with an accuracy and the default `mode="min"`.
 
 Ignore it if the quantity is one that should fall in spite of its name.
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,13 +24,14 @@ from surestep.doctor.source.schedules import creations, is_plateau
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe, find_actions
 from surestep.doctor.source.values import Call, Constant, Element, Unknown, Value, last_name
-from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+from surestep.doctor.watcher import Location, Observation, Run, Watcher
 
 SEVERITY = "error"
 FIX = "Pass the metric that should improve: scheduler.step(val_loss); mode='max' if it should grow."
 
 _GROWS = re.compile(r"(^|_)(acc|accuracy|accuracies|f1|auc|auroc|dice|iou|miou|bleu)(_|$|\d)")
 _FALLS = re.compile(r"loss|err|neg|minus|inv|drop|1_?-|one_minus", re.IGNORECASE)
+_RATE = re.compile(r"\.param_groups\b.*\[.lr.\]$|get_last_lr\(\)")
 _FEWEST = 4  # calls in a row, from the first one on
 # torch raises an error for the first one; only its name shows what the second one is.
 WATCH_SKIPS = ("bad_no_metric", "bad_accuracy_should_fall")
@@ -51,6 +53,10 @@ def check(program: Program) -> Iterator[Problem]:
             elif _is_count(metric, action.event):
                 yield at_event(
                     action.event, f"`{name}` gets the number of a pass, which is not a metric."
+                )
+            elif _RATE.search(ast.unparse(metric.node) if metric.node else ""):
+                yield at_event(
+                    action.event, f"`{name}` gets the learning rate, which is not a metric."
                 )
             elif _grows(metric, call) and all(map(_is_min, creations(action.target))):
                 yield at_event(
@@ -86,36 +92,57 @@ def _is_min(made: Call) -> bool:
     return is_default or (isinstance(mode, Constant) and mode.value == "min")
 
 
+@dataclass
+class _Calls:
+    """The steps of a schedule.
+
+    Attributes:
+        location: of the first one.
+        number: of them.
+        is_count: whether the metric grew by 1 in all of them.
+        is_rate: whether the metric was the learning rate in all of them.
+        last: the last metric.
+    """
+
+    location: Location
+    number: int = 0
+    is_count: bool = True
+    is_rate: bool = True
+    last: Any = None
+
+
 class Watch(Watcher):
-    """Find metrics that count their calls."""
+    """Find metrics that count their calls, or that are the learning rate."""
 
     def __init__(self) -> None:
-        self._last: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self._counted: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self._most, self._location = 0, NOWHERE
+        self._of: WeakKeyDictionary[Any, _Calls] = WeakKeyDictionary()
+        self._all: list[_Calls] = []
 
     def on_schedule_step(self, run: Run, schedule: Any, arguments: tuple[Any, ...]) -> None:
-        if getattr(schedule, "mode", None) != "min" or not hasattr(schedule, "patience"):
+        if not hasattr(schedule, "patience") or not arguments:
             return
-        metric = arguments[0] if arguments else None
-        is_next = type(metric) is int and metric == self._last.get(schedule, metric - 1) + 1
-        count = self._counted[schedule] = (
-            self._counted.get(schedule, 0) + 1 if is_next else -(10**9)
-        )
-        if is_next and metric is not None:
-            self._last[schedule] = metric
-            if count == 1:
-                self._location = run.locate()
-        self._most = max(self._most, count)
+        calls = self._of.get(schedule)
+        if calls is None:
+            calls = self._of[schedule] = _Calls(run.locate())
+            self._all.append(calls)
+        metric, last = arguments[0], calls.last
+        calls.number += 1
+        is_next = type(metric) is int and (last is None or metric == last + 1)
+        calls.is_count = calls.is_count and is_next and schedule.mode == "min"
+        rates = [group["lr"] for group in schedule.optimizer.param_groups]
+        calls.is_rate = calls.is_rate and isinstance(metric, float) and metric in rates
+        calls.last = metric
 
     def observe(self, run: Run) -> Iterator[Observation]:
-        if any(count >= _FEWEST for count in self._counted.values()) or self._most >= _FEWEST:
+        for calls in self._all:
+            if calls.number < _FEWEST or not (calls.is_count or calls.is_rate):
+                continue
+            what = "a number that grew by 1" if calls.is_count else "the learning rate"
             yield Observation(
-                self._location,
-                f"The metric of ReduceLROnPlateau was a number that grew by 1 in each of "
-                f"{self._most} calls.",
+                calls.location,
+                f"The metric of ReduceLROnPlateau was {what} in all of its {calls.number} calls.",
                 1,
-                {"calls": self._most},
+                {"calls": calls.number},
             )
 
 
@@ -144,6 +171,20 @@ def bad_epoch_as_metric() -> None:
         model(torch.randn(8, 4)).pow(2).mean().backward()
         optimizer.step()
         scheduler.step(epoch)
+
+
+def bad_learning_rate_as_metric() -> None:
+    import torch
+    from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = ReduceLROnPlateau(optimizer, patience=3)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        scheduler.step(optimizer.param_groups[0]["lr"])
 
 
 def bad_accuracy_should_fall() -> None:
