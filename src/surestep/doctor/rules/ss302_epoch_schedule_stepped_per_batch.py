@@ -34,6 +34,8 @@ SEVERITY = "warning"
 FIX = "Step the schedule once for each epoch, after the loop over the batches."
 _LONG_STEP_SIZE = 100  # is given in batches
 _TINY = 1e-3  # of the first learning rate
+_HALF = 0.5  # after one epoch
+_LARGEST_GAMMA = 0.95  # that is for epochs: for batches, it is much closer to 1
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -53,7 +55,7 @@ def check(program: Program) -> Iterator[Problem]:
                 yield at_event(
                     schedule.event,
                     f"`{describe(schedule.event.value)}` runs for each batch, but {unit} of "
-                    f"`{describe(made[0])}` counts epochs.",
+                    f"`{describe(made[0])}` is for epochs.",
                     epochs=describe(epochs),
                 )
 
@@ -77,6 +79,11 @@ def _epochs_in(made: Call, epochs: Value) -> str:
         return "`T_max`" if length is not None and (is_same(length, epochs) or is_equal) else ""
     if not isinstance(total, int) or total < 3:
         return ""
+    if made.path == f"{TORCH}ExponentialLR":
+        gamma = made.argument(1, "gamma")
+        value = gamma.value if isinstance(gamma, Constant) else None
+        is_small = isinstance(value, float) and 0 < value <= _LARGEST_GAMMA
+        return "`gamma`" if is_small else ""
     if made.path == f"{TORCH}StepLR":
         sizes = numbers_of(made.argument(1, "step_size"))
         return "`step_size`" if sizes and 1 < sizes[0] <= total else ""
@@ -117,13 +124,52 @@ def _find_short_unit(seen: Seen) -> str:
         return f"its last milestone is {last}" if is_short else ""
     if seen.name == "StepLR":
         size, gamma = seen.values["step_size"], seen.values["gamma"]
-        if 0 < gamma < 1 and 1 < size <= min(seen.batches, _LONG_STEP_SIZE):
-            fallen = gamma ** (seen.steps // size)
-            if fallen <= _TINY:
-                return (
-                    f"step_size={size}: the learning rate fell to {fallen:.1g} of its first value"
-                )
+        fallen = gamma ** (seen.steps // size)
+        is_for_epochs = size > 1 or gamma <= _LARGEST_GAMMA
+        if 0 < fallen <= _TINY and is_for_epochs and size <= min(seen.batches, _LONG_STEP_SIZE):
+            return f"step_size={size}: the learning rate fell to {fallen:.1g} of its first value"
+    if seen.name == "ExponentialLR":
+        gamma = seen.values["gamma"]
+        if 0 < gamma <= _LARGEST_GAMMA and gamma**seen.batches <= _HALF and seen.epochs > 1:
+            fallen = gamma**seen.steps
+            return f"gamma={gamma:g}: the learning rate fell to {fallen:.1g} of its first value"
     return ""
+
+
+def bad_exponential() -> None:
+    import torch
+    from torch.optim.lr_scheduler import ExponentialLR
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = ExponentialLR(optimizer, gamma=0.9)
+    for _ in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            scheduler.step()
+
+
+def good_exponential_of_batches() -> None:
+    import torch
+    from torch.optim.lr_scheduler import ExponentialLR
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = ExponentialLR(optimizer, gamma=0.99)
+    for _ in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            scheduler.step()
 
 
 def bad_milestones() -> None:

@@ -29,6 +29,7 @@ from surestep.doctor.watcher import Observation, Run
 
 SEVERITY = "error"
 FIX = "Step the schedule after each step of the optimizer, in the loop over the batches."
+CHECK_SKIPS = ("bad_lambda",)
 _FEWEST_EPOCHS = 4  # for a warm-up, which is shorter than the run
 
 
@@ -75,11 +76,14 @@ class Watch(ScheduleWatcher):
     def observe(self, run: Run) -> Iterator[Observation]:
         for seen in self.seen:
             length = _read_length(seen)
+            if seen.optimizer_steps in seen.numbers:
+                length = seen.optimizer_steps
             if not seen.is_per_epoch or not run.is_whole or seen.is_part or length <= seen.epochs:
                 continue
             is_warmup = seen.name == "LinearLR" and seen.epochs >= _FEWEST_EPOCHS
             is_part_in_batches = length >= 2 * seen.batches and length % seen.batches == 0
-            if length == seen.epochs * seen.batches or (is_warmup and is_part_in_batches):
+            is_all = length in (seen.epochs * seen.batches, seen.optimizer_steps)
+            if is_all or (is_warmup and is_part_in_batches):
                 yield Observation(
                     seen.lines[0],
                     f"{seen.name} made {seen.steps} of its {length} steps: one in each of "
@@ -108,6 +112,29 @@ def bad_one_cycle() -> None:
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=0.1, steps_per_epoch=len(loader), epochs=3
     )
+    for _ in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        scheduler.step()
+
+
+def bad_lambda() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    def get_schedule(optimizer, total):
+        def factor(step):
+            return max(0.0, 1 - step / total)
+
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = get_schedule(optimizer, 3 * len(loader))
     for _ in range(3):
         for x, y in loader:
             optimizer.zero_grad()

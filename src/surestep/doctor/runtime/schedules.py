@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -25,6 +26,7 @@ class Seen:
         location: where it was made.
         made_at: steps of all optimizers before it was made.
         values: its settings, such as `T_max`; they are read when it is made.
+        numbers: integers that the function of a LambdaLR takes from around it.
         optimizer: of which it sets the learning rate.
         steps: of the schedule.
         optimizer_steps: of its optimizer.
@@ -42,6 +44,7 @@ class Seen:
     location: Location
     made_at: int
     values: dict[str, Any]
+    numbers: frozenset[int]
     optimizer: weakref.ref[Optimizer]
     steps: int = 0
     optimizer_steps: int = 0
@@ -89,7 +92,9 @@ class ScheduleWatcher(Watcher):
             for name, value in vars(schedule).items()
             if isinstance(value, (int, float)) or name == "milestones"
         }
-        made = Seen(type(schedule).__name__, run.locate(), run.step, values, weakref.ref(optimizer))
+        numbers = _list_numbers(getattr(schedule, "lr_lambdas", ()))
+        name, reference = type(schedule).__name__, weakref.ref(optimizer)
+        made = Seen(name, run.locate(), run.step, values, numbers, reference)
         self.seen.append(made)
         self._of[schedule] = made
         self._by_optimizer.setdefault(optimizer, []).append(made)
@@ -126,3 +131,17 @@ class ScheduleWatcher(Watcher):
             seen.begun_at = seen.optimizer_steps
             if batches > 1:
                 seen.epochs, seen.batches = seen.epochs + 1, batches
+
+
+def _list_numbers(functions: Iterable[Any]) -> frozenset[int]:
+    """Return the integers among the closures and the fixed arguments of functions."""
+    values: list[Any] = []
+    for function in functions:
+        values += getattr(function, "args", ())  # of a functools.partial
+        values += getattr(function, "keywords", {}).values()
+        for cell in getattr(function, "__closure__", None) or ():
+            try:
+                values.append(cell.cell_contents)
+            except ValueError:  # it is empty
+                continue
+    return frozenset(value for value in values if type(value) is int)
