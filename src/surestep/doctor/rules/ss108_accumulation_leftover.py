@@ -1,8 +1,10 @@
-"""The last batches of an epoch are accumulated, but no step uses them.
+"""The last batches of an epoch are accumulated, but no step of the epoch uses them.
 
-With a step after every N-th batch, up to N - 1 batches are left at the end of the epoch. Here their
-gradients are zeroed before the next epoch, so these batches do not count. Nothing fails: a little
-of the data, another part in each epoch, is lost.
+With a step after every N-th batch, up to N - 1 batches are left at the end of the epoch. If their
+gradients are zeroed before the next epoch, these batches do not count: a little of the data,
+another part in each epoch, is lost. If they are not zeroed, the first step of the next epoch uses
+the sum of more than N batches. Nothing fails. The source shows only the first of these, and a run
+shows both.
 
 Ignore it if the number of batches is a multiple of N.
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 SEVERITY = "info"
 FIX = "Step also after the last batch: `if (i + 1) % n == 0 or i + 1 == len(loader)`."
+CHECK_SKIPS = ("bad_used_in_the_next_epoch",)  # the number of batches is not known
 _FEWEST_EPOCHS = 2
 _FEWEST_STEPS = 3
 _KEPT = 1000  # epochs
@@ -83,16 +86,24 @@ def _is_dropped(order: Order, step: Action, branch: Branch) -> bool:
 
 
 class Watch(Watcher):
-    """Count the backward passes after the last step of an epoch, if they are zeroed."""
+    """Count the backward passes after the last step of an epoch."""
 
     def __init__(self) -> None:
         self._stepped_at = self._ended_at = 0  # backward passes
         self._windows: Counter[int] = Counter()
         self._lost: list[int] = []
+        self._carried: list[int] = []  # batches of steps that use some of the last epoch
         self._first, self._location = 0, NOWHERE
 
     def on_step(self, run: Run, optimizer: Optimizer) -> None:
-        self._windows[run.backwards - self._stepped_at] += 1
+        batches = run.backwards - self._stepped_at
+        if self._stepped_at < self._ended_at < run.backwards:
+            if not self._carried:
+                self._first, self._location = run.step + 1, run.locate()
+            self._carried.append(batches)
+            del self._carried[_KEPT:]
+        else:
+            self._windows[batches] += 1
         self._stepped_at = run.backwards
 
     def after_step(self, run: Run, optimizer: Optimizer) -> None:
@@ -110,10 +121,24 @@ class Watch(Watcher):
             self._stepped_at = run.backwards
 
     def observe(self, run: Run) -> Iterator[Observation]:
-        if len(self._windows) != 1 or len(run.optimizers) > 1 or len(self._lost) < _FEWEST_EPOCHS:
+        if len(self._windows) != 1 or len(run.optimizers) > 1:
             return
         ((size, steps),) = self._windows.items()
-        if size > 1 and steps >= _FEWEST_STEPS and max(self._lost) < size:
+        if size < 2 or steps < _FEWEST_STEPS:
+            return
+        if len(self._carried) >= _FEWEST_EPOCHS and min(self._carried) > size:
+            yield Observation(
+                self._location,
+                f"The first step of {len(self._carried)} epochs used {max(self._carried)} batches, "
+                f"some of them of the epoch before. The other steps used {size}.",
+                self._first,
+                {
+                    "batches": max(self._carried),
+                    "epochs": len(self._carried),
+                    "window": size,
+                },
+            )
+        elif len(self._lost) >= _FEWEST_EPOCHS and max(self._lost) < size:
             yield Observation(
                 self._location,
                 f"The gradients of the last {max(self._lost)} batches were zeroed before "
@@ -138,6 +163,42 @@ def bad_loop() -> None:
             loss = torch.nn.functional.mse_loss(model(x), y) / 4
             loss.backward()
             if (index + 1) % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def bad_used_in_the_next_epoch() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(40, 4), torch.randn(40, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        for index, (x, y) in enumerate(loader):
+            loss = torch.nn.functional.mse_loss(model(x), y) / 2
+            loss.backward()
+            if (index + 1) % 2 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+def good_windows_over_epochs() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(40, 4), torch.randn(40, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    count = 0
+    for _ in range(4):
+        for x, y in loader:
+            count += 1
+            loss = torch.nn.functional.mse_loss(model(x), y) / 2
+            loss.backward()
+            if count % 2 == 0:
                 optimizer.step()
                 optimizer.zero_grad()
 
