@@ -203,11 +203,14 @@ def _count_runs(batches: list[list[Any]]) -> tuple[int, float, int]:
     labels = [label for batch in batches for label in batch]
     limits = list(zip(batches, batches[1:], strict=False))
     same = sum(first[-1] == second[0] for first, second in limits)
-    if len(labels) < _FEWEST_SAMPLES or len(limits) < 2 or same < _SAME * len(limits):
+    runs = 1 + sum(first != second for first, second in zip(labels, labels[1:], strict=False))
+    is_sorted = runs == len(set(labels)) <= len(batches) / 2
+    if len(labels) < _FEWEST_SAMPLES or len(limits) < 2:
+        return 0, 0.0, 0
+    if not is_sorted and same < _SAME * len(limits):
         return 0, 0.0, 0
     shares = [count / len(labels) for count in Counter(labels).values()]
     expected = 1 + (len(labels) - 1) * (1 - sum(share**2 for share in shares))
-    runs = 1 + sum(first != second for first, second in zip(labels, labels[1:], strict=False))
     return runs, expected, len(shares)
 
 
