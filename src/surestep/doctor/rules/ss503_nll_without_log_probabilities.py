@@ -69,6 +69,21 @@ class Watch(Watcher):
             )
 
 
+def bad_logits_of_steps() -> None:
+    import torch
+    import torch.nn.functional as F
+
+    rnn, head = torch.nn.LSTM(4, 8, batch_first=True), torch.nn.Linear(8, 3)
+    optimizer = torch.optim.SGD([*rnn.parameters(), *head.parameters()], lr=0.1)
+    for _ in range(5):
+        x, y = torch.randn(2, 5, 4), torch.randint(3, (2, 5))
+        logits = head(rnn(x)[0])
+        loss = F.nll_loss(logits.reshape(-1, 3), y.reshape(-1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
 def bad_probabilities() -> None:
     import torch
     import torch.nn.functional as F

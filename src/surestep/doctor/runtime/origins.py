@@ -45,10 +45,19 @@ def skip_reshapes(node: Any, keeps_all: bool = False) -> Any:
         if node is None or not node.next_functions:
             break
         name = name_node(node)
+        if name == "Add" and _is_bias(node.next_functions[-1][0]):
+            product = skip_reshapes(node.next_functions[0][0])
+            return product if product is not None and name_node(product) in LINEAR else node
         if name not in _RESHAPES and (keeps_all or name not in _SELECTIONS):
             break
         node = node.next_functions[0][0]
     return node
+
+
+def _is_bias(node: Any) -> bool:
+    """Return whether a node is a parameter of one dimension."""
+    variable = getattr(node, "variable", None)
+    return variable is not None and variable.dim() == 1
 
 
 def name_origin(tensor: Tensor) -> str:
