@@ -97,7 +97,13 @@ def unwrap(site: Site, items: list[ast.withitem]) -> None:
     site.block[index : index + 1] = site.node.body
 
 
-@plants("SS406", "SR", only=("early_stopping", "finetune", "multilabel"))
+# In the others, the last epoch is the best one.
+@plants(
+    "SS406",
+    "SR",
+    only=("early_stopping", "finetune", "multilabel"),
+    hidden=("early_stopping", "multilabel"),
+)
 def keep_a_reference(view: View) -> Iterator[Edit]:
     def edit() -> None:
         for change in list(view.rewrite("copy.deepcopy(_m.state_dict())", "_m.state_dict()")):
@@ -110,7 +116,12 @@ def keep_a_reference(view: View) -> Iterator[Edit]:
     yield edit
 
 
-@plants("SS406", "SR", only=("early_stopping", "finetune", "multilabel"))
+@plants(
+    "SS406",
+    "SR",
+    only=("early_stopping", "finetune", "multilabel"),
+    hidden=("early_stopping", "multilabel"),
+)
 def keep_a_shallow_copy(view: View) -> Iterator[Edit]:
     texts = ("_m.state_dict().copy()", "dict(_m.state_dict())", "{**_m.state_dict()}")
     names = ("early_stopping", "finetune", "multilabel")
