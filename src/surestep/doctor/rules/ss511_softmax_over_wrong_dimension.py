@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 SEVERITY = "warning"
 FIX = "Give softmax the dimension of the classes: dim=-1, or dim=1 for images (N, C, H, W)."
-_OVER_BATCH = "{} got a softmax over dimension 0, the samples of the batch"
+_OVER_BATCH = "{} used a softmax over dimension 0, the samples of the batch"
+CHECK_SKIPS = ("bad_images",)  # no loss or argmax gets the softmax
 _SAMPLES = 8  # of a batch whose probabilities are summed
 _MOST_VALUES = 1_000_000
 _ROUNDING = 1e-2  # also of 16 bits
@@ -66,6 +67,10 @@ def check(program: Program) -> Iterator[Problem]:
                 yield _report(loss.event, origin, "0, over the samples of the batch")
             elif loss.name == "nll_loss" and _is_swapped(origin):
                 yield _report(loss.event, origin, "1, which is not that of the classes here")
+        for loss in find_losses(trace, "kl_div"):
+            origin = outputs.all_are(loss.target, "softmax", "log_softmax")
+            if origin is not None and _is_over_batch(origin, is_batch=False):
+                yield _report(loss.event, origin, "0, over the samples of the batch")
 
 
 def _report(event: Event, origin: Origin, dim: str) -> Problem:
@@ -146,11 +151,15 @@ class Watch(Watcher):
         if call.name in ("softmax", "log_softmax"):
             if call["dim"] is None:
                 self._tally.add(run, f"{call.name} had no `dim`: its input decides")
-            if call["dim"] in (0, -2) and call.result.dim() == 2:
-                self._over_batch = ref(call.result)
+            elif call["dim"] in (0, -call.result.dim()):
+                if call.result.dim() == 2:
+                    self._over_batch = ref(call.result)
+                elif _is_of_images(call["input"]):
+                    self._tally.add(run, _OVER_BATCH.format(call.name))
             return
         is_of_classes = call.name == "argmax" and call.arguments.get("dim") in (1, -1)
-        if is_of_classes and self._over_batch() is call["input"]:
+        is_used = self._over_batch() is call["target" if call.name == "kl_div" else "input"]
+        if is_used and (is_of_classes or call.name == "kl_div"):
             self._tally.add(run, _OVER_BATCH.format(call.name))
         else:
             self._tally.add(run, _explain(call))
@@ -183,6 +192,12 @@ def _explain(call: Called) -> str:
     if not is_over_first or tensor.dim() != 2:
         return ""
     return of_batch if call.name != "argmax" and _is_of_rows(call["target"]) else ""
+
+
+def _is_of_images(tensor: Tensor) -> bool:
+    """Return whether a tensor is the result of a convolution of several images."""
+    node = find_origin(tensor, keeps_all=True) if tensor.dim() == 4 and len(tensor) > 1 else None
+    return node is not None and name_node(node) in ("Convolution", "MkldnnConvolution")
 
 
 def _is_over_other(tensor: Tensor) -> bool:
@@ -261,6 +276,27 @@ def bad_over_the_tokens() -> None:
     head = nn.Sequential(nn.Linear(8, 10), nn.LogSoftmax(dim=1))
     hidden, targets = torch.randn(4, 7, 8), torch.randint(10, (4, 7))
     nn.NLLLoss()(head(hidden).transpose(1, 2), targets).backward()
+
+
+def bad_target_of_a_divergence() -> None:
+    import torch
+    import torch.nn.functional as F
+
+    teacher, student = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+    x = torch.randn(8, 4)
+    with torch.no_grad():
+        logits = teacher(x)
+    soft = F.softmax(logits / 2, dim=0)
+    F.kl_div(F.log_softmax(student(x) / 2, dim=-1), soft, reduction="batchmean").backward()
+
+
+def bad_images() -> None:
+    import torch
+
+    model = torch.nn.Conv2d(1, 2, 3)
+    masks = torch.randint(2, (4, 6, 6)).float()
+    probabilities = torch.softmax(model(torch.randn(4, 1, 8, 8)), dim=0)[:, 1]
+    (1 - 2 * (probabilities * masks).sum() / (probabilities + masks).sum()).backward()
 
 
 def good_over_the_classes() -> None:

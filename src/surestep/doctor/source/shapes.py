@@ -9,6 +9,7 @@ from surestep.doctor.source.values import (
     Constant,
     Element,
     Item,
+    Operation,
     Unknown,
     Value,
 )
@@ -40,6 +41,8 @@ def _has_batch(value: Value | None, depth: int) -> bool:
 def _one_has_batch(value: Value, depth: int) -> bool:
     if isinstance(value, Item):
         return is_loader_element(value.base)
+    if isinstance(value, Operation) and value.operator in ("+", "-", "*", "/"):
+        return any(_has_batch(operand, depth) for operand in value.operands)
     if not isinstance(value, Call):
         return is_loader_element(value)
     if value.result is not None:
