@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.runtime.windows import Tally, Window, WindowWatcher
+from surestep.doctor.runtime.windows import Tally, Window, WindowWatcher, has_gradient
 from surestep.doctor.source.order import Order, happens_before, is_zeroed_by
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import Action, describe, may_be_same
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 SEVERITY = "error"
 FIX = "Call optimizer.zero_grad() before backward() or after step(), not between them."
+CHECK_SKIPS = ("bad_closure",)
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -80,6 +81,12 @@ class Watch(WindowWatcher):
         if 0 <= backward < zero and window.find_last("write") < zero:
             tally.add(run, window.events[zero].location)
 
+    def judge_closure(self, run: Run, optimizer: Optimizer, tally: Tally) -> None:
+        is_of_torch = type(optimizer).__module__.startswith("torch.optim.")  # it zeroes nothing
+        if is_of_torch and not has_gradient(optimizer):
+            tally.steps += 1
+            tally.add(run, run.locate())
+
     def describe(self, tally: Tally) -> str:
         return (
             f"{tally.mistakes} of {tally.steps} steps had no gradient: it was zeroed between "
@@ -98,6 +105,40 @@ def bad_loop() -> None:
         loss.backward()
         optimizer.zero_grad()
         optimizer.step()
+
+
+def bad_closure() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    x, y = torch.randn(8, 4), torch.randn(8, 1)
+
+    def closure():
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.zero_grad()
+        return loss
+
+    for _ in range(5):
+        optimizer.step(closure)
+
+
+def good_closure() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    x, y = torch.randn(8, 4), torch.randn(8, 1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    for _ in range(5):
+        optimizer.step(closure)
 
 
 def bad_accumulation() -> None:

@@ -134,6 +134,9 @@ class WindowWatcher(Watcher):
     def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
         """Add a step to the tally if its window is wrong."""
 
+    def judge_closure(self, run: Run, optimizer: Optimizer, tally: Tally) -> None:
+        """Add a step with a closure to the tally if it is wrong."""
+
     def describe(self, tally: Tally) -> str:
         """Return the message for an optimizer whose steps are usually wrong."""
         raise NotImplementedError
@@ -141,14 +144,17 @@ class WindowWatcher(Watcher):
     def after_step(self, run: Run, optimizer: Optimizer) -> None:
         history = run.histories.get(optimizer)
         window = history.last if history is not None else None
-        if window is None or not window.is_whole or window.has_closure:
+        if window is None or not window.is_whole:
             return
         tally = self._tally_of.get(optimizer)
         if tally is None:
             tally = self._tally_of[optimizer] = Tally()
             self.tallies.append(tally)
-        tally.steps += 1
-        self.judge(run, optimizer, window, tally)
+        if window.has_closure:
+            self.judge_closure(run, optimizer, tally)
+        else:
+            tally.steps += 1
+            self.judge(run, optimizer, window, tally)
 
     def observe(self, run: Run) -> Iterator[Observation]:
         for tally in self.tallies:
