@@ -3,7 +3,8 @@
 It works if the loss is scaled, `scaler.step(optimizer)` makes the step, and `scaler.update()` comes
 once after it. If `optimizer.step()` is called instead, the update is 65,536 times too large. If the
 loss is not scaled, it is as many times too small. If gradients of several batches are summed, all
-of them must have the same scale: `unscale_()` and `update()` belong to the last of them.
+of them must have the same scale: `unscale_()` and `update()` belong to the last of them. After
+`unscale_()`, `optimizer.step()` has the right gradients, but it is not skipped if one is infinite.
 
 Ignore it if the missing call is made where the source does not show it.
 
@@ -41,7 +42,10 @@ FIX = (
     "scaler.update() once for each step."
 )
 # torch raises an error for these.
-WATCH_SKIPS = ("bad_loss_is_not_scaled", "bad_no_update")
+WATCH_SKIPS = (
+    *("bad_loss_is_not_scaled", "bad_no_update"),
+    "bad_step_after_unscaling",  # its gradients are finite
+)
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -84,6 +88,14 @@ def _find_step_of_scaled(order: Order, step: Action) -> Iterator[Problem]:
     for action in reversed(order.find_pass(step.event)):
         if not order.is_before(action.event, step.event):
             continue
+        if action.kind == "unscale" and is_same(action.target, step.target):
+            if not step.event.branches and is_enabled(_scaler_of(action)):
+                yield at_event(
+                    step.event,
+                    f"`{describe(step.event.value)}` is not skipped if "
+                    f"`{describe(action.event.value)}` found a gradient that is not finite.",
+                )
+            return
         if action.kind in ("unscale", "step", "scaler_step"):
             return
         if action.kind == "backward":
@@ -198,6 +210,37 @@ def bad_step_without_scaler() -> None:
         loss = model(torch.randn(8, 4)).pow(2).mean()
         scaler.scale(loss).backward()
         optimizer.step()
+
+
+def bad_step_after_unscaling() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    for _ in range(5):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.randn(8, 4)).pow(2).mean()).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scaler.update()
+
+
+def good_skipped_by_hand() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    for _ in range(5):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.randn(8, 4)).pow(2).mean()).backward()
+        scaler.unscale_(optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if norm.isfinite():
+            optimizer.step()
+        scaler.update()
 
 
 def bad_loss_is_not_scaled() -> None:
