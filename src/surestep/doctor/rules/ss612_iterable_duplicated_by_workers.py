@@ -31,6 +31,7 @@ FIX = "Let __iter__ yield only the part of torch.utils.data.get_worker_info().id
 _DIVIDES = re.compile(r"worker|shard|rank|partition", re.IGNORECASE)
 _DRAWS = re.compile(r"rand|shuffle|sample\(|choice", re.IGNORECASE)
 _DATA = ("torch.", "numpy.", "range", "list", "sorted", "open")
+CHECK_SKIPS = ("bad_with_noise",)  # random numbers may make the samples of each worker different
 WATCH_SKIPS = ("bad_file",)  # it needs a file
 
 
@@ -136,6 +137,20 @@ def bad_range():
     loader = DataLoader(Numbers(0, 100), batch_size=10, num_workers=2)
     for batch in loader:
         print(batch.mean(dtype=torch.float))
+
+
+def bad_with_noise():
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            for index in torch.randperm(64, generator=torch.Generator().manual_seed(3)):
+                x = torch.linspace(0, 1, 4) * index
+                yield x + 0.1 * torch.randn(4), x.sum()
+
+    for x, y in DataLoader(Stream(), batch_size=16, num_workers=2):
+        print(x.shape, y.mean())
 
 
 def bad_tensors():

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 _LABELS = ("labels", "label", "targets", "target", "y", "classes")
 _MOST_TENSORS = 8  # of a batch
 _MOST_VALUES = 4096  # of a sample that its digest is made of
+_MANY_VALUES = 8  # different ones
 
 
 def list_tensors(batch: Any) -> list[Tensor]:
@@ -64,6 +65,24 @@ def digest_samples(tensor: Tensor) -> list[int]:
     rows = rows[:, ::step] if step > 1 else rows
     table = rows.contiguous().view(torch.uint8).numpy()
     return [hash(row.tobytes()) for row in table]
+
+
+def digest_parts(batch: Any) -> list[int | None]:
+    """Return the digest of a batch, and of its tensors with many different real numbers.
+
+    A number is None for a tensor without them: two batches may have the same few labels by chance.
+    """
+    parts = [digest_batch(tensor) if _has_many(tensor) else None for tensor in list_tensors(batch)]
+    return [digest_batch(batch), *parts]
+
+
+def _has_many(tensor: Tensor) -> bool:
+    import torch
+
+    if not tensor.is_floating_point() or tensor.device.type != "cpu" or tensor.dim() == 0:
+        return False
+    values = torch.unique(tensor.detach().reshape(-1)[:_MOST_VALUES])
+    return len(values) >= _MANY_VALUES
 
 
 def digest_batch(batch: Any) -> int | None:

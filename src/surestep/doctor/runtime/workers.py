@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from surestep.doctor.runtime.batches import digest_batch
+from surestep.doctor.runtime.batches import digest_batch, digest_parts
 from surestep.doctor.watcher import Location, Run
 
 if TYPE_CHECKING:
@@ -26,19 +26,25 @@ class Shares:
         location: of the loop.
         since_step: the step that follows its start, from 1.
         workers: how many.
-        digests: of the batches.
+        digests: of the batches, or of the parts of each.
     """
 
     location: Location
     since_step: int
     workers: int
-    digests: list[int | None] = field(default_factory=list)
+    digests: list[list[int | None]] = field(default_factory=list)
 
     @property
     def repeated(self) -> int:
-        """Rounds in which all workers gave the same batch; 0 if all batches are the same."""
-        starts = range(0, len(self.digests) - self.workers + 1, self.workers)
-        rounds = [set(self.digests[start : start + self.workers]) for start in starts]
+        """Rounds in which all workers gave the same batch, or the same part of it.
+
+        It is 0 if all batches are the same.
+        """
+        return max(map(self._count_repeated, zip(*self.digests, strict=False)), default=0)
+
+    def _count_repeated(self, digests: tuple[int | None, ...]) -> int:
+        starts = range(0, len(digests) - self.workers + 1, self.workers)
+        rounds = [set(digests[start : start + self.workers]) for start in starts]
         same = [found for found in rounds if len(found) == 1 and None not in found]
         is_constant = len(set().union(*same)) < len(same)
         is_repeated = len(same) == len(rounds) >= _FEWEST and not is_constant
@@ -77,4 +83,6 @@ class Workers:
         if shares is None or shares.workers > _MOST_WORKERS:
             return
         if len(shares.digests) < _ROUNDS * shares.workers:
-            shares.digests.append(digest_batch(batch))
+            # Random noise may differ in samples that are the same.
+            parts = digest_parts(batch) if self._is_iterable else [digest_batch(batch)]
+            shares.digests.append(parts)
