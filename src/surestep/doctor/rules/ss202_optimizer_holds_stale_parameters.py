@@ -46,6 +46,7 @@ from surestep.doctor.source.values import Call, Instance, Value
 SEVERITY = "error"
 ALSO = ("SS112",)  # no parameter of such an optimizer may have a gradient
 FIX = "Create the optimizer after the last change of the model."
+CHECK_SKIPS = ("bad_frozen_head_is_replaced",)
 _FEWEST = 3  # steps with a gradient that nothing used
 
 _HEADS = ("fc", "classifier", "head", "heads")
@@ -147,13 +148,17 @@ class Watch(Watcher):
         if not run.is_sampled:
             return
         used = [p for group in optimizer.param_groups for p in group["params"]]
-        unused = {id(p) for p in used if p.grad is None and p.requires_grad}
+        unused = {id(p) for p in used if p.grad is None}
         if not unused:
             return
         models = list(run.models)
         called = {id(p) for model in models for p in model.parameters()}
-        # A model of an earlier run of the loop may still be there.
-        stale = unused if len(unused) == len(used) else unused - called
+        trained = {id(p) for p in used if p.requires_grad}
+        stale = unused & trained
+        if len(unused) < len(used):
+            stale -= called  # a model of an earlier run of the loop may still be there
+        if unused.isdisjoint(called | trained):
+            stale = unused  # they were frozen in a model that has others now
         if stale:
             self._stale[id(optimizer)] = len(stale)
             for model in models:
@@ -188,6 +193,25 @@ def bad_model_is_created_again():
             optimizer.zero_grad()
             model(torch.randn(8, 4)).pow(2).mean().backward()
             optimizer.step()
+
+
+def bad_frozen_head_is_replaced():
+    import torch
+    from torch import nn
+
+    def train(net, optimizer):
+        for _ in range(6):
+            loss = nn.functional.cross_entropy(net(torch.randn(8, 4)), torch.randint(2, (8,)))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 10)).requires_grad_(False)
+    optimizer = torch.optim.SGD(net[2].parameters(), lr=0.1)
+    net[2] = nn.Linear(8, 2)
+    train(net, optimizer)
+    net.requires_grad_(True)
+    train(net, torch.optim.SGD(net.parameters(), lr=0.1))
 
 
 def bad_layer_is_replaced():

@@ -100,8 +100,8 @@ class Unheld:
         held = self._list_held()
         for name, parameter in model.named_parameters():
             if id(parameter) in held:
-                self._late.pop(id(parameter), None)
-            elif parameter.grad is not None and parameter.requires_grad:
+                continue  # now; earlier steps did not update it
+            if parameter.grad is not None and parameter.requires_grad:
                 self._count(run, moment, name, parameter)
 
     def _count(self, run: Run, moment: _Moment, name: str, parameter: Tensor) -> None:

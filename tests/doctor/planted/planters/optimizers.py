@@ -41,7 +41,7 @@ def replace_the_head_after_the_optimizer(view: View) -> Iterator[Edit]:
         yield lambda site=site, text=text: site.insert_after(text, {})
 
 
-@plants("SS201", "SR", only=("finetune",))
+@plants("SS202", "SR", only=("finetune",))
 def make_the_head_after_its_optimizer(view: View) -> Iterator[Edit]:
     for site in view.calls("torch.nn.Linear(model.fc.in_features, 3)"):
         optimizer = list_optimizers(view)[0]
