@@ -1,0 +1,197 @@
+"""BatchNorm normalises the micro-batches of an accumulated batch, and not the batch.
+
+Summing the gradients of N micro-batches gives the step of one batch of N times the size, but not
+with BatchNorm: each micro-batch is normalised by its own mean and variance, and the running
+statistics move N times for each step. Of few samples, these statistics are noise. Nothing fails:
+the same effective batch size trains another model.
+
+Ignore it if the micro-batches are large enough for their statistics, such as 32 samples or more.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm2d.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from surestep.doctor.remark import Remark, list_names
+from surestep.doctor.runtime.windows import Tally, Window, WindowWatcher
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from surestep.doctor.case import Case
+    from surestep.doctor.watcher import Run
+
+SEVERITY = "info"
+FIX = "Use GroupNorm or LayerNorm, or a batch without accumulation; or freeze the statistics."
+_ENOUGH = 32  # samples of a micro-batch
+
+
+class Watch(WindowWatcher):
+    """Find BatchNorm layers in train mode in steps of several backward passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._layer = ""
+        self._samples = 0  # of the last forward pass of a BatchNorm layer that is trained
+        self._seen_at = -1  # the number of backward passes before it
+
+    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        import torch
+        from torch.nn.modules.batchnorm import _BatchNorm
+
+        is_norm = isinstance(module, _BatchNorm) and module.training and bool(inputs)
+        if is_norm and torch.is_grad_enabled() and not run.in_backward:
+            self._layer, self._seen_at = type(module).__name__, run.backwards
+            self._samples = len(inputs[0])
+
+    def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
+        backward = window.find_repeated_backward()
+        if backward is None or self._seen_at != run.backwards - 1:
+            return
+        if self._samples < _ENOUGH:
+            tally.add(run, backward.location, len(window.list_kind("backward")))
+
+    def describe(self, tally: Tally) -> str:
+        return (
+            f"{self._layer} normalised {self._samples} samples at a time, and a step used "
+            f"{tally.most} such micro-batches."
+        )
+
+
+def review(case: Case) -> Iterator[Remark]:
+    """Find BatchNorm layers in a run that splits its batches."""
+    from surestep.engine.state.average import BATCH_NORM
+
+    layout, model = case.loop.loader.layout, case.loop.state.model
+    size, samples = layout.batch_size, layout.micro_batch_size
+    layers = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, BATCH_NORM) and module not in case.task.keep_eval
+    ]
+    if layers and samples < min(size, _ENOUGH):
+        yield Remark(
+            f"The BatchNorm layers {list_names(layers)} normalised micro-batches of {samples} "
+            f"samples, and not the batches of {size}.",
+            {"layers": layers, "micro_batch_size": samples, "batch_size": size},
+        )
+
+
+def bad_accumulated() -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for index in range(24):
+        loss = nn.functional.mse_loss(model(torch.randn(4, 4)), torch.randn(4, 1)) / 4
+        loss.backward()
+        if (index + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def bad_in_an_inner_loop() -> None:
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.head(self.norm(self.conv(x)).relu().mean((2, 3)))
+
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters())
+    for _ in range(6):
+        x, y = torch.randn(8, 1, 6, 6), torch.randint(2, (8,))
+        optimizer.zero_grad()
+        for part, labels in zip(x.chunk(2), y.chunk(2)):
+            (nn.functional.cross_entropy(net(part), labels) / 2).backward()
+        optimizer.step()
+
+
+def bad_in_methods() -> None:
+    import torch
+    from torch import nn
+
+    class Trainer:
+        def __init__(self, accumulate: int) -> None:
+            self.accumulate = accumulate
+            self.net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+            self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+        def backward(self) -> None:
+            (self.net(torch.randn(2, 4)).pow(2).mean() / self.accumulate).backward()
+
+        def step(self) -> None:
+            self.optimizer.zero_grad(set_to_none=True)
+            for _ in range(self.accumulate):
+                self.backward()
+            self.optimizer.step()
+
+    trainer = Trainer(3)
+    for _ in range(5):
+        trainer.step()
+
+
+def good_group_norm() -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.GroupNorm(2, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for index in range(24):
+        loss = nn.functional.mse_loss(model(torch.randn(4, 4)), torch.randn(4, 1)) / 4
+        loss.backward()
+        if (index + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def good_frozen_statistics() -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+    model[1].eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for index in range(24):
+        loss = nn.functional.mse_loss(model(torch.randn(4, 4)), torch.randn(4, 1)) / 4
+        loss.backward()
+        if (index + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def good_one_backward_for_a_step() -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(torch.randn(16, 4)), torch.randn(16, 1)).backward()
+        optimizer.step()
+
+
+def good_large_micro_batches() -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for index in range(24):
+        loss = nn.functional.mse_loss(model(torch.randn(64, 4)), torch.randn(64, 1)) / 4
+        loss.backward()
+        if (index + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
