@@ -39,12 +39,34 @@ def check(program: Program) -> Iterator[Problem]:
                     f"`{ast.unparse(lost.target)}` is a new object here: the state that "
                     f"`{describe(event.value)}` loaded is lost.",
                 )
+            elif _is_temporary(event):
+                yield at_event(
+                    event,
+                    f"`{describe(event.value)}` loads into an object that nothing keeps.",
+                )
             elif _skips_names(event) and is_model(receiver) and _is_resume(restores, state):
                 yield at_event(
                     event,
                     f"`{describe(event.value)}` skips all names that differ, and nothing reads "
                     "which: the resumed model may keep random weights.",
                 )
+
+
+def _is_temporary(event: Event) -> bool:
+    """Return whether a statement loads into an object that it makes, or into a copy."""
+    function = getattr(event.node, "func", None)
+    made = getattr(function, "value", None)
+    value = None if event.call is None else event.call.receiver
+    is_new = isinstance(value, Instance) or (
+        isinstance(value, Call)
+        and (value.path == "copy.deepcopy" or value.path.startswith("torch.nn."))
+    )
+    statements = (n for n in ast.walk(event.file.tree) if isinstance(n, ast.Expr))
+    return (
+        is_new
+        and isinstance(made, ast.Call)
+        and any(statement.value is event.node for statement in statements)
+    )
 
 
 def _find_new_object(trace: Trace, loaded: Event, receiver: Value) -> Event | None:
@@ -103,6 +125,24 @@ def _is_resume(restores: list[tuple[Event, Value, Value]], state: Value) -> bool
     own = entry_of(state)
     others = [entry_of(other) for _, receiver, other in restores if is_optimizer(receiver)]
     return own is not None and any(other is not None and other[0] is own[0] for other in others)
+
+
+def bad_copy():
+    import copy
+    import io
+
+    import torch
+
+    def resume(model, file):
+        state = torch.load(file, map_location="cpu")
+        copy.deepcopy(model).load_state_dict(state)
+
+    file = io.BytesIO()
+    torch.save(torch.nn.Linear(4, 1).state_dict(), file)
+    file.seek(0)
+    model = torch.nn.Linear(4, 1)
+    resume(model, file)
+    print(model(torch.randn(8, 4)).mean())
 
 
 def bad_new_model():
