@@ -12,12 +12,14 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.Tensor.detach.html
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.runtime.origins import name_node
+from surestep.doctor.runtime.batches import list_tensors
+from surestep.doctor.runtime.origins import find_leaves, name_node
 from surestep.doctor.runtime.windows import (
     FEWEST,
     Tally,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 SEVERITY = "error"
 FIX = "Compute the loss from the model's output with tensor operations, and call backward() on it."
 ALSO = ("SS106",)  # without a gradient, the step of an optimizer with a closure changes nothing
+CHECK_SKIPS = ("bad_part_of_the_loss",)
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -77,13 +80,19 @@ def _describe_break(value: Value) -> str:
 
 
 class Watch(WindowWatcher):
-    """Find losses without a graph, and optimizers whose parameters no backward pass reaches."""
+    """Find losses without a graph, and optimizers whose parameters no backward pass reaches.
+
+    A loss may also be computed in part of the output of a model that was detached.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._reached: list[Tally] = []
         self._models: WeakSet[nn.Module] = WeakSet()
         self._bare: dict[Location, Tally] = {}  # losses without a graph
+        self._outputs: dict[int, weakref.ref[Tensor]] = {}  # of models, by their memory
+        self._detached: Tally = Tally()
+        self._is_split = False  # a script may use the gradient of a detached output later
 
     def on_model(self, run: Run, model: nn.Module) -> None:
         self._models.add(model)
@@ -91,12 +100,33 @@ class Watch(WindowWatcher):
     def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         if not run.is_sampled:
             return
+        self._is_split |= any(loss.numel() != 1 for loss in losses)
+        if self._is_of_detached_output(losses[0]):
+            self._detached.add(run, run.locate())
         is_bare = len(losses) == 1 and _is_bare(losses[0], run)
         if is_bare and run.locate() not in self._bare:
             self._bare[run.locate()] = Tally(first=run.step + 1, location=run.locate())
         if self._bare and (tally := self._bare.get(run.locate())):
             tally.steps += 1
             tally.mistakes += is_bare
+
+    def after_forward(
+        self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
+    ) -> None:
+        if len(run.modules) == 1 and not run.in_backward:
+            for tensor in list_tensors(output):
+                if tensor.grad_fn is not None and tensor.numel():
+                    self._outputs[tensor.data_ptr()] = weakref.ref(tensor)
+
+    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+        self._outputs.clear()
+        super().after_step(run, optimizer)
+
+    def _is_of_detached_output(self, loss: Tensor) -> bool:
+        """Return whether a loss reaches a leaf that has the memory of a model's output."""
+        leaves = find_leaves(loss) if self._outputs else ()
+        outputs = [self._outputs.get(leaf.data_ptr(), lambda: None)() for leaf in leaves]
+        return any(output is not None for output in outputs)
 
     def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
         backward = window.find_last("other")
@@ -120,6 +150,14 @@ class Watch(WindowWatcher):
                     tally.first,
                     {"mistakes": tally.mistakes, "losses": tally.steps},
                 )
+        if self._detached.mistakes >= FEWEST and run.step >= FEWEST and not self._is_split:
+            yield Observation(
+                self._detached.location,
+                f"In {self._detached.mistakes} losses, a part was computed from an output of a "
+                "model that was detached: backward() computed no gradient of that part.",
+                self._detached.first + 1,
+                {"mistakes": self._detached.mistakes},
+            )
         reached = set(map(id, self._reached))
         self.tallies = [
             tally
@@ -237,6 +275,34 @@ def bad_in_a_closure() -> None:
 
     for _ in range(5):
         optimizer.step(closure)
+
+
+def bad_part_of_the_loss() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        output = model(torch.randn(8, 4))
+        loss = torch.nn.functional.mse_loss(output.detach().requires_grad_(), torch.ones(8, 1))
+        loss = loss + output.abs().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def good_backward_in_two_parts() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        output = model(torch.randn(8, 4))
+        leaf = output.detach().requires_grad_()
+        optimizer.zero_grad()
+        leaf.pow(2).mean().backward()
+        output.backward(leaf.grad)
+        optimizer.step()
 
 
 def good_loop() -> None:

@@ -42,7 +42,7 @@ def check(program: Program) -> Iterator[Problem]:
             elif _is_temporary(event):
                 yield at_event(
                     event,
-                    f"`{describe(event.value)}` loads into an object that nothing keeps.",
+                    f"`{describe(event.value)}` loads into a copy that nothing keeps.",
                 )
             elif _skips_names(event) and is_model(receiver) and _is_resume(restores, state):
                 yield at_event(
@@ -53,17 +53,14 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_temporary(event: Event) -> bool:
-    """Return whether a statement loads into an object that it makes, or into a copy."""
+    """Return whether a statement loads into a copy that it makes."""
     function = getattr(event.node, "func", None)
     made = getattr(function, "value", None)
     value = None if event.call is None else event.call.receiver
-    is_new = isinstance(value, Instance) or (
-        isinstance(value, Call)
-        and (value.path == "copy.deepcopy" or value.path.startswith("torch.nn."))
-    )
+    is_copy = isinstance(value, Call) and value.path == "copy.deepcopy"
     statements = (n for n in ast.walk(event.file.tree) if isinstance(n, ast.Expr))
     return (
-        is_new
+        is_copy
         and isinstance(made, ast.Call)
         and any(statement.value is event.node for statement in statements)
     )

@@ -17,6 +17,7 @@ _RESHAPES = frozenset(
 )
 _SELECTIONS = frozenset(("Slice", "Select", "Index", "IndexSelect", "Narrow", "Split", "Unbind"))
 _MOST = 10  # such operations in a row
+_MOST_NODES = 200  # of a graph whose leaves are wanted
 
 PROBABILITIES = ("Softmax", "Sigmoid")
 LOG_PROBABILITIES = ("LogSoftmax", "LogSigmoid")
@@ -76,3 +77,22 @@ def read_dim(softmax: Any) -> int:
     """Return the dimension over which the node of a softmax normalised."""
     dim: int = softmax._saved_dim
     return dim - 2**64 if dim >= 2**63 else dim  # it is stored as an unsigned number
+
+
+def find_leaves(tensor: Tensor) -> list[Tensor]:
+    """Return the leaves of a graph, without parameters, in the part next to a tensor."""
+    from torch.nn import Parameter
+
+    found: list[Tensor] = []
+    seen: set[Any] = set()
+    waiting: list[Any] = [tensor.grad_fn]
+    while waiting and len(seen) < _MOST_NODES:
+        node = waiting.pop(0)
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and not isinstance(leaf, Parameter):
+            found.append(leaf)
+        waiting += [entry for entry, _ in node.next_functions]
+    return found
