@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.origins import name_origin
 from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.runtime.values import may_be_probabilities
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Program
@@ -48,8 +49,12 @@ class Watch(Watcher):
         self._tally = Tally()
 
     def on_call(self, run: Run, call: Call) -> None:
-        if run.is_sampled and call["input"].requires_grad:
-            has_softmax = name_origin(call["input"]) == "Softmax"
+        tensor = call["input"]
+        if run.is_sampled and tensor.dim() > 1:
+            if tensor.requires_grad:
+                has_softmax = name_origin(tensor) == "Softmax"
+            else:
+                has_softmax = may_be_probabilities(tensor, 1)
             self._tally.add(run, "the result of a softmax" if has_softmax else "")
 
     def observe(self, run: Run) -> Iterator[Observation]:
@@ -76,6 +81,21 @@ def bad_before_the_call() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+
+
+def bad_in_the_evaluation() -> None:
+    import torch
+    import torch.nn.functional as F
+
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = torch.randn(8, 4), torch.randint(3, (8,))
+    for _ in range(5):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        with torch.no_grad():
+            print(F.cross_entropy(model(x).softmax(1), y).item())
 
 
 def bad_in_the_model() -> None:

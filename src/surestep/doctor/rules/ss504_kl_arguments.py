@@ -26,6 +26,7 @@ from surestep.doctor.runtime.origins import (
     skip_reshapes,
 )
 from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.runtime.values import may_be_log_probabilities, may_be_probabilities
 from surestep.doctor.source.losses import Loss, find_losses, find_trained
 from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Program
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 SEVERITY = "error"
 FIX = 'Write F.kl_div(F.log_softmax(x, -1), F.softmax(y, -1), reduction="batchmean").'
 ALSO = ("SS507",)  # the logarithm of a softmax
-_MOST_VALUES = 1_000_000  # of a tensor that are checked
-_ROUNDING = 1e-3
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -125,30 +124,19 @@ def _holds_probabilities(tensor: Tensor) -> bool:
         origin = find_origin(tensor)
         is_exp_of_log = name_node(origin) == "Exp" and _is_log(origin.next_functions[0][0])
         return name_node(origin) in PROBABILITIES or is_exp_of_log
-    if not _can_read(tensor):
-        return False
-    is_one = (tensor.sum(-1) - 1).abs().amax() < _ROUNDING
-    return bool(is_one) and bool(tensor.amin() >= 0)
+    return may_be_probabilities(tensor, -1)
 
 
 def _holds_log_probabilities(tensor: Tensor) -> bool:
     """Return whether a softmax and a logarithm made a tensor, or may have done so."""
     if tensor.grad_fn is not None:
         return _is_log(tensor.grad_fn)
-    if not _can_read(tensor):
-        return False
-    is_one = (tensor.exp().sum(-1) - 1).abs().amax() < _ROUNDING
-    return bool(is_one)
+    return may_be_log_probabilities(tensor, -1)
 
 
 def _is_log(node: Any) -> bool:
     """Return whether a node of a graph computed log-probabilities."""
     return node is not None and name_node(skip_reshapes(node)) in LOG_PROBABILITIES
-
-
-def _can_read(tensor: Tensor) -> bool:
-    is_small = tensor.device.type == "cpu" and tensor.numel() <= _MOST_VALUES
-    return is_small and tensor.dim() > 1 and tensor.shape[-1] > 1
 
 
 def bad_distillation() -> None:

@@ -1,4 +1,4 @@
-"""Read some values of a tensor, by which a change is noticed."""
+"""Read some values of a tensor: to notice a change, or to see what they may be."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_MOST_VALUES = 1_000_000  # of a tensor that are checked
+_ROUNDING = 1e-3
 
 
 def read_part(tensor: Tensor, most: int) -> Tensor:
@@ -19,3 +23,24 @@ def read_part(tensor: Tensor, most: int) -> Tensor:
     while values.dim() > 1:
         values = values[0]
     return values[:most]
+
+
+def may_be_probabilities(tensor: Tensor, dim: int) -> bool:
+    """Return whether the values of a tensor of the CPU are at least 0 and sum to 1 over `dim`.
+
+    It is False for a large tensor, and for one of another device, for which reading would wait.
+    """
+    if not _can_read(tensor) or tensor.shape[dim] < 2:
+        return False
+    is_one = (tensor.sum(dim) - 1).abs().amax() < _ROUNDING
+    return bool(is_one) and bool(tensor.amin() >= 0)
+
+
+def may_be_log_probabilities(tensor: Tensor, dim: int) -> bool:
+    """Return whether the exponentials of a tensor sum to 1 over `dim`, as above."""
+    return _can_read(tensor) and may_be_probabilities(tensor.exp(), dim)
+
+
+def _can_read(tensor: Tensor) -> bool:
+    is_small = tensor.device.type == "cpu" and 0 < tensor.numel() <= _MOST_VALUES
+    return is_small and tensor.dim() > 1 and tensor.is_floating_point()
