@@ -35,7 +35,7 @@ _VALUES = 1024  # of a parameter that are compared
 _MOST_PARAMETERS = 8
 _MOST_STEPS = 200
 _FEWEST = 10  # steps
-_LOST = 0.5  # of the values
+_LOST = 0.4  # of the values
 
 _ADAM = ("torch.optim.Adam", "torch.optim.AdamW", "torch.optim.NAdam", "torch.optim.RAdam")
 _LOW = ("torch.bfloat16", "torch.float16", "torch.half")
