@@ -28,7 +28,7 @@ def first_gpu_for_every_rank(view: View) -> Iterator[Edit]:
         yield edit
 
 
-@plants("SS906", "SR", only=("ddp",))
+@plants("SS906", "SR", only=("ddp",), hidden=("ddp",))  # it runs in one process
 def shuffle_alike_on_all_ranks(view: View) -> Iterator[Edit]:
     def edit() -> None:
         for node, _ in list(view.expressions("torch.utils.data.DataLoader(*_r, **_k)")):
