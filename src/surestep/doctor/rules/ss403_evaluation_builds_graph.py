@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from surestep.doctor.runtime.batches import list_tensors
 from surestep.doctor.runtime.evaluations import Evaluations
 from surestep.doctor.runtime.graphs import Token, attach_token
-from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
 from surestep.doctor.watcher import Call as CallOfTorch
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from torch.utils.data import DataLoader
 
 
@@ -44,9 +44,10 @@ from surestep.doctor.source.values import last_name
 
 SEVERITY = "warning"
 FIX = "Evaluate inside `with torch.no_grad():`."
-CHECK_SKIPS = ("bad_in_train_mode",)
+CHECK_SKIPS = ("bad_in_train_mode", "bad_without_a_loader")
 _FEWEST = 3  # graphs that were built for nothing
 _MOST = 64  # graphs that are remembered
+_LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss")
 
 _USES_GRAPH = frozenset(
     "grad backward requires_grad_ set_grad_enabled enable_grad retain_grad jacobian hessian vjp "
@@ -100,14 +101,40 @@ class _Graph:
     step: int
 
 
+class _Pass:
+    """A forward pass of a model with a graph.
+
+    Attributes:
+        model: the class of the model.
+        step: after which it was.
+        outputs: of the model.
+        has_gradient: whether a gradient reached one of them.
+    """
+
+    def __init__(self, model: str, step: int, outputs: list[Tensor]) -> None:
+        self.model, self.step = model, step
+        self.outputs = [weakref.ref(output) for output in outputs]
+        self.has_gradient = False
+        for output in outputs:
+            if output.requires_grad:
+                output.register_hook(self._see)
+
+    def _see(self, _: Tensor) -> None:
+        self.has_gradient = True
+
+    def made(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is one of its outputs."""
+        return any(output() is tensor for output in self.outputs)
+
+
 class Watch(Watcher):
     """Find graphs of an evaluation that are gone, and that no backward pass could use.
 
     Outputs in eval mode are of an evaluation, and so are those in a pass over a DataLoader in which
-    nothing is trained.
+    nothing is trained, and those of a line with a loss that never gets a gradient.
     """
 
-    FUNCTIONS = ("grad",)
+    FUNCTIONS = ("grad", *_LOSSES)
 
     def __init__(self) -> None:
         self._graphs: list[_Graph] = []
@@ -117,6 +144,8 @@ class Watch(Watcher):
         self._location = NOWHERE
         self._name = ""
         self._evaluations = Evaluations()
+        self._pass: _Pass | None = None  # the last one
+        self._passes: dict[Location, list[_Pass]] = {}  # by the line of their losses
 
     def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
         self._evaluations.begin(run, loader)
@@ -132,8 +161,14 @@ class Watch(Watcher):
         self._gradients += 1
 
     def on_call(self, run: Run, call: CallOfTorch) -> None:
-        self._count()
-        self._gradients += 1
+        if call.name == "grad":
+            self._count()
+            self._gradients += 1
+        elif run.is_sampled and not run.in_backward and call.result.requires_grad:
+            if self._pass is not None and self._pass.made(call["input"]):
+                passes = self._passes.setdefault(run.locate(), [])
+                if len(passes) < _MOST:
+                    passes.append(self._pass)
 
     def after_forward(
         self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
@@ -141,8 +176,11 @@ class Watch(Watcher):
         if len(run.modules) != 1 or run.in_backward:
             return
         found = next((t for t in list_tensors(output) if t.grad_fn is not None), None)
+        self._pass = None
         if found is None or _wants_gradients(inputs):
             return
+        if run.is_sampled:
+            self._pass = _Pass(type(module).__name__, run.step, list_tensors(output))
         self._evaluations.count_call(run, type(module).__name__)
         if module.training or len(self._graphs) >= _MOST or len(self._steps) >= _MOST:
             return
@@ -186,6 +224,23 @@ class Watch(Watcher):
                 evaluations[0].step + 1,
                 {"passes": len(evaluations)},
             )
+        else:
+            yield from self._observe_losses()
+
+    def _observe_losses(self) -> Iterator[Observation]:
+        has_gradient = [any(p.has_gradient for p in passes) for passes in self._passes.values()]
+        if not any(has_gradient):
+            return  # nothing is trained: SS106 or SS112
+        for (location, passes), is_trained in zip(self._passes.items(), has_gradient, strict=True):
+            is_usual = len(passes) >= _FEWEST and len({seen.step for seen in passes}) > 1
+            if is_usual and not is_trained:
+                yield Observation(
+                    location,
+                    f"{passes[0].model} built {len(passes)} graphs for losses whose gradient "
+                    "nothing computed.",
+                    passes[0].step + 1,
+                    {"graphs": len(passes)},
+                )
 
 
 def _wants_gradients(inputs: tuple[Any, ...]) -> bool:
@@ -195,6 +250,35 @@ def _wants_gradients(inputs: tuple[Any, ...]) -> bool:
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return True
     return any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
+
+
+def bad_without_a_loader():
+    import torch
+    from torch import nn
+
+    x, y, x_val, y_val = (torch.randn(16, width) for width in (4, 1, 4, 1))
+    model, criterion = nn.Linear(4, 1), nn.MSELoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        loss = criterion(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(loss.item(), criterion(model(x_val), y_val).item())
+
+
+def good_second_loss_of_the_same_output():
+    import torch
+    from torch import nn
+
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        output, y = model(torch.randn(8, 4)), torch.randn(8, 1)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(output, y).backward()
+        optimizer.step()
+        print(nn.functional.l1_loss(output, y).item())
 
 
 def bad_validation():
