@@ -10,7 +10,7 @@ import tyro
 from surestep.base.errors import ConfigError
 from surestep.base.text import escape_terminal, format_count, print_escaped, print_json
 from surestep.cli.parse import command
-from surestep.cli.selectors import Selectors, require_commas, split_selectors
+from surestep.cli.selectors import join_repeated, require_commas, split_selectors
 from surestep.doctor.cache import ResultCache, find_cache_folder
 from surestep.doctor.check_files import check_files
 from surestep.doctor.find_files import find_files
@@ -22,12 +22,13 @@ from surestep.doctor.settings import Configuration
 Format = Literal["text", "json", "github", "sarif"]
 # With None first, tyro need not import typeguard for the default, which takes 0.07 s.
 _Several = Union[None, tuple[str, ...]]  # noqa: UP007
+_Rules = Annotated[Union[str, None], tyro.conf.arg(metavar="RULE[,RULE...]")]  # noqa: UP007
 
 
 def run(words: list[str]) -> int:
     """Check scripts; return the exit code."""
     require_commas(words)
-    return _run(words)
+    return _run(join_repeated(words))
 
 
 @command("check")
@@ -35,8 +36,8 @@ def _run(
     paths: Annotated[_Several, tyro.conf.arg(metavar="[PATH ...]")] = None,
     /,
     *,
-    select: Selectors = (),
-    ignore: Selectors = (),
+    select: _Rules = None,
+    ignore: _Rules = None,
     format: Format = "text",
     no_cache: bool = False,
     fix: bool = False,
@@ -59,8 +60,8 @@ def _run(
     if diff and (fix or format != "text"):
         raise ConfigError("Give --diff without --fix and --format: it prints a diff.")
     found = find_files(paths or ["."])
-    selectors = split_selectors(select)
-    codes = _Selection(selectors, split_selectors(ignore))
+    selectors = split_selectors([select or ""])
+    codes = _Selection(selectors, split_selectors([ignore or ""]))
     for text in list_unchecked(selectors):
         print_escaped(text, sys.stderr)
     files = [(path, codes.of(configuration)) for path, configuration in found.files]

@@ -9,6 +9,7 @@ import tyro
 from surestep.base.errors import ConfigError
 from surestep.doctor.selection import find_unknown
 
+_OPTIONS = ("--select", "--ignore")
 # One value, so that a path may follow; given again, it adds to the others.
 Selectors = Annotated[
     tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="RULE[,RULE...]")
@@ -28,7 +29,7 @@ def require_commas(words: Sequence[str]) -> None:
     """
     for index, word in enumerate(words):
         option, _, value = word.partition("=")
-        if option not in ("--select", "--ignore"):
+        if option not in _OPTIONS:
             continue
         given = [value] if value else list(words[index + 1 : index + 2])
         for other in words[index + (1 if value else 2) :]:
@@ -38,3 +39,17 @@ def require_commas(words: Sequence[str]) -> None:
         if len(given) > 1:
             joined = ",".join(split_selectors(given))
             raise ConfigError(f"Separate rules by commas: {option} {joined}")
+
+
+def join_repeated(words: Sequence[str]) -> list[str]:
+    """Return words in which --select and --ignore are given once each, with all their rules."""
+    others: list[str] = []
+    rules: dict[str, list[str]] = {}
+    rest = iter(words)
+    for word in rest:
+        option, sign, value = word.partition("=")
+        if option in _OPTIONS and (value := value if sign else next(rest, "")):
+            rules.setdefault(option, []).append(value)
+        else:
+            others.append(word)
+    return [*others, *(part for name in rules for part in (name, ",".join(rules[name])))]
