@@ -68,12 +68,14 @@ def review(case: Case) -> Iterator[Remark]:
 
     layout, model = case.loop.loader.layout, case.loop.state.model
     size, samples = layout.batch_size, layout.micro_batch_size
+    if samples >= min(size, _ENOUGH):
+        return
     layers = [
         name
         for name, module in model.named_modules()
         if isinstance(module, BATCH_NORM) and module not in case.task.keep_eval
     ]
-    if layers and samples < min(size, _ENOUGH):
+    if layers:
         yield Remark(
             f"The BatchNorm layers {list_names(layers)} normalised micro-batches of {samples} "
             f"samples, and not the batches of {size}.",
@@ -140,6 +142,30 @@ def bad_in_methods() -> None:
     trainer = Trainer(3)
     for _ in range(5):
         trainer.step()
+
+
+def bad_micro_batches_of_trainer() -> None:
+    import torch
+
+    import surestep
+
+    x, y = torch.randn(64, 4), torch.arange(64) % 3
+    net = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
+    task = surestep.Task(net, "multiclass", train=(x, y))
+    config = surestep.Config(max_steps=3, batch_size=16, micro_batch_size=4)
+    surestep.Trainer(task, config, run="run").fit()
+
+
+def good_whole_batches_of_trainer() -> None:
+    import torch
+
+    import surestep
+
+    x, y = torch.randn(64, 4), torch.arange(64) % 3
+    net = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
+    task = surestep.Task(net, "multiclass", train=(x, y))
+    config = surestep.Config(max_steps=3, batch_size=16)
+    surestep.Trainer(task, config, run="run").fit()
 
 
 def good_group_norm() -> None:

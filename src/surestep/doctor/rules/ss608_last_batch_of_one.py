@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 SEVERITY = "warning"
 FIX = "Set drop_last=True (data.drop_last in a Config), or another batch size."
+ALSO = ("SS116",)  # a micro-batch may be small too
 _FEW = 2  # samples
 _USUAL = 4  # a batch size above which so few samples are not meant
 _MOST_LOADERS = 20
