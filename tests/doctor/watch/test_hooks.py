@@ -108,6 +108,34 @@ def test_only_the_first_steps_are_watched_if_that_is_asked():
     assert calls["on_step"] == calls["on_backward"] == 5
 
 
+def test_first_steps_of_each_optimizer_are_sampled():
+    sampled = []
+
+    class Steps(Watcher):
+        def on_step(self, run, optimizer):
+            sampled.append((run.is_sampled, run.sampled_since))
+
+    with Monitor({"SS000": Steps()}).installed():
+        train(30)
+        train(30)
+    assert [step for step, (is_sampled, _) in enumerate(sampled) if is_sampled] == [
+        *range(20),
+        *range(30, 50),
+        50,
+    ]
+    assert {since for is_sampled, since in sampled[30:51] if is_sampled} == {31}
+
+
+def test_optimizer_that_is_made_after_the_watched_steps_sees_no_forward_pass():
+    def train_twice():
+        train(5)
+        train(1)
+        assert not nn.modules.module._global_forward_pre_hooks
+
+    calls = count_calls(train_twice, most_steps=5)
+    assert calls["after_step"] == 5
+
+
 def test_run_is_whole_if_it_was_watched_to_an_end_without_an_error():
     def is_whole(function, **options):
         monitor = Monitor({"SS000": Everything()}, **options)

@@ -47,7 +47,7 @@ class Forwards:
     def begin_optimizer(self) -> None:
         """See the passes of the first steps of a new optimizer."""
         self._optimizers += 1
-        if 1 < self._optimizers <= _MOST_OPTIMIZERS:
+        if 1 < self._optimizers <= _MOST_OPTIMIZERS and not self._listeners.is_busy:
             self._first_until = max(self._first_until, self._run.step) + _FIRST_STEPS
             self._sample(self._run.step + 1)  # something of this step may be over
             self._start()
