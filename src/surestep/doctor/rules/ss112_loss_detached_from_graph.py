@@ -113,10 +113,13 @@ class Watch(WindowWatcher):
     def after_forward(
         self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
     ) -> None:
-        if len(run.modules) == 1 and not run.in_backward:
-            for tensor in list_tensors(output):
-                if tensor.grad_fn is not None and tensor.numel():
-                    self._outputs[tensor.data_ptr()] = weakref.ref(tensor)
+        if len(run.modules) != 1 or run.in_backward:
+            return
+        given = {tensor.data_ptr() for tensor in list_tensors(inputs)}
+        for tensor in list_tensors(output):
+            memory = tensor.data_ptr()
+            if tensor.grad_fn is not None and tensor.numel() and memory not in given:
+                self._outputs[memory] = weakref.ref(tensor)
 
     def after_step(self, run: Run, optimizer: Optimizer) -> None:
         self._outputs.clear()
@@ -288,6 +291,19 @@ def bad_part_of_the_loss() -> None:
         loss = loss + output.abs().mean()
         optimizer.zero_grad()
         loss.backward()
+        optimizer.step()
+
+
+def good_gradient_of_the_input() -> None:
+    import torch
+
+    flatten, head = torch.nn.Flatten(), torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    for _ in range(5):
+        x = torch.randn(8, 2, 2, requires_grad=True)
+        flat = flatten(x)
+        optimizer.zero_grad()
+        (head(flat).pow(2).mean() + flat.abs().mean()).backward()
         optimizer.step()
 
 
