@@ -6,11 +6,13 @@ import importlib
 import importlib.util
 import json
 import os
+import runpy
 import signal
+import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,7 +81,16 @@ def summarize(finding: Any, file: str) -> dict[str, Any]:
 
 
 def watch_all(scripts: Sequence[Mapping[str, str]], processes: int = 1) -> list[Result]:
-    """Return what `surestep watch` finds in each script; each runs in a forked process."""
+    """Return what `surestep watch` finds in each script."""
+    return run_all(scripts, watch, processes)
+
+
+def run_all(
+    scripts: Sequence[Mapping[str, str]],
+    run: Callable[[Mapping[str, str], Path], Result],
+    processes: int = 1,
+) -> list[Result]:
+    """Return what `run` finds in each script, in a folder and a forked process for each."""
     load_libraries()
     results: list[Result] = [Result() for _ in scripts]
     running: dict[int, tuple[int, tempfile.TemporaryDirectory[str], float]] = {}
@@ -87,7 +98,7 @@ def watch_all(scripts: Sequence[Mapping[str, str]], processes: int = 1) -> list[
         folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         pid = os.fork()
         if pid == 0:
-            run_child(files, Path(folder.name))
+            run_child(files, Path(folder.name), run)
         running[pid] = index, folder, time.monotonic()
         while len(running) >= processes or (running and index + 1 == len(scripts)):
             pid, status = os.wait()
@@ -120,8 +131,10 @@ def read_result(folder: Path, status: int) -> Result:
     return Result(**json.loads(path.read_text(encoding="utf-8")))
 
 
-def run_child(files: Mapping[str, str], folder: Path) -> None:
-    """Run a script under the rules, write what they found, and end the process."""
+def run_child(
+    files: Mapping[str, str], folder: Path, run: Callable[[Mapping[str, str], Path], Result]
+) -> None:
+    """Run a script, write what was found, and end the process."""
     signal.alarm(SECONDS)
     code = 1
     try:
@@ -129,7 +142,7 @@ def run_child(files: Mapping[str, str], folder: Path) -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
-        result = watch(files, folder)
+        result = run(files, folder)
         text = json.dumps(result.__dict__, default=str)
         (folder / "result.json.tmp").write_text(text, encoding="utf-8")
         os.replace(folder / "result.json.tmp", folder / "result.json")
@@ -140,22 +153,27 @@ def run_child(files: Mapping[str, str], folder: Path) -> None:
 
 def watch(files: Mapping[str, str], folder: Path) -> Result:
     """Run a script in this process; it may change anything of the process."""
-    import runpy
-    import sys
-
     from surestep.doctor.watch.watch import Watch
 
-    paths = write_files(files, folder)
-    sys.argv = [paths[0].name]
-    sys.path.insert(0, str(folder))
-    main = next(path for path in paths if path.name == "train.py")
-    session, error = Watch(load_rules()), ""
-    try:
-        session.run(lambda: runpy.run_path(str(main), run_name="__main__"))
-    except BaseException:
-        error = traceback.format_exc(limit=-2)
+    session = Watch(load_rules())
+    error = run_main(files, folder, session.run)
     report = session.report()
     if report.failures:
         error += f"\nrules failed: {report.failures}"
     found = [summarize(finding, Path(finding.file).name) for finding in report.findings]
     return Result(found, error)
+
+
+def run_main(
+    files: Mapping[str, str], folder: Path, run: Callable[[Callable[[], object]], object]
+) -> str:
+    """Run a script by `run` in this process, and return its exception; "" for none."""
+    paths = write_files(files, folder)
+    sys.argv = [paths[0].name]
+    sys.path.insert(0, str(folder))
+    main = str(next(path for path in paths if path.name == "train.py"))
+    try:
+        run(lambda: runpy.run_path(main, run_name="__main__"))
+    except BaseException:
+        return traceback.format_exc(limit=-2)
+    return ""
