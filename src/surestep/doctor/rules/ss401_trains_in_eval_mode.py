@@ -168,7 +168,7 @@ class Watch(Watcher):
         if call["training"] != module.training:
             self._ignored.add(id(module))
             self._seen.pop(id(module), None)
-        elif id(module) not in self._ignored and not list_switched(run.modules[0]):
+        elif id(module) not in {*self._seen, *self._ignored} and not list_switched(run.modules[0]):
             self._add(run.modules[0], [module])
             self.on_forward(run, module, ())
 
