@@ -29,18 +29,31 @@ def offline(monkeypatch, tmp_path):
 
 
 def chunks(data):
-    """Yield the records of a file in LevelDB's log format, after a header of seven bytes."""
+    """Yield the complete records of a file in LevelDB's log format, after a header of 7 bytes.
+
+    The service may still be writing: a record whose end is not in the file yet is not one.
+    """
     place, record = 7, b""
     while place + 7 <= len(data):
         if BLOCK - place % BLOCK < 7:
             place += BLOCK - place % BLOCK
             continue
         _, size, kind = struct.unpack_from("<IHB", data, place)
+        if kind == 0 or place + 7 + size > len(data):
+            return
         record += data[place + 7 : place + 7 + size]
         place += 7 + size
         if kind in FULL_OR_LAST:
             yield record
             record = b""
+
+
+def test_record_without_its_end_is_not_read():
+    header = struct.pack("<IHB", 0, 4, 1)
+    data = bytes(7) + (header + b"abcd") * 2
+    assert list(chunks(data)) == [b"abcd"] * 2
+    for missing in range(1, 12):
+        assert list(chunks(data[:-missing])) == [b"abcd"]
 
 
 def records(folder):
