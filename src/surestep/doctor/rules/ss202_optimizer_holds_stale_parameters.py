@@ -98,7 +98,7 @@ def _find_replaced_layers(trace: Trace, step: Action) -> Iterator[Problem]:
     created = next((i for i, e in enumerate(trace.events) if e.value is optimizer), None)
     if created is None or not held or any(map(_adds_parameters, trace.events)):
         return
-    end = trace.events.index(step.event)
+    end = trace.index(step.event)
     for event in trace.events[created:end]:
         if event.kind != "store" or not isinstance(event.target, ast.Attribute):
             continue

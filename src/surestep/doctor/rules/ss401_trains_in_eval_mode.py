@@ -106,9 +106,9 @@ def _is_trained(trace: Trace, model: Value, steps: list[Action], forward: Event)
 
 def _is_for_evaluation(trace: Trace, switch: Event, model: Value) -> bool:
     """Return whether a forward pass without gradients follows the switch to eval mode."""
-    start = trace.events.index(switch)
+    start = trace.index(switch)
     for event, output in find_forwards(trace):
-        if trace.events.index(event) > start and is_same(output.receiver, model):
+        if trace.index(event) > start and is_same(output.receiver, model):
             return is_without_grad(event)
     return False
 

@@ -24,13 +24,14 @@ FIX = (
     "Use torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p)."
 )
 _HAS_FUSED = re.compile(r"scaled_dot_product|flash|xformers|memory_efficient|sdpa")
+_HAS_SOFTMAX = re.compile(r"(?i)softmax")
 _PRODUCTS = ("matmul", "bmm")
 _TRANSPOSED = ("transpose", "permute", "swapaxes", "swapdims", "mT", "T")
 
 
 def check(program: Program) -> Iterator[Problem]:
     """Find products of softmax weights with values, where the weights have no other use."""
-    if program.contains(_HAS_FUSED):
+    if program.contains(_HAS_FUSED) or not program.contains(_HAS_SOFTMAX):
         return
     for trace in program.traces:
         reported: set[Value] = set()

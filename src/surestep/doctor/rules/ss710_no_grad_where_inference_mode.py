@@ -47,7 +47,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 def _is_joined(trace: Trace, event: Event, output: Call) -> bool:
     """Return whether the loop of a forward pass joins its output to something."""
-    start = trace.events.index(event) + 1
+    start = trace.index(event) + 1
     for later in trace.events[start:]:
         if event.loops != later.loops[: len(event.loops)]:
             return False

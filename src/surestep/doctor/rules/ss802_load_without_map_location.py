@@ -95,7 +95,7 @@ def _has_location(trace: Trace, load: Call) -> bool:
 def _is_saved_before(trace: Trace, load: Event) -> bool:
     """Return whether the same run has written the file, so that its devices are still there."""
     path = load.call.argument(0, "f") if load.call is not None else None
-    before = trace.events[: trace.events.index(load)]
+    before = trace.events[: trace.index(load)]
     return any(is_same_file(save.path, path) for save in find_saves(trace) if save.event in before)
 
 

@@ -84,8 +84,8 @@ def _is_after_epoch(trace: Trace, save: Save, number: Value) -> bool:
     loop = save.event.loop
     if not isinstance(number, Element) or loop is None or number.of is not _find_range(loop):
         return False
-    index = trace.events.index(save.event)
-    trained = [trace.events.index(a.event) for a in find_actions(trace) if loop in a.event.loops]
+    index = trace.index(save.event)
+    trained = [trace.index(a.event) for a in find_actions(trace) if loop in a.event.loops]
     return bool(trained) and max(trained) < index
 
 

@@ -73,7 +73,7 @@ def _find_new_object(trace: Trace, loaded: Event, receiver: Value) -> Event | No
     if len(options) != 1 or not isinstance(expression, (ast.Name, ast.Attribute)):
         return None
     text, old = ast.unparse(expression), options[0]
-    for event in trace.events[trace.events.index(loaded) + 1 :]:
+    for event in trace.events[trace.index(loaded) + 1 :]:
         if event.kind == "store" and event.target is not None:
             is_same_name = ast.unparse(event.target) == text and event.stack == loaded.stack
             if is_same_name:

@@ -92,7 +92,7 @@ def _bypasses(trace: Trace, event: Event, call: Call) -> bool:
     return any(
         _is_inside(call.receiver, wrapper) and set(wrapping.branches) <= set(event.branches)
         for wrapping, wrapper in find_wrappers(trace, REDUCES)
-        if trace.events.index(wrapping) < trace.events.index(event)
+        if trace.index(wrapping) < trace.index(event)
     )
 
 

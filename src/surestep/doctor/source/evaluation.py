@@ -34,7 +34,7 @@ def is_measured(trace: Trace, event: Event, output: Call) -> bool:
         event: the forward pass.
         output: its value.
     """
-    start = trace.events.index(event) + 1
+    start = trace.index(event) + 1
     for later in trace.events[start : start + 200]:
         if event.loops != later.loops[: len(event.loops)]:
             break

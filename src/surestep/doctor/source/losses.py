@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 
 from surestep.doctor.source.outputs import Origin
-from surestep.doctor.source.trace import Event, Trace
+from surestep.doctor.source.trace import Event, Trace, once_per_trace
 from surestep.doctor.source.training import (
     describe,
     describe_source,
@@ -71,8 +71,13 @@ class Loss:
 
 def find_losses(trace: Trace, *names: str) -> list[Loss]:
     """Return the losses with one of these names that a trace computes, in order."""
+    return [loss for loss in _find_all_losses(trace) if loss.name in names]
+
+
+@once_per_trace
+def _find_all_losses(trace: Trace) -> list[Loss]:
     found = (_find_loss(event) for event in trace.events if event.call is not None)
-    return [loss for loss in found if loss is not None and loss.name in names]
+    return [loss for loss in found if loss is not None]
 
 
 def find_trained(trace: Trace) -> set[int]:

@@ -6,10 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from surestep.doctor.source.operators import BUILTINS
-from surestep.doctor.source.trace import Branch, Event, Trace
+from surestep.doctor.source.trace import Branch, Event, Trace, once_per_trace
 from surestep.doctor.source.training import (
     Action,
     find_actions,
@@ -39,6 +38,13 @@ _OF_MODULES = frozenset(
 _CHANGES_GRADIENTS = frozenset("backward grad vjp jvp value_and_grad setattr __setattr__".split())
 
 
+@once_per_trace
+def _find_opaque(trace: Trace) -> list[int]:
+    """Return the positions of the events that may be parts of training steps unseen."""
+    known = {action.event for action in find_actions(trace)}
+    return [i for i, e in enumerate(trace.events) if e not in known and may_train(e)]
+
+
 @dataclass(eq=False)
 class Order:
     """The parts of training steps of a trace, and what may hide further ones.
@@ -53,19 +59,6 @@ class Order:
     def __post_init__(self) -> None:
         self.actions = find_actions(self.trace)
 
-    @cached_property
-    def _positions(self) -> dict[Event, int]:
-        return {event: index for index, event in enumerate(self.trace.events)}
-
-    @cached_property
-    def _opaque(self) -> list[int]:
-        known = {action.event for action in self.actions}
-        return [
-            index
-            for index, event in enumerate(self.trace.events)
-            if event not in known and may_train(event)
-        ]
-
     def find_pass(self, event: Event) -> list[Action]:
         """Return the actions in the innermost loop around an event, in order."""
         if event.loop is None:
@@ -74,32 +67,33 @@ class Order:
 
     def between(self, first: Event, last: Event) -> list[Action]:
         """Return the actions after an event and before another."""
-        start, end = self._positions[first], self._positions[last]
-        return [a for a in self.actions if start < self._positions[a.event] < end]
+        start, end = self.trace.index(first), self.trace.index(last)
+        return [a for a in self.actions if start < self.trace.index(a.event) < end]
 
     def is_before(self, first: Event, last: Event) -> bool:
         """Return whether an event comes first."""
-        return self._positions[first] < self._positions[last]
+        return self.trace.index(first) < self.trace.index(last)
 
     def is_clear(self, first: Event, last: Event) -> bool:
         """Return whether all that happens between two events is understood."""
-        start, end = self._positions[first], self._positions[last]
-        return not any(start < position < end for position in self._opaque)
+        start, end = self.trace.index(first), self.trace.index(last)
+        return not any(start < position < end for position in _find_opaque(self.trace))
 
     def is_clear_before(self, event: Event) -> bool:
         """Return whether all that happens before an event is understood."""
-        return not any(position < self._positions[event] for position in self._opaque)
+        return not any(position < self.trace.index(event) for position in _find_opaque(self.trace))
 
     @property
     def is_all_clear(self) -> bool:
         """Whether all that happens in the trace is understood."""
-        return not self._opaque
+        return not _find_opaque(self.trace)
 
     def is_clear_inside(self, event: Event) -> bool:
         """Return whether all that happens in the loop around an event is understood."""
         events = self.trace.events
         return not any(
-            event.loop is None or event.loop in events[position].loops for position in self._opaque
+            event.loop is None or event.loop in events[position].loops
+            for position in _find_opaque(self.trace)
         )
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
+from typing import Any, TypeVar, cast
 
 from surestep.doctor.source.files import SourceFile
 from surestep.doctor.source.values import Call, Class, Function, Instance, Value
+
+Found = TypeVar("Found")
 
 
 @dataclass(eq=False, frozen=True)
@@ -97,6 +101,28 @@ class Trace:
     file: SourceFile
     entry: Function | None
     events: list[Event] = field(default_factory=list)
+    _kept: dict[object, Any] = field(default_factory=dict, repr=False)
+
+    def index(self, event: Event) -> int:
+        """Return the position of an event in `events`."""
+        return _number_events(self)[event]
+
+
+def once_per_trace(find: Callable[[Trace], Found]) -> Callable[[Trace], Found]:
+    """Make a function keep what it found in a trace: many rules ask for the same."""
+
+    @wraps(find)
+    def found(trace: Trace) -> Found:
+        if find not in trace._kept:
+            trace._kept[find] = find(trace)
+        return cast("Found", trace._kept[find])
+
+    return found
+
+
+@once_per_trace
+def _number_events(trace: Trace) -> dict[Event, int]:
+    return {event: index for index, event in enumerate(trace.events)}
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from surestep.doctor.source.trace import Event, Loop, Trace
+from surestep.doctor.source.trace import Event, Loop, Trace, once_per_trace
 from surestep.doctor.source.values import (
     Attribute,
     Call,
@@ -53,6 +53,7 @@ class Action:
     target: Value | None
 
 
+@once_per_trace
 def find_actions(trace: Trace) -> list[Action]:
     """Return the parts of training steps in a trace, in order."""
     return [action for event in trace.events if (action := _classify(event)) is not None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from surestep.doctor.source.trace import Event, Trace
+from surestep.doctor.source.trace import Event, Trace, once_per_trace
 from surestep.doctor.source.values import Call, Value
 
 # Methods that return their module, or their tensor on another device or of another type.
@@ -63,18 +63,31 @@ def find_wrapper(
 
 def last_store(trace: Trace, before: Event, expression: ast.expr) -> Event | None:
     """Return the last assignment to an expression before an event, in the same function."""
-    text, last = ast.unparse(expression), None
-    for event in trace.events:
-        if event is before:
+    end, last = trace.index(before), None
+    for event in _find_stores(trace).get(ast.unparse(expression), ()):
+        if trace.index(event) >= end:
             return last
-        if event.kind != "store" or event.target is None or ast.unparse(event.target) != text:
-            continue
-        if isinstance(expression, ast.Name) and event.stack != before.stack:
-            continue
-        last = event
+        if not isinstance(expression, ast.Name) or event.stack == before.stack:
+            last = event
     return last
+
+
+@once_per_trace
+def _find_stores(trace: Trace) -> dict[str, list[Event]]:
+    """Return the assignments, by the expression that is assigned to."""
+    stores: dict[str, list[Event]] = {}
+    for event in trace.events:
+        if event.kind == "store" and event.target is not None:
+            stores.setdefault(ast.unparse(event.target), []).append(event)
+    return stores
 
 
 def event_of(trace: Trace, value: Value) -> Event | None:
     """Return the event that is the call of a value."""
-    return next((event for event in trace.events if event.value is value), None)
+    return _find_events(trace).get(value)
+
+
+@once_per_trace
+def _find_events(trace: Trace) -> dict[Value, Event]:
+    """Return the first event with each value."""
+    return {event.value: event for event in reversed(trace.events)}
