@@ -204,7 +204,7 @@ class Evaluator:
             case Class():
                 made = base.find(name)
             case ModuleValue():
-                made = base.scope.names.get(name)
+                made = base.scope.get(name)
             case Symbol():
                 return Symbol(f"{base.path}.{name}", node=node, file=self._file)
             case Either():
@@ -473,5 +473,5 @@ class _Super(Value):
 
     def find(self, name: str) -> Value | None:
         """Return an attribute of a base in the project."""
-        names = (cls.scope.names for cls in self.lineage)
-        return next((found[name] for found in names if name in found), None)
+        scopes = (cls.scope for cls in self.lineage if name in cls.scope.names)
+        return next((scope.get(name) for scope in scopes), None)

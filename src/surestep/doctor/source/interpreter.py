@@ -1,9 +1,10 @@
 """Follow a script: which calls it makes, in which order, with what.
 
 Each statement is executed once, with values that only remember how they were made. Calls of
-functions of the project are followed; all others become events. Both branches of a condition are
-executed, and what they assign differently is `Either` of the two. Nothing is claimed of what cannot
-be followed: it is `Unknown`.
+functions of the project are followed; all others become events. A module of the project is executed
+when a name that was imported from it is first used. Both branches of a condition are executed, and
+what they assign differently is `Either` of the two. Nothing is claimed of what cannot be followed:
+it is `Unknown`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from surestep.doctor.source.values import (
     Collection,
     Constant,
     Function,
+    Imported,
     Instance,
     Operation,
     Scope,
@@ -34,6 +36,7 @@ from surestep.doctor.source.values import (
 )
 
 MAX_STATEMENTS = 20_000  # of a file, the functions that it calls included
+MAX_STATEMENTS_ELSEWHERE = 2_000  # of these, in functions of other files
 MAX_IMPORTS = 20  # files of the project that one file leads to
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
@@ -56,10 +59,13 @@ class Interpreter(Evaluator):
         self._modules: dict[SourceFile, Scope] = {}
         self._classes: list[Class] = []
         self._statements = 0
+        self._statements_elsewhere = 0
+        self._main: SourceFile
 
     def follow(self, file: SourceFile) -> Program:
         """Follow a file, and then each of its functions that was not called."""
         program = Program(file)
+        self._main = file
         self._project.add(file)
         self._record(program, None, lambda: self._scope_of(file))
         program.functions = [f for f in self._functions if f.file is file]
@@ -124,9 +130,19 @@ class Interpreter(Evaluator):
                 self._statements += 1
                 if self._statements > MAX_STATEMENTS:
                     raise BudgetSpentError
+                if self._file is not self._main and self._recorder.position.stack:
+                    self._statements_elsewhere += 1
                 if not self._run_statement(statement, scope):
                     return False
         return True
+
+    def _is_followed(self, function: Function) -> bool:
+        if (
+            function.file is not self._main
+            and self._statements_elsewhere > MAX_STATEMENTS_ELSEWHERE
+        ):
+            return False  # a library: what it does is found when its own files are checked
+        return super()._is_followed(function)
 
     def _run_statement(self, node: ast.stmt, scope: Scope) -> bool:
         match node:
@@ -246,44 +262,43 @@ class Interpreter(Evaluator):
         self._bind(node.target, made, scope)
 
     def _import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
+        """Bind names of other modules; those of the project are executed when a name is used."""
+        file = self._file
         for alias in node.names:
-            name = alias.asname or alias.name
             if isinstance(node, ast.Import):
-                found = self._find(alias.name, 0)
-                top = alias.name if alias.asname else alias.name.partition(".")[0]
-                made: Value = Symbol(top, node=node, file=self._file)
-                if found is not None and (alias.asname or "." not in alias.name):
-                    made = ModuleValue(self._scope_of(found), node=node, file=self._file)
-                scope.names[alias.asname or alias.name.partition(".")[0]] = made
-                continue
-            module = node.module or ""
-            found = self._find(module, node.level)
-            if found is None:
-                path = f"{'.' * node.level}{module}.{alias.name}"
-                if alias.name != "*":
-                    scope.names[name] = Symbol(path, node=node, file=self._file)
-                continue
-            names = self._scope_of(found).names
-            if alias.name == "*":
-                scope.names.update(
-                    {key: value for key, value in names.items() if not key.startswith("_")}
-                )
-            elif alias.name in names:
-                scope.names[name] = names[alias.name]
-            else:
-                below = f"{module}.{alias.name}" if module else alias.name
-                inner = self._find(below, node.level)
-                scope.names[name] = (
-                    Symbol(below, node=node, file=self._file)
-                    if inner is None
-                    else ModuleValue(self._scope_of(inner), node=node, file=self._file)
-                )
+                top, _, below = alias.name.partition(".")
+                made: Value = Symbol(top, node=node, file=file)
+                if alias.asname or not below:
+                    made = Imported(partial(self._import_module, node, alias.name, 0, file))
+                scope.names[alias.asname or top] = made
+            elif alias.name != "*":
+                load = partial(self._import_name, node, alias.name, file)
+                scope.names[alias.asname or alias.name] = Imported(load)
+            elif (found := self._find(node.module or "", node.level, file)) is not None:
+                names = self._scope_of(found).names
+                scope.names.update({key: names[key] for key in names if not key.startswith("_")})
 
-    def _find(self, module: str, level: int) -> SourceFile | None:
+    def _import_module(self, node: ast.stmt, module: str, level: int, file: SourceFile) -> Value:
+        found = self._find(module, level, file)
+        if found is None:
+            return Symbol(module, node=node, file=file)
+        return ModuleValue(self._scope_of(found), node=node, file=file)
+
+    def _import_name(self, node: ast.ImportFrom, name: str, file: SourceFile) -> Value:
+        module = node.module or ""
+        found = self._find(module, node.level, file)
+        if found is None:
+            return Symbol(f"{'.' * node.level}{module}.{name}", node=node, file=file)
+        made = self._scope_of(found).get(name)
+        if made is not None:
+            return made
+        return self._import_module(node, f"{module}.{name}".lstrip("."), node.level, file)
+
+    def _find(self, module: str, level: int, importer: SourceFile) -> SourceFile | None:
         """Return the file of an imported module, unless the file leads to too many."""
         if len(self._modules) > MAX_IMPORTS:
             return None
-        return self._project.find(module, level, self._file.path)
+        return self._project.find(module, level, importer.path)
 
     def _define_class(self, node: ast.ClassDef, scope: Scope) -> None:
         bases = tuple(self._evaluate(base, scope) for base in node.bases)
@@ -337,8 +352,8 @@ class Interpreter(Evaluator):
 
 def _merge(scope: Scope, other: dict[str, Value]) -> None:
     for name in {*scope.names, *other}:
-        joined = join(scope.names.get(name), other.get(name))
-        if joined is not None:
+        before, after = other.get(name), scope.names.get(name)
+        if before is not after and (joined := join(after, before)) is not None:
             scope.names[name] = joined
 
 

@@ -8,7 +8,7 @@ each execution, so they are compared by identity.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,25 @@ class Symbol(Value):
 
 
 @dataclass(eq=False)
+class Imported(Value):
+    """An imported name that was not used yet: only then is its module executed.
+
+    Attributes:
+        load: returns its value.
+    """
+
+    load: Callable[[], Value]
+    _value: Value | None = None
+
+    def loaded(self) -> Value:
+        """Return its value, which is loaded once; Unknown while it is loading."""
+        if self._value is None:
+            self._value = Unknown("")
+            self._value = self.load()
+        return self._value
+
+
+@dataclass(eq=False)
 class Scope:
     """The names of a module, a class or a function."""
 
@@ -71,9 +90,14 @@ class Scope:
         scope: Scope | None = self
         while scope is not None:
             if name in scope.names and (scope is self or not scope.is_class):
-                return scope.names[name]
+                return scope.get(name)
             scope = scope.parent
         return None
+
+    def get(self, name: str) -> Value | None:
+        """Return the value of a name of this scope itself."""
+        value = self.names.get(name)
+        return value.loaded() if isinstance(value, Imported) else value
 
 
 @dataclass(eq=False)
@@ -127,7 +151,7 @@ class Class(Value):
         """Return an attribute of the class or of a base in the project."""
         for cls in self.lineage():
             if name in cls.scope.names:
-                return cls.scope.names[name]
+                return cls.scope.get(name)
         return None
 
     @property
@@ -300,6 +324,8 @@ def join(*values: Value | None) -> Value | None:
     """Return one value that is any of these; None is "not assigned"."""
     options: list[Value] = []
     for value in values:
+        if isinstance(value, Imported):
+            value = value.loaded()
         if value is not None:
             options.extend(value.options if isinstance(value, Either) else (value,))
     unique = list(dict.fromkeys(options))
