@@ -28,6 +28,7 @@ from surestep.doctor.source.values import (
 )
 from surestep.doctor.source.wrapping import MOVES, PREPARES, WRAPPERS
 
+_SCHEDULER_PATHS = ("torch.optim.lr_scheduler.", "torch.optim.swa_utils.SWALR", "timm.scheduler.")
 _OPTIMIZER_NAME = re.compile(r"(^|_)(opt|optim|optimizer|optimiser)s?(_|\d|$)", re.IGNORECASE)
 _SCHEDULER_NAME = re.compile(r"(^|_)(lr_)?(sched|scheduler)s?(_|\d|$)", re.IGNORECASE)
 _SCALER_NAME = re.compile(r"(^|_)(grad_?)?scaler(_|\d|$)", re.IGNORECASE)
@@ -202,7 +203,7 @@ def is_scheduler(value: Value | None) -> bool:
     """Return whether a value is a schedule of learning rates, by how it was made or its name."""
     options = options_of(value)
     return bool(options) and all(
-        _is_one(option, ("torch.optim.lr_scheduler.", "timm.scheduler."), _SCHEDULER_NAME)
+        _is_one(option, _SCHEDULER_PATHS, _SCHEDULER_NAME)
         or (isinstance(option, Call) and bool(_SCHEDULER_CALLS.match(option.name)))
         for option in options
     )
