@@ -20,7 +20,7 @@ from surestep.doctor.source.files import Project, UnreadableError, read_source
 
 # To start a process takes as long as to check about this many files.
 FILES_PER_PROCESS = 24
-CHUNK = 16  # files that share what they import; more need more memory
+CHUNK = 64  # files that share what they import, which is read once; more need more memory
 
 Chunk = list[tuple[Path, tuple[str, ...]]]
 
@@ -61,8 +61,10 @@ def _find_key(finding: Finding) -> tuple[int, int, str]:
 
 
 def _check_missing(files: Chunk) -> Iterator[FileReport]:
-    chunks = [files[start : start + CHUNK] for start in range(0, len(files), CHUNK)]
     processes = min(_count_cores(), len(files) // FILES_PER_PROCESS)
+    # Several chunks for each process, so that none waits long for the last.
+    size = min(CHUNK, max(FILES_PER_PROCESS, len(files) // (4 * max(processes, 1))))
+    chunks = [files[start : start + size] for start in range(0, len(files), size)]
     if processes > 1:
         yield from _check_in_processes(chunks, processes)
         return

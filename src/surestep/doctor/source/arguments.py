@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from functools import cache
 
 from surestep.doctor.source.values import (
     Collection,
@@ -55,7 +54,6 @@ def bind_arguments(
     return given
 
 
-@cache
 def is_generator(definition: Definition) -> bool:
     """Return whether a function yields, itself and not in a function inside it."""
     if isinstance(definition, ast.Lambda):

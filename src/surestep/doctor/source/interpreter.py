@@ -36,7 +36,7 @@ from surestep.doctor.source.values import (
 )
 
 MAX_STATEMENTS = 20_000  # of a file, the functions that it calls included
-MAX_STATEMENTS_ELSEWHERE = 2_000  # of these, in functions of other files
+MAX_STATEMENTS_ELSEWHERE = 1_000  # of these, in functions of other files
 MAX_IMPORTS = 20  # files of the project that one file leads to
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
