@@ -1,11 +1,15 @@
 """`surestep watch`: the script runs as it would, and the findings are printed at the end."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from surestep.cli import watch as module
+from surestep.doctor.watch.report import Report
 
 COMMAND = Path(sys.executable).with_name("surestep")
 SCRIPT = """
@@ -63,6 +67,7 @@ def test_script_prints_the_same_and_the_mistake_is_reported(tmp_path):
         ("sys.exit('stopped')", [], 1, "stopped"),
         ("raise KeyboardInterrupt", [], 130, "Interrupted."),
         ("", ["--fail-on", "error"], 1, ""),
+        ("sys.exit(7)", ["--fail-on", "error"], 7, ""),
     ],
 )
 def test_exit_code_is_that_of_the_script_and_findings_are_printed(
@@ -123,3 +128,21 @@ def test_wrong_use_is_explained(tmp_path, words, message):
 def test_steps_that_were_watched_are_counted(tmp_path):
     write(tmp_path)
     assert "1 finding in 5 steps" in watch(tmp_path, "--steps", "5", "script.py").stderr
+
+
+def test_signal_that_the_caller_ignores_stays_ignored(tmp_path):
+    write(tmp_path, "import signal\nprint(signal.getsignal(signal.SIGTERM) == signal.SIG_IGN)")
+    done = subprocess.run(
+        [sys.executable, "-m", "surestep", "watch", "script.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
+    )
+    assert done.stdout.endswith("True\n")
+
+
+def test_rule_that_failed_is_reported(capsys, monkeypatch):
+    module._show(Report([], 3, {"SS101": "ValueError: no"}), None)
+    assert "SS101 is disabled by an error in it: ValueError: no\n" in capsys.readouterr().err

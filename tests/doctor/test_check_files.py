@@ -132,6 +132,14 @@ def test_changed_file_is_checked_again(folder, checked):
     assert checked == ["a.py", "a.py"]
 
 
+def test_file_is_checked_again_if_the_rules_change(folder, checked, monkeypatch):
+    (folder / "a.py").write_text(BAD)
+    assert found("a.py", cache=folder / "cache") == [["SS101"]]
+    monkeypatch.setattr("surestep.doctor.cache._version_of_rules", lambda: "another")
+    assert found("a.py", cache=folder / "cache") == [["SS101"]]
+    assert checked == ["a.py", "a.py"]
+
+
 def test_file_is_checked_again_if_what_it_imports_changes(folder, checked):
     step = "from helper import advance\n" + BAD.replace("optimizer.step()", "advance(optimizer)")
     (folder / "a.py").write_text(step)

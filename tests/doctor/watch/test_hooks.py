@@ -1,7 +1,9 @@
 """The hooks change nothing: not the result, not torch, and not even if a rule fails."""
 
 import contextlib
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -22,6 +24,8 @@ from surestep.doctor.watcher import Watcher
 
 def train(steps=30):
     torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for _ in range(steps):
@@ -31,7 +35,8 @@ def train(steps=30):
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    return [parameter.detach().clone() for parameter in model.parameters()], torch.rand(3)
+    drawn = torch.tensor([*torch.rand(3), np.random.rand(), random.random()])
+    return [parameter.detach().clone() for parameter in model.parameters()], drawn
 
 
 def functions_of_torch():
@@ -101,6 +106,23 @@ def test_rules_are_called_for_each_part_of_a_step():
     assert {name: calls[name] for name in once_per_step} == dict.fromkeys(once_per_step, 30)
     assert calls["on_forward"] == calls["after_forward"] == 20 * 4, "20 steps, four modules each"
     assert calls["on_model"] == calls["on_optimizer"] == 1
+
+
+def test_all_losses_of_one_backward_pass_are_given():
+    given = []
+
+    class Losses(Watcher):
+        def on_backward(self, run, losses, keeps_graph):
+            given.append(len(losses))
+
+    with Monitor({"SS000": Losses()}).installed():
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        outputs = [model(torch.ones(2, 4)).mean() for _ in range(3)]
+        torch.autograd.backward(outputs)
+        model(torch.ones(2, 4)).mean().backward()
+        optimizer.step()
+    assert given == [3, 1]
 
 
 def test_only_the_first_steps_are_watched_if_that_is_asked():
@@ -356,6 +378,34 @@ def test_rule_that_fails_is_turned_off_and_the_others_continue():
     assert monitor.listeners.failures == {"SS999": "RuntimeError: no"}
     assert counts.calls["on_step"] == 30
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_rule_that_fails_at_the_end_does_not_hide_what_the_others_found():
+    rules = [rule for rule in load_rules() if rule.code in ("SS101", "SS103")]
+    watch = Watch(rules)
+
+    def fail(run):
+        raise RuntimeError("no")
+
+    watch._watchers["SS103"].observe = fail
+
+    def grow():
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(8):
+            model(torch.ones(2, 4)).mean().backward()
+            optimizer.step()
+
+    watch.run(grow)
+    report = watch.report()
+    assert [finding.rule for finding in report.findings] == ["SS101"]
+    assert report.failures == {"SS103": "RuntimeError: no"}
+
+
+def test_steps_after_the_watched_ones_are_not_counted():
+    watch = Watch(load_rules(), 5)
+    watch.run(train)
+    assert watch.report().steps == 5
 
 
 def test_torch_is_restored_after_an_error_of_the_script():

@@ -89,8 +89,10 @@ def test_processes_of_spawn_are_merged(tmp_path):
     from tests.multi_rank.torchrun import free_port
 
     write(tmp_path, SPAWN)
-    command = ("surestep", "watch", "--json", "found.json", "script.py", str(free_port()))
-    done = launch(tmp_path, *command)
+    end = ("script.py", str(free_port()))
+    none = launch(tmp_path, "surestep", "watch", "--select", "SS103", *end)
+    assert "nothing found in 16 steps on 2 ranks." in none.stderr
+    done = launch(tmp_path, "surestep", "watch", "--json", "found.json", *end)
     assert done.returncode == 0, done.stderr
     assert "2 findings in 16 steps on 2 ranks." in done.stderr
     assert read_findings(tmp_path / "found.json") == {

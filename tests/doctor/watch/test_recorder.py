@@ -47,6 +47,25 @@ def test_usual_step_is_recorded_in_its_order():
     assert all(line > 0 for line in found.lines)
 
 
+def test_events_of_a_window_that_never_ends_are_bounded():
+    def train():
+        model, optimizer = make()
+        for _ in range(2):
+            for _ in range(200):
+                model(torch.ones(2, 4)).mean().backward()
+            optimizer.step()
+
+    assert [len(window) for window in record(train).windows] == [128, 128]
+
+
+def test_optimizers_whose_gradients_are_recorded_are_bounded():
+    monitor, made = Monitor({"SS000": Kinds()}), []
+    with monitor.installed():
+        made += [make()[1] for _ in range(30)]
+        assert len(monitor.run.histories) == 16
+    del made
+
+
 def test_what_the_script_writes_itself_is_noticed():
     def train():
         model, optimizer = make()
