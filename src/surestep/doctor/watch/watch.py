@@ -27,7 +27,6 @@ class Watch:
         self._watchers = {
             code: rule.watcher() for code, rule in self._rules.items() if rule.watcher
         }
-        self._most_steps = most_steps
         self._monitor = Monitor(self._watchers, most_steps)
 
     def run(self, function: Callable[[], object]) -> None:
@@ -47,8 +46,7 @@ class Watch:
                 self._monitor.listeners.disable(code, error)
             else:
                 facts |= {code: known} if known is not None else {}
-        steps = run.step if self._most_steps is None else min(run.step, self._most_steps)
-        return Report(findings, steps, dict(self._monitor.listeners.failures), facts)
+        return Report(findings, run.step, dict(self._monitor.listeners.failures), facts)
 
     def merge(self, reports: Mapping[int, Report]) -> Report:
         """Return one report of several ranks, by their numbers, with what differs between them."""
