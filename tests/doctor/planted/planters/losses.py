@@ -199,3 +199,21 @@ def softmax_without_a_dimension(view: View) -> Iterator[Edit]:
         yield from view.rewrite(
             f"torch.nn.functional.{name}(_a, dim=_d)", f"torch.nn.functional.{name}(_a)"
         )
+
+
+@plants("SS405", "SR", only=("tabular",))
+def targets_without_their_last_dimension(view: View) -> Iterator[Edit]:
+    yield from view.rewrite("yb.unsqueeze(1)", "yb")
+
+
+@plants("SS405", "SR", only=("tabular", "streaming", "flat_script", "early_stopping"))
+def predictions_without_their_last_dimension(view: View) -> Iterator[Edit]:
+    texts = ("_a.squeeze(-1)", "_a[:, 0]", "_a.flatten()")
+    found = [pair for name in ("mse_loss", "huber_loss") for pair in squared_losses(view, name)]
+    for _, call in found:
+        for text in texts:
+            yield lambda call=call, text=text: change_prediction(call, text)
+
+
+def squared_losses(view: View, function: str) -> list[tuple[Site, ast.Call]]:
+    return training_losses(view, function, {"mse_loss": "MSELoss"}.get(function, "_"))

@@ -174,3 +174,26 @@ def attention_dropout_without_mode(view: View) -> Iterator[Edit]:
 @plants("SS411", "SR", only=("language_model",))
 def attention_dropout_as_a_number(view: View) -> Iterator[Edit]:
     yield from view.rewrite("self.dropout if self.training else 0", "0.1")
+
+
+@plants("SS404", "S", only=("accumulation",))
+def mean_of_batch_means(view: View) -> Iterator[Edit]:
+    def edit() -> None:
+        pattern = "torch.utils.data.DataLoader(build_dataset(40), batch_size=20)"
+        changes = (
+            (pattern, "torch.utils.data.DataLoader(build_dataset(40), batch_size=16)"),
+            ("_l.item() * labels.size(0)", "_l.item()"),
+            ("valid_loss / seen", "valid_loss / len(valid_loader)"),
+        )
+        for before, after in changes:
+            for change in list(view.rewrite(before, after)):
+                change()
+
+    yield edit
+
+
+@plants("SS407", "S", only=("early_stopping",))
+def test_data_for_early_stopping(view: View) -> Iterator[Edit]:
+    yield from view.rewrite(
+        "evaluate(model, val_loader, criterion)", "evaluate(model, test_loader, criterion)"
+    )

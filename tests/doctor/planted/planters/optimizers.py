@@ -247,3 +247,36 @@ def convert_the_model_to_bfloat16(view: View) -> Iterator[Edit]:
             change()
 
     yield edit
+
+
+# 0.01 is the default of AdamW: a run does not show that it was written.
+@plants("SS207", "SR", only=("language_model", "hf_like_trainer"), hidden=("hf_like_trainer",))
+def decay_for_all_parameters(view: View) -> Iterator[Edit]:
+    yield from view.rewrite(
+        "torch.optim.AdamW(groups, **_k)",
+        "torch.optim.AdamW(self.parameters(), lr=learning_rate, weight_decay=weight_decay)",
+    )
+    yield from view.rewrite(
+        "torch.optim.AdamW(grouped, lr=_l)",
+        "torch.optim.AdamW(self.model.parameters(), lr=_l, weight_decay=self.args.weight_decay)",
+    )
+
+
+@plants("SS213", "SR", only=("finetune",))
+def smallest_rate_for_the_last_layer(view: View) -> Iterator[Edit]:
+    layers = "[m for m in [*model.features, model.fc] if isinstance(m, torch.nn.Linear)]"
+    pattern = "torch.optim.SGD([_f, _g], **_k)"
+    for text in (
+        f"torch.optim.SGD([{{'params': m.parameters(), 'lr': 0.1 * 0.5 ** i}} "
+        f"for i, m in enumerate({layers})], momentum=0.9)",
+        "torch.optim.SGD([{'params': p, 'lr': 0.1 * 0.8 ** i} "
+        "for i, p in enumerate(model.parameters())], momentum=0.9)",
+    ):
+        yield from view.rewrite(pattern, text)
+
+
+@plants("SS116", "R", only=("accumulation",))
+def normalise_the_micro_batches(view: View) -> Iterator[Edit]:
+    for node, _ in list(view.expressions("torch.nn.Sequential(*_r)")):
+        assert isinstance(node, ast.Call)
+        yield lambda node=node: node.args.insert(1, build("torch.nn.BatchNorm1d(32)", {}))
