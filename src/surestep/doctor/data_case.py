@@ -25,6 +25,7 @@ from surestep.engine.checks.samples import has_opaque
 from surestep.engine.data.batched import NoData
 from surestep.engine.data.dataset import count_samples, in_memory, unwrap_loader
 from surestep.engine.data.make_source import is_in_memory, make_source
+from surestep.engine.data.origins import list_entries
 from surestep.engine.data.sources import Source
 from surestep.engine.data.stream import is_stream
 from surestep.engine.data.stream_loader import StreamLoader
@@ -114,6 +115,19 @@ class DataCase:
     train: Split
     others: tuple[Split, ...]
     same: tuple[str, ...]
+
+    def read_origins(self, option: str) -> tuple[list[Any], dict[str, list[Any]]]:
+        """Return the "groups" or "times" of the training data, and those of the other sets.
+
+        Samples that are excluded from training are left out; both are empty if the Task has none.
+        """
+        given, excluded = getattr(self.task, option), self.plan.exclude_samples
+        if "train" not in given:
+            return [], {}
+        kept = None if excluded is None else _keep(list(range(self.train.count)), excluded)
+        own = list_entries(given["train"], kept)
+        names = [split.name for split in self.others if split.name in given]
+        return own, {name: list_entries(given[name]) for name in names}
 
     @cached_property
     def classes(self) -> int | None:

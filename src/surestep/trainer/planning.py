@@ -21,6 +21,7 @@ from surestep.engine.data.dataloader import check_no_sampler, loader_settings
 from surestep.engine.data.dataset import check_dtypes, count_samples, dataset_of
 from surestep.engine.data.make_source import describe_randomness, is_in_memory
 from surestep.engine.data.order import apply_order, excluded_samples, remaining_data
+from surestep.engine.data.origins import check_origins
 from surestep.engine.data.stream import find_state_problem, is_stream
 from surestep.engine.data.target_stats import fit_class_weights
 from surestep.engine.device import use_device
@@ -86,6 +87,7 @@ def plan_task(
 ) -> PreparedTask:
     """Build the model after seeding, and resolve every option, for this machine by default."""
     system = system or read_system()
+    check_origins(task)
     task = with_ready_batches(task)
     excluded = _excluded(task, config)
     task = apply_order(task, excluded)

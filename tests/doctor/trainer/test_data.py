@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from surestep.doctor.data_case import read_data, spread_indices
+from surestep.doctor.rule import load_rules
 from tests import tiny
 
 X, Y = tiny.data(64)
@@ -53,6 +54,34 @@ def test_samples_are_read_with_their_indices(tmp_path):
     (small,) = data.others
     assert (small.name, small.count, small.is_complete) == ("small", 9, True)
     assert small.digests == data.train.digests[:9]
+
+
+def messages(code, data):
+    (rule,) = (rule for rule in load_rules() if rule.code == code)
+    return [finding.message for finding in rule.inspect(data)]
+
+
+@pytest.mark.parametrize(
+    ("excluded", "counts"),
+    [(None, (2, 6)), (list(range(35, 40)), (1, 2)), (list(range(21, 40)), None)],
+)
+def test_groups_in_both_sets_are_counted_without_excluded_samples(tmp_path, excluded, counts):
+    groups = {"train": [index // 7 for index in range(40)], "val": [5] * 4 + [3] * 2 + [9] * 18}
+    parts = {"train": (X[:40], Y[:40]), "val": (X[40:], Y[40:]), "groups": groups}
+    with tiny.prepare(tmp_path / "run", parts, exclude_samples=excluded) as session:
+        found = messages("SS605", read_data(session.loop, session.task, session.plan))
+    assert len(found) == (counts is not None)
+    for message in found:
+        assert message.startswith(f"{counts[0]} of the 3 groups of the validation data 'val'")
+        assert f": {counts[1]} of its 24 samples." in message
+
+
+def test_samples_from_before_the_last_one_to_train_on_are_counted(tmp_path):
+    parts = {"train": (X[:10], Y[:10]), "val": (X[10:14], Y[10:14])}
+    times = {"train": [1, 5, *[2] * 8], "val": [5, 4, 6, 1]}
+    (message,) = messages("SS606", open_data(tmp_path, {**parts, "times": times}))
+    assert message.startswith("2 of 4 samples of the validation data 'val' are from before")
+    assert message.endswith("the last sample of the training data, 5.")
 
 
 def test_excluded_samples_are_not_read(tmp_path):

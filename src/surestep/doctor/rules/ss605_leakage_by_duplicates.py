@@ -9,6 +9,10 @@ of the training data, texts by the tokens that they share. Before training, samp
 read for about a second, so a share is an estimate; `--doctor.check-data all` reads all. Data whose
 rows are equal by chance, such as rows of a few categories, is not compared.
 
+Samples of one group, such as the pictures of one patient, share what only that group shows.
+`Task(groups={"train": ..., "val": ...})` names the group of each sample: groups that are in both
+sets are reported.
+
 While a script runs, samples of a DataLoader are compared by a hash of some of its batches. There,
 training data that is evaluated beside other data is not reported.
 
@@ -86,6 +90,24 @@ def inspect(data: DataCase) -> Iterator[Remark]:
                 "exact": found.is_exact,
                 "pairs": [list(pair) for pair in found.pairs[:_SHOWN]],
             },
+        )
+    yield from _inspect_groups(data)
+
+
+def _inspect_groups(data: DataCase) -> Iterator[Remark]:
+    """Find sets with samples of groups that are in the training data too."""
+    own, others = data.read_origins("groups")
+    trained = set(own)
+    for name, groups in others.items():
+        shared = [group for group in dict.fromkeys(groups) if group in trained]
+        if not shared:
+            continue
+        samples = sum(group in trained for group in groups)
+        yield Remark(
+            f"{len(shared)} of the {len(set(groups))} groups of the {_describe([name])} are in the "
+            f"training data too, such as {shared[0]}: {samples} of its {len(groups)} samples.",
+            {"part": name, "groups": len(shared), "samples": samples, "count": len(groups)},
+            fix="Split by groups, such as with sklearn.model_selection.GroupShuffleSplit.",
         )
 
 
@@ -300,6 +322,36 @@ def bad_texts_with_a_changed_word() -> None:
     surestep.Trainer(task, config, run="run").fit()
 
 
+def bad_split_inside_groups() -> None:
+    import torch
+
+    import surestep
+
+    x = torch.randn(64, 4)
+    y = x.sum(1, keepdim=True)
+    patients = torch.arange(64) // 5  # the samples of patient 9 are in both parts
+    groups = {"train": patients[:48], "val": patients[48:]}
+    train, val = (x[:48], y[:48]), (x[48:], y[48:])
+    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=train, val=val, groups=groups)
+    config = surestep.Config(max_steps=3, batch_size=8)
+    surestep.Trainer(task, config, run="run").fit()
+
+
+def good_split_between_groups() -> None:
+    import torch
+
+    import surestep
+
+    x = torch.randn(64, 4)
+    y = x.sum(1, keepdim=True)
+    patients = [f"patient {index // 4}" for index in range(64)]
+    groups = {"train": patients[:48], "val": patients[48:]}
+    train, val = (x[:48], y[:48]), (x[48:], y[48:])
+    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=train, val=val, groups=groups)
+    config = surestep.Config(max_steps=3, batch_size=8)
+    surestep.Trainer(task, config, run="run").fit()
+
+
 def good_categories() -> None:
     import torch
 
@@ -355,17 +407,6 @@ def good_random_split() -> None:
     data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
     train, val = torch.utils.data.random_split(data, [48, 16])
     task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=train, val=val)
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_no_validation() -> None:
-    import torch
-
-    import surestep
-
-    x = torch.randn(64, 4)
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=(x, x.sum(1, keepdim=True)))
     config = surestep.Config(max_steps=3, batch_size=8)
     surestep.Trainer(task, config, run="run").fit()
 

@@ -6,18 +6,29 @@ fails: the evaluation is far better than the model is on the future of the serie
 
 Windows that do not overlap, and splits by time, are not reported.
 
+A run of Trainer is checked if the Task says the time of each sample,
+`Task(times={"train": ..., "val": ...})`: a sample to evaluate from before the last sample to train
+on is one whose future the model has seen.
+
 Source: https://scikit-learn.org/stable/modules/cross_validation.html#time-series-split
 """
 
+from __future__ import annotations
+
 import ast
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.remark import Remark
 from surestep.doctor.source.loaders import method_of
 from surestep.doctor.source.splits import find_splits
 from surestep.doctor.source.trace import Loop, Program, Trace
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Collection, Instance, Item, Value, walk
+
+if TYPE_CHECKING:
+    from surestep.doctor.data_case import DataCase
 
 SEVERITY = "error"
 FIX = "Split the series by time first, and make the windows of each part: train = series[:n]."
@@ -35,6 +46,22 @@ def check(program: Program) -> Iterator[Problem]:
                     split.event,
                     f"`{describe(split.event.value)}` splits {windows} at random.",
                 )
+
+
+def inspect(data: DataCase) -> Iterator[Remark]:
+    """Find sets with samples from before the last one of the training data."""
+    own, others = data.read_origins("times")
+    for name, times in others.items():
+        last = max(own)
+        early = sum(time < last for time in times)
+        if early:
+            kind = "test" if name == "test" else "validation"
+            yield Remark(
+                f"{early} of {len(times)} samples of the {kind} data {name!r} are from before the "
+                f"last sample of the training data, {last}.",
+                {"part": name, "early": early, "count": len(times)},
+                fix="Split by time: train on the samples before a date, evaluate those after it.",
+            )
 
 
 def _find_windows(data: Value, trace: Trace) -> Iterator[str]:
@@ -142,6 +169,47 @@ def bad_loop():
 
     X, y = make_windows(np.random.randn(100), 5)
     X_train, X_test, y_train, y_test = train_test_split(X, y, test_size=0.2, random_state=0)
+
+
+def bad_random_split_of_days() -> None:
+    import torch
+
+    import surestep
+
+    x = torch.randn(64, 4)
+    y = x.sum(1, keepdim=True)
+    order = torch.randperm(64)
+    train, val = order[:48], order[48:]
+    task = surestep.Task(
+        torch.nn.Linear(4, 1),
+        "mse",
+        train=(x[train], y[train]),
+        val=(x[val], y[val]),
+        times={"train": train, "val": val},
+    )
+    config = surestep.Config(max_steps=3, batch_size=8)
+    surestep.Trainer(task, config, run="run").fit()
+
+
+def good_split_by_date() -> None:
+    import datetime
+
+    import torch
+
+    import surestep
+
+    x = torch.randn(64, 4)
+    y = x.sum(1, keepdim=True)
+    days = [datetime.date(2024, 1, 1) + datetime.timedelta(days=index) for index in range(64)]
+    task = surestep.Task(
+        torch.nn.Linear(4, 1),
+        "mse",
+        train=(x[:48], y[:48]),
+        val=(x[48:], y[48:]),
+        times={"train": days[:48], "val": days[48:]},
+    )
+    config = surestep.Config(max_steps=3, batch_size=8)
+    surestep.Trainer(task, config, run="run").fit()
 
 
 def good_by_time():

@@ -2,7 +2,7 @@
 
 import inspect
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -94,6 +94,11 @@ class Task:
         batch_transform: a function of (inputs, targets) that returns both. It changes each global
             training batch on the device: from `surestep.batch_transforms`, or your own.
         collate_fn: a function from a list of samples to a batch.
+        groups: the group of each sample, such as its patient, for "train" and other parts of the
+            data by name: a list, an array or a tensor each. A group whose samples are in the
+            training data and in another part is a finding.
+        times: the time of each sample, likewise: numbers, dates or others that can be compared.
+            Samples of another part from before the last one of the training data are a finding.
         batched: each element of the data is a batch already, of any size. A step takes one element,
             or `batch_size` of them; they are never split or merged.
         optimizer: a callable that makes the optimizer from parameter groups, instead of `optim`.
@@ -145,6 +150,8 @@ class Task:
     loss_weights: Mapping[str, float] = field(default_factory=dict)
     reduction: str | Mapping[str, str] = "mean"
     batched: bool = False
+    groups: Mapping[str, Collection[Any]] = field(default_factory=dict)
+    times: Mapping[str, Collection[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.train is None and self.step is None:
@@ -197,6 +204,12 @@ class Task:
                 "batch_transform changes the samples of a global batch together, and the batches "
                 "of Task(batched=True) are not put together. Apply it in the dataset."
             )
+        for option in ("groups", "times"):
+            if not isinstance(getattr(self, option), Mapping):
+                raise TaskError(
+                    f"{option} is a {type(getattr(self, option)).__name__}, not a dict. Name the "
+                    f"data: {option}={{'train': ..., 'val': ...}}."
+                )
         if self.sampler is not None and not hasattr(self.sampler, "bind"):
             raise TaskError(
                 f"sampler is a {type(self.sampler).__name__}. Give one of surestep.samplers, such "
