@@ -13,7 +13,9 @@ def follow_files(tmp_path):
 
     def run(**texts):
         for name, text in texts.items():
-            (tmp_path / f"{name}.py").write_text(text)
+            path = tmp_path / f"{name.replace('__', '/')}.py"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
         project = Project()
         program = follow(read_source(tmp_path / f"{next(iter(texts))}.py"), project)
         calls = [e.call.path for trace in program.traces for e in trace.events if e.call]
@@ -78,3 +80,12 @@ def test_functions_of_other_files_are_followed_up_to_a_limit(follow_files, monke
         helpers="import torch\ndef run():\n" + "    torch.rand(1)\n" * 6,
     )
     assert calls == ["torch.rand"] * 6 + ["run", "len"]
+
+
+def test_module_of_a_folder_without_init_is_followed(follow_files):
+    calls, _ = follow_files(
+        main="from parts import steps\nimport torch\nsteps.run(torch)\n",
+        parts__steps="import torch\nfrom . import more\ndef run(_): more.draw()\n",
+        parts__more="import torch\ndef draw(): torch.rand(1)\n",
+    )
+    assert calls == ["torch.rand"]

@@ -281,17 +281,16 @@ class Interpreter(Evaluator):
     def _import_module(self, node: ast.stmt, module: str, level: int, file: SourceFile) -> Value:
         found = self._find(module, level, file)
         if found is None:
-            return Symbol(module, node=node, file=file)
+            return Symbol(f"{'.' * level}{module}", node=node, file=file)
         return ModuleValue(self._scope_of(found), node=node, file=file)
 
     def _import_name(self, node: ast.ImportFrom, name: str, file: SourceFile) -> Value:
         module = node.module or ""
         found = self._find(module, node.level, file)
-        if found is None:
-            return Symbol(f"{'.' * node.level}{module}.{name}", node=node, file=file)
-        made = self._scope_of(found).get(name)
+        made = None if found is None else self._scope_of(found).get(name)
         if made is not None:
             return made
+        # A module of a package, which may be a folder without __init__.py.
         return self._import_module(node, f"{module}.{name}".lstrip("."), node.level, file)
 
     def _find(self, module: str, level: int, importer: SourceFile) -> SourceFile | None:
