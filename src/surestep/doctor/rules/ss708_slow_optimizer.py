@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, is_made_by
-from surestep.doctor.source.values import Call, Constant
+from surestep.doctor.source.values import Call, Collection, Constant, Operation
 
 SEVERITY = "speed"
 FIX = "Leave out foreach and set_to_none, or pass fused=True."
@@ -44,7 +44,8 @@ def check(program: Program) -> Iterator[Problem]:
             call = event.call
             if call is None:
                 continue
-            if is_made_by(call, "torch.optim.") and _is_false(call, "foreach"):
+            is_slow_option = _is_false(call, "foreach") and not _has_one_parameter(call)
+            if is_made_by(call, "torch.optim.") and is_slow_option:
                 if _is_false(call, "fused") or "fused" not in call.keywords:
                     yield at_event(
                         event, f"`{describe(call)}` updates one parameter after another."
@@ -57,6 +58,14 @@ def check(program: Program) -> Iterator[Problem]:
 def _is_false(call: Call, name: str, position: int = -1) -> bool:
     option = call.argument(position, name)
     return isinstance(option, Constant) and option.value is False
+
+
+def _has_one_parameter(call: Call) -> bool:
+    """Return whether an optimizer is made for one tensor, such as one that steps in a hook."""
+    given = call.argument(0, "params")
+    if not isinstance(given, Collection) or not given.is_complete or len(given.elements) != 1:
+        return False
+    return not isinstance(given.elements[0], (Collection, Operation))  # a group, or *parameters
 
 
 class Watch(Watcher):
@@ -151,6 +160,25 @@ def good_fused():
         optimizer.zero_grad()
         model(torch.randn(8, 4)).pow(2).mean().backward()
         optimizer.step()
+
+
+def good_one_per_parameter():
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+    optimizers = {
+        parameter: torch.optim.Adam([parameter], lr=0.01, foreach=False)
+        for parameter in model.parameters()
+    }
+
+    def step(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    for _ in range(5):
+        model(torch.randn(16, 8)).mean().backward()
 
 
 def good_gradients_kept():
