@@ -138,6 +138,7 @@ class HangMonitor:
         self._note: Callable[[str, list[RankStatus]], None] = lambda text, statuses: None
         self._thread = threading.get_ident()
         self._publish_s = min(PUBLISH_S, timeouts.later_s / 20)
+        self._threads: list[threading.Thread] = []
         self._stopped = threading.Event()
         self._other_failed = threading.Event()
         self._count = 0
@@ -153,7 +154,9 @@ class HangMonitor:
         """Start the threads, after every rank has published its first status."""
         self._read_others()
         for work in (self._publish_loop, self._check_loop):
-            threading.Thread(target=work, daemon=True, name="surestep-monitor").start()
+            thread = threading.Thread(target=work, daemon=True, name="surestep-monitor")
+            self._threads.append(thread)
+            thread.start()
 
     def stop(self) -> None:
         """Stop; the process that keeps the store waits until the others know of a failure."""
@@ -164,6 +167,10 @@ class HangMonitor:
             keys = [f"knows/{rank}" for rank in range(self._size)]
             while self._hosts_store and time.monotonic() < end and not self._store.check(keys):
                 time.sleep(0.01)
+        # A thread that returns from the store when Python has ended would abort the process. One
+        # whose store cannot be reached never returns.
+        for thread in self._threads:
+            thread.join(_GOODBYE_S)
 
     def attach(
         self, steps: Callable[[], int], note: Callable[[str, list[RankStatus]], None]

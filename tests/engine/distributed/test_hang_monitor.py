@@ -1,0 +1,43 @@
+"""The threads of the hang monitor."""
+
+import threading
+import time
+
+from torch.distributed import HashStore
+
+from surestep.engine.distributed.hang_monitor import GroupTimeouts, HangMonitor
+from surestep.engine.distributed.launcher_env import LaunchInfo
+
+
+class SlowStore(HashStore):
+    """A store whose answers take long, as over a busy network."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_slow = False
+        self.is_called = threading.Event()
+
+    def clone(self):
+        return self
+
+    def set(self, key, value):
+        if self.is_slow and key.startswith("status/"):
+            self.is_called.set()
+            time.sleep(0.2)
+        super().set(key, value)
+
+
+def list_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "surestep-monitor"]
+
+
+def test_stopped_monitor_leaves_no_thread_in_a_call_of_the_store():
+    """A thread that returns from C++ when Python has ended aborts the process."""
+    store = SlowStore()
+    monitor = HangMonitor(LaunchInfo(), store, GroupTimeouts(1.0, 1.0), n_collectives=lambda: 0)
+    monitor.publish()
+    store.is_slow = True
+    monitor.start()
+    assert store.is_called.wait(10)
+    monitor.stop()
+    assert list_threads() == []
