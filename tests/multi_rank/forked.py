@@ -31,13 +31,14 @@ class Rank(NamedTuple):
     name: str
     number: int
     begun: float
+    is_stopped: bool = False  # by SIGSTOP
 
 
 def run_forked(folder: Path, acts: Acts) -> None:
     """Run each case on two ranks, a few at once; write the outcome of each rank to the folder.
 
-    The output of a rank goes to `NAME-RANK.txt`. If the name of a case says that a rank stops, the
-    other rank is killed, as a launcher does.
+    The output of a rank goes to `NAME-RANK.txt`. A rank that is stopped by SIGSTOP is killed when
+    the other one has exited, as a launcher does.
     """
     gc.collect()
     gc.freeze()
@@ -79,18 +80,21 @@ def _start(folder: Path, name: str, act: Callable[[], object]) -> dict[int, Rank
 
 def _reap(running: dict[int, Rank], codes: dict[str, Any]) -> bool:
     """Record a rank that has ended, and kill those that never will; whether one has ended."""
-    pid, status = os.waitpid(-1, os.WNOHANG)
+    pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
     now = time.monotonic()
-    if pid:
+    has_ended = bool(pid) and not os.WIFSTOPPED(status)
+    if pid and not has_ended:
+        running[pid] = running[pid]._replace(is_stopped=True)
+    if has_ended:
         rank = running.pop(pid)
         code, seconds = os.waitstatus_to_exitcode(status), now - rank.begun
         codes[f"{rank.name}-{rank.number}"] = {"code": code, "seconds": seconds}
     names = [rank.name for rank in running.values()]
     for left, rank in running.items():
         is_alone = names.count(rank.name) == 1
-        if now - rank.begun > LIMIT_S or (is_alone and "stopped" in rank.name):
+        if now - rank.begun > LIMIT_S or (is_alone and rank.is_stopped):
             os.kill(left, signal.SIGKILL)
-    return bool(pid)
+    return has_ended
 
 
 def _be_rank(number: int, port: int, wrote: Path, act: Callable[[], object]) -> None:

@@ -1,0 +1,28 @@
+"""The ranks of the tests are forked, and their outcomes are recorded."""
+
+import sys
+
+from tests.multi_rank.forked import ended
+from tests.multi_rank.torchrun import called, check_ended_well
+
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+from tests.multi_rank.forked import run_forked
+
+def slow_on_rank_0():
+    time.sleep(0.5 * (os.environ["RANK"] == "0"))
+
+def stops_on_rank_0():
+    if os.environ["RANK"] == "0":
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+run_forked(Path(sys.argv[1]), {"stopped by its user": slow_on_rank_0, "waits": stops_on_rank_0})
+"""
+
+
+def test_only_a_rank_that_is_stopped_by_a_signal_is_killed(tmp_path):
+    check_ended_well(called([sys.executable, "-c", SCRIPT, str(tmp_path)]))
+    found = ended(tmp_path, ["stopped by its user", "waits"])
+    assert found["stopped by its user"].codes == [0, 0]
+    assert found["waits"].codes == [-9, 0]
