@@ -1,5 +1,6 @@
 """An SSH server of its own for the tests, on loopback, in a temporary folder."""
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -125,20 +126,30 @@ class SSHServer:
         if self._process is None:
             return
         self._process.send_signal(signal.SIGSTOP)  # it starts no more
-        for pid in self._processes(self._process.pid):
-            os.kill(pid, signal.SIGKILL)
+        self._signal(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._process = None
 
     def suspend(self) -> None:
         """Keep the connections open without answers."""
         assert self._process is not None
-        for pid in self._processes(self._process.pid):
-            os.kill(pid, signal.SIGSTOP)
+        self._signal(self._process.pid, signal.SIGSTOP)
+
+    def _signal(self, pid: int, number: signal.Signals) -> None:
+        """Send a signal to a process and its descendants."""
+        for found in self._processes(pid):
+            with contextlib.suppress(ProcessLookupError):  # its connection was closed meanwhile
+                os.kill(found, number)
 
     def _processes(self, pid: int) -> list[int]:
-        """Return a process and its descendants; those of a connection are in own sessions."""
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        """Return a process and its descendants; those of a connection are in own sessions.
+
+        A process of a connection may end while they are listed.
+        """
+        try:
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        except (FileNotFoundError, ProcessLookupError):
+            return []
         return [pid, *(each for child in children for each in self._processes(int(child)))]
 
     def delete(self) -> None:
