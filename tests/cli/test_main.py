@@ -55,6 +55,15 @@ def test_misspelt_command_is_rejected_with_the_nearest_name(surestep):
     assert answer.err == "surestep: no command 'trian'. Did you mean 'train' or 'track'?\n"
 
 
+def test_incomplete_environment_of_a_launcher_is_explained(surestep, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    answer = surestep("train", "digits")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("ConfigError: This is one of several processes, but its env")
+    assert surestep("explain", "SS101").code == 0, "it needs no ranks"
+
+
 def test_ctrl_c_before_training_exits_with_130(surestep, monkeypatch):
     from surestep.cli import plan
 

@@ -4,8 +4,8 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, redirect_stdout
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from importlib import import_module
 from pathlib import Path
 
@@ -54,13 +54,29 @@ def main(words: Sequence[str] | None = None) -> int:
     0: success; 1: failure; 2: wrong usage; 75: stopped by SIGTERM, SIGUSR1 or SIGHUP, and saved;
     130: Ctrl-C. For `ckpt diff`, as for diff and cmp, 1 is a difference and 2 any failure.
     """
+    args = strip_launcher_args(list(sys.argv[1:] if words is None else words)) or ["--help"]
+    # `watch` runs a script that prints and warns as it would under Python.
+    with nullcontext() if args[0] == "watch" else _own_output():
+        return _run_guarded(args)
+
+
+@contextmanager
+def _own_output() -> Iterator[None]:
+    """Print on rank 0 only, and warnings without the line of this package that raised them."""
     with warnings.catch_warnings(), ExitStack() as stack:
-        if read_launched().rank > 0:  # only rank 0 prints
+        if _read_launch().rank > 0:
             nowhere = stack.enter_context(Path(os.devnull).open("w"))
             stack.enter_context(redirect_stdout(nowhere))
         warnings.showwarning = _show_warning
-        args = strip_launcher_args(list(sys.argv[1:] if words is None else words))
-        return _run_guarded(args or ["--help"])
+        yield
+
+
+def _read_launch() -> LaunchInfo:
+    """Return what a launcher set for this process; one process if that is incomplete."""
+    try:
+        return read_launched()
+    except ConfigError:  # a command that needs ranks explains it
+        return LaunchInfo()
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
@@ -92,10 +108,7 @@ def _run_guarded(words: list[str]) -> int:
 
 def _report(text: str) -> None:
     """Print an error; if there are several ranks, with the rank."""
-    try:
-        launched = read_launched()
-    except ConfigError:  # the launcher's variables are invalid: a command already raised an error
-        launched = LaunchInfo()
+    launched = _read_launch()
     prefix = f"Rank {launched.rank}: " if launched.size > 1 else ""
     print_escaped(f"{prefix}{text}", file=sys.stderr)
 
