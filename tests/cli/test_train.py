@@ -224,3 +224,13 @@ def test_findings_fail_the_command_only_if_asked(surestep, recipe, folder, optio
     assert Run(folder / "r").status["status"] == "finished"
     assert ("SS605 leakage-by-duplicates (warning)" in answer.err) == ("SS605=" not in str(options))
     assert surestep("resume", "r").code == code
+
+
+def test_findings_of_the_data_fail_the_command_that_resumes_too(surestep, recipe, folder):
+    words = ("train", recipe(LEAKING), "--run", "r", "--schedule", "constant")
+    assert surestep(*words).code == 0
+    answer = surestep(*words, "--epochs", "3", "--doctor.fail-on", "warning", "--json")
+    assert answer.code == 1
+    (found,) = json.loads(answer.out)["status"]["findings"]
+    assert found["rule"] == "SS605"
+    assert answer.err.count("SS605 leakage-by-duplicates (warning)") == 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from tests import tiny
 
@@ -34,6 +34,49 @@ class Owning(Augmented):
         return X[index] + torch.from_numpy(self.rng.normal(size=4)).float(), Y[index]
 
 
+class Stream(IterableDataset):
+    """Draws from all global generators, to shuffle too."""
+
+    def __iter__(self):
+        data = Augmented()
+        for index in random.sample(range(40), 40):
+            yield data[index]
+
+
+class Resumable(IterableDataset):
+    """Has a state, with a generator that each pass draws from."""
+
+    def __init__(self):
+        self.at, self.rng = 0, np.random.default_rng(0)
+
+    def __iter__(self):
+        while self.at < 40:
+            self.at += 1
+            yield X[self.at - 1] + torch.from_numpy(self.rng.normal(size=4)).float(), Y[self.at - 1]
+
+    def state_dict(self):
+        return {"at": self.at, "rng": self.rng.bit_generator.state}
+
+    def load_state_dict(self, state):
+        self.at, self.rng.bit_generator.state = state["at"], state["rng"]
+
+
+class Rare(IterableDataset):
+    """Draws from a generator that it owns, but only late in a pass, and never starts it again."""
+
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def __iter__(self):
+        for index in range(40):
+            noise = self.rng.normal(size=4) if index > 20 else np.zeros(4)
+            yield X[index] + torch.from_numpy(noise).float(), Y[index]
+
+
+def by_function():
+    return lambda epoch: iter(Stream())
+
+
 class Dropping(nn.Module):
     """Draws in its forward pass."""
 
@@ -47,7 +90,9 @@ class Dropping(nn.Module):
 
 @pytest.mark.parametrize("checked", ["sample", "all"])
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("make", [lambda: (X, Y), Augmented, Owning])
+@pytest.mark.parametrize(
+    "make", [lambda: (X, Y), Augmented, Owning, Stream, Resumable, Rare, by_function]
+)
 def test_checks_change_nothing_that_is_trained(tmp_path, make, workers, checked):
     found, states = [], []
     for doctor in ({"check_data": "off", "ignore": ALL}, {"check_data": checked}):
@@ -57,12 +102,34 @@ def test_checks_change_nothing_that_is_trained(tmp_path, make, workers, checked)
         run = tmp_path / doctor["check_data"]
         with tiny.prepare(run, parts, epochs=None, doctor=doctor, **options) as session:
             losses = [float(step.loss) for step in session.steps()]
-            found.append((losses, tiny.weights(session.model)))
+            found.append(([*losses, session.evaluate()], tiny.weights(session.model)))
             states.append((torch.get_rng_state(), np.random.get_state()[1], random.getstate()))
     assert found[0][0] == found[1][0]
     assert torch.equal(found[0][1], found[1][1])
     assert all(map(_equal, states[0], states[1]))
-    assert [each["rule"] for each in session.run.status["findings"]][-1] == "SS117"
+    assert [found["rule"] for found in session.run.status["findings"]][-1] == "SS117"
+
+
+@pytest.mark.parametrize("make", [lambda: (X, Y), Augmented, Owning, Stream, Resumable])
+def test_check_of_a_resumed_run_changes_nothing_that_is_trained(tmp_path, make):
+    found = []
+    for name in ("kept", "deleted"):
+        torch.manual_seed(3)
+        options = {"epochs": None, "max_steps": 12}
+        parts = {"train": make(), "model": Dropping()}
+        with tiny.prepare(tmp_path / name, parts, **options) as session:
+            for step in session.steps():
+                if step.step == 3:
+                    session.save()
+                    break
+        if name == "deleted":  # so the data is checked again
+            (tmp_path / name / "data_findings.json").unlink()
+        parts = {"train": make(), "model": Dropping()}
+        with tiny.prepare(tmp_path / name, parts, **options) as session:
+            found.append([float(step.loss) for step in session.steps()])
+            found.append(tiny.weights(session.model).tolist())
+        assert (tmp_path / name / "data_findings.json").exists()
+    assert found[:2] == found[2:]
 
 
 ALL = {"SS117": "to compare", "SS605": "to compare"}

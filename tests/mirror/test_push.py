@@ -85,7 +85,7 @@ def test_pass_that_stops_anywhere_leaves_complete_checkpoints_only(run, mirror):
         pusher(run, mirror).push(is_last=True)  # the next process copies the rest
         assert files(mirror) == files(run)
         writes += 1
-    assert writes == 30  # records, three checkpoints, and four files of each, three checked twice
+    assert writes == 31  # records, three checkpoints, and four files of each, three checked twice
 
 
 def test_newest_checkpoint_is_copied_first(run, mirror):

@@ -12,7 +12,9 @@ from surestep.record.checkpoint.discovery import list_checkpoints
 from surestep.record.checkpoint.reader import read_info
 from surestep.record.checkpoint.retention import explain_retention
 from surestep.record.incident import incidents_of, read_incident
+from surestep.record.io import read_json
 from surestep.record.lock import RunLock
+from surestep.record.schemas import DATA_FINDINGS
 from surestep.record.skipped_samples import read_samples
 from tests import tiny
 from tests.record.damage import DAMAGES, GONE, change, in_time, spoil
@@ -70,6 +72,7 @@ READERS = {
     BATCH: [lambda path: [incident.tensors() for incident in incidents_of(path)]],
     "lock": [_hold],
     "environment.json": [],
+    "data_findings.json": [lambda path: read_json(path / "data_findings.json", DATA_FINDINGS)],
 }
 
 
@@ -146,6 +149,7 @@ PLACES = {
     "status.json": [("status",), ("monitor",), ("step",), ("seconds",), ("clipped",)],
     "events.jsonl": [("skipped", key) for key in ("event", "step", "samples", "reason")],
     "plan.json": [(0,), (0, "option")],
+    "data_findings.json": [("setup",), ("code",), ("ignored",), ("sets",), ("findings",)],
     INCIDENT: [
         *((key,) for key in ("step", "checkpoint", "run_config", "progress", "norms", "batch")),
         *((key,) for key in ("loss", "sha256", "bytes", "diagnosis", "is_manual", "text")),

@@ -13,7 +13,7 @@ from tests import tiny
 def test_run_folder_has_the_expected_files(tmp_path):
     run = tiny.fit(tmp_path, {"val": tiny.data(3)})
     assert sorted(path.name for path in run.path.iterdir()) == [
-        *("checkpoints", "config.json", "environment.json", "events.jsonl"),
+        *("checkpoints", "config.json", "data_findings.json", "environment.json", "events.jsonl"),
         *("lock", "plan.json", "signature.json", "status.json"),
     ]
 

@@ -318,6 +318,15 @@ def test_error_is_shown_at_once_and_written_to_the_events(tmp_path, capsys):
     assert [(event["rule"], event["step"]) for event in written] == [("SS204", 8)]
     assert written[0]["name"] == "module-hidden-in-list-or-dict"
     assert [each["rule"] for each in session.run.status["findings"]] == ["SS204"]
+    assert "SS204" not in capsys.readouterr().err
+
+
+def test_second_error_of_a_rule_is_printed_at_the_end(tmp_path, capsys):
+    wrong = (X[:20], Y[:20] + 7)
+    parts = {"train": (X, Y), "val": {"a": wrong, "b": wrong}}
+    tiny.prepare(tmp_path, parts, logging={"progress": "plain"}).close()
+    text = capsys.readouterr().err
+    assert [text.count(f"The {name} data has targets from 7") for name in ("a", "b")] == [1, 1]
 
 
 def test_hidden_teacher_without_gradients_is_a_warning(tmp_path):

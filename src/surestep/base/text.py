@@ -36,9 +36,9 @@ def print_json(text: str) -> None:
     print("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
 
-def format_count(number: int, noun: str) -> str:
-    """Format a number of things: "1 trial", "2 trials"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def format_count(number: int, noun: str, plural: str = "") -> str:
+    """Format a number of things: "1 trial", "2 trials"; `plural` is that of an irregular noun."""
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
 def format_bytes(value: int | None) -> str:

@@ -2,22 +2,24 @@
 
 Some samples of each split are read, spread over it, until a time limit. Each is read under the seed
 of its position and with the generators of the program restored, as the run itself reads it, so that
-nothing that the run computes changes. This module imports torch, so a module of a rule imports it
-for type checkers only.
+nothing that the run computes changes. Of a stream, which has no positions, the first samples are
+read in a separate pass. This module imports torch, so a module of a rule imports it for type
+checkers only.
 """
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from surestep.base.errors import DataError
 from surestep.engine.batch import flatten_tensors, only_element
@@ -26,11 +28,13 @@ from surestep.engine.data.batched import NoData
 from surestep.engine.data.dataset import count_samples, in_memory, unwrap_loader
 from surestep.engine.data.make_source import is_in_memory, make_source
 from surestep.engine.data.origins import list_entries
-from surestep.engine.data.sources import Source
-from surestep.engine.data.stream import is_stream
+from surestep.engine.data.stream import StreamReader, digest, fingerprint, is_stream
 from surestep.engine.data.stream_loader import StreamLoader
+from surestep.engine.data.stream_state import copy_stream
+from surestep.engine.own_generators import OwnGenerators
 from surestep.engine.plan.batching import BatchLayout
 from surestep.engine.plan.plan import Plan
+from surestep.engine.rng import preserve_rng
 from surestep.engine.step.loop import Loop
 from surestep.engine.task.task import Task
 
@@ -39,6 +43,7 @@ _SLOW = 0.1  # seconds for one sample, after which no other one is read
 _ROWS = 10_000  # of a split at most
 _GOLDEN = 0.6180339887498949
 _NUMBERS = 2**23  # in the samples of a split at most
+_END = object()  # after the last sample of a stream
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class Split:
 
     Attributes:
         name: "train", "test" or the name of a validation set.
-        count: how many samples the split has.
+        count: how many samples the split has; None for a stream that was not read to its end.
         rows: the indices of the samples that were read, ascending.
         digests: of the inputs of each; empty if they are not tensors.
         inputs: the tensors of the inputs, (rows read, ...); None if their shapes differ, or if
@@ -56,7 +61,7 @@ class Split:
     """
 
     name: str
-    count: int
+    count: int | None
     rows: list[int]
     digests: list[bytes]
     inputs: tuple[Tensor, ...] | None = None
@@ -68,9 +73,12 @@ class Split:
         return len(self.rows) == self.count
 
     @property
-    def share(self) -> float:
-        """The share of the samples that was read."""
-        return len(self.rows) / self.count
+    def share(self) -> float | None:
+        """The share of the samples that was read; None if it is not known.
+
+        The samples are then the first ones, which may be unlike the others.
+        """
+        return None if self.count is None else len(self.rows) / self.count
 
     @property
     def labels(self) -> Tensor | None:
@@ -124,7 +132,9 @@ class DataCase:
         given, excluded = getattr(self.task, option), self.plan.exclude_samples
         if "train" not in given:
             return [], {}
-        kept = None if excluded is None else _keep(list(range(self.train.count)), excluded)
+        kept = None
+        if excluded is not None:  # so the data is not a stream
+            kept = _keep(list(range(self.train.count or 0)), excluded)
         own = list_entries(given["train"], kept)
         names = [split.name for split in self.others if split.name in given]
         return own, {name: list_entries(given[name]) for name in names}
@@ -148,15 +158,14 @@ class DataCase:
 
 
 def read_data(loop: Loop, task: Task, plan: Plan) -> DataCase | None:
-    """Read samples of the splits; None if the training data has no samples to read by index."""
+    """Read samples of the splits; None if the training data has none that can be read twice."""
     if plan.doctor_check_data == "off" or isinstance(task.train, NoData):
         return None
-    if task.train is None or is_stream(task.train) or plan.data_randomness == "not exact":
+    if task.train is None or plan.data_randomness == "not exact":
         return None
     sets = {**task.val_sets(), **({} if task.test is None else {"test": task.test})}
     same = tuple(name for name, data in sets.items() if data is task.train)
     to_read = {name: data for name, data in sets.items() if name not in same}
-    to_read = {name: data for name, data in to_read.items() if not is_stream(data)}
     seconds = math.inf if plan.doctor_check_data == "all" else _SECONDS / 2
     train = _read_split(task.train, "train", task, plan, seconds)
     if train is None:
@@ -169,6 +178,8 @@ def read_data(loop: Loop, task: Task, plan: Plan) -> DataCase | None:
 
 def _read_split(data: Any, name: str, task: Task, plan: Plan, seconds: float) -> Split | None:
     """Read samples of a split for so many seconds; None if there are none to read."""
+    if is_stream(data):
+        return _read_stream(data, name, task, plan, min(seconds, _SECONDS / 2))
     count = count_samples(data, name)
     if not count:
         return None
@@ -190,8 +201,9 @@ def _read_split(data: Any, name: str, task: Task, plan: Plan, seconds: float) ->
     source = make_source(data, name, BatchLayout(count, 1, 1), task=task, plan=one, training=True)
     assert not isinstance(source, StreamLoader)
     order = _keep(spread_indices(count, count if is_all else min(count, _ROWS)), excluded)
+    ranges = [range(position, position + 1) for position in range(len(order))]
     try:
-        batches = list(_read_until(source, order, seconds))
+        batches = list(_limit(source.read(0, torch.tensor(order), ranges), seconds))
     except Exception:  # of the user's dataset; the first batch reports it
         return None
     finally:
@@ -206,12 +218,57 @@ def _keep(rows: list[int], excluded: Any) -> list[int]:
     return [row for row in rows if row not in left_out]
 
 
-def _read_until(source: Source, order: list[int], seconds: float) -> Iterator[Any]:
+def _read_stream(data: Any, name: str, task: Task, plan: Plan, seconds: float) -> Split | None:
+    """Read the first samples of a stream, in a separate pass; None if there are none to read.
+
+    A pass starts from the beginning, but not the generators that the stream or the `collate_fn`
+    owns: these would draw other numbers in later passes, so nothing is read then. That a stream to
+    train on can be read again was checked; of another one, the first sample is compared.
+    """
+    stream, collate = unwrap_loader(data), task.collate_fn or getattr(data, "collate_fn", None)
+    shared = {"collate_fn": collate, **({} if _is_copied(stream) else {"stream": stream})}
+    if OwnGenerators(*shared.items()).found:
+        return None
+    reader = StreamReader(stream, plan.seed)
+    with preserve_rng(), closing(_read_pass(reader, collate or default_collate, name)) as batches:
+        try:
+            read = list(_limit(islice(chain(batches, [_END]), _ROWS), seconds))
+        except Exception:  # of the user's stream; the first batch reports it
+            return None
+    has_ended = read[-1] is _END
+    rows = list(range(len(read) - has_ended))
+    count = len(rows) if has_ended else None
+    return _split_batches(name, count, rows, read[: len(rows)], task) if rows else None
+
+
+def _is_copied(stream: Any) -> bool:
+    """Return whether each pass reads a copy of a stream."""
+    try:
+        return copy_stream(stream) is not stream
+    except Exception:  # of the user's class
+        return False
+
+
+def _read_pass(
+    reader: StreamReader, collate: Callable[[list[Any]], Any], name: str
+) -> Generator[Any, None, None]:
+    """Yield batches of one sample, collated under the seed of its position.
+
+    None are yielded if the stream begins differently the second time.
+    """
+    first = None if name == "train" else fingerprint(reader, 1)
+    for position, sample in enumerate(reader.samples(0)):
+        if position == 0 and first not in (None, digest([digest(sample)])):
+            return
+        reader.seed_position(0, position)
+        yield collate([sample])
+
+
+def _limit(batches: Iterable[Any], seconds: float) -> Iterator[Any]:
     """Yield batches of one sample until the time is over, or one sample takes long."""
     start = before = time.monotonic()
     numbers = 0
-    ranges = [range(position, position + 1) for position in range(len(order))]
-    for batch in source.read(0, torch.tensor(order), ranges):
+    for batch in batches:
         yield batch
         now, numbers = time.monotonic(), numbers + sum(t.numel() for t in flatten_tensors(batch))
         if seconds < math.inf and (
@@ -230,7 +287,9 @@ def spread_indices(count: int, most: int) -> list[int]:
     return [*indices, *islice(rest, most - len(indices))]
 
 
-def _split_batches(name: str, count: int, rows: list[int], batches: list[Any], task: Task) -> Split:
+def _split_batches(
+    name: str, count: int | None, rows: list[int], batches: list[Any], task: Task
+) -> Split:
     """Return a split from batches with all its rows, or of one row each."""
     inputs, targets = [], []
     for batch in batches:

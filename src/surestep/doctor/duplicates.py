@@ -28,7 +28,8 @@ class Duplicates:
 
     Attributes:
         pairs: the index in the split, and that in the training data, of each.
-        share: of the samples of the split, estimated for all of them.
+        share: of the samples of the split, estimated for all of them; of those that were read, if
+            one of the splits is a stream that was not read to its end.
         is_exact: whether all their values are equal.
     """
 
@@ -41,7 +42,8 @@ def find_duplicates(train: Split, other: Split) -> Duplicates | None:
     """Return the samples of a split that are also in the training data; None if there are none.
 
     Samples with few possible values, such as rows of categories, are equal by chance: of those,
-    none are returned.
+    none are returned. The first samples of a stream do not show how far samples usually are from
+    each other, so near duplicates of them are not searched for.
     """
     if not train.digests or not other.digests or not _is_identifying(train):
         return None
@@ -56,6 +58,8 @@ def find_duplicates(train: Split, other: Split) -> Duplicates | None:
         for row, digest in zip(other.rows, other.digests, strict=True)
         if digest in known
     ]
+    if train.share is None or other.share is None:
+        return Duplicates(exact, len(exact) / len(other.rows), is_exact=True) if exact else None
     share = min(1.0, len(exact) / len(other.rows) / train.share)
     found = Duplicates(exact, share, is_exact=True) if exact else None
     near = None if share > _MANY else _find_near(train, other)
@@ -64,6 +68,8 @@ def find_duplicates(train: Split, other: Split) -> Duplicates | None:
 
 def is_same(train: Split, other: Split) -> bool:
     """Return whether two splits have the same samples, as far as they were read."""
+    if train.count is None:
+        return False
     enough = min(train.count, _FEWEST_READ)
     return (
         train.count == other.count

@@ -224,6 +224,24 @@ _FINDING = _open(
     dict.fromkeys(("rule", "severity", "message", "fix"), str),
     {"name": str, "file": str, "line": Count, "column": Count, "evidence": dict[str, Any]},
 )
+_NAMED_SAMPLES = _annotated[list[Size], Field(max_length=1000)]
+DATA_FINDINGS = _adapter(
+    _open(
+        {
+            **{"setup": str, "code": dict[str, str], "read": str, "ignored": list[str]},
+            "sets": _dict[str, _open({"digest": str, "samples": _NAMED_SAMPLES})],
+            "findings": _list[
+                _open(
+                    {
+                        **dict.fromkeys(("rule", "name", "file", "message", "fix"), str),
+                        "severity": Literal["error", "warning", "speed", "info"],
+                        **{"line": Count, "column": Count, "evidence": dict[str, Any]},
+                    }
+                )
+            ],
+        }
+    )
+)
 _MONITOR = _annotated[tuple[str, Literal["min", "max"]], Field(strict=False)] | None
 
 

@@ -1,19 +1,29 @@
 """Findings: what the rules find in a run, by what was measured."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 from surestep.base.warn import warn
 from surestep.doctor.case import Case, Observed
-from surestep.doctor.data_case import read_data
+from surestep.doctor.data_case import DataCase, read_data
 from surestep.doctor.finding import SEVERITIES, Finding
 from surestep.doctor.rule import Rule, load_rules
+from surestep.engine.data.make_source import LOADED
 from surestep.engine.plan.system import SystemInfo
 from surestep.engine.step.log_point import LogPoint
 from surestep.engine.step.loop import Loop
 from surestep.engine.task.task import Task
+from surestep.record.run_writer import RunWriter
+from surestep.trainer.data_findings import (
+    NAME,
+    describe_sets,
+    describe_setup,
+    named_samples,
+    read_findings,
+    to_file,
+)
 
 
 class RunChecks:
@@ -21,6 +31,7 @@ class RunChecks:
 
     Attributes:
         observed: what was read at the log points.
+        shown: the errors that this process showed when it found them.
     """
 
     def __init__(
@@ -28,24 +39,42 @@ class RunChecks:
         loop: Loop,
         task: Task,
         system: SystemInfo,
-        folder: Path,
-        record: Callable[..., None],
+        recorder: RunWriter,
         print_line: Callable[[str], None],
     ) -> None:
         self.observed = Observed(loop.state.model, loop.plan)
+        self.shown: list[Finding] = []
         self._loop, self._task, self._system = loop, task, system
-        self._folder = folder
-        self._record, self._print_line = record, print_line
+        self._recorder, self._print_line = recorder, print_line
         self._of_data: list[Finding] = []
-        self._shown: set[str] = set()  # codes of the errors
         self._next_check = 1
 
-    def check_data(self) -> None:
-        """Check the data before training, and show errors."""
-        if not self._loop.world.is_first:
+    def check_data(self, identity: Mapping[str, Any], *, is_resumed: bool) -> None:
+        """Check the data before training, and show errors.
+
+        Args:
+            identity: of the run.
+            is_resumed: whether to repeat what an earlier process found, if that is still true.
+        """
+        plan, task = self._loop.plan, self._task
+        if not self._loop.world.is_first or plan.doctor_check_data == "off":
             return
-        self._of_data = find_in_data(self._loop, self._task)
+        setup = describe_setup(identity, task, plan)
+        known = read_findings(self._recorder.folder, setup, task, plan) if is_resumed else None
+        if known is not None:
+            self._of_data = known
+            return
+        data = open_data(self._loop, task)
+        if data is None:
+            return
+        self._of_data = find_in_data(data)
         self._show(self._of_data)
+        fast = [
+            split.name for split in data.others if split.is_complete or len(split.rows) > LOADED
+        ]
+        samples: dict[str, list[int]] = {name: [] for name in fast}
+        sets = describe_sets(task, plan, samples | named_samples(self._of_data))
+        self._recorder.write(NAME, to_file(setup, sets, self._of_data))
 
     def on_log(self, point: LogPoint) -> None:
         """Add a log point, and show new errors: after the first, and when the steps doubled."""
@@ -63,31 +92,33 @@ class RunChecks:
         return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
     def _case(self, *, is_finished: bool) -> Case:
-        observed, system = self.observed, self._system
-        return Case(self._loop, self._task, observed, system, is_finished, self._folder)
+        observed, system, folder = self.observed, self._system, self._recorder.folder
+        return Case(self._loop, self._task, observed, system, is_finished, folder)
 
     def _show(self, findings: list[Finding]) -> None:
         """Print errors, and write them to the events; a rule is shown once."""
         for finding in findings:
-            if finding.severity == "error" and finding.rule not in self._shown:
-                self._shown.add(finding.rule)
+            if finding.severity == "error" and all(finding.rule != f.rule for f in self.shown):
+                self.shown.append(finding)
                 step = self._loop.state.progress.step
-                self._record("finding", step=step, **asdict(finding))
+                self._recorder.event("finding", step=step, **asdict(finding))
                 self._print_line(describe(finding))
 
 
-def find_in_data(loop: Loop, task: Task) -> list[Finding]:
-    """Return what the rules find in the data that are not ignored; what they raise is caught."""
+def open_data(loop: Loop, task: Task) -> DataCase | None:
+    """Read samples of the data; None if there are none, or if what they raise is a warning."""
     try:
-        data = read_data(loop, task, loop.plan)
+        return read_data(loop, task, loop.plan)
     except Exception as error:  # of the user's objects
         warn(f"The data could not be checked: {type(error).__name__}: {error}.")
-        return []
-    if data is None:
-        return []
+        return None
+
+
+def find_in_data(data: DataCase) -> list[Finding]:
+    """Return what the rules find in the data that are not ignored; what they raise is caught."""
     findings: list[Finding] = []
     for rule in load_rules():
-        if rule.code not in loop.plan.doctor_ignore:
+        if rule.code not in data.plan.doctor_ignore:
             findings += _caught(rule, partial(rule.inspect, data))
     return findings
 

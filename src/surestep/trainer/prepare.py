@@ -374,8 +374,7 @@ def _start_session(
     else:
         session.print_line(f"{session.run.path} starts from step {step} of {parent}.")
     if not decision.finished:
-        if checkpoint is None:  # a run that is resumed was checked, and loads no earlier samples
-            session.checks.check_data()
+        session.checks.check_data(decision.identity, is_resumed=checkpoint is not None)
         if decision.resets_best:
             session.save()  # with the new best; and the other run may delete its checkpoint
         if checkpoint is not None:

@@ -11,9 +11,6 @@ from surestep.base.errors import ParallelError, TaskError
 from surestep.config.duration import Duration, count_periods
 from surestep.engine.batch import Batch
 from surestep.engine.data.batch_loader import BatchLoader
-from surestep.engine.data.dataset import count_samples, dataset_of
-from surestep.engine.data.make_source import dataset_fingerprint
-from surestep.engine.data.stream import StreamReader, fingerprint, is_stream
 from surestep.engine.diagnose.diagnose import preserve_state
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.distributed.rank_status import format_ranks
@@ -25,7 +22,7 @@ from surestep.engine.step.train_step import StepContext, forward_backward
 from surestep.record.io import to_jsonable
 from surestep.trainer.config_diff import FIRST_SAMPLES, NOT_SET, SOME_SAMPLES
 from surestep.trainer.planning import PreparedTask, TaskOrigin, data_splits
-from surestep.trainer.run_identity import run_identity
+from surestep.trainer.run_identity import describe_split, run_identity
 
 _LISTED = 8  # names in a message
 _OF_ONE_RANK = {  # these may differ between ranks
@@ -72,13 +69,8 @@ def _known(origin: TaskOrigin, planned: PreparedTask) -> dict[str, str]:
     for split, data in data_splits(task).items():
         if split == "train":  # the identity has it
             continue
-        flat[f"data.{split} samples"] = count_samples(data, split)
-        if is_stream(data):
-            reader = StreamReader(dataset_of(data, split), plan.seed)
-            flat[f"data.{split} {FIRST_SAMPLES}"] = fingerprint(reader)
-        else:
-            digest = dataset_fingerprint(data, split, task=task, plan=plan)
-            flat[f"data.{split} {SOME_SAMPLES}"] = digest
+        described = describe_split(data, split, task=task, plan=plan)
+        flat |= {f"data.{split} {name}": value for name, value in described.items()}
     for name, parameter in planned.model.named_parameters():
         flat[f"parameter {name}"] = str(parameter.dtype)
     return {name: _shorten(json.dumps(to_jsonable(value))) for name, value in flat.items()}

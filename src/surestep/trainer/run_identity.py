@@ -3,7 +3,7 @@
 import os
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from hashlib import blake2b
 from inspect import isroutine
@@ -16,11 +16,13 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from surestep.base.version import VERSION
-from surestep.engine.data.dataset import dataset_of
+from surestep.engine.data.dataset import count_samples, dataset_of
 from surestep.engine.data.make_source import dataset_fingerprint
-from surestep.engine.data.stream import StreamReader, digest, fingerprint, is_stream
+from surestep.engine.data.stream import PROBED, StreamReader, digest, fingerprint, is_stream
 from surestep.engine.losses.adapt import Loss
+from surestep.engine.plan.plan import Plan
 from surestep.engine.plan.system import device_name
+from surestep.engine.task.task import Task
 from surestep.record.io import to_jsonable
 from surestep.record.schemas import CONFIG_FORMAT
 from surestep.trainer.config_diff import COUNT, EXCLUDED, FIRST_SAMPLES, SOME_SAMPLES, WORKERS
@@ -30,6 +32,7 @@ _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist
 _SURESTEP = Path(__file__).parents[1]
 _PYTHON = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "scripts")]
 _OTHERS = tuple(f"{path}{os.sep}" for path in (*_PYTHON, _SURESTEP))
+_LAST = 10_000  # sample of a stream in a digest: more are not checked before training
 DERIVED = (  # decisions that follow from others, or that another part describes better
     "device",
     "loss",
@@ -124,6 +127,22 @@ def _data(planned: PreparedTask) -> dict[str, Any]:
     reader = StreamReader(dataset_of(task.train, "train"), plan.seed)
     workers = max(1, plan.data_num_workers)  # one worker gives the same order as none
     return {WORKERS: workers, FIRST_SAMPLES: fingerprint(reader)}
+
+
+def describe_split(
+    data: Any, split: str, *, task: Task, plan: Plan, also: Collection[int] = ()
+) -> dict[str, Any]:
+    """Return the number and a digest of samples of a split, or how a stream starts.
+
+    The samples in `also` are in the digest; of a stream, all up to the last of them.
+    """
+    known: dict[str, Any] = {"samples": count_samples(data, split)}
+    if is_stream(data):
+        reader = StreamReader(dataset_of(data, split), plan.seed)
+        last = min(max(also, default=0), _LAST)
+        return {**known, FIRST_SAMPLES: fingerprint(reader, max(PROBED, 1 + last))}
+    found = dataset_fingerprint(data, split, task=task, plan=plan, also=also)
+    return {**known, SOME_SAMPLES: found}
 
 
 def _loss(loss: Loss) -> dict[str, Any]:

@@ -86,9 +86,7 @@ class Session:
         loop.on_log.append(self._log)
         loop.after_first.append(partial(check_can_be_saved, loop.state))
         loop.handlers = {Request.SAVE: self.saving.save_async, Request.EVALUATE: self.evaluate}
-        self.checks = RunChecks(
-            loop, task, system, recorder.folder, recorder.event, self.print_line
-        )
+        self.checks = RunChecks(loop, task, system, recorder, self.print_line)
         self.incidents = NonFiniteHandler(loop, recorder, self.ensure_saved, self.print_line)
         loop.out_of_memory = partial(out_of_memory, recorder, loop)
 
@@ -385,7 +383,8 @@ class Session:
         }
         write_summary(self._recorder, status, summary)
         for finding in findings:
-            self.print_line(describe(finding))
+            if finding not in self.checks.shown:
+                self.print_line(describe(finding))
 
     def close(self) -> None:
         """Unlock the run folder and restore every module's mode; a second call does nothing.

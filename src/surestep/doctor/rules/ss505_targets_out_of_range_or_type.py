@@ -46,12 +46,13 @@ class Watch(Watcher):
     """Check the range of targets, and what they sum to."""
 
     FUNCTIONS = ("cross_entropy", *_BINARY, *_SIGNED)
+    SAMPLED = ("on_call",)
 
     def __init__(self) -> None:
         self._tally = Tally()
 
     def on_call(self, run: Run, call: Call) -> None:
-        if not run.is_sampled or not call.result.requires_grad:
+        if not call.result.requires_grad:
             return
         is_masked = call.arguments.get("weight") is not None or call["reduction"] == "none"
         if is_masked and call.name in _BINARY:

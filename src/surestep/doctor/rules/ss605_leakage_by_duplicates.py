@@ -25,16 +25,11 @@ Source: https://arxiv.org/abs/2207.07048
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-from surestep.doctor.remark import Remark, list_names
-
-if TYPE_CHECKING:
-    from surestep.doctor.data_case import DataCase
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
+from surestep.doctor.remark import Remark, list_names
 from surestep.doctor.runtime.batches import digest_samples, list_tensors
 from surestep.doctor.watcher import Location, Observation, Run, Watcher
 
@@ -44,6 +39,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
     from torch.utils.data import DataLoader
+
+    from surestep.doctor.data_case import DataCase
 
 SEVERITY = "warning"
 _FEWEST = 2  # samples in both
@@ -68,9 +65,10 @@ def inspect(data: DataCase) -> Iterator[Remark]:
     is_ready = data.loop.loader.is_ready
     equal = [split.name for split in data.others if is_same(data.train, split)]
     if same := [*data.same, *equal]:
+        count = "" if data.train.count is None else f"{data.train.count} "
         yield Remark(
-            f"The {_describe(same)} has the same {data.train.count} "
-            f"{'batches' if is_ready else 'samples'} as the training data.",
+            f"The {_describe(same)} has the same {count}{'batches' if is_ready else 'samples'} as "
+            "the training data.",
             {"parts": same, "samples": data.train.count},
         )
     for split in data.others:
@@ -79,10 +77,12 @@ def inspect(data: DataCase) -> Iterator[Remark]:
             continue
         row, of_train = found.pairs[0]
         how = "is also" if found.is_exact else "is nearly equal to a sample"
+        start = f"About {found.share:.0%} of the {_describe([split.name])} {how} in"
+        if split.share is None or data.train.share is None:  # the others may be unlike those read
+            start = f"Samples of the {_describe([split.name])} are also in"
         yield Remark(
-            f"About {found.share:.0%} of the {_describe([split.name])} {how} in the training data: "
-            f"of {len(split.rows)} samples that were read, {len(found.pairs)}, such as sample "
-            f"{row} there and sample {of_train} here.",
+            f"{start} the training data: of {len(split.rows)} samples that were read, "
+            f"{len(found.pairs)}, such as sample {row} there and sample {of_train} here.",
             {
                 "part": split.name,
                 "share": found.share,

@@ -11,21 +11,18 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm1d.html
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-from surestep.doctor.remark import Remark, list_names
-
-if TYPE_CHECKING:
-    from surestep.doctor.data_case import DataCase
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from surestep.doctor.remark import Remark, list_names
 from surestep.doctor.runtime.batches import list_tensors
 from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
+
+    from surestep.doctor.data_case import DataCase
 
 SEVERITY = "warning"
 FIX = "Set drop_last=True (data.drop_last in a Config), or another batch size."

@@ -14,25 +14,21 @@ Source: https://developers.google.com/machine-learning/crash-course/numerical-da
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-from surestep.doctor.remark import Remark
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from surestep.doctor.data_case import DataCase
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from surestep.doctor.remark import Remark
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.watcher import Location, Observation, Run, Watcher
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
+
+    from surestep.doctor.data_case import DataCase
 
 SEVERITY = "warning"
+ALSO = ("SS408",)  # of such inputs, the loss is NaN
 FIX = "Standardize the columns: subtract their mean and divide by their standard deviation."
 _TIMES = 1e4  # the largest standard deviation by the smallest
 _FEWEST = 50  # samples
@@ -64,6 +60,8 @@ def inspect(data: DataCase) -> Iterator[Remark]:
 def _inspect_columns(data: DataCase) -> Iterator[Remark]:
     inputs = data.train.inputs
     if inputs is None or len(inputs) != 1 or not inputs[0].is_floating_point():
+        return
+    if data.train.share is None:  # the first samples may vary less than all do
         return
     (table,) = inputs
     if table.dim() != 2 or not 1 < table.shape[1] <= _WIDEST or len(table) < _FEWEST:
@@ -150,8 +148,9 @@ class Watch(Watcher):
         given: Any = inputs[0] if inputs else None
         if len(run.modules) == 1:
             self._input = self._is_bad = None
-            is_watched = run.is_sampled and module.training and hasattr(given, "untyped_storage")
-            if is_watched and given.is_floating_point() and 0 < given.numel() <= _MOST_VALUES:
+            is_tensor = run.is_sampled and module.training and hasattr(given, "untyped_storage")
+            is_data = is_tensor and given.grad_fn is None  # another model computed nothing of it
+            if is_data and given.is_floating_point() and 0 < given.numel() <= _MOST_VALUES:
                 self._input = given
                 self._is_bad = ~given.detach().isfinite().all()
         if self._input is None or next(module.children(), None) is not None:

@@ -15,22 +15,19 @@ Source: https://arxiv.org/abs/2207.07048
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-from surestep.doctor.remark import Remark
-
-if TYPE_CHECKING:
-    from surestep.doctor.data_case import DataCase
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from surestep.doctor.remark import Remark
 from surestep.doctor.watcher import Call, Location, Observation, Run, Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor, nn
+
+    from surestep.doctor.data_case import DataCase
 
 SEVERITY = "warning"
 FIX = "Remove the column from the inputs; of tokens, let the target be the next one."
@@ -101,6 +98,7 @@ class Watch(Watcher):
     """Compare the targets of losses with what the model got last."""
 
     FUNCTIONS = (*_LOSSES, "scaled_dot_product_attention")
+    SAMPLED = ("on_forward", "on_call")
 
     def __init__(self) -> None:
         self._input: Tensor | None = None
@@ -115,7 +113,7 @@ class Watch(Watcher):
         self._input = None
         tensors = [value for value in inputs if hasattr(value, "untyped_storage")]
         is_table = len(tensors) == 1 and tensors[0].dim() == 2 and tensors[0].shape[1] > 1
-        if run.is_sampled and is_table and tensors[0].numel() <= _MOST_VALUES:
+        if is_table and tensors[0].numel() <= _MOST_VALUES:
             self._input, self._model = tensors[0].detach(), ref(module)
 
     def on_call(self, run: Run, call: Call) -> None:
@@ -123,7 +121,7 @@ class Watch(Watcher):
             self._is_causal = self._is_causal or bool(call["is_causal"])
             return
         given, self._input = self._input, None
-        if given is None or not run.is_sampled or not call.result.requires_grad:
+        if given is None or not call.result.requires_grad:
             return
         target = call["target"].detach()
         if target.device != given.device:

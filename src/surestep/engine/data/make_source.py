@@ -1,5 +1,6 @@
 """Make the source of one split of the data, and find its seeds and its fingerprint."""
 
+from collections.abc import Collection
 from typing import Any
 
 from torch.utils.data import DataLoader, default_collate
@@ -116,8 +117,12 @@ def probe_indices(samples: int, count: int) -> list[int]:
     return sorted({round(step * (samples - 1) / (count - 1)) for step in range(count)})
 
 
-def dataset_fingerprint(data: Any, part: str, *, task: Task, plan: Plan) -> str | None:
+def dataset_fingerprint(
+    data: Any, part: str, *, task: Task, plan: Plan, also: Collection[int] = ()
+) -> str | None:
     """Return a digest of some samples of a map-style split; None if they are never the same.
+
+    They are spread over the split, and those of the indices in `also` are added.
 
     They are loaded under the seeds of their positions, with the seed 0, so random augmentation
     gives the same digest in every process. If there are workers, one of them loads: a dataset may
@@ -127,7 +132,7 @@ def dataset_fingerprint(data: Any, part: str, *, task: Task, plan: Plan) -> str 
     assert samples is not None
     memory = _plain_tensors(data, task)
     if memory is not None:  # the same for any number of workers
-        return digest(memory.batch(probe_indices(samples, IN_MEMORY)))
+        return digest(memory.batch(sorted({*probe_indices(samples, IN_MEMORY), *also})))
     one = plan.replace(
         seed=0,
         data_num_workers=min(max(plan.data_num_workers, getattr(data, "num_workers", 0)), 1),
@@ -137,7 +142,8 @@ def dataset_fingerprint(data: Any, part: str, *, task: Task, plan: Plan) -> str 
     layout = BatchLayout(samples, 1, 1)
     source = make_source(data, part, layout, task=task, plan=one, training=True)
     assert not isinstance(source, StreamLoader)
-    ranges = [range(index, index + 1) for index in probe_indices(samples, LOADED)]
+    indices = sorted({*probe_indices(samples, LOADED), *also})
+    ranges = [range(index, index + 1) for index in indices]
     try:
         found = [digest(batch) for batch in source.read(0, None, ranges * 2)]
     except Exception:  # of the user's dataset; the first batch reports it

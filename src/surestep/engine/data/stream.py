@@ -165,10 +165,10 @@ def check_shards(shards: list[list[str]], part: str) -> None:
         )
 
 
-def fingerprint(reader: StreamReader) -> str:
+def fingerprint(reader: StreamReader, count: int = PROBED) -> str:
     """Return a digest of the first samples, by which processes compare their streams."""
     with preserve_rng():
-        return digest(_digests(reader.samples(0)))
+        return digest(_digests(reader.samples(0), count))
 
 
 class StreamProbe(IterableDataset[Any]):
