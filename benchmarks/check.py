@@ -1,7 +1,7 @@
-"""The time of `surestep check` for 1,000 scripts, without and with cached results.
+"""The time of `surestep check` for 1,000 scripts, without and with cached results, and a package.
 
 `python -m benchmarks.check` writes the examples of the rules, varied so that no two scripts are the
-same, to a temporary folder.
+same, to a temporary folder. The package is surestep itself, whose files import each other.
 """
 
 import os
@@ -11,6 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import surestep
 from surestep.doctor.rule import load_rules, read_example
 
 SCRIPTS = 1000
@@ -60,7 +61,9 @@ def main() -> None:
         folder.mkdir()
         print(f"{SCRIPTS} scripts, {write_scripts(folder)} lines")
         one = folder / "part0/script0.py"
-        for title, path in (("one script", one), ("all", folder), ("all, cached", folder)):
+        package = Path(surestep.__file__).parent
+        cases = {"one script": one, "all": folder, "all, cached": folder, "package": package}
+        for title, path in cases.items():
             seconds, summary = time_check(path, cache)
             print(f"{title}: {seconds:.2f} s: {summary}")
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from surestep.doctor.rule import load_rules
+from tests.cli.conftest import environment
 from tests.doctor.scripts import BAD, GOOD, notebook
 
 CODES = [rule.code for rule in load_rules()]
@@ -75,6 +76,7 @@ def test_rules_are_selected_by_code_start_of_code_or_name(surestep, words, code)
         (("good.py", "--select", "SS1O1"), "There is no rule 'SS1O1'. Did you mean '"),
         (("good.py", "--ignore", "missing-zero"), "Did you mean 'missing-zero-grad'"),
         (("--select", "SS1O1", "good.py"), "There is no rule 'SS1O1'. Did you mean '"),
+        (("--select", "SS999", "bad.py"), "no rule 'SS999'. `surestep explain` lists them."),
         (("--select", "SS101", "SS2", "bad.py"), "Separate rules by commas: --select SS101,SS2"),
         (("bad.py", "--ignore=SS1", "missing-zero-grad"), "--ignore SS1,missing-zero-grad"),
         (("--select", "bad.py"), "There is no rule 'bad.py'."),
@@ -151,8 +153,22 @@ def test_unreadable_file_is_reported_and_counted(surestep, scripts):
     assert answer.code == 1
     assert answer.out == "0 findings in 1 file, 2 could not be read.\n"
     first, second = answer.err.splitlines()
-    assert first == "broken.py:1: '(' was never closed."
+    assert first == "broken.py:1: not checked: '(' was never closed."
     assert second.startswith("odd.py is not text in its encoding")
+
+
+def test_folder_without_scripts_is_wrong_use(surestep, scripts):
+    (scripts / "data").mkdir()
+    (scripts / "data/.hidden").mkdir()
+    (scripts / "data/.hidden/train.py").write_text(BAD)
+    (scripts / "data/notes.txt").touch()
+    answer = surestep("check", "data")
+    assert (answer.code, answer.out) == (2, "")
+    assert "There is no script (.py) or notebook (.ipynb) in data. Hidden" in answer.err
+    (scripts / "data/old.py").touch()
+    (scripts / "pyproject.toml").write_text('[tool.surestep.check]\nexclude = ["old.py"]\n')
+    answer = surestep("check", "data")
+    assert (answer.code, answer.out) == (0, "0 findings in 0 files, 1 excluded.\n")
 
 
 @pytest.mark.parametrize("selector", ["SS117", "gradients-always-clipped"])
@@ -190,6 +206,20 @@ def test_diff_prints_the_changes_and_changes_nothing(surestep, scripts):
     wrong = surestep("check", "a.py", "--diff", "--fix")
     assert wrong.code == 2
     assert "Give --diff without --fix" in wrong.err
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-8", "utf-8-sig"])
+def test_diff_of_another_encoding_applies(scripts, encoding):
+    """Check with the bytes of a pipe, as `git apply` reads them."""
+    coding = "utf-8" if encoding == "utf-8-sig" else encoding
+    text = f"# coding: {coding}\n{FORWARD.replace('model.', '# é' + chr(10) + 'model.')}"
+    text = text.replace("\n\n", "\n").replace("\n", "\r\n")
+    (scripts / "a.py").write_bytes(text.encode(encoding))
+    command = [sys.executable, "-m", "surestep", "check", "--diff", "--select", "SS209", "a.py"]
+    patch = subprocess.run(command, cwd=scripts, capture_output=True, env=environment()).stdout
+    subprocess.run(["git", "apply", "-p0"], cwd=scripts, input=patch, check=True)
+    fixed = text.replace(".forward(", "(").encode(encoding)
+    assert (scripts / "a.py").read_bytes() == fixed
 
 
 def test_file_that_cannot_be_fixed_is_reported_and_the_others_are_fixed(surestep, scripts):

@@ -61,3 +61,21 @@ def test_operation_is_named_once_and_the_input_as_it_is_written(code, script, st
     rules = [rule for rule in load_rules() if rule.code == code]
     (finding,) = check_file(file, rules, Project())
     assert finding.message.startswith(start)
+
+
+def test_one_block_without_gradients_is_one_finding():
+    script = """
+@torch.no_grad()
+def generate(model, tokens, mode):
+    for _ in range(8):
+        if mode == "greedy":
+            token = model(tokens)[:, -1].argmax(-1, keepdim=True)
+            tokens = torch.cat([tokens, token], 1)
+        else:
+            token = torch.multinomial(model(tokens)[:, -1].softmax(-1), 1)
+            tokens = torch.cat([tokens, token], 1)
+    return tokens
+"""
+    file = parse_source(Path("train.py"), (HEADER + script).encode())
+    codes = [finding.rule for finding in check_file(file, load_rules(), Project())]
+    assert codes.count("SS710") == 1

@@ -27,6 +27,7 @@ def check(text, name="a.py"):
         "# surestep: ignore[missing-zero-grad] reason",
         "# surestep: ignore[SS1] reason",
         "# noqa  # surestep: ignore[SS101] reason",
+        "# Surestep: Ignore[ss101] reason",
     ],
 )
 def test_comment_suppresses_the_finding_of_its_line(comment):
@@ -53,6 +54,38 @@ def test_other_comment_or_text_suppresses_nothing(text):
 def test_comment_on_the_first_line_of_a_statement_covers_all_its_lines():
     statement = "    (  # surestep: ignore[SS101] reason\n        optimizer.step()\n    )\n"
     assert check(BAD.replace(STEP, statement))[0] == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "    (\n        optimizer.step()\n    )  # surestep: ignore[SS101] reason\n",
+        "    print(\n        optimizer.step(),  # surestep: ignore[SS101]\n        1,\n    )\n",
+    ],
+)
+def test_comment_on_another_line_of_a_statement_covers_all_its_lines(statement):
+    assert check(BAD.replace(STEP, statement))[0] == []
+
+
+def test_comment_inside_a_body_does_not_cover_the_statement_around_it():
+    text = BAD.replace(STEP, "    print(1)  # surestep: ignore[SS101]\n    optimizer.step()\n")
+    assert len(check(text)[0]) == 1
+    match = (
+        "    match optimizer.step():\n        case _:\n            x = 1  # surestep: ignore[SS1]\n"
+    )
+    assert len(check(BAD.replace(STEP, match))[0]) == 1
+
+
+@pytest.mark.parametrize(
+    "comment", ["# surestep ignore[SS101]", "# surestep: disable=SS101", "#Surestep: noqa SS101"]
+)
+def test_comment_that_seems_to_be_meant_is_reported(comment):
+    found, notes = check(BAD.replace(STEP, f"    optimizer.step()  {comment}\n"))
+    assert len(found) == 1
+    (note,) = notes
+    assert note.startswith("a.py:8: the comment suppresses nothing. Write `# surestep: ignore[")
+    for prose in ("is a library", "ignores this file's seeds", "skips nothing here"):
+        assert check(f"{BAD}# surestep {prose}\n")[1] == []
 
 
 def test_comment_for_the_file_may_be_anywhere_in_it():

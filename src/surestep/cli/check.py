@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Literal, Union
 
 import tyro
 
@@ -18,6 +18,9 @@ from surestep.doctor.finding import Finding
 from surestep.doctor.report import FileReport
 from surestep.doctor.selection import list_unchecked, select_codes
 from surestep.doctor.settings import Configuration
+
+if TYPE_CHECKING:
+    from surestep.doctor.fix_files import FixedFile
 
 Format = Literal["text", "json", "github", "sarif"]
 # With None first, tyro need not import typeguard for the default, which takes 0.07 s.
@@ -60,6 +63,11 @@ def _run(
     if diff and (fix or format != "text"):
         raise ConfigError("Give --diff without --fix and --format: it prints a diff.")
     found = find_files(paths or ["."])
+    if not found.files and not found.excluded:
+        raise ConfigError(
+            f"There is no script (.py) or notebook (.ipynb) in {', '.join(paths or ['.'])}. Hidden "
+            "folders, virtual environments, site-packages, build and node_modules are not searched."
+        )
     selectors = split_selectors([select or ""])
     codes = _Selection(selectors, split_selectors([ignore or ""]))
     for text in list_unchecked(selectors):
@@ -98,7 +106,7 @@ def _fix(
             if fixed is None:
                 continue
             if is_dry:
-                sys.stdout.write(escape_terminal(fixed.diff()))
+                _print_diff(fixed)
             else:
                 fixed.write()
         except FixError as error:
@@ -106,6 +114,15 @@ def _fix(
         else:
             count += fixed.count
     return count, failures
+
+
+def _print_diff(fixed: "FixedFile") -> None:
+    """Print a diff to a terminal as text, and else as a patch that applies."""
+    if sys.stdout.isatty() or not hasattr(sys.stdout, "buffer"):
+        sys.stdout.write(escape_terminal(fixed.diff()))
+        return
+    sys.stdout.flush()  # what was printed before
+    sys.stdout.buffer.write(fixed.patch())
 
 
 def _fails(report: FileReport) -> bool:

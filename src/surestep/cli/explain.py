@@ -15,7 +15,7 @@ from surestep.doctor.selection import find_unknown
 
 @command("explain")
 def run(
-    rule: Annotated[str | None, tyro.conf.arg(metavar="RULE")] = None, /, *, json: bool = False
+    rule: Annotated[str | None, tyro.conf.arg(metavar="[RULE]")] = None, /, *, json: bool = False
 ) -> int:
     """Explain a rule of `surestep check`, or list all rules.
 

@@ -62,8 +62,8 @@ def check_file(
 
 def _is_relevant(file: SourceFile, project: Project) -> bool:
     """Return whether a file, or one that it imports, may have a training step."""
-    return bool(_RELEVANT.search(file.text)) or any(
-        _RELEVANT.search(imported.text) for imported in project.find_imports(file)
+    return file.contains(_RELEVANT) or any(
+        imported.contains(_RELEVANT) for imported in project.find_imports(file)
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from bisect import insort
@@ -21,6 +22,8 @@ from surestep.doctor.source.files import Project, UnreadableError, read_source
 # To start a process takes as long as to check about this many files.
 FILES_PER_PROCESS = 24
 CHUNK = 64  # files that share what they import, which is read once; more need more memory
+
+_ALLOCATIONS = 100_000  # between two collections
 
 Chunk = list[tuple[Path, tuple[str, ...]]]
 
@@ -110,7 +113,19 @@ def _block_interrupts() -> Iterator[None]:
 def check_chunk(files: Chunk) -> list[FileReport]:
     """Check files, which share what they import."""
     project = Project()
-    return [_check(path, codes, project) for path, codes in files]
+    with _collect_rarely():
+        return [_check(path, codes, project) for path, codes in files]
+
+
+@contextmanager
+def _collect_rarely() -> Iterator[None]:
+    """Look for unused objects less often: the syntax trees that are kept are most of the work."""
+    before = gc.get_threshold()
+    gc.set_threshold(_ALLOCATIONS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _check(path: Path, codes: tuple[str, ...], project: Project) -> FileReport:

@@ -61,13 +61,19 @@ class FixedFile:
     encoding: str
 
     def diff(self) -> str:
-        """Return the change as a unified diff."""
-        before, after = (_LINE.findall(text) for text in (self.before, self.after))
+        """Return the change as a unified diff; a byte order mark is a part of the first line."""
+        mark = "\ufeff" if self.encoding == "utf-8-sig" else ""
+        before, after = (_LINE.findall(mark + text) for text in (self.before, self.after))
         lines = unified_diff(before, after, str(self.path), str(self.path))
         return "".join(
             line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
             for line in lines
         )
+
+    def patch(self) -> bytes:
+        """Return the diff in the encoding of the file, so that it applies."""
+        # `diff` has the byte order mark; the codec would write a second one.
+        return self.diff().encode("utf-8" if self.encoding == "utf-8-sig" else self.encoding)
 
     def write(self) -> None:
         """Replace the file.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from difflib import get_close_matches
+from operator import eq
 
-from surestep.base.errors import ConfigError, suggest_names
+from surestep.base.errors import ConfigError
 from surestep.doctor.rule import list_codes, load_rules
 
 _CODE = re.compile(r"SS\d{0,3}", re.IGNORECASE)
@@ -24,10 +26,16 @@ def find_unknown(selector: str) -> str | None:
     names = list_codes()
     if any(is_selected(code, name, [selector]) for code, name in names.items()):
         return None
-    is_code = selector.upper().startswith("SS")
-    known = list(names) if is_code else list(names.values())
-    given = selector.upper() if is_code else selector
-    return f"There is no rule {selector!r}. {suggest_names(given, known)}"
+    code = selector.upper()
+    near = get_close_matches(code, names, n=9, cutoff=0.75)  # one character may differ
+    near.sort(key=lambda known: -sum(map(eq, code, known)))
+    near += get_close_matches(selector, names.values())
+    hint = (
+        f"Did you mean {' or '.join(map(repr, near[:3]))}?"
+        if near
+        else "`surestep explain` lists them."
+    )
+    return f"There is no rule {selector!r}. {hint}"
 
 
 def list_unchecked(select: Collection[str]) -> list[str]:

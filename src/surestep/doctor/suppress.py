@@ -1,7 +1,8 @@
 """Comments in a script that suppress findings.
 
-`# surestep: ignore[SS101] reason` suppresses those of its line, or of the statement that starts in
-it. `# surestep: ignore-file[SS101] reason` suppresses those of the file.
+`# surestep: ignore[SS101] reason`, behind a line of a statement, suppresses those of the statement:
+of a loop, or another statement with a body, without the body.
+`# surestep: ignore-file[SS101] reason` suppresses those of the file.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ from surestep.doctor.finding import Finding
 from surestep.doctor.selection import find_unknown, is_selected
 from surestep.doctor.source.files import SourceFile
 
-_COMMENT = re.compile(r"#\s*surestep:\s*(?P<kind>ignore(?:-file)?)\b(?:\[(?P<codes>[^\]]*)\])?")
+_COMMENT = re.compile(
+    r"#\s*surestep:\s*(?P<kind>ignore(?:-file)?)\b(?:\[(?P<codes>[^\]]*)\])?", re.IGNORECASE
+)
+_MENTION = re.compile(r"#\s*surestep\b", re.IGNORECASE)
+_MISSPELT = re.compile(
+    r"#\s*surestep(?::\s*|\s+)(?:ignore|disable|noqa|skip)[\w-]*\s*[\[=:(]|#\s*surestep:\s*noqa",
+    re.IGNORECASE,
+)
 
 
 @dataclass
@@ -44,40 +52,57 @@ class Suppressions:
 def read_suppressions(file: SourceFile) -> Suppressions:
     """Read the comments of a file."""
     found = Suppressions()
-    if not _COMMENT.search(file.text):
+    if not file.contains(_MENTION):
         return found
     with suppress(SyntaxError, tokenize.TokenError):  # stricter than Python's parser
         for token in tokenize.generate_tokens(StringIO(file.text, newline=None).readline):
-            comment = _COMMENT.search(token.string) if token.type == tokenize.COMMENT else None
-            if comment is not None:
+            if token.type != tokenize.COMMENT:
+                continue
+            if (comment := _COMMENT.search(token.string)) is not None:
                 _add(found, comment, token.start[0], file)
+            elif _MISSPELT.search(token.string):
+                name, line = file.locate(token.start[0])
+                found.notes.append(
+                    f"{name}:{line}: the comment suppresses nothing. Write `# surestep: "
+                    "ignore[SS101] reason`."
+                )
     return found
 
 
 def _add(found: Suppressions, comment: re.Match[str], line: int, file: SourceFile) -> None:
     name, shown = file.locate(line)
+    kind = comment["kind"].lower()
     selectors = {code.strip() for code in (comment["codes"] or "").split(",") if code.strip()}
     if not selectors:
         found.notes.append(
-            f"{name}:{shown}: the comment names no rule. Write `# surestep: "
-            f"{comment['kind']}[SS101] reason`."
+            f"{name}:{shown}: the comment names no rule. Write `# surestep: {kind}[SS101] reason`."
         )
     for selector in sorted(selectors):
         if (message := find_unknown(selector)) is not None:
             found.notes.append(f"{name}:{shown}: {message}")
-    if comment["kind"] == "ignore-file":
+    if kind == "ignore-file":
         found.of_file |= selectors
         return
-    for covered in _list_lines(file.tree, line):
+    if file.lines[line - 1].lstrip().startswith("#"):
+        return  # it is behind no statement
+    for covered in _list_lines(file, line):
         found.of_lines.setdefault(file.locate(covered), set()).update(selectors)
 
 
-def _list_lines(tree: ast.Module, line: int) -> Collection[int]:
-    """Return a line, and those of the statement that starts in it, without its body."""
+def _list_lines(file: SourceFile, line: int) -> Collection[int]:
+    """Return a line, and those of the statements that it is a part of, without their bodies."""
     lines = {line}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.stmt) and node.lineno == line:
-            body = getattr(node, "body", None)
-            end = body[0].lineno - 1 if body else node.end_lineno
-            lines.update(range(line, (end or line) + 1))
+    for node in file.nodes:
+        if isinstance(node, ast.stmt):
+            end = _find_end(node)
+            if node.lineno <= line <= end:
+                lines.update(range(node.lineno, end + 1))
     return lines
+
+
+def _find_end(node: ast.stmt) -> int:
+    """Return the last line of a statement, without its body."""
+    if isinstance(node, ast.Match):
+        return node.subject.end_lineno or node.lineno
+    body: list[ast.stmt] | None = getattr(node, "body", None)
+    return max(node.lineno, body[0].lineno - 1) if body else node.end_lineno or node.lineno

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from surestep.doctor.rules import ss405_shapes_broadcast
 from surestep.doctor.source.dimensions import count_samples, shape_of
 from surestep.doctor.source.files import Project, parse_source
 from surestep.doctor.source.interpreter import follow
+from surestep.doctor.source.values import Constant, Operation
 
 HEADER = """
 import torch
@@ -83,3 +85,10 @@ def test_value_that_is_used_many_times_is_followed_once():
 )
 def test_samples_of_a_data_set_are_counted(expression, count):
     assert count_samples(argument_of_print(expression)) == count
+
+
+def test_operations_that_share_their_operands_are_found_once():
+    value = Constant(1.0)
+    for _ in range(16):
+        value = Operation("+", (value, value))
+    assert len(list(ss405_shapes_broadcast._operations_in(value))) == 16

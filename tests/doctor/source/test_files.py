@@ -44,21 +44,54 @@ def test_cell_and_line_of_a_notebook_are_found():
     assert file.lines[3] == "y = 2"
 
 
+@pytest.mark.parametrize("magic", ["%%time", "%%timeit -n 1", "\n%%capture out", "%%time\n%%prun"])
+def test_cell_that_is_measured_is_read(magic):
+    file = parse(notebook("x = 1", f"{magic}\ny = f(x)\n"), "a.ipynb")
+    node = next(node for node in ast.walk(file.tree) if isinstance(node, ast.Call))
+    line = magic.count("\n") + 2
+    assert file.locate(node.lineno) == ("a.ipynb:cell 3", line)
+    assert file.lines[node.lineno - 1] == "y = f(x)"
+
+
+@pytest.mark.parametrize("magic", ["%%bash", "%%writefile a.py", "%%timing"])
+def test_cell_for_another_program_is_skipped(magic):
+    file = parse(notebook(f"{magic}\ny = f(x)\n"), "a.ipynb")
+    assert file.lines[:2] == ["pass", "pass"]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "print('%d'\n    % f(x))",
+        "y = f(x)  # why?",
+        "text = 'a\u2028b'\ny = f(x)",
+        "y = f(x)\n\n\n",
+    ],
+)
+def test_line_of_a_cell_is_as_python_counts_them(cell):
+    file = parse(notebook(cell, "z = 1"), "a.ipynb")
+    calls = [node for node in ast.walk(file.tree) if isinstance(node, ast.Name) and node.id == "f"]
+    assert [file.locate(call.lineno) for call in calls] == [
+        ("a.ipynb:cell 2", cell.rstrip().count("\n") + 1)
+    ]
+    assert file.locate(len(file.lines) - 1) == ("a.ipynb:cell 3", 1)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.py", "x = (\n", "a.py:1: '(' was never closed."),
-        ("a.py", "print 'x'\n", "a.py:1: Missing parentheses"),
+        ("a.py", "x = (\n", "a.py:1: not checked: '(' was never closed."),
+        ("a.py", "print 'x'\n", "a.py:1: not checked: Missing parentheses"),
         ("a.py", b"x = '\xe4'\n", "not text in its encoding"),
         ("a.py", b"# coding: no-such-encoding\n", "not text in its encoding"),
         ("a.py", b"x = 1\0\n", "null bytes"),
         ("a.py", "(" * 5000 + ")" * 5000, "a.py"),
         ("a.py", "x" + ".y" * 200_000, "a.py"),
         ("a.py", b"#" * (LARGEST + 1), "at most"),
-        ("a.ipynb", "not json", "is not a notebook"),
-        ("a.ipynb", "[]", "is not a notebook"),
+        ("a.ipynb", "not json", "a.ipynb is not a notebook: it is not JSON."),
+        ("a.ipynb", "[]", "it has no cells as Jupyter writes them."),
         ("a.ipynb", '{"cells": [{"cell_type": "code"}]}', "is not a notebook"),
-        ("a.ipynb", "[" * 100_000, "is not a notebook"),
+        ("a.ipynb", "[" * 100_000, "it is not JSON."),
     ],
 )
 def test_file_that_is_not_a_script_is_unreadable(name, text, message):

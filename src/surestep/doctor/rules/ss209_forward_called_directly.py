@@ -33,7 +33,7 @@ def check(program: Program) -> Iterator[Problem]:
         if getattr(method, "name", "") in ("forward", "__call__")
         for node in ast.walk(method)
     }
-    for node in ast.walk(program.file.tree):
+    for node in program.file.nodes:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
         receiver = node.func.value

@@ -2,7 +2,8 @@
 
 If the epoch with the best result on the test data is saved, its result is too good: it is the best
 of many noisy numbers, and does not estimate the result on new data any more. The more epochs or
-settings are compared, the larger the error. Nothing fails.
+settings are compared, the larger the error. Nothing fails. It is the same if the test data decides
+when training stops, or when the learning rate falls.
 
 Ignore it if the data is for validation and only its name is wrong, and other data is tested later.
 Only data that is named as test data, such as `test_loader`, is reported.
@@ -15,14 +16,30 @@ from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.trace import Event, Program, Trace
-from surestep.doctor.source.training import describe, find_actions, is_made_by, options_of
-from surestep.doctor.source.values import Element, Operation, Unknown, Value, walk
+from surestep.doctor.source.training import (
+    describe,
+    find_actions,
+    is_made_by,
+    is_scheduler,
+    options_of,
+)
+from surestep.doctor.source.values import (
+    Call,
+    Element,
+    Instance,
+    Operation,
+    Unknown,
+    Value,
+    last_name,
+    walk,
+)
 
 SEVERITY = "warning"
 FIX = "Choose the model by validation data, and evaluate the test data once, after training."
 _TEST = re.compile(r"(^|_)test(_|\d|$|loader|set|data|dl|ds)", re.IGNORECASE)
 _VALIDATION = re.compile(r"val|dev|holdout", re.IGNORECASE)
 _DATA = re.compile(r"loader|(^|_)(dl|data|dataset)(_|\d|$)", re.IGNORECASE)
+_STOPPER = re.compile(r"early_?stop", re.IGNORECASE)
 _COMPARISONS = ("<", ">", "<=", ">=")
 
 
@@ -30,15 +47,52 @@ def check(program: Program) -> Iterator[Problem]:
     """Find comparisons of test results that decide whether a state is kept."""
     for trace in program.traces:
         steps = [a.event for a in find_actions(trace) if a.kind in ("step", "scaler_step")]
+        stoppers: set[Value | None] = set()
         for event in trace.events:
-            value = event.value
-            if event.kind != "test" or not any(event.loop in step.loops for step in steps):
+            if event.loop is None or not any(event.loop in step.loops for step in steps):
                 continue
-            if not isinstance(value, Operation) or value.operator not in _COMPARISONS:
-                continue
-            name = _find_test_data(trace, value)
-            if name and any(_keeps_state(other, value) for other in trace.events):
-                yield at_event(event, f"`{describe(value)}` chooses the model by `{name}`.")
+            value, call = event.value, event.call
+            if call is not None and _is_given_results(call):
+                names = [_find_test_data(trace, given) for given in call.args]
+                for name in filter(None, names):
+                    yield at_event(event, f"`{describe(value)}` controls training by `{name}`.")
+            elif event.kind == "test" and _is_comparison(value):
+                name = _find_test_data(trace, value)
+                stopper = _find_stopper(event)
+                is_new = stopper is not None and stopper not in stoppers
+                if name and (is_new or _decides_state(trace, value)):
+                    stoppers.add(stopper)
+                    yield at_event(event, f"`{describe(value)}` chooses the model by `{name}`.")
+
+
+def _is_given_results(call: Call) -> bool:
+    """Return whether a call gives the results of an epoch to what stops, or slows, training."""
+    if call.path == ".step" and is_scheduler(call.receiver):
+        return True
+    stoppers = options_of(call.receiver) if call.is_method or call.path == "()" else ()
+    return bool(stoppers) and all(_STOPPER.search(_class_of(stopper)) for stopper in stoppers)
+
+
+def _class_of(value: Value) -> str:
+    return last_name(value.cls if isinstance(value, Instance) else value)
+
+
+def _find_stopper(event: Event) -> Value | None:
+    """Return the object that stops training early, if an event is in a method of it.
+
+    If the object itself is called, that call is reported.
+    """
+    method = event.stack[-1] if event.stack else None
+    owner = None if method is None or method.name == "__call__" else method.owner
+    return owner if owner is not None and _STOPPER.search(_class_of(owner)) else None
+
+
+def _is_comparison(value: Value) -> bool:
+    return isinstance(value, Operation) and value.operator in _COMPARISONS
+
+
+def _decides_state(trace: Trace, test: Value) -> bool:
+    return any(_keeps_state(event, test) for event in trace.events)
 
 
 def _keeps_state(event: Event, test: Value) -> bool:
@@ -167,6 +221,55 @@ def bad_in_a_class():
                     torch.save(self.model.state_dict(), self.file)
 
     Learner().fit()
+
+
+def bad_stops_by_the_test_data():
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class EarlyStopping:
+        def __init__(self, patience):
+            self.patience, self.count, self.lowest = patience, 0, float("inf")
+
+        def __call__(self, loss):
+            if loss < self.lowest:
+                self.lowest, self.count = loss, 0
+            else:
+                self.count += 1
+            return self.count >= self.patience
+
+    train_loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8, shuffle=True)
+    test_loader = DataLoader(TensorDataset(torch.randn(16, 4)), batch_size=8)
+    model, stop = torch.nn.Linear(4, 1), EarlyStopping(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        for (x,) in train_loader:
+            optimizer.zero_grad()
+            model(x).pow(2).mean().backward()
+            optimizer.step()
+        with torch.inference_mode():
+            test_loss = sum(model(x).pow(2).sum().item() for (x,) in test_loader)
+        if stop(test_loss):
+            break
+
+
+def bad_learning_rate_by_the_test_data():
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    train_loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8, shuffle=True)
+    test_loader = DataLoader(TensorDataset(torch.randn(16, 4)), batch_size=8)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    for _ in range(3):
+        for (x,) in train_loader:
+            optimizer.zero_grad()
+            model(x).pow(2).mean().backward()
+            optimizer.step()
+        with torch.inference_mode():
+            test_loss = sum(model(x).pow(2).sum().item() for (x,) in test_loader)
+        scheduler.step(test_loss)
 
 
 def good_validation_chooses():

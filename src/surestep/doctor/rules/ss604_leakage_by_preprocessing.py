@@ -1,8 +1,9 @@
 """Preprocessing learns from samples that evaluate the model later.
 
-A scaler, an imputer, a PCA or a selection of features that is fitted before the split has seen the
-samples for evaluation: their mean, their range, and with a selection of features or oversampling
-even their labels or copies of them. Nothing fails: the evaluation is better than the model is.
+A scaler, an imputer, a PCA or a selection of features that is fitted on all samples, before the
+split or after it, has seen those for evaluation: their mean, their range, and with a selection of
+features or oversampling even their labels or copies of them. Nothing fails: the evaluation is
+better than the model is.
 
 Encoders that only number the classes, such as LabelEncoder, and transformations of one sample, such
 as Normalizer, learn nothing of this kind and are not reported. Ignore it if all samples that the
@@ -11,6 +12,7 @@ model will ever see are known, labels aside.
 Source: https://scikit-learn.org/stable/common_pitfalls.html#data-leakage
 """
 
+import ast
 import re
 from collections.abc import Iterator
 
@@ -38,6 +40,10 @@ _CLASSES = frozenset(
 )
 _FUNCTIONS = re.compile(r"^sklearn\.preprocessing\.\w*(scale|_transform)$")
 _FITS = ("fit_transform", "fit_resample")
+_LEARNS = frozenset(
+    "fit partial_fit fit_predict predict predict_proba decision_function score tensor as_tensor "
+    "from_numpy Tensor FloatTensor TensorDataset DataLoader DMatrix Dataset Pool () train".split()
+)
 _LIBRARIES = ("sklearn.", "imblearn.", "category_encoders.", "cuml.")
 _SUBSET = re.compile(r"train|mask|idx|index|==|<|>|:\s*\w", re.IGNORECASE)
 
@@ -48,19 +54,20 @@ def check(program: Program) -> Iterator[Problem]:
         splits = find_splits(trace)
         if splits:
             fits = [event for event in trace.events if _is_fit(event)]
-            order = {id(event): index for index, event in enumerate(trace.events)}
             for fit in fits:
-                later = [s for s in splits if order[id(s.event)] > order[id(fit)]]
+                later = [s for s in splits if trace.index(s.event) > trace.index(fit)]
                 split = next((s for s in later if _leaks(fit, s, trace)), None)
                 if split is not None:
-                    yield _report(fit, split)
+                    yield _report(fit, split, "splits them afterwards")
+                    continue
+                split = next((s for s in splits if _leaks_into_parts(fit, s, trace)), None)
+                if split is not None:
+                    yield _report(fit, split, "splits them for an evaluation")
 
 
-def _report(fit: Event, split: Split) -> Problem:
+def _report(fit: Event, split: Split, what: str) -> Problem:
     line = getattr(split.event.node, "lineno", None)
-    message = (
-        f"`{describe(fit.value)}` learns from all samples, and line {line} splits them afterwards."
-    )
+    message = f"`{describe(fit.value)}` learns from all samples, and line {line} {what}."
     return Problem(fit.node, fit.file, message, {"split_line": line})
 
 
@@ -157,6 +164,59 @@ def _leaks_by_transform(fit: Call, split: Split, trace: Trace) -> bool:
     return False
 
 
+def _leaks_into_parts(fit: Event, split: Split, trace: Trace) -> bool:
+    """Return whether parts of a split are transformed by, or taken from, what all data fitted."""
+    call = fit.call
+    if call is None or not any(_has_same_samples(data, call.args[0]) for data in split.data):
+        return False
+    learner = _fitted(call.receiver)
+    for event in trace.events[trace.index(fit) + 1 :]:
+        other = event.call
+        if other is not None and other.is_method and _fitted(other.receiver) is learner:
+            if other.name in ("fit", "partial_fit", *_FITS):
+                return False
+            given = other.argument(0, "X")
+            is_part = given is not None and _is_part_of(given, split)
+            if other.name == "transform" and is_part and _is_learned_from(trace, other):
+                return True
+        values = (event.value, *event.value.inputs)
+        if call.name == "fit_transform" and any(_is_fold(v, call, split) for v in values):
+            return True
+    return False
+
+
+def _is_learned_from(trace: Trace, samples: Call) -> bool:
+    """Return whether a model or a dataset gets samples; others may only be shown."""
+    return any(
+        event.call is not None
+        and (event.call.name in _LEARNS or isinstance(event.value, Instance))
+        and any(part is samples for given in event.call.inputs for part in walk(given))
+        for event in trace.events
+    )
+
+
+def _has_same_samples(a: Value, b: Value) -> bool:
+    """Return whether two values are the same data, or the same columns of a table."""
+    if (
+        isinstance(a, Item)
+        and isinstance(b, Item)
+        and a.node
+        and b.node
+        and is_same(a.base, b.base)
+    ):
+        return ast.unparse(a.node) == ast.unparse(b.node)
+    return is_same(a, b)
+
+
+def _is_fold(value: Value, result: Call, split: Split) -> bool:
+    """Return whether a value is a part of a result for one fold: `scaled[test]`."""
+    return (
+        isinstance(value, Item)
+        and any(part is split.event.value for part in walk(value.index))
+        and any(part is result for part in walk(value.base))
+    )
+
+
 def _fitted(value: Value | None) -> Value | None:
     """Return the object that `fit` was called on: `fit` returns it."""
     while isinstance(value, Call) and value.is_method and value.name == "fit":
@@ -165,7 +225,9 @@ def _fitted(value: Value | None) -> Value | None:
 
 
 def _is_part_of(value: Value, split: Split) -> bool:
-    return any(isinstance(v, Item) and v.base is split.event.value for v in walk(value))
+    """Return whether a value is a result of a split, or what the indices of a fold select."""
+    made, items = split.event.value, [v for v in walk(value) if isinstance(v, Item)]
+    return any(v.base is made or any(part is made for part in walk(v.index)) for v in items)
 
 
 def bad_scaler_before_the_split():
@@ -264,6 +326,50 @@ def bad_slices():
     n = 30
     X_train = X[:n]
     X_test = X[n:]
+
+
+def bad_fit_on_everything_after_the_split():
+    import numpy as np
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import train_test_split
+    from sklearn.preprocessing import StandardScaler
+
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(40, 3)), rng.integers(2, size=40)
+    X_train, X_test, y_train, y_test = train_test_split(X, y, random_state=0)
+    scaler = StandardScaler()
+    scaler.fit(X)
+    X_train, X_test = scaler.transform(X_train), scaler.transform(X_test)
+    print(LogisticRegression().fit(X_train, y_train).score(X_test, y_test))
+
+
+def bad_fit_inside_the_folds():
+    import numpy as np
+    from sklearn.decomposition import PCA
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import KFold
+
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(40, 9)), rng.integers(2, size=40)
+    for train, test in KFold(4).split(X):
+        reduced = PCA(2).fit_transform(X)
+        X_train, X_test = reduced[train], reduced[test]
+        print(LogisticRegression().fit(X_train, y[train]).score(X_test, y[test]))
+
+
+def good_fitted_for_a_picture():
+    import matplotlib.pyplot as plt
+    from sklearn.datasets import load_iris
+    from sklearn.decomposition import PCA
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import train_test_split
+
+    x, y = load_iris(return_X_y=True)
+    x_train, x_test, y_train, y_test = train_test_split(x, y, random_state=0)
+    print(LogisticRegression(max_iter=500).fit(x_train, y_train).score(x_test, y_test))
+    pca = PCA(2).fit(x)
+    plt.scatter(*pca.transform(x_train).T)
+    plt.scatter(*pca.transform(x_test).T)
 
 
 def good_split_first():

@@ -24,7 +24,7 @@ FIX = (
     "Use torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p)."
 )
 _HAS_FUSED = re.compile(r"scaled_dot_product|flash|xformers|memory_efficient|sdpa")
-_HAS_SOFTMAX = re.compile(r"(?i)softmax")
+_HAS_SOFTMAX = re.compile("softmax", re.IGNORECASE)
 _PRODUCTS = ("matmul", "bmm")
 _TRANSPOSED = ("transpose", "permute", "swapaxes", "swapdims", "mT", "T")
 

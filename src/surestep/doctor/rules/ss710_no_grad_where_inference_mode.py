@@ -13,6 +13,7 @@ Source: https://docs.pytorch.org/docs/stable/notes/autograd.html#inference-mode
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
@@ -20,7 +21,7 @@ from surestep.doctor.source.evaluation import find_forwards, has_training
 from surestep.doctor.source.modules import traverse_inputs
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.training import describe
-from surestep.doctor.source.values import Call, last_name
+from surestep.doctor.source.values import Call, Unknown, Value, last_name, walk
 
 SEVERITY = "info"
 FIX = "Write `with torch.inference_mode():`, or decorate the function with it."
@@ -32,12 +33,14 @@ def check(program: Program) -> Iterator[Problem]:
     """Find loops under `no_grad()` that join what a model returns to its input."""
     if program.mentions("inference_mode"):
         return
+    reported: set[int] = set()
     for trace in program.traces:
         for event, output in find_forwards(trace):
-            contexts = [last_name(context) for context in event.contexts]
-            if event.loop is None or "no_grad" not in contexts or has_training(trace, event):
+            blocks = [id(c.node) for c in event.contexts if last_name(c) == "no_grad"]
+            if event.loop is None or not blocks or has_training(trace, event):
                 continue
-            if _is_joined(trace, event, output):
+            if reported.isdisjoint(blocks) and _is_joined(trace, event, output):
+                reported.update(blocks)  # one change mends all forward passes of a block
                 yield at_event(
                     event,
                     f"`{describe(output)}` runs for each new element of a sequence under "
@@ -46,17 +49,36 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_joined(trace: Trace, event: Event, output: Call) -> bool:
-    """Return whether the loop of a forward pass joins its output to something."""
-    start = trace.index(event) + 1
-    for later in trace.events[start:]:
+    """Return whether the output of a forward pass is joined to what the next pass reads."""
+    read = _find_names(output)
+    joined: list[Value] = []
+    for later in trace.events[trace.index(event) + 1 :]:
         if event.loops != later.loops[: len(event.loops)]:
             return False
         call = later.call
         if call is not None and call.path.startswith("torch.") and call.name in _JOINS:
-            inputs = traverse_inputs(call, _MOST_INPUTS)
-            if any(part is output for part in inputs):
+            if any(part is output for part in traverse_inputs(call, _MOST_INPUTS)):
+                joined.append(call)
+        elif later.kind == "store" and later.target is not None and joined:
+            is_joined = any(part is made for part in walk(later.value, 50) for made in joined)
+            if is_joined and ast.unparse(later.target) in read:
                 return True
     return False
+
+
+def _find_names(output: Call) -> set[str]:
+    """Return the names from which the input of a forward pass is computed."""
+    given = [part for arg in (*output.args, *output.keywords.values()) for part in walk(arg, 100)]
+    nodes = [n for part in given if part.node is not None for n in _list_nodes(part.node)]
+    names = {part.name for part in given if isinstance(part, Unknown)}
+    called = _list_nodes(output.node)
+    return names | {
+        ast.unparse(n) for n in (*nodes, *called) if isinstance(n, (ast.Name, ast.Attribute))
+    }
+
+
+def _list_nodes(node: ast.AST | None) -> Iterator[ast.AST]:
+    return ast.walk(node) if isinstance(node, ast.expr) else iter(())
 
 
 def bad_function() -> None:
@@ -134,6 +156,18 @@ def good_evaluation() -> None:
             x, y = torch.randn(8, 4), torch.randint(2, (8,))
             correct += (model(x).argmax(1) == y).sum().item()
     print(correct / 32)
+
+
+def good_outputs_beside_inputs() -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Linear(4, 4).eval()
+    with torch.no_grad():
+        for _ in range(4):
+            images = torch.randn(8, 4)
+            rows = torch.cat([images[:2], model(images)[:2]])
+            print(rows.shape)
 
 
 def good_trained_on_what_is_generated() -> None:

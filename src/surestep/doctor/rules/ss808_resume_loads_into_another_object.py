@@ -1,9 +1,9 @@
 """A state is loaded into an object that is not the one that trains.
 
 After `load_state_dict`, a new model or optimizer is assigned to the same name, so what was loaded
-is lost. Or a resume uses `strict=False` and ignores what `load_state_dict` returns, so weights with
-other names are skipped and keep their random values. The run starts from scratch and looks like a
-resumed one.
+is lost. Or it was loaded into a second model that nothing uses. Or a resume uses `strict=False` and
+ignores what `load_state_dict` returns, so weights with other names are skipped and keep their
+random values. The run starts from scratch and looks like a resumed one.
 
 Ignore it if the second object is meant to start fresh. `strict=False` is reported only in a resume,
 because pretrained weights often lack a head.
@@ -14,11 +14,19 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html
 import ast
 import re
 from collections.abc import Iterator
+from typing import TypeGuard
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.checkpoints import entry_of, find_restores
+from surestep.doctor.source.modules import models_of
 from surestep.doctor.source.trace import Event, Program, Trace
-from surestep.doctor.source.training import describe, is_model, is_optimizer, options_of
+from surestep.doctor.source.training import (
+    describe,
+    find_actions,
+    is_model,
+    is_optimizer,
+    options_of,
+)
 from surestep.doctor.source.values import Call, Constant, Instance, Value, walk
 
 SEVERITY = "warning"
@@ -44,6 +52,12 @@ def check(program: Program) -> Iterator[Problem]:
                     event,
                     f"`{describe(event.value)}` loads into a copy that nothing keeps.",
                 )
+            elif _is_unused(event, receiver) and _is_other_trained(trace, event, receiver):
+                yield at_event(
+                    event,
+                    f"`{describe(event.value)}` loads into a model that nothing uses: another one "
+                    "is trained, from other weights.",
+                )
             elif _skips_names(event) and is_model(receiver) and _is_resume(restores, state):
                 yield at_event(
                     event,
@@ -58,12 +72,58 @@ def _is_temporary(event: Event) -> bool:
     made = getattr(function, "value", None)
     value = None if event.call is None else event.call.receiver
     is_copy = isinstance(value, Call) and value.path == "copy.deepcopy"
-    statements = (n for n in ast.walk(event.file.tree) if isinstance(n, ast.Expr))
-    return (
-        is_copy
-        and isinstance(made, ast.Call)
-        and any(statement.value is event.node for statement in statements)
+    return is_copy and isinstance(made, ast.Call) and _is_statement(event)
+
+
+def _is_statement(event: Event) -> bool:
+    """Return whether nothing reads what a call returns."""
+    return any(n.value is event.node for n in event.file.nodes if isinstance(n, ast.Expr))
+
+
+def _is_unused(event: Event, receiver: Value) -> bool:
+    """Return whether nothing reads the model into which a file is loaded."""
+    expression = getattr(getattr(event.node, "func", None), "value", None)
+    state = None if event.call is None else event.call.argument(0, "state_dict")
+    is_of_file = state is not None and any(
+        isinstance(part, Call) and part.path == "torch.load" for part in walk(state)
     )
+    if not is_of_file or not is_model(receiver) or not _is_statement(event):
+        return False
+    made = options_of(receiver)[0].node
+    if isinstance(expression, ast.Call):  # `Net().load_state_dict(...)`
+        return any(node is made for node in ast.walk(expression))
+    scope = event.stack[-1].definition if event.stack else event.file.tree
+    nodes = list(ast.walk(scope))
+    name = expression.id if isinstance(expression, ast.Name) else ""
+    if any(isinstance(n, (ast.Global, ast.Nonlocal)) and name in n.names for n in nodes):
+        return False
+    reads = {id(n) for n in nodes if _is_name(n, name) and isinstance(n.ctx, ast.Load)}
+    stores = [n for n in nodes if isinstance(n, ast.Assign) and _is_name(n.targets[0], name)]
+    is_own = len(stores) == 1 and len(stores[0].targets) == 1
+    is_made_here = is_own and any(node is made for node in ast.walk(stores[0].value))
+    return is_made_here and reads <= set(_find_harmless_reads(nodes))
+
+
+def _is_name(node: ast.AST, name: str) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _find_harmless_reads(nodes: list[ast.AST]) -> Iterator[int]:
+    """Yield the names in statements that only load into an object, or move it."""
+    for node in nodes:
+        match node:
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name() as read, attr=name))):
+                if name in _HARMLESS:
+                    yield id(read)
+
+
+def _is_other_trained(trace: Trace, event: Event, receiver: Value) -> bool:
+    """Return whether steps that follow train another model of the same class."""
+    old = options_of(receiver)
+    later = [a for a in find_actions(trace) if trace.index(a.event) > trace.index(event)]
+    models = [m for a in later if a.kind == "step" for m in models_of(a.target)]
+    others = [options_of(model) for model in models]
+    return len(old) == 1 and any(len(other) == 1 and _is_new(other[0], old[0]) for other in others)
 
 
 def _find_new_object(trace: Trace, loaded: Event, receiver: Value) -> Event | None:
@@ -112,9 +172,7 @@ def _skips_names(event: Event) -> bool:
     strict = None if call is None else call.argument(1, "strict")
     if not isinstance(strict, Constant) or strict.value is not False:
         return False
-    statements = (n for n in ast.walk(event.file.tree) if isinstance(n, ast.Expr))
-    is_ignored = any(statement.value is event.node for statement in statements)
-    return is_ignored and not _PARTIAL.search(event.file.text)
+    return _is_statement(event) and not _PARTIAL.search(event.file.text)
 
 
 def _is_resume(restores: list[tuple[Event, Value, Value]], state: Value) -> bool:
@@ -164,6 +222,67 @@ def bad_new_model():
     model = Net().eval()
     with torch.inference_mode():
         print(model(torch.randn(8, 4)).mean())
+
+
+def bad_unused_model():
+    import os
+
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters())
+    if os.path.exists("missing.pt"):
+        Net().load_state_dict(torch.load("missing.pt", map_location="cpu"))
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def bad_second_model():
+    import os
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    resumed = torch.nn.Linear(4, 1)
+    if os.path.exists("missing.pt"):
+        state = torch.load("missing.pt", map_location="cpu")
+        resumed.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_teacher():
+    import os
+
+    import torch
+
+    student, teacher = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+    if os.path.exists("missing.pt"):
+        teacher.load_state_dict(torch.load("missing.pt", map_location="cpu"))
+    teacher.eval()
+    optimizer = torch.optim.Adam(student.parameters())
+    for _ in range(3):
+        x = torch.randn(8, 4)
+        with torch.no_grad():
+            target = teacher(x)
+        optimizer.zero_grad()
+        (student(x) - target).pow(2).mean().backward()
+        optimizer.step()
 
 
 def bad_new_optimizer():

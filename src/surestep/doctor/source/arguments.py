@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from functools import lru_cache
 
 from surestep.doctor.source.values import (
     Collection,
@@ -54,6 +55,7 @@ def bind_arguments(
     return given
 
 
+@lru_cache(maxsize=10_000)
 def is_generator(definition: Definition) -> bool:
     """Return whether a function yields, itself and not in a function inside it."""
     if isinstance(definition, ast.Lambda):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from surestep.doctor.source.modules import is_named_model, traverse_inputs
-from surestep.doctor.source.trace import Event, Trace
+from surestep.doctor.source.trace import Event, Trace, once_per_trace
 from surestep.doctor.source.training import find_actions
 from surestep.doctor.source.values import Call, Operation, Value, last_name
 
@@ -17,13 +17,17 @@ _HELD_OUT = re.compile(r"(^|_)x?y?_?(val|valid|validation|test|eval|dev|holdout)
 _METRICS = ("sklearn.metrics.", "torchmetrics.", "torcheval.")
 
 
-def find_forwards(trace: Trace) -> Iterator[tuple[Event, Call]]:
-    """Yield the calls of models; those of the layers inside a model are not."""
-    for event in trace.events:
-        call = event.call
-        inside = any(f.name == "forward" and f.owner is not None for f in event.stack)
-        if call is not None and call.path == "()" and not inside and is_named_model(call.receiver):
-            yield event, call
+@once_per_trace
+def find_forwards(trace: Trace) -> list[tuple[Event, Call]]:
+    """Return the calls of models, and not those of the layers inside a model."""
+    return [
+        (event, event.call)
+        for event in trace.events
+        if event.call is not None
+        and event.call.path == "()"
+        and not any(f.name == "forward" and f.owner is not None for f in event.stack)
+        and is_named_model(event.call.receiver)
+    ]
 
 
 def is_measured(trace: Trace, event: Event, output: Call) -> bool:

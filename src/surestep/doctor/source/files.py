@@ -15,6 +15,8 @@ from io import BytesIO
 from pathlib import Path
 
 LARGEST = 2**21  # bytes; larger files are data
+_RUNS_CELL = re.compile(r"\s*%%(time|timeit|capture|prun|memit)\b")  # as Python
+_ASKS_FOR_HELP = re.compile(r"\s*[\w.*]+\?{1,2}\s*")  # `torch.nn.Linear?`
 _LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines also splits at form feeds; Python does not
 
 
@@ -46,10 +48,38 @@ class SourceFile:
         return _LINE_END.split(self.text)
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of the syntax tree."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
     def names(self) -> frozenset[str]:
         """The attributes and variables that it uses."""
-        nodes = [n for n in ast.walk(self.tree) if isinstance(n, (ast.Attribute, ast.Name))]
+        nodes = [n for n in self.nodes if isinstance(n, (ast.Attribute, ast.Name))]
         return frozenset(n.attr if isinstance(n, ast.Attribute) else n.id for n in nodes)
+
+    @cached_property
+    def _lower(self) -> str:
+        return self.text.lower()
+
+    @cached_property
+    def _contained(self) -> dict[re.Pattern[str], bool]:
+        return {}
+
+    def contains(self, pattern: re.Pattern[str]) -> bool:
+        """Return whether its source contains a pattern; each is searched for once.
+
+        A pattern that ignores case is written in lower case: so it is found four times as fast.
+        """
+        if pattern not in self._contained:
+            ignores_case = pattern.flags & re.IGNORECASE
+            found = (
+                re.search(pattern.pattern, self._lower)
+                if ignores_case
+                else pattern.search(self.text)
+            )
+            self._contained[pattern] = found is not None
+        return self._contained[pattern]
 
     @property
     def is_notebook(self) -> bool:
@@ -113,7 +143,8 @@ def parse_source(path: Path, data: bytes) -> SourceFile:
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
-        raise UnreadableError(f"{path}:{error.lineno or 1}: {error.msg}.") from None
+        line = error.lineno or 1
+        raise UnreadableError(f"{path}:{line}: not checked: {error.msg}.") from None
     except (ValueError, RecursionError, MemoryError) as error:  # null bytes; too deeply nested
         raise UnreadableError(f"{path} cannot be parsed: {error or 'too deeply nested'}.") from None
     return SourceFile(path, text, tree, cells, digest_of(data))
@@ -157,7 +188,9 @@ def _read_notebook(path: Path, data: bytes) -> tuple[str, tuple[tuple[int, int],
             if cell["cell_type"] == "code"
         ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UnreadableError(f"{path} is not a notebook: {error}.") from None
+        is_json = not isinstance(error, (ValueError, RecursionError))
+        reason = "it has no cells as Jupyter writes them" if is_json else "it is not JSON"
+        raise UnreadableError(f"{path} is not a notebook: {reason}.") from None
     lines: list[str] = []
     starts = []
     for number, source in sources:
@@ -168,35 +201,39 @@ def _read_notebook(path: Path, data: bytes) -> tuple[str, tuple[tuple[int, int],
 
 def _plain_lines(source: str) -> list[str]:
     """Return the lines of a cell, with `pass` instead of what is not Python."""
-    nothing = ["pass" for _ in source.splitlines()]
-    if source.lstrip().startswith("%%"):  # the whole cell is for another program
-        return nothing
-    lines = []
-    for line in source.splitlines():
-        indent = line[: len(line) - len(line.lstrip())]
-        is_magic = line.lstrip().startswith(("%", "!", "?")) or line.rstrip().endswith("?")
-        lines.append(f"{indent}pass" if is_magic else line)
-    try:
-        ast.parse("\n".join(lines))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return nothing  # a notebook runs without it
-    return lines
+    lines = _LINE_END.split(source.rstrip())
+    nothing = ["pass"] * len(lines)
+    if source.lstrip().startswith("%%"):
+        if not _RUNS_CELL.match(source):  # the whole cell is for another program
+            return nothing
+        first = next(index for index, line in enumerate(lines) if line.strip())
+        lines[first] = ""
+    for plain in (lines, [_skip_magic(line) for line in lines]):
+        try:
+            ast.parse("\n".join(plain))
+            return plain
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+    return nothing  # a notebook runs without it
+
+
+def _skip_magic(line: str) -> str:
+    """Return a line, or `pass` if only IPython understands it."""
+    indent = line[: len(line) - len(line.lstrip())]
+    is_magic = line.lstrip().startswith(("%", "!", "?")) or _ASKS_FOR_HELP.fullmatch(line)
+    return f"{indent}pass" if is_magic else line
 
 
 class Project:
     """The files that imports may refer to, each read once.
-
-    Args:
-        roots: folders in which modules are looked for, beside that of the importing file.
 
     Attributes:
         used: digests of the files that were looked for since it was last cleared, by absolute
             path; None for those that do not exist, "" for those that cannot be read.
     """
 
-    def __init__(self, roots: tuple[Path, ...] = ()) -> None:
+    def __init__(self) -> None:
         self.used: dict[str, str | None] = {}
-        self._roots = roots
         self._files: dict[str, SourceFile | None] = {}  # by absolute path
         self._digests: dict[str, str | None] = {}
 
@@ -208,14 +245,15 @@ class Project:
             level: number of leading dots.
             importer: the file that imports it.
         """
-        relative = Path(*module.split(".")) if module else Path()
-        folder = Path(os.path.abspath(importer.parent))
+        # Strings: a project has many names to look for, and to build a Path takes long.
+        parts = module.split(".") if module else []
+        folder = os.path.abspath(importer.parent)
         if level:
             for _ in range(level - 1):
-                folder = folder.parent
-            return self._load(folder / relative)
-        for root in (folder, *self._roots_of(folder, relative.parts[0])):
-            if (found := self._load(root / relative)) is not None:
+                folder = os.path.dirname(folder)
+            return self._load(os.path.join(folder, *parts))
+        for root in (folder, *self._roots_of(folder, parts[0])):
+            if (found := self._load(os.path.join(root, *parts))) is not None:
                 return found
         return None
 
@@ -234,39 +272,36 @@ class Project:
                 if (found := self.find(module, level, file.path)) is not None:
                     yield found
 
-    def _roots_of(self, folder: Path, name: str) -> tuple[Path, ...]:
+    def _roots_of(self, folder: str, name: str) -> tuple[str, ...]:
         """Return where a module is looked for; beside a package, only the package itself is."""
-        root = folder
-        while self._exists(root / "__init__.py") and root != root.parent:
-            root = root.parent
-        is_own = root != folder and folder.relative_to(root).parts[0] == name
-        return (root, *self._roots) if is_own else self._roots
+        root, inner = folder, ""
+        while self._exists(os.path.join(root, "__init__.py")) and root != os.path.dirname(root):
+            root, inner = os.path.split(root)
+        return (root,) if inner == name else ()
 
-    def _load(self, module: Path) -> SourceFile | None:
-        if not module.name:  # the root of the file system
+    def _load(self, module: str) -> SourceFile | None:
+        if not os.path.basename(module):  # the root of the file system
             return None
-        for path in (module.with_name(f"{module.name}.py"), module / "__init__.py"):
+        for path in (f"{module}.py", os.path.join(module, "__init__.py")):
             if self._exists(path) and (found := self._parse(path)) is not None:
                 return found
         return None
 
-    def _exists(self, path: Path) -> bool:
+    def _exists(self, path: str) -> bool:
         """Return whether a file exists; its digest is noted."""
-        key = str(path)
-        if key not in self._digests:
-            self._digests[key] = digest_of_file(path)
-        self.used[key] = self._digests[key]
-        return self._digests[key] is not None
+        if path not in self._digests:
+            self._digests[path] = digest_of_file(Path(path))
+        self.used[path] = self._digests[path]
+        return self._digests[path] is not None
 
-    def _parse(self, path: Path) -> SourceFile | None:
-        key = str(path)
-        if key not in self._files:
+    def _parse(self, path: str) -> SourceFile | None:
+        if path not in self._files:
             try:
-                self._add(key, read_source(path))
+                self._add(path, read_source(Path(path)))
             except UnreadableError:
-                self._files[key], self._digests[key] = None, ""
-        self.used[key] = self._digests[key]
-        return self._files[key]
+                self._files[path], self._digests[path] = None, ""
+        self.used[path] = self._digests[path]
+        return self._files[path]
 
     def add(self, file: SourceFile) -> None:
         """Use a file that is read already."""

@@ -363,6 +363,6 @@ def _captured(pattern: ast.pattern) -> list[str]:
 
 def _called_names(file: SourceFile) -> set[str]:
     """Return the names of all functions and methods that a file calls."""
-    calls = (node.func for node in ast.walk(file.tree) if isinstance(node, ast.Call))
+    calls = (node.func for node in file.nodes if isinstance(node, ast.Call))
     names = (getattr(called, "id", getattr(called, "attr", "")) for called in calls)
     return set(names)

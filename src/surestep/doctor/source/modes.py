@@ -15,11 +15,13 @@ from surestep.doctor.source.values import (
     Collection,
     Constant,
     Either,
+    Element,
     Function,
     Instance,
     Operation,
     Unknown,
     Value,
+    walk,
 )
 
 # Methods of modules, and functions, that leave the mode as it is.
@@ -53,26 +55,61 @@ def find_switch(trace: Trace, event: Event, model: Value, *, is_training: bool) 
     is None unless the module certainly is in this mode in one of them.
     """
     switches = find_switches(trace, model)
-    order = {id(found): index for index, found in enumerate(trace.events)}
-    at = order[id(event)]
-    before = [s for s in switches if order[id(s.event)] < at and _agree(s.event, event)]
-    after = [s for s in switches if order[id(s.event)] > at]
+    at = trace.index(event)
+    before = [s for s in switches if trace.index(s.event) < at and _agree(s.event, event)]
+    after = [s for s in switches if trace.index(s.event) > at]
     if before and _is_certain(before[-1].event, event) and before[-1].is_training is is_training:
         return before[-1]
     for loop in reversed(event.loops):
         if any(loop in switch.event.loops for switch in before):
             return None
-        later = [s for s in after if loop in s.event.loops and not _leaves(s.event, loop, event)]
+        inside = [s for s in after if loop in s.event.loops]
+        if any(_is_in_one_pass(s.event, event) for s in inside):
+            return None
+        later = [s for s in inside if not _leaves(s.event, loop, event)]
         if later:
             return later[-1] if later[-1].is_training is is_training else None
     return None
 
 
+def find_lasting_switch(
+    trace: Trace, event: Event, model: Value, *, is_training: bool
+) -> Switch | None:
+    """Return the call that puts a module into a mode in some passes through a loop, and for good.
+
+    It is before an event in the loop, in which nothing else changes the mode: in later passes the
+    event happens in this mode, even if the call is under a condition.
+    """
+    switches = find_switches(trace, model)
+    at = trace.index(event)
+    for loop in reversed(event.loops):
+        inside = [s for s in switches if loop in s.event.loops]
+        if any(_is_in_one_pass(s.event, event) for s in inside) or _switches_parts(trace, loop):
+            return None
+        if inside:
+            before = [s for s in inside if trace.index(s.event) < at and _agree(s.event, event)]
+            is_lasting = all(
+                s.is_training is is_training and not _leaves(s.event, loop, event) for s in inside
+            )
+            return before[-1] if before and is_lasting else None
+    return None
+
+
+def _switches_parts(trace: Trace, loop: Loop) -> bool:
+    """Return whether a loop calls `train()` of layers that it iterates over, or of the class."""
+    calls = [event.call for event in trace.events if loop in event.loops]
+    return any(
+        call is not None
+        and call.name == "train"
+        and (isinstance(strip(call.receiver), Element) or call.path == "torch.nn.Module.train")
+        for call in calls
+    )
+
+
 def is_never_switched(trace: Trace, event: Event, model: Value) -> bool:
     """Return whether nothing before an event may have changed the mode of a module."""
-    order = {id(found): index for index, found in enumerate(trace.events)}
-    at = order[id(event)]
-    return not any(order[id(s.event)] < at for s in find_switches(trace, model))
+    at = trace.index(event)
+    return not any(trace.index(s.event) < at for s in find_switches(trace, model))
 
 
 def find_switches(trace: Trace, model: Value) -> list[Switch]:
@@ -162,6 +199,14 @@ def _leaves(event: Event, loop: Loop, other: Event) -> bool:
     inside = set(map(id, ast.walk(loop.node)))
     branches = [branch for branch in event.branches if branch not in other.branches]
     return any(id(b.node) in inside and _ends_in_leave(b) for b in branches)
+
+
+def _is_in_one_pass(event: Event, other: Event) -> bool:
+    """Return whether an event may be in one pass only, the last: `if i == len(loader) - 1`."""
+    tests = [branch.test for branch in event.branches if branch not in other.branches]
+    found = [part for test in tests if test is not None for part in walk(test, 20)]
+    operators = {part.operator for part in found if isinstance(part, Operation)}
+    return "==" in operators and "%" not in operators
 
 
 def _ends_in_leave(branch: Branch) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from surestep.doctor.source.trace import Event, Program
+from surestep.doctor.source.trace import Event, Program, Trace, once_per_trace
 from surestep.doctor.source.training import options_of, tensor_of
 from surestep.doctor.source.values import Call, Collection, Constant, Item, Operation, Value
 
@@ -77,8 +77,7 @@ class Outputs:
     """
 
     def __init__(self, program: Program) -> None:
-        events = (event for trace in program.traces for event in trace.events)
-        self._changed = {id(value) for event in events for value in _changed_by(event)}
+        self._changed = frozenset().union(*map(_find_changed, program.traces))
 
     def find(self, value: Value | None) -> list[Origin]:
         """Return the last operation behind a tensor, for each value that it may be."""
@@ -202,6 +201,12 @@ def _last_element(value: Value | None) -> Value | None:
     if isinstance(value, Collection) and value.is_complete and value.elements:
         return value.elements[-1]
     return None
+
+
+@once_per_trace
+def _find_changed(trace: Trace) -> frozenset[int]:
+    """Return the ids of what the events of a trace change in place."""
+    return frozenset(id(value) for event in trace.events for value in _changed_by(event))
 
 
 def _changed_by(event: Event) -> list[Value]:

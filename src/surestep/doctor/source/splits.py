@@ -6,7 +6,7 @@ import ast
 import re
 from dataclasses import dataclass
 
-from surestep.doctor.source.trace import Event, Trace
+from surestep.doctor.source.trace import Event, Trace, once_per_trace
 from surestep.doctor.source.training import is_made_by
 from surestep.doctor.source.values import Call, Item, Value, walk
 
@@ -35,6 +35,7 @@ class Split:
     is_random: bool
 
 
+@once_per_trace
 def find_splits(trace: Trace) -> list[Split]:
     """Return the splits of data in a trace, in order."""
     found = [_find_split(event) for event in trace.events]

@@ -64,6 +64,7 @@ class Event:
         branches: around it, likewise.
         contexts: of `with` statements and decorators around it, likewise.
         stack: the functions that are being executed, outermost first.
+        call: the call, if the event is one.
     """
 
     kind: str
@@ -77,10 +78,11 @@ class Event:
     contexts: tuple[Value, ...] = ()
     stack: tuple[Function, ...] = ()
 
-    @property
-    def call(self) -> Call | None:
-        """The call, if the event is one."""
-        return self.value if self.kind == "call" and isinstance(self.value, Call) else None
+    call: Call | None = field(init=False, repr=False)  # read far more often than events are made
+
+    def __post_init__(self) -> None:
+        is_call = self.kind == "call" and isinstance(self.value, Call)
+        object.__setattr__(self, "call", self.value if is_call else None)
 
     @property
     def loop(self) -> Loop | None:
@@ -151,7 +153,7 @@ class Program:
 
     def contains(self, pattern: re.Pattern[str]) -> bool:
         """Return whether the source of one of the files contains a pattern."""
-        return any(pattern.search(file.text) for file in self.files)
+        return any(file.contains(pattern) for file in self.files)
 
     def mentions(self, name: str) -> bool:
         """Return whether one of the files uses an attribute or a variable, such as `p.grad`."""

@@ -363,8 +363,14 @@ _MODULE_BASES = frozenset(
 )
 
 
-def walk(value: Value, limit: int = 1000) -> Iterator[Value]:
-    """Yield a value and everything that it was made from, each once."""
+def walk(value: Value, limit: int = 1000, *, stop_at: str = "") -> Iterator[Value]:
+    """Yield a value and everything that it was made from, each once.
+
+    Args:
+        value: of the script.
+        limit: how many values are yielded.
+        stop_at: the path of calls; what they were made from is left out.
+    """
     seen: set[int] = set()
     waiting = [value]
     while waiting and len(seen) < limit:
@@ -373,6 +379,8 @@ def walk(value: Value, limit: int = 1000) -> Iterator[Value]:
             continue
         seen.add(id(found))
         yield found
+        if isinstance(found, Call) and found.path == stop_at:
+            continue
         waiting.extend(found.inputs)
         if isinstance(found, Call) and found.result is not None:
             waiting.append(found.result)
