@@ -67,6 +67,7 @@ def test_script_prints_the_same_and_the_mistake_is_reported(tmp_path):
         ("sys.exit('stopped')", [], 1, "stopped"),
         ("raise KeyboardInterrupt", [], 130, "Interrupted."),
         ("", ["--fail-on", "error"], 1, ""),
+        ("", ["--fail_on", "error"], 1, ""),
         ("sys.exit(7)", ["--fail-on", "error"], 7, ""),
     ],
 )
@@ -79,6 +80,20 @@ def test_exit_code_is_that_of_the_script_and_findings_are_printed(
     assert message in watched.stderr
     assert "SS101" in watched.stderr
     assert "surestep/cli" not in watched.stderr
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_script_warns_and_prints_on_each_rank_as_it_would(tmp_path, monkeypatch, rank):
+    """Check a rank without a launcher that merges reports: each shows its own."""
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    write(tmp_path, "import warnings\nwarnings.warn('mine')\nwarnings.warn('old', FutureWarning)")
+    alone = start(tmp_path, "script.py")
+    watched = watch(tmp_path, "script.py")
+    assert "UserWarning: mine\n  warnings.warn('mine')" in alone.stderr
+    assert watched.stdout == alone.stdout
+    assert watched.stderr.startswith(alone.stderr)
 
 
 @pytest.mark.parametrize("command", [["-m", "surestep"], [str(COMMAND)]])
@@ -112,17 +127,51 @@ def test_module_is_run_as_python_does(tmp_path):
     [
         ([], "No script is given"),
         (["missing.py"], "There is no file 'missing.py'"),
+        (["--json", "none/a.json", "script.py"], "There is no folder"),
         (["--steps", "0", "script.py"], "--steps 0 is less than 1"),
-        (["--select", "SS99", "script.py"], "No rule that watches is SS99"),
+        (["--select", "SS99", "script.py"], "There is no rule 'SS99'. `surestep explain` lists"),
+        (["--select", "SS115", "script.py"], "SS115: watch cannot see this; `surestep explain SS1"),
+        (["--bogus", "script.py"], "no option '--bogus' of watch. Known: --json, "),
+        (["--step", "3", "script.py"], "'--step' of watch. Did you mean '--steps'"),
+        (["a.ipynb"], "jupyter nbconvert --to script a.ipynb"),
         (["--select", "SS1", "SS506", "script.py"], "by commas: --select SS1,SS506"),
     ],
 )
 def test_wrong_use_is_explained(tmp_path, words, message):
     write(tmp_path)
+    (tmp_path / "a.ipynb").write_text("{}")
     done = watch(tmp_path, *words)
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stdout == ""
+
+
+def test_class_is_scripted_with_the_names_of_its_module(tmp_path):
+    """Check a class of a script, and those that `import ignite` and torch itself script."""
+    (tmp_path / "script.py").write_text(
+        "import torch\nimport torch.distributed.optim\n\n"
+        "def double(x: int) -> int:\n    return 2 * x\n\n"
+        "@torch.jit.script\nclass Pair:\n    def __init__(self, x: int):\n"
+        "        self.x = double(x)\n\n"
+        "print(Pair(2).x)\n"
+    )
+    done = watch(tmp_path, "script.py")
+    assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
+
+
+def test_script_without_a_step_is_not_called_correct(tmp_path):
+    (tmp_path / "script.py").write_text("print(1)\n")
+    done = watch(tmp_path, "script.py")
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert "no optimizer of PyTorch took a step in this process" in done.stderr
+    assert "nothing found" not in done.stderr
+
+
+def test_help_names_the_script(tmp_path):
+    done = watch(tmp_path, "--help")
+    assert done.returncode == 0
+    assert "surestep watch [-h] [OPTIONS] SCRIPT [ARGUMENT ...]" in done.stdout
+    assert "--json FILE" in done.stdout
 
 
 def test_steps_that_were_watched_are_counted(tmp_path):
@@ -141,6 +190,13 @@ def test_signal_that_the_caller_ignores_stays_ignored(tmp_path):
         preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
     )
     assert done.stdout.endswith("True\n")
+
+
+def test_file_of_findings_is_in_the_folder_of_the_command(tmp_path):
+    (tmp_path / "other").mkdir()
+    write(tmp_path, "import os\nos.chdir('other')")
+    assert watch(tmp_path, "--json", "out.json", "script.py").returncode == 0
+    assert json.loads((tmp_path / "out.json").read_text())["findings"]
 
 
 def test_rule_that_failed_is_reported(capsys, monkeypatch):

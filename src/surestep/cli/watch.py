@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -18,7 +19,7 @@ from surestep.cli.parse import parse
 from surestep.cli.selectors import Selectors, require_commas, split_selectors
 from surestep.doctor.finding import Finding, fails, to_json
 from surestep.doctor.rule import Rule, load_rules
-from surestep.doctor.selection import is_selected
+from surestep.doctor.selection import find_unknown, is_selected
 from surestep.record.io import dumps
 
 if TYPE_CHECKING:
@@ -28,16 +29,19 @@ _DESCRIPTION = (
     "Run a script unchanged, and report what is silently wrong in its training. Options of watch "
     "come before the script: surestep watch --steps 200 train.py --lr 0.1"
 )
+_FLAGS = ("-m", "--module", "-h", "--help")
 _COLORS = {"error": "red", "warning": "yellow", "speed": "cyan", "info": "blue"}
 
 
 @dataclass(frozen=True)
 class _Options:
-    json: Path | None = None
+    script: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SCRIPT [ARGUMENT ...]")]
+    """The script, or with -m the module, and its own arguments."""
+    json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Write the findings to this file, as JSON."""
     fail_on: Literal["error", "warning", "never"] = "never"
     """Exit with 1 if there is a finding of this severity or a worse one."""
-    steps: int | None = None
+    steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Watch the first steps only."""
     select: Selectors = ()
     """Only these rules: codes, starts of codes, or names, with commas: `--select SS1,SS506`."""
@@ -47,38 +51,62 @@ class _Options:
     """Run a module, as python -m does."""
 
 
+_OPTIONS = [f"--{field.name.replace('_', '-')}" for field in fields(_Options)[1:]]  # not script
+_WITH_VALUE = [option for option in _OPTIONS if option not in _FLAGS]
+
+
 def run(words: list[str]) -> int:
     """Run a script, print the findings to stderr, and return the script's exit code."""
     own, script = _split(words)
     require_commas([*own, *script[:1]])
-    options = parse(_Options, own, "surestep watch", description=_DESCRIPTION)
-    if not script:
+    if not script and not {"-h", "--help"} & set(own):
         raise ConfigError("No script is given. Write it last: surestep watch train.py")
-    if not options.module and not Path(script[0]).is_file():
-        raise ConfigError(f"There is no file {script[0]!r} in {Path.cwd()}.")
+    options = parse(_Options, [*own, *script[:1]], "surestep watch", description=_DESCRIPTION)
+    if not options.module:
+        _require_script(options.script)
     if options.steps is not None and options.steps < 1:
         raise ConfigError(f"--steps {options.steps} is less than 1.")
+    # The script may change the folder, and its training is lost if the file cannot be written.
+    file = None if options.json is None else options.json.absolute()
+    if file is not None and not file.parent.is_dir():
+        raise ConfigError(f"There is no folder {str(file.parent)!r} for --json {options.json}.")
     rules = _choose_rules(options.select, options.ignore)
     from surestep.cli.watched import WatchedScript  # imports torch
 
-    script_run = WatchedScript(rules, options.steps, lambda report: _show(report, options.json))
+    script_run = WatchedScript(rules, options.steps, lambda report: _show(report, file))
     code, report = script_run.run(script, is_module=options.module)
     is_bad = fails((found.severity for found in report.findings), options.fail_on)
     return code or int(is_bad)
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the options of watch, and the script with its arguments."""
-    index = 0
+    """Return the options of watch, and the script with its arguments.
+
+    Raises:
+        ConfigError: an option is not known, so whether a value follows it is not known either.
+    """
+    index, known = 0, (*_WITH_VALUE, *_FLAGS)
     while index < len(words) and words[index].startswith("-"):
-        has_value = "=" not in words[index] and words[index] not in (
-            "-m",
-            "--module",
-            "-h",
-            "--help",
-        )
-        index += 2 if has_value else 1
+        name = words[index].partition("=")[0].replace("_", "-")
+        if name not in known:
+            raise ConfigError(
+                f"There is no option {name!r} of watch. {suggest_names(name, known)} Options of "
+                "the script come after it."
+            )
+        index += 2 if name in _WITH_VALUE and "=" not in words[index] else 1
     return list(words[:index]), list(words[index:])
+
+
+def _require_script(name: str) -> None:
+    """Raise an error if a file does not exist, or is not a script."""
+    path = Path(name)
+    if not path.is_file():
+        raise ConfigError(f"There is no file {name!r} in {Path.cwd()}.")
+    if path.suffix == ".ipynb":
+        raise ConfigError(
+            f"{name} is a notebook, and watch runs scripts. Convert it first: jupyter nbconvert "
+            f"--to script {shlex.quote(name)}"
+        )
 
 
 def _choose_rules(select: Sequence[str], ignore: Sequence[str]) -> list[Rule]:
@@ -86,10 +114,11 @@ def _choose_rules(select: Sequence[str], ignore: Sequence[str]) -> list[Rule]:
     selected, ignored = split_selectors(select) or ["SS"], split_selectors(ignore)
     for selector in (*selected, *ignored):
         if not any(is_selected(rule.code, rule.name, [selector]) for rule in rules):
-            codes = [rule.code for rule in rules]
+            unknown = find_unknown(selector)
             raise ConfigError(
-                f"No rule that watches is {selector.upper()}. "
-                f"{suggest_names(selector.upper(), codes)}"
+                unknown
+                or f"{selector}: watch cannot see this; `surestep explain {selector}` says "
+                "which command can."
             )
     return [
         rule
@@ -122,6 +151,13 @@ def print_findings(findings: Sequence[Finding], steps: int, ranks: int = 1) -> N
     """
     console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
     watched = format_count(steps, "step") + (f" on {ranks} ranks" if ranks > 1 else "")
+    if not findings and not steps:
+        console.print(
+            "surestep watch: no optimizer of PyTorch took a step in this process, so nothing was "
+            "watched.",
+            markup=False,
+        )
+        return
     if not findings:
         console.print(f"surestep watch: nothing found in {watched}.", markup=False)
         return

@@ -92,6 +92,7 @@ class Run:
         models: modules that were called from outside of any other one.
         optimizers: that have taken a step.
         histories: a `History` of each optimizer, written in the steps that are sampled.
+        losses: a `LossRecorder`, if a rule needs the losses of the run.
     """
 
     locate: Callable[[], Location]
@@ -109,6 +110,7 @@ class Run:
     models: WeakSet[nn.Module] = field(default_factory=WeakSet)
     optimizers: WeakSet[Optimizer] = field(default_factory=WeakSet)
     histories: WeakKeyDictionary[Optimizer, Any] = field(default_factory=WeakKeyDictionary)
+    losses: Any = None
 
     def averages_gradients(self, module: nn.Module) -> bool:
         """Return whether a forward pass begins, and by DistributedDataParallel."""
@@ -124,9 +126,11 @@ class Watcher:
     Attributes:
         FUNCTIONS: the names of functions whose calls it sees, of
             `surestep.doctor.watch.functions.FUNCTIONS`.
+        SAMPLED: the names of its methods that are only called in steps that are sampled.
     """
 
     FUNCTIONS: tuple[str, ...] = ()
+    SAMPLED: tuple[str, ...] = ()
 
     def on_new_optimizer(self, run: Run, optimizer: Optimizer) -> None:
         """Called after an optimizer is made."""
@@ -219,7 +223,7 @@ class Watcher:
         """Called after `state_dict()` of a module, optimizer or schedule."""
 
     def on_load_state(self, run: Run, owner: Any, state: Any) -> None:
-        """Called before `load_state_dict()` of a module, optimizer or schedule."""
+        """Called before `load_state_dict()` of a module, optimizer, schedule or GradScaler."""
 
     def on_save(self, run: Run, value: Any, file: Any) -> None:
         """Called before `torch.save`."""

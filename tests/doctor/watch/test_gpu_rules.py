@@ -13,13 +13,14 @@ from surestep.doctor.watch.hooks import Monitor
 
 
 def train(steps, read):
-    model = nn.Linear(4, 1)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(steps):
         optimizer.zero_grad()
         loss = model(torch.ones(2, 4)).sum()
         loss.backward()
         optimizer.step()
+        loss.model = model
         read(step, loss)
 
 
@@ -62,6 +63,36 @@ def test_read_by_a_library_is_not_found(monkeypatch):
         scaler.get_scale()  # calls item()
 
     assert observe_reads(monkeypatch, 30, read) == []
+
+
+def test_loop_that_evaluates_after_every_step_is_not_found(monkeypatch):
+    def evaluate(step, loss):
+        loss.model.eval()
+        loss.item()
+
+    def freeze_a_part(step, loss):
+        loss.model[0].eval()
+        loss.item()
+
+    assert observe_reads(monkeypatch, 30, evaluate) == []
+    assert len(observe_reads(monkeypatch, 30, freeze_a_part)) == 1
+
+
+def test_script_that_measures_time_is_not_found(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+    def read(step, loss):
+        loss.item()
+        if step == 29:
+            torch.cuda.synchronize()
+
+    assert observe_reads(monkeypatch, 30, read) == []
+
+
+@pytest.mark.parametrize("steps", [9, 10])
+def test_value_that_is_read_in_each_of_ten_steps_is_found(monkeypatch, steps):
+    found = observe_reads(monkeypatch, steps, lambda step, loss: loss.item())
+    assert len(found) == (steps == 10)
 
 
 def test_value_on_the_cpu_costs_nothing():

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from surestep.doctor.rule import load_rules
+from surestep.doctor.rules import ss212_dead_activations
 from surestep.doctor.watch.events import Events
 from surestep.doctor.watch.forwards import Forwards
 from surestep.doctor.watch.functions import FUNCTIONS
@@ -146,6 +147,46 @@ def test_first_steps_of_each_optimizer_are_sampled():
         50,
     ]
     assert {since for is_sampled, since in sampled[30:51] if is_sampled} == {31}
+
+
+def test_steps_of_a_long_run_are_sampled_less_often():
+    sampled = []
+
+    class Steps(Watcher):
+        SAMPLED = ("on_step",)
+
+        def on_step(self, run, optimizer):
+            sampled.append(run.step)
+
+    with Monitor({"SS000": Steps()}).installed():
+        train(1300)
+    assert sampled == [*range(20), *range(50, 1000, 50), 1000, 1200]
+
+
+def test_methods_for_sampled_steps_are_called_in_no_other_step():
+    heard = {name: [] for name in ("on_step", "on_backward", "on_call")}
+
+    class Some(Watcher):
+        FUNCTIONS = ("mse_loss",)
+        SAMPLED = ("on_backward", "on_call")
+
+        def on_step(self, run, optimizer):
+            heard["on_step"].append(run.step)
+
+        def on_backward(self, run, losses, keeps_graph):
+            heard["on_backward"].append(run.step)
+
+        def on_call(self, run, call):
+            heard["on_call"].append(run.step)
+
+    with Monitor({"SS000": Some()}).installed():
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(25):
+            nn.functional.mse_loss(model(torch.ones(2, 4)), torch.ones(2, 1)).backward()
+            optimizer.step()
+    assert heard["on_step"] == [*range(25)]
+    assert heard["on_backward"] == heard["on_call"] == [*range(20)]
 
 
 def test_optimizer_that_is_made_after_the_watched_steps_sees_no_forward_pass():
@@ -413,3 +454,40 @@ def test_torch_is_restored_after_an_error_of_the_script():
     with pytest.raises(ValueError, match="bad"):
         Watch(load_rules()).run(lambda: int("bad"))
     assert functions_of_torch() == before
+
+
+def test_rule_that_fails_in_a_later_step_is_called_no_more():
+    calls = []
+
+    class Fails(Watcher):
+        def on_step(self, run, optimizer):
+            calls.append(run.step)
+            if run.step == 30:
+                raise ValueError("a bug")
+
+    monitor = Monitor({"SS000": Fails()})
+    with monitor.installed():
+        train(60)
+    assert calls == [*range(31)]
+    assert monitor.listeners.failures == {"SS000": "ValueError: a bug"}
+
+
+def test_output_that_the_script_clears_is_not_taken_for_a_dead_layer():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.activation = nn.Linear(4, 16), nn.ReLU()
+
+        def forward(self, x):
+            hidden = self.first(x)
+            return self.activation(hidden.zero_() if self.training else hidden) + hidden.mean()
+
+    watcher = ss212_dead_activations.Watch()
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    monitor = Monitor({"SS212": watcher})
+    with monitor.installed():
+        for _ in range(20):
+            model(torch.rand(8, 4)).mean().backward()
+            optimizer.step()
+    assert list(watcher.observe(monitor.run)) == []

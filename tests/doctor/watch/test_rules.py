@@ -85,6 +85,23 @@ def test_optimizer_with_the_id_of_one_that_is_gone_is_another_one():
     assert watch.report().findings == []
 
 
+def test_gradients_that_are_zeroed_in_every_second_step_are_found():
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train():
+        for step in range(40):
+            if step % 2 == 0:
+                optimizer.zero_grad()
+            model(torch.ones(8, 4)).pow(2).mean().backward()
+            optimizer.step()
+
+    watch = Watch([rule for rule in RULES if rule.code == "SS101"])
+    watch.run(train)
+    (found,) = watch.report().findings
+    assert found.evidence["batches"] == 2
+
+
 def test_closure_that_never_zeroes_is_found():
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)

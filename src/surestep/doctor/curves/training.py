@@ -38,7 +38,7 @@ _NO_RATE = 0.02  # of the largest rate: below it, a loss cannot fall
 def name_training(curve: Curve) -> State:
     """Return the state of the training loss."""
     finders = (
-        *(_find_nonfinite, _find_short, _find_explosion, _find_rise),
+        *(find_nonfinite, _find_short, _find_explosion, _find_rise),
         *(_find_stuck, _find_swings, _find_flat, _find_plateau),
     )
     for find in finders:
@@ -47,7 +47,7 @@ def name_training(curve: Curve) -> State:
     return _describe_fall(curve)
 
 
-def _find_nonfinite(curve: Curve) -> State | None:
+def find_nonfinite(curve: Curve) -> State | None:
     """Find a loss that ended as NaN or infinite, and did not become finite again."""
     count = len(curve.losses)
     trailing = count if not curve.finite.any() else int(np.argmax(curve.finite[::-1]))

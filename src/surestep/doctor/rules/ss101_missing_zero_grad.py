@@ -82,7 +82,9 @@ class _Seen:
         parameters: some of its parameters, by which zeroing by hand is noticed.
         zeroed_at: backward passes when they were zeroed last.
         stepped_at: backward passes at its last step; -1 if it was before the zeroing.
-        versions: of the gradients after its last step, or after a later backward pass.
+        versions: of the gradients after its last step, or after a later backward pass; None if
+            they are not known.
+        is_called: whether a call zeroed them since its last step.
         mistakes: steps with gradients of batches that were used already.
         most: batches whose gradients such a step used.
     """
@@ -90,7 +92,8 @@ class _Seen:
     parameters: list[Tensor]
     zeroed_at: int = 0
     stepped_at: int = -1
-    versions: tuple[object, ...] = ()
+    versions: tuple[object, ...] | None = None
+    is_called: bool = False
     mistakes: int = 0
     most: int = 0
     first: int = 0
@@ -113,19 +116,21 @@ class Watch(Watcher):
         self._all.append(self._seen[id(optimizer)])
 
     def on_zero_grad(self, run: Run, parameters: Sequence[Tensor]) -> None:
-        zeroed = {id(parameter) for parameter in parameters}
         for seen in self._seen.values():
-            if any(id(parameter) in zeroed for parameter in seen.parameters):
+            if any(parameter is probe for parameter in parameters for probe in seen.parameters):
                 seen.zero(run.backwards)
+                seen.is_called = True
 
     def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         for seen in self._seen.values():
-            if seen.stepped_at >= 0 and _versions(seen.parameters) != seen.versions:
-                seen.zero(run.backwards - 1)  # the script changed them by hand
+            is_unknown = seen.versions is None
+            if seen.stepped_at >= 0 and (is_unknown or _versions(seen.parameters) != seen.versions):
+                seen.zero(run.backwards - 1)  # the script may have changed them by hand
 
     def after_backward(self, run: Run, losses: Sequence[Tensor]) -> None:
         for seen in self._seen.values():
-            seen.versions = _versions(seen.parameters)
+            if seen.stepped_at >= 0:
+                seen.versions = _versions(seen.parameters)
 
     def on_step(self, run: Run, optimizer: Optimizer) -> None:
         self._count(run, self._seen[id(optimizer)])
@@ -142,7 +147,10 @@ class Watch(Watcher):
         seen = self._seen[id(optimizer)]
         self._count(run, seen)  # backward passes of the closure
         seen.stepped_at = run.backwards
-        seen.versions = _versions(seen.parameters)
+        # Where `zero_grad()` is called, it is called again, and reading the versions takes long.
+        is_read = run.is_sampled or not seen.is_called
+        seen.versions = _versions(seen.parameters) if is_read else None
+        seen.is_called = False
 
     def observe(self, run: Run) -> Iterator[Observation]:
         for seen in self._all:

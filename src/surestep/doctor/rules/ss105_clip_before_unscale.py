@@ -80,6 +80,8 @@ class _Clip:
 class Watch(Watcher):
     """Compare what was clipped before a step with what was unscaled then."""
 
+    SAMPLED = ("on_clip", "on_scaler_step")
+
     def __init__(self) -> None:
         self._scaler: Any = None
         self._clip: _Clip | None = None
@@ -92,7 +94,7 @@ class Watch(Watcher):
     def on_clip(
         self, run: Run, parameters: Sequence[Tensor], limit: float, norm: Tensor | None
     ) -> None:
-        scaler = self._scaler() if self._scaler is not None and run.is_sampled else None
+        scaler = None if self._scaler is None else self._scaler()
         # Without a limit the norm is only measured; a large one is multiplied with the scale.
         if scaler is None or limit >= _LARGE_LIMIT:
             return
@@ -103,8 +105,6 @@ class Watch(Watcher):
 
     def on_scaler_step(self, run: Run, scaler: Any, optimizer: Optimizer) -> None:
         clip, self._clip = self._clip, None
-        if not run.is_sampled:
-            return
         self._steps += 1
         if clip is None or clip.backwards != run.backwards or id(optimizer) in clip.unscaled:
             return

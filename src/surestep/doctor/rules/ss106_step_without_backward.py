@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.values import read_part
 from surestep.doctor.runtime.windows import Tally, Window, WindowWatcher, has_gradient
 from surestep.doctor.source.order import Order, find_window, is_zeroed_by
 from surestep.doctor.source.trace import Event, Program
@@ -145,6 +146,8 @@ def _find_lost_batches(order: Order) -> Iterator[Problem]:
 class Watch(WindowWatcher):
     """Count steps without a backward pass, and backward passes without a step."""
 
+    SAMPLED = ()  # any step shows that an optimizer steps
+
     def __init__(self) -> None:
         super().__init__()
         self._forwards = 0
@@ -157,7 +160,8 @@ class Watch(WindowWatcher):
         if history is None or len(self._never_stepped) >= _MOST_OPTIMIZERS:
             return
         for probe in history.probes[:1]:
-            if type(probe) in (torch.Tensor, torch.nn.Parameter) and probe.device.type != "meta":
+            is_plain = type(probe) in (torch.Tensor, torch.nn.Parameter)
+            if (is_plain or hasattr(probe, "to_local")) and probe.device.type != "meta":
                 self._never_stepped.append((history, probe, _copy(probe)))
 
     def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -225,10 +229,12 @@ def _find_lost(window: Window) -> list[GradientEvent]:
     events = [event for event in window.events if event.kind != "other"]
     if any(event.kind in ("write", "clip") for event in events):
         return []
-    backwards, zeroes = window.list_kind("backward"), window.list_kind("zero")
-    if len({event.location for event in backwards + window.list_kind("other")}) != 1:
+    backwards = window.list_kind("backward")
+    is_one_pass = len({event.location for event in backwards + window.list_kind("other")}) == 1
+    if not (backwards and is_one_pass):
         return []
-    is_one_line = len({event.location for event in zeroes}) == 1
+    later = events[events.index(backwards[0]) :]  # what is zeroed before is of the step before
+    is_one_line = len({event.location for event in later if event.kind == "zero"}) == 1
     if not (is_one_line and events[-1].kind == "backward"):
         return []
     return [
@@ -239,7 +245,7 @@ def _find_lost(window: Window) -> list[GradientEvent]:
 
 
 def _copy(parameter: Tensor) -> Tensor:
-    return parameter.detach().reshape(-1)[:8].clone()
+    return read_part(parameter, 8).clone()
 
 
 def bad_nothing_calls_backward() -> None:
@@ -333,6 +339,21 @@ def bad_in_the_second_phase() -> None:
 
     train(torch.nn.Linear(4, 1), 40, True)
     train(torch.nn.Linear(4, 1), 15, False)
+
+
+def bad_zeroed_twice() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.randn(128, 4)
+    for i in range(16):
+        optimizer.zero_grad()
+        loss = model(x[8 * i : 8 * i + 8]).pow(2).mean() / 4
+        loss.backward()
+        if (i + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 def good_two_optimizers_of_the_same_parameters() -> None:

@@ -125,21 +125,22 @@ def _depends_on_size(order: Order, step: Action) -> bool:
 class Watch(WindowWatcher):
     """Find steps with several backward passes of means in one line."""
 
+    SAMPLED = ("on_batch", "on_backward", "after_step")
+
     def __init__(self) -> None:
         super().__init__()
         self._means = self._scaled = 0  # backward passes of means, and the next one that is scaled
         self._batches: Counter[int] = Counter()
 
     def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
-        if run.is_sampled:
-            self._batches[id(loader)] += 1
+        self._batches[id(loader)] += 1
 
     def on_scale(self, run: Run, scaler: Any) -> None:
         self._scaled = run.backwards + 1
 
     def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         # A graph that is kept has several losses of one batch, which may be summed on purpose.
-        if run.is_sampled and len(losses) == 1 and not keeps_graph:
+        if len(losses) == 1 and not keeps_graph:
             self._means += _is_computed_mean(losses[0], is_scaled=self._scaled == run.backwards)
 
     def after_step(self, run: Run, optimizer: Optimizer) -> None:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from surestep.base.text import format_count
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.order import Order, find_window, is_zeroed_by
 from surestep.doctor.source.schedules import is_over_batches
@@ -141,9 +142,9 @@ class Watch(Watcher):
         elif len(self._lost) >= _FEWEST_EPOCHS and max(self._lost) < size:
             yield Observation(
                 self._location,
-                f"The gradients of the last {max(self._lost)} batches were zeroed before "
-                f"a step used them, at the end of {len(self._lost)} epochs. A step uses {size} "
-                "batches.",
+                f"At the end of {len(self._lost)} epochs, gradients were zeroed before a step used "
+                f"them: those of {format_count(max(self._lost), 'batch', 'batches')}. A step uses "
+                f"{size}.",
                 self._first,
                 {"batches": self._lost[0], "epochs": len(self._lost), "window": size},
             )

@@ -44,7 +44,7 @@ FIX = (
 # torch raises an error for these.
 WATCH_SKIPS = (
     *("bad_loss_is_not_scaled", "bad_no_update"),
-    "bad_step_after_unscaling",  # its gradients are finite
+    *("bad_step_after_unscaling", "bad_step_of_several_batches"),  # the gradients are finite
 )
 
 
@@ -89,7 +89,8 @@ def _find_step_of_scaled(order: Order, step: Action) -> Iterator[Problem]:
         if not order.is_before(action.event, step.event):
             continue
         if action.kind == "unscale" and is_same(action.target, step.target):
-            if not step.event.branches and is_enabled(_scaler_of(action)):
+            is_checked = set(step.event.branches) - set(action.event.branches)
+            if not is_checked and is_enabled(_scaler_of(action)):
                 yield at_event(
                     step.event,
                     f"`{describe(step.event.value)}` is not skipped if "
@@ -225,6 +226,23 @@ def bad_step_after_unscaling() -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scaler.update()
+
+
+def bad_step_of_several_batches() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    for i in range(8):
+        loss = model(torch.randn(8, 4)).pow(2).mean() / 2
+        scaler.scale(loss).backward()
+        if i % 2 == 1:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scaler.update()
+            optimizer.zero_grad()
 
 
 def good_skipped_by_hand() -> None:

@@ -85,6 +85,8 @@ class Watch(WindowWatcher):
     A loss may also be computed in part of the output of a model that was detached.
     """
 
+    SAMPLED = ("on_backward",)
+
     def __init__(self) -> None:
         super().__init__()
         self._reached: list[Tally] = []
@@ -98,8 +100,6 @@ class Watch(WindowWatcher):
         self._models.add(model)
 
     def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
-        if not run.is_sampled:
-            return
         self._is_split |= any(loss.numel() != 1 for loss in losses)
         if self._is_of_detached_output(losses[0]):
             self._detached.add(run, run.locate())

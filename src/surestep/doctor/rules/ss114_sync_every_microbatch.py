@@ -68,6 +68,8 @@ def check(program: Program) -> Iterator[Problem]:
 class Watch(WindowWatcher):
     """Count the backward passes of a step in which DistributedDataParallel reduces."""
 
+    SAMPLED = ("on_backward", "after_step")
+
     def __init__(self) -> None:
         super().__init__()
         self._model: weakref.ref[nn.Module] | None = None
@@ -80,7 +82,7 @@ class Watch(WindowWatcher):
             self._model = weakref.ref(model)
 
     def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
-        model = self._model() if self._model is not None and run.is_sampled else None
+        model = self._model() if self._model is not None else None
         if model is not None:
             self._reduced += bool(getattr(model, "require_backward_grad_sync", False))
 

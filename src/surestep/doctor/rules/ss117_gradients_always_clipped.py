@@ -6,7 +6,8 @@ rate and `max_norm` together decide it, and lowering one of them changes nothing
 cannot undo. Usually the learning rate is too high, the loss is summed instead of averaged, or the
 gradients are still scaled.
 
-In a run of `surestep train` it is information from half of the steps on, whatever their norm.
+`surestep train` reports it with severity info, as soon as half of the steps were clipped: its
+default limit may have done that, by however little.
 
 Ignore it if you normalize gradients on purpose, as some language models do.
 
@@ -20,6 +21,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from surestep.doctor.remark import Remark
+from surestep.doctor.runtime.series import Series
 from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ FIX = "Lower the learning rate, average the loss, or raise max_norm to about the
 _TIMES = 5.0  # a norm so many times the limit is far above it
 _SHARE = 0.8  # of the steps
 _FEWEST = 20  # steps
-_KEPT = 256  # norms that are kept before they are read together
+_KEPT = 128  # of their norms: copying each norm of a long run would take longer
 _CLIPPED_SHARE = 0.5  # of the steps of a run of Trainer
 
 
@@ -40,45 +42,31 @@ class Watch(Watcher):
     """Compare the norms of gradients with their limit."""
 
     def __init__(self) -> None:
-        self._waiting: list[Tensor] = []
-        self._limits: list[float] = []
-        self._ratios: list[float] = []
+        self._norms: Series[float] = Series(_KEPT)
         self._location = NOWHERE
 
     def on_clip(
         self, run: Run, parameters: Sequence[Tensor], limit: float, norm: Tensor | None
     ) -> None:
-        if limit <= 0 or norm is None:
+        # To read the norm of shards, the ranks would have to exchange them.
+        if limit <= 0 or norm is None or hasattr(norm, "full_tensor"):
             return
-        if not self._limits:
+        if self._location is NOWHERE:
             self._location = run.locate()
-        self._limits.append(limit)
-        self._waiting.append(norm.detach())
-        if len(self._waiting) >= _KEPT:
-            self._read()
-
-    def _read(self) -> None:
-        """Read the norms in one transfer."""
-        if self._waiting:
-            import torch
-
-            norms = torch.stack([norm.float().cpu() for norm in self._waiting]).tolist()
-            limits = self._limits[len(self._ratios) :]
-            self._ratios += [norm / limit for norm, limit in zip(norms, limits, strict=True)]
-            self._waiting.clear()
+        self._norms.add(norm, limit)
 
     def observe(self, run: Run) -> Iterator[Observation]:
-        self._read()
-        far = sum(ratio > _TIMES for ratio in self._ratios)
-        if len(self._ratios) >= _FEWEST and far >= _SHARE * len(self._ratios):
-            usual = median(self._ratios)
-            clipped = sum(ratio > 1 for ratio in self._ratios)
+        ratios = [norm / limit for norm, limit in self._norms.read()]
+        far = sum(ratio > _TIMES for ratio in ratios)
+        if len(ratios) >= _FEWEST and far >= _SHARE * len(ratios):
+            usual = median(ratios)
+            clipped = sum(ratio > 1 for ratio in ratios)
             yield Observation(
                 self._location,
-                f"{clipped} of {len(self._ratios)} steps were clipped, with a raw norm of "
-                f"{usual:.3g} times the limit in the median.",
+                f"{clipped} of {len(ratios)} steps were clipped, with a raw norm of {usual:.3g} "
+                "times the limit in the median.",
                 1,
-                {"clipped": clipped, "steps": len(self._ratios), "times": usual},
+                {"clipped": clipped, "steps": len(ratios), "times": usual},
             )
 
 

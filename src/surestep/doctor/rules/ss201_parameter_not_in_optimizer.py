@@ -12,20 +12,13 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.add
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from surestep.doctor.runtime.unheld import Unheld
-from surestep.doctor.watcher import Observation, Run, Watcher
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
-
 import ast
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.remark import list_names
+from surestep.doctor.runtime.unheld import Unheld
 from surestep.doctor.source.modules import contains, has_parameters, models_of, traverse_inputs
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import (
@@ -37,6 +30,10 @@ from surestep.doctor.source.training import (
     strip,
 )
 from surestep.doctor.source.values import Call, Constant, Element, Instance, Item, Value
+from surestep.doctor.watcher import Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 SEVERITY = "error"
 FIX = "Create the optimizer afterwards, or call optimizer.add_param_group for the new parameters."
@@ -48,7 +45,6 @@ def check(program: Program) -> Iterator[Problem]:
     for trace in program.traces:
         if any(e.call is not None and e.call.name == "add_param_group" for e in trace.events):
             continue
-        order = {id(event): index for index, event in enumerate(trace.events)}
         for step in (action for action in find_actions(trace) if action.kind == "step"):
             optimizer = strip(step.target)
             if not isinstance(optimizer, Call) or not is_made_by(optimizer, "torch.optim."):
@@ -56,10 +52,10 @@ def check(program: Program) -> Iterator[Problem]:
             created = next((e for e in trace.events if e.value is optimizer), None)
             if created is None or created.loops != step.event.loops[: len(created.loops)]:
                 continue
-            between = trace.events[order[id(created)] : order[id(step.event)]]
+            between = trace.events[trace.index(created) : trace.index(step.event)]
             if any(_creates_optimizer(event) for event in between[1:]):
                 continue
-            before, models = trace.events[: order[id(created)]], models_of(optimizer)
+            before, models = trace.events[: trace.index(created)], models_of(optimizer)
             yield from _find_added(before, created, between, models)
             if _is_filtered(optimizer):
                 yield from _find_unfrozen(before, between, models)
@@ -161,6 +157,8 @@ def _is_constant(value: Value | None, expected: bool) -> bool:
 class Watch(Watcher):
     """Find parameters with gradients that came after the optimizer of their model."""
 
+    SAMPLED = ("on_step",)
+
     def __init__(self) -> None:
         self._unheld = Unheld()
 
@@ -168,8 +166,6 @@ class Watch(Watcher):
         self._unheld.remember(optimizer)
 
     def on_step(self, run: Run, optimizer: Optimizer) -> None:
-        if not run.is_sampled:
-            return
         used = {id(p): p for group in optimizer.param_groups for p in group["params"]}
         for model in list(run.models):
             own = {id(parameter) for parameter in model.parameters()}
@@ -263,6 +259,24 @@ def bad_unfrozen_in_a_method():
     learner = Learner()
     learner.model.requires_grad_(True)
     learner.fit(5)
+
+
+def bad_unfrozen_in_a_later_epoch() -> None:
+    import torch
+    from torch import nn
+
+    backbone, head = nn.Linear(4, 8), nn.Linear(8, 1)
+    model = nn.Sequential(backbone, nn.ReLU(), head)
+    backbone.requires_grad_(False)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    x = torch.randn(256, 4)
+    for epoch in range(4):
+        if epoch == 1:
+            backbone.requires_grad_(True)
+        for batch in x.split(8):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(batch), batch.sum(1, keepdim=True)).backward()
+            optimizer.step()
 
 
 def good_group_is_added():

@@ -11,20 +11,13 @@ Source: https://docs.pytorch.org/docs/stable/optim.html#constructing-it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from surestep.doctor.runtime.unheld import Unheld
-from surestep.doctor.watcher import Observation, Run, Watcher
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
-
 import ast
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.remark import list_names
+from surestep.doctor.runtime.unheld import Unheld
 from surestep.doctor.source.modules import (
     contains,
     find_model_calls,
@@ -42,6 +35,10 @@ from surestep.doctor.source.training import (
     strip,
 )
 from surestep.doctor.source.values import Call, Instance, Value
+from surestep.doctor.watcher import Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 SEVERITY = "error"
 ALSO = ("SS112",)  # no parameter of such an optimizer may have a gradient
@@ -137,6 +134,8 @@ def _replaces(trace: Trace, created: int, event: Event) -> bool:
 class Watch(Watcher):
     """Find optimizers of unused parameters, in models with newer parameters."""
 
+    SAMPLED = ("on_step",)
+
     def __init__(self) -> None:
         self._unheld = Unheld()
         self._stale: dict[int, int] = {}  # parameters without a gradient, by optimizer
@@ -145,8 +144,6 @@ class Watch(Watcher):
         self._unheld.remember(optimizer)
 
     def on_step(self, run: Run, optimizer: Optimizer) -> None:
-        if not run.is_sampled:
-            return
         used = [p for group in optimizer.param_groups for p in group["params"]]
         unused = {id(p) for p in used if p.grad is None}
         if not unused:

@@ -63,8 +63,8 @@ class Watch(Watcher):
             more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
             yield Observation(
                 self._locations[key],
-                f"No step of {steps} had a gradient for {', '.join(names)}{more}, of "
-                f"{self._count[key]} parameters of the optimizer.",
+                f"No step of {min(steps, _CHECKED)} had a gradient for {', '.join(names)}{more}, "
+                f"of {self._count[key]} parameters of the optimizer.",
                 1,
                 {"steps": steps, "parameters": names, "count": len(missing)},
             )

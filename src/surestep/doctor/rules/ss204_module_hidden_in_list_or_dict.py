@@ -13,19 +13,10 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.ModuleList.html
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
-
-from surestep.doctor.watcher import Location, Observation, Run, Watcher
-
-if TYPE_CHECKING:
-    from torch import nn
-    from torch.optim import Optimizer
-
-
 import ast
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.remark import Remark, list_names
@@ -33,9 +24,11 @@ from surestep.doctor.source.modules import has_parameters
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.values import Call, Collection, Instance, Value, walk
 from surestep.doctor.user_code import locate_class
+from surestep.doctor.watcher import Location, Observation, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.optim import Optimizer
 
     from surestep.doctor.case import Case
 

@@ -11,26 +11,23 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torc
 
 from __future__ import annotations
 
+import ast
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.values import read_part
+from surestep.doctor.source.trace import Event, Program
+from surestep.doctor.source.values import Call, Instance, Operation, Value
 from surestep.doctor.watcher import Call as CallOfTorch
 from surestep.doctor.watcher import Location, Observation, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-
-import ast
-from collections.abc import Iterator
-
-from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.source.trace import Event, Program
-from surestep.doctor.source.values import Call, Instance, Operation, Value
 
 SEVERITY = "warning"
 FIX = "Use self.register_buffer(name, tensor)."

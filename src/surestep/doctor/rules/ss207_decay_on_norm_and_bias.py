@@ -15,24 +15,21 @@ https://github.com/karpathy/minGPT/blob/master/mingpt/model.py
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.remark import list_names
+from surestep.doctor.source.modules import find_layers
+from surestep.doctor.source.trace import Program
+from surestep.doctor.source.training import describe, options_of
+from surestep.doctor.source.values import Call, Collection, Constant, Value
 from surestep.doctor.watcher import Location, Observation, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
-
-
-import re
-from collections.abc import Iterator
-
-from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.source.modules import find_layers
-from surestep.doctor.source.trace import Program
-from surestep.doctor.source.training import describe, options_of
-from surestep.doctor.source.values import Call, Collection, Constant, Value
 
 SEVERITY = "info"
 FIX = "Put parameters with p.ndim < 2, and those of embeddings, in a group with weight_decay=0."

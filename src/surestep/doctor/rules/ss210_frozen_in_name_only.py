@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from surestep.base.text import format_count
 from surestep.doctor.runtime.values import read_part
 from surestep.doctor.watcher import Location, Observation, Run, Watcher
 
@@ -52,6 +53,8 @@ class _Norm:
 class Watch(Watcher):
     """Compare frozen parameters before and after steps, and count updates of statistics."""
 
+    SAMPLED = ("on_step", "after_step")
+
     def __init__(self) -> None:
         self._norms: dict[int, _Norm] = {}
         self._trainable: dict[int, weakref.ref[Tensor]] = {}  # of optimizers
@@ -74,8 +77,6 @@ class Watch(Watcher):
             self._norms[id(module)] = _Norm(weakref.ref(module), *seen, 1, trained)
 
     def on_step(self, run: Run, optimizer: Optimizer) -> None:
-        if not run.is_sampled:
-            return
         self._before = []
         used: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
         for parameter in used:
@@ -103,8 +104,8 @@ class Watch(Watcher):
         if norms and run.step >= _FEWEST:
             yield Observation(
                 norms[0].location,
-                f"{len(norms)} normalization layers with frozen parameters updated their running "
-                f"statistics, in {norms[0].calls} forward passes that were checked.",
+                f"{format_count(len(norms), 'normalization layer')} with frozen parameters updated "
+                f"the running statistics, in {norms[0].calls} forward passes that were checked.",
                 norms[0].first,
                 {"layers": len(norms), "calls": norms[0].calls},
             )

@@ -47,6 +47,8 @@ class _Seen:
 class Watch(Watcher):
     """Compare the change of parameters in a step with their size."""
 
+    SAMPLED = ("on_step", "after_step")
+
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
         self._before: list[Tensor] = []
@@ -63,7 +65,7 @@ class Watch(Watcher):
     def on_step(self, run: Run, optimizer: Optimizer) -> None:
         seen = self._seen.get(id(optimizer))
         self._before = []
-        if run.is_sampled and seen is not None and len(seen.ratios) < _MOST_STEPS:
+        if seen is not None and len(seen.ratios) < _MOST_STEPS:
             self._before = [read_part(parameter, _VALUES).clone() for parameter in seen.parameters]
 
     def after_step(self, run: Run, optimizer: Optimizer) -> None:

@@ -13,19 +13,11 @@ Source: https://arxiv.org/abs/1801.06146, section 3.2 (discriminative fine-tunin
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import TYPE_CHECKING
-
-from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
-
-if TYPE_CHECKING:
-    from torch import nn
-    from torch.optim import Optimizer
-
-
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Problem
 from surestep.doctor.source.trace import Event, Loop, Program, Trace
@@ -42,6 +34,11 @@ from surestep.doctor.source.values import (
     last_name,
     walk,
 )
+from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
 
 SEVERITY = "warning"
 FIX = "Count from the last layer: lr * decay ** (len(layers) - 1 - i)."

@@ -11,23 +11,20 @@ Source: https://arxiv.org/abs/2010.06192
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.values import read_part
+from surestep.doctor.source.modules import models_of
+from surestep.doctor.source.trace import Program, Trace
+from surestep.doctor.source.training import describe, find_actions, is_made_by, is_same, strip
+from surestep.doctor.source.values import Call, Constant, Symbol, Value
 from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
-
-
-from collections.abc import Iterator
-
-from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.source.modules import models_of
-from surestep.doctor.source.trace import Program, Trace
-from surestep.doctor.source.training import describe, find_actions, is_made_by, is_same, strip
-from surestep.doctor.source.values import Call, Constant, Symbol, Value
 
 SEVERITY = "warning"
 FIX = "Keep the parameters in float32, and compute inside torch.autocast."
@@ -82,6 +79,8 @@ def _precision_of(trace: Trace, model: Value) -> str:
 class Watch(Watcher):
     """Count the values with a gradient that a step does not change."""
 
+    SAMPLED = ("on_step", "after_step")
+
     def __init__(self) -> None:
         self._before: list[tuple[Tensor, Tensor, Tensor]] = []
         self._counts: list[Tensor] = []  # of values: unchanged, and with a gradient
@@ -92,7 +91,7 @@ class Watch(Watcher):
         self._before = []
         # Optimizers of other packages may keep a copy in float32, or round at random.
         is_known = type(optimizer).__module__.startswith("torch.optim.")
-        if not run.is_sampled or not is_known or len(self._counts) >= _MOST_STEPS:
+        if not is_known or len(self._counts) >= _MOST_STEPS:
             return
         import torch
 

@@ -82,12 +82,11 @@ class Watch(ScheduleWatcher):
                 continue
             is_warmup = seen.name == "LinearLR" and seen.epochs >= _FEWEST_EPOCHS
             is_part_in_batches = length >= 2 * seen.batches and length % seen.batches == 0
-            is_all = length in (seen.epochs * seen.batches, seen.optimizer_steps)
-            if is_all or (is_warmup and is_part_in_batches):
+            if seen.counts_batches(length) or (is_warmup and is_part_in_batches):
                 yield Observation(
                     seen.lines[0],
-                    f"{seen.name} made {seen.steps} of its {length} steps: one in each of "
-                    f"{seen.epochs} epochs of {seen.batches} batches.",
+                    f"{seen.name} made {seen.steps} of its {length} steps: one in each epoch of "
+                    f"{seen.batches} batches.",
                     seen.first_at,
                     {"steps": seen.steps, "length": length, "batches": seen.batches},
                 )

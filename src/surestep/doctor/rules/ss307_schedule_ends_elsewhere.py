@@ -5,9 +5,11 @@ end, and the last steps, which usually give the lowest loss, are missing. The nu
 computed from the wrong epochs, data or ranks, the own loop ends early, or many steps were skipped:
 a skipped step does not advance the schedule.
 
-Runs that an early stop or a callback ends are not reported.
+Runs of `surestep train` that an early stop or a callback ends are not reported. `surestep watch`
+sees schedules of PyTorch and of transformers that have an end and are stepped for each batch, or
+for each epoch of a DataLoader, in a script that ends without an error.
 
-Ignore it if you ended the run on purpose.
+Ignore it if you ended the run on purpose, for example by an early stop.
 
 Source: https://arxiv.org/abs/2405.18392
 """
@@ -15,15 +17,21 @@ Source: https://arxiv.org/abs/2405.18392
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.remark import Remark
+from surestep.doctor.runtime.schedules import ScheduleWatcher, Seen
+from surestep.doctor.watcher import Observation, Run
 
 if TYPE_CHECKING:
     from surestep.doctor.case import Case
 
 SEVERITY = "info"
-FIX = "Set max_steps (or epochs) to the length of the run, or find out why steps are skipped."
+FIX = (
+    "Plan the schedule for the steps of the run (in Trainer, by max_steps or epochs), or find out "
+    "why steps are skipped."
+)
 _SHARE = 0.95  # of the planned steps: a run with more of them is complete
 _ABOVE = 0.1  # of the peak: nearer to the last rate is near
 ALSO = ("SS609",)  # an example has this mistake too
@@ -51,6 +59,99 @@ def review(case: Case) -> Iterator[Remark]:
         f"last learning rate was {now:.0%} of the peak, and its end is {end:.0%}.",
         {"steps": taken, "planned": total, "skipped": skipped, "last": now, "end": end},
     )
+
+
+@dataclass
+class _Planned:
+    """What a schedule is planned for, and what it did.
+
+    Attributes:
+        total: steps.
+        end: the learning rate after them.
+        steps: that it has made, those before a resume too; 0 if it is part of another schedule.
+        highest: learning rate so far.
+        last: learning rate.
+    """
+
+    total: int
+    end: float
+    steps: int = 0
+    highest: float = 0.0
+    last: float = 0.0
+
+
+class Watch(ScheduleWatcher):
+    """Compare the steps of schedules with those that they are planned for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._planned: list[tuple[Seen, _Planned]] = []
+
+    def on_schedule(self, run: Run, schedule: Any) -> None:
+        super().on_schedule(run, schedule)
+        seen, planned = self._of.get(schedule), _read_planned(schedule)
+        if seen is not None and planned is not None:
+            self._planned.append((seen, planned))
+
+    def on_schedule_step(self, run: Run, schedule: Any, arguments: tuple[Any, ...]) -> None:
+        super().on_schedule_step(run, schedule, arguments)
+        rate = schedule.optimizer.param_groups[0]["lr"]
+        made = self._of.get(schedule)
+        for seen, planned in self._planned:
+            if seen is made and isinstance(rate, float):  # a tensor may be on a device
+                planned.steps = schedule.last_epoch + 1
+                planned.highest, planned.last = max(planned.highest, rate), rate
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for seen, planned in self._planned:
+            is_usual = seen.is_per_batch or seen.is_per_epoch
+            if not is_usual or not run.is_whole:
+                continue
+            if seen.is_per_epoch and seen.counts_batches(planned.total):
+                continue  # SS303
+            is_short = 0 < planned.steps < _SHARE * planned.total
+            if is_short and planned.last - planned.end > _ABOVE * (planned.highest - planned.end):
+                last, end = planned.last / planned.highest, planned.end / planned.highest
+                yield Observation(
+                    seen.location,
+                    f"{seen.name} is planned for {planned.total} steps, and made {planned.steps}: "
+                    f"the last learning rate was {last:.0%} of the highest, and its end is "
+                    f"{end:.0%}.",
+                    seen.made_at + 1,
+                    {
+                        "steps": planned.steps,
+                        "planned": planned.total,
+                        "last": last,
+                        "end": end,
+                    },
+                )
+
+
+def _read_planned(schedule: Any) -> _Planned | None:
+    """Return what a schedule is planned for; None if it has no end, or rises to it."""
+    group = schedule.optimizer.param_groups[0]
+    match type(schedule).__name__:
+        case "OneCycleLR":
+            return _Planned(schedule.total_steps, group["min_lr"])
+        case "CosineAnnealingLR":
+            return _Planned(schedule.T_max, schedule.eta_min)
+        case "PolynomialLR":
+            return _Planned(schedule.total_iters, 0.0)
+        case "LinearLR" if schedule.end_factor < schedule.start_factor:
+            return _Planned(schedule.total_iters, schedule.base_lrs[0] * schedule.end_factor)
+        case "SequentialLR":
+            last = _read_planned(schedule._schedulers[-1])  # noqa: SLF001
+            if last is not None:
+                last.total += schedule._milestones[-1]  # noqa: SLF001
+            return last
+        case "LambdaLR":  # of transformers
+            options = getattr(schedule.lr_lambdas[0], "keywords", {})
+            total = options.get("num_training_steps")
+            is_once = options.get("num_cycles", 0.5) == 0.5
+            if isinstance(total, int) and is_once:
+                end = float(schedule.lr_lambdas[0](total))
+                return _Planned(total, schedule.base_lrs[0] * end)
+    return None
 
 
 def bad_loop_that_ends_early() -> None:
@@ -151,3 +252,129 @@ def good_constant_rate() -> None:
             if result.step == 40:
                 break
         session.end("finished")
+
+
+def bad_steps_of_the_samples() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    steps = 3 * len(data)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=steps)
+    for epoch in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            schedule.step()
+
+
+def bad_more_epochs() -> None:
+    import torch
+    from torch.optim import lr_scheduler
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Trainer:
+        def __init__(self, epochs: int) -> None:
+            self.model = torch.nn.Linear(4, 1)
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+            self.scheduler = lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=100)
+            self.epochs = epochs
+
+        def fit(self, loader) -> None:
+            for _ in range(self.epochs):
+                for x, y in loader:
+                    loss = torch.nn.functional.mse_loss(self.model(x), y)
+                    self.optimizer.zero_grad()
+                    loss.backward()
+                    self.optimizer.step()
+                self.scheduler.step()
+
+    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    Trainer(epochs=10).fit(DataLoader(data, batch_size=8, shuffle=True))
+
+
+def bad_steps_of_micro_batches() -> None:
+    from functools import partial
+
+    import torch
+    from torch.optim.lr_scheduler import LambdaLR
+    from torch.utils.data import DataLoader, TensorDataset
+
+    def decay(step: int, *, num_warmup_steps: int, num_training_steps: int) -> float:
+        if step < num_warmup_steps:
+            return step / num_warmup_steps
+        rest = num_training_steps - step
+        return max(0.0, rest / (num_training_steps - num_warmup_steps))
+
+    data = TensorDataset(torch.randn(128, 4), torch.randn(128, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    total = 2 * len(loader)  # but a step is made for every four of them
+    rate = partial(decay, num_warmup_steps=2, num_training_steps=total)
+    schedule = LambdaLR(optimizer, rate)
+    for epoch in range(2):
+        for index, (x, y) in enumerate(loader, start=1):
+            (torch.nn.functional.mse_loss(model(x), y) / 4).backward()
+            if index % 4 == 0:
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+
+
+def good_ends_with_the_run() -> None:
+    import torch
+    from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    warmup = LinearLR(optimizer, start_factor=0.1, total_iters=4)
+    cosine = CosineAnnealingLR(optimizer, T_max=3 * len(loader) - 4)
+    schedule = SequentialLR(optimizer, [warmup, cosine], milestones=[4])
+    for epoch in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            schedule.step()
+
+
+def good_ends_close_to_its_end() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=11)
+    for epoch in range(10):
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        schedule.step()
+
+
+def good_warmup_and_a_constant_rate() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=200)
+    for epoch in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            schedule.step()

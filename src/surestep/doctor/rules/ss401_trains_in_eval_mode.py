@@ -12,26 +12,16 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torc
 
 from __future__ import annotations
 
+import ast
 import weakref
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from surestep.doctor.runtime.modes import depends_on_mode as is_switched
-from surestep.doctor.runtime.modes import list_switched
-from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
-from surestep.doctor.watcher import Call as CallOfTorch
-
-if TYPE_CHECKING:
-    from torch import nn
-    from torch.optim import Optimizer
-
-
-import ast
-from collections.abc import Iterator
-
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.modes import Switched, list_switched
+from surestep.doctor.runtime.modes import depends_on_mode as is_switched
 from surestep.doctor.source.evaluation import find_forwards
-from surestep.doctor.source.modes import find_switch
+from surestep.doctor.source.modes import find_lasting_switch, find_switch
 from surestep.doctor.source.modules import depends_on_mode, models_of, traverse_inputs
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.training import (
@@ -44,13 +34,17 @@ from surestep.doctor.source.training import (
     strip,
 )
 from surestep.doctor.source.values import Value
+from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+from surestep.doctor.watcher import Call as CallOfTorch
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
 
 SEVERITY = "error"
 FIX = "Call model.train() before training continues, at the start of each epoch."
 _FEWEST = 3  # steps in eval mode
-CHECK_SKIPS = ("bad_evaluated_before_the_first_step",)
 _MOST_MODELS = 100
-_FEWEST_EVALUATIONS = 2  # that show their own switch, if the model never was in train mode
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -72,6 +66,7 @@ def check(program: Program) -> Iterator[Problem]:
             if not is_in_loss or not _is_trained(trace, model, steps, event):
                 continue
             switch = find_switch(trace, event, model, is_training=False)
+            switch = switch or find_lasting_switch(trace, event, model, is_training=False)
             if switch is None or not _is_for_evaluation(trace, switch.event, model):
                 continue
             line = getattr(switch.event.node, "lineno", None)
@@ -113,48 +108,13 @@ def _is_for_evaluation(trace: Trace, switch: Event, model: Value) -> bool:
     return False
 
 
-@dataclass
-class _Seen:
-    """A model with layers that depend on the mode.
-
-    Attributes:
-        model: that was called.
-        name: of its class.
-        layers: that depend on the mode; or a module that calls `dropout` by its own mode.
-        is_used: whether the first of them was called with gradients since the last step.
-        was_switched: whether it was in train mode in such a call.
-        is_evaluated: whether it was called without gradients since it was put into eval mode.
-        evaluations: how often it was evaluated like this.
-        trained: steps in train mode.
-        mistakes: steps in eval mode after that.
-    """
-
-    model: weakref.ref[nn.Module]
-    name: str
-    layers: list[weakref.ref[nn.Module]]
-    is_used: bool = False
-    was_switched: bool = False
-    is_evaluated: bool = False
-    evaluations: int = 0
-    trained: int = 0
-    mistakes: int = 0
-    first: int = 0
-    location: Location = NOWHERE
-
-    @property
-    def is_left_behind(self) -> bool:
-        """Whether its mode is that of an evaluation, after which nothing switched it."""
-        was_trained = self.trained or self.evaluations >= _FEWEST_EVALUATIONS
-        return self.is_evaluated and bool(was_trained)
-
-
 class Watch(Watcher):
     """Count the steps in the eval mode that an evaluation left behind."""
 
     FUNCTIONS = ("dropout",)
 
     def __init__(self) -> None:
-        self._seen: dict[int, _Seen] = {}  # by the first layer that depends on the mode
+        self._seen: dict[int, Switched] = {}  # by the first layer that depends on the mode
         self._ignored: set[int] = set()  # modules that call `dropout` by something else
         self._switched = NOWHERE
 
@@ -177,7 +137,7 @@ class Watch(Watcher):
             name, references = type(model).__name__, [weakref.ref(layer) for layer in layers]
             seen = self._seen.get(id(layers[0]))
             if seen is None or seen.layers[0]() is not layers[0]:
-                self._seen[id(layers[0])] = _Seen(weakref.ref(model), name, references)
+                self._seen[id(layers[0])] = Switched(weakref.ref(model), name, references)
 
     def on_mode(self, run: Run, module: nn.Module, is_training: bool) -> None:
         if not is_training:
@@ -203,14 +163,12 @@ class Watch(Watcher):
             if not seen.is_used:
                 continue
             if seen.was_switched:
-                seen.trained += 1
-            elif seen.is_left_behind:
-                if not _trains(optimizer, seen):
+                seen.trained, seen.early = seen.trained + 1, 0
+            elif seen.is_evaluated:
+                if not seen.is_trained_by(optimizer):
                     seen.is_used = run.is_sampled  # maybe for the step of another optimizer
                     continue
-                seen.mistakes += 1
-                if seen.mistakes == 1:
-                    seen.first, seen.location = run.step + 1, self._switched
+                seen.add_mistake(run.step + 1, self._switched)
             seen.is_used = seen.was_switched = False
 
     def observe(self, run: Run) -> Iterator[Observation]:
@@ -223,15 +181,6 @@ class Watch(Watcher):
                     seen.first,
                     {"eval_steps": seen.mistakes, "train_steps": seen.trained},
                 )
-
-
-def _trains(optimizer: Optimizer, seen: _Seen) -> bool:
-    """Return whether a step is for a model of which no such layer is in train mode."""
-    model, layers = seen.model(), [layer() for layer in seen.layers]
-    if model is None or any(layer is None or layer.training for layer in layers):
-        return False
-    used = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return any(id(p) in used and p.requires_grad for p in model.parameters())
 
 
 def bad_never_switched_back():
@@ -344,12 +293,12 @@ def bad_evaluated_before_the_first_step():
     @torch.no_grad()
     def evaluate(net):
         net.eval()
-        return net(torch.randn(8, 4)).pow(2).mean().item()
+        return sum(net(torch.randn(8, 4)).pow(2).mean().item() for _ in range(9)) / 9
 
     net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for step in range(12):
-        if step % 4 == 0:
+    for step in range(52):
+        if step % 25 == 0:
             print(step, evaluate(net))
         optimizer.zero_grad()
         net(torch.randn(8, 4)).pow(2).mean().backward()
@@ -446,6 +395,24 @@ def good_frozen_teacher():
         optimizer.zero_grad()
         nn.functional.mse_loss(student(x), target).backward()
         optimizer.step()
+
+
+def good_frozen_body_stays_in_eval_mode():
+    import torch
+    from torch import nn
+
+    body, head = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout()), nn.Linear(8, 1)
+    model = nn.Sequential(body, head)
+    body.requires_grad_(False)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    for epoch in range(3):
+        model.eval()
+        with torch.no_grad():
+            print(model(torch.randn(8, 4)).std())
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).pow(2).mean().backward()
+            optimizer.step()
 
 
 def good_attacked_in_eval_mode():

@@ -12,24 +12,16 @@ Source: https://docs.pytorch.org/docs/stable/notes/autograd.html#locally-disable
 
 from __future__ import annotations
 
+import re
 import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.batches import list_tensors
 from surestep.doctor.runtime.evaluations import Evaluations
+from surestep.doctor.runtime.losses import MEAN_LOSSES
 from surestep.doctor.runtime.modes import is_norm, list_switched
-from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
-from surestep.doctor.watcher import Call as CallOfTorch
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from torch.utils.data import DataLoader
-
-
-import re
-from collections.abc import Iterator
-
-from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.evaluation import (
     find_forwards,
     has_training,
@@ -47,15 +39,17 @@ from surestep.doctor.source.training import (
     strip,
 )
 from surestep.doctor.source.values import Call, Instance, Value
+from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+from surestep.doctor.watcher import Call as CallOfTorch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.utils.data import DataLoader
 
 SEVERITY = "error"
 FIX = "Call model.eval() before the evaluation, and model.train() before training continues."
 _FEWEST = 2  # outputs that were compared with targets
 _MOST = 20  # outputs; later ones are not checked
-_LOSSES = (
-    *("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
-    *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
-)
 CHECK_SKIPS = ("bad_threshold", "bad_loss_of_the_model")  # no loss or metric of the output
 _ON_PURPOSE = re.compile(r"monte.?carlo|mc_?dropout|enable_dropout", re.IGNORECASE)
 
@@ -106,7 +100,7 @@ def _stays_in_train_mode(trace: Trace, event: Event, model: Value) -> bool:
 class Watch(Watcher):
     """Find outputs without gradients in train mode that are measured, or made for a DataLoader."""
 
-    FUNCTIONS = (*_LOSSES, "dropout", "argmax", "max", "eq", "numpy", "tolist")
+    FUNCTIONS = (*MEAN_LOSSES, "dropout", "argmax", "max", "eq", "numpy", "tolist")
 
     def __init__(self) -> None:
         self._forget()
@@ -160,7 +154,7 @@ class Watch(Watcher):
     def on_call(self, run: Run, call: CallOfTorch) -> None:
         if call.name == "dropout":
             self._is_dropped |= bool(run.modules and call["training"] and call["p"])
-        elif call.name in _LOSSES:
+        elif call.name in MEAN_LOSSES:
             if call["reduction"] == "none" or call.result.requires_grad:
                 return  # a loss for each sample often chooses what is trained on
             if self._is_output(call["input"]):

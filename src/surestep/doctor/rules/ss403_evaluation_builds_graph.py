@@ -13,23 +13,14 @@ Source: https://docs.pytorch.org/docs/stable/notes/autograd.html#locally-disable
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.batches import list_tensors
 from surestep.doctor.runtime.evaluations import Evaluations
 from surestep.doctor.runtime.graphs import Token, attach_token
-from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
-from surestep.doctor.watcher import Call as CallOfTorch
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from torch.utils.data import DataLoader
-
-
-from collections.abc import Iterator
-
-from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.evaluation import find_forwards, is_measured
 from surestep.doctor.source.modes import find_switch
 from surestep.doctor.source.trace import Event, Program, Trace
@@ -41,6 +32,12 @@ from surestep.doctor.source.training import (
     strip,
 )
 from surestep.doctor.source.values import last_name
+from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Call as CallOfTorch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.utils.data import DataLoader
 
 SEVERITY = "warning"
 FIX = "Evaluate inside `with torch.no_grad():`."

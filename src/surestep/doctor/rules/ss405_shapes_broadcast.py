@@ -64,9 +64,11 @@ def _check_operations(event: Event) -> Iterator[Problem]:
 def _operations_in(value: Value) -> Iterator[Operation]:
     """Yield the operations of a value, and those that a call is given."""
     waiting = [value, *(value.inputs if isinstance(value, CallValue) else ())]
+    seen: set[Value] = set()
     while waiting:
         found = waiting.pop()
-        if isinstance(found, Operation):
+        if isinstance(found, Operation) and found not in seen:
+            seen.add(found)
             yield found
             waiting.extend(found.operands)
 

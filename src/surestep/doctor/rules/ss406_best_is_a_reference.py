@@ -2,7 +2,8 @@
 
 `state_dict()` returns references to the parameters, and `best = model` is one more name of the
 same model. Later steps update both. After the loop, `best` holds the last values, not the best.
-Nothing fails.
+Nothing fails. `{key: value for key, value in model.state_dict().items()}` has the same tensors. So
+has it with `value.detach()`, and with `value.cpu()` while the model is on the CPU.
 
 Ignore it if no step follows.
 
@@ -11,36 +12,48 @@ Source: https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html
 
 from __future__ import annotations
 
+import ast
+import re
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.source.trace import Event, Program, Trace
+from surestep.doctor.source.training import describe, find_actions, is_model
+from surestep.doctor.source.values import (
+    Attribute,
+    Call,
+    Collection,
+    Constant,
+    Either,
+    Element,
+    Item,
+    Value,
+    walk,
+)
 from surestep.doctor.watcher import Location, Observation, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-import ast
-import re
-from collections.abc import Iterator
-
-from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.source.trace import Event, Program, Trace
-from surestep.doctor.source.training import describe, find_actions
-from surestep.doctor.source.values import Attribute, Call, Collection, Either, Item, Value
-
 SEVERITY = "error"
 FIX = "Keep copy.deepcopy(model.state_dict()), or save it to a file at once."
 _MOST_STATES = 64  # that are remembered
 
+WATCH_SKIPS = ("good_moved_from_the_gpu",)  # without a GPU, it has the mistake
 _BEST = re.compile(r"best|min|max|low|high", re.IGNORECASE)
 _COPIES_TOP_ONLY = ("dict", "collections.OrderedDict", "copy.copy", ".copy")
+_SHARES_MEMORY = (".detach", ".items", ".values")
+_MAY_LEAVE_CPU = re.compile(
+    r"cuda|mps|xpu|xla|npu|hpu|device|accelerat|fabric|lightning|prepare|\.to\(", re.IGNORECASE
+)
 
 
 def check(program: Program) -> Iterator[Problem]:
     """Find states that are kept in a training loop and used after it."""
+    on_cpu = not program.contains(_MAY_LEAVE_CPU)
     for trace in program.traces:
         steps = [a.event for a in find_actions(trace) if a.kind in ("step", "scaler_step")]
         for index, event in enumerate(trace.events):
@@ -48,9 +61,10 @@ def check(program: Program) -> Iterator[Problem]:
                 continue
             if not any(event.loop in step.loops for step in steps):
                 continue
-            states = [value for value in _references(event.value) if _is_state(value)]
+            states = [value for value in _references(event.value, on_cpu) if _is_state(value)]
             for state in states:
-                if _is_made_in(trace, state, event) and _is_used_later(trace, index, state):
+                is_used = _is_used_later(trace, index, state, on_cpu)
+                if is_used and _is_made_in(trace, state, event):
                     yield at_event(
                         event,
                         f"`{describe(state)}` holds references to the parameters: the steps that "
@@ -86,23 +100,28 @@ def _is_made_in(trace: Trace, state: Value, event: Event) -> bool:
     return True
 
 
-def _is_used_later(trace: Trace, index: int, state: Value) -> bool:
+def _is_used_later(trace: Trace, index: int, state: Value, on_cpu: bool) -> bool:
     """Return whether the state is loaded, saved or returned after the loop."""
     loop = trace.events[index].loop
     for event in trace.events[index + 1 :]:
         if loop in event.loops:
             continue
-        if event.kind == "return" and state in _references(event.value):
+        if event.kind == "return" and state in _references(event.value, on_cpu):
             return True
         call = event.call
         if call is not None and call.name in ("load_state_dict", "save"):
-            if any(state in _references(arg) for arg in call.args):
+            if any(state in _references(arg, on_cpu) for arg in call.args):
                 return True
     return False
 
 
-def _references(value: Value) -> list[Value]:
-    """Return the values that share memory with a value: itself, and what it holds."""
+def _references(value: Value, on_cpu: bool) -> list[Value]:
+    """Return the values that share memory with a value: itself, and what it holds.
+
+    Args:
+        value: of the script.
+        on_cpu: whether nothing leaves the CPU: `.cpu()` then copies no tensor of a model.
+    """
     found: list[Value] = []
     waiting = [value]
     while waiting and len(found) < 100:
@@ -115,11 +134,25 @@ def _references(value: Value) -> list[Value]:
                 waiting.extend(parts)
             case Collection(elements=elements):
                 waiting.extend(elements)
-            case Item(base=base):
+            case Item(base=Element(of=Call(name="items")), index=Constant(value=0)):
+                pass  # a name
+            case Element(of=Call(name="items" | "values") as base):
+                waiting.append(base)
+            case Item(base=base) | Attribute(base=base, name="data"):
+                waiting.append(base)
+            case Call(path=path, receiver=Value() as base) if path in _SHARES_MEMORY:
+                waiting.append(base)
+            case Call(path=".cpu", receiver=Value() as base) if on_cpu and _is_of_model(base):
                 waiting.append(base)
             case Call(path=path) if path in _COPIES_TOP_ONLY:
                 waiting.extend(value.inputs)
     return found
+
+
+def _is_of_model(value: Value) -> bool:
+    """Return whether a value is from the state of a model that the script makes."""
+    states = [part for part in walk(value) if _is_state(part)]
+    return bool(states) and all(isinstance(s, Call) and is_model(s.receiver) for s in states)
 
 
 @dataclass(frozen=True)
@@ -251,6 +284,78 @@ def bad_shallow_copy():
             self.model.load_state_dict(weights)
 
     Trainer().fit()
+
+
+def bad_dict_of_the_same_tensors():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    best_loss, best = float("inf"), None
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        if loss.item() < best_loss:
+            best_loss = loss.item()
+            best = {key: value for key, value in model.state_dict().items()}
+    model.load_state_dict(best)
+
+
+def bad_moved_to_the_same_cpu():
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    best_loss, best = float("inf"), None
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        if loss.item() < best_loss:
+            best_loss = loss.item()
+            best = {key: value.cpu() for key, value in model.state_dict().items()}
+    print(torch.nn.Linear(4, 1).load_state_dict(best))
+
+
+def good_names_only():
+    import io
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    best, large = float("inf"), []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        if loss.item() < best:
+            best = loss.item()
+            large = [name for name, value in model.state_dict().items() if value.abs().max() > 0.1]
+    torch.save(large, io.BytesIO())
+
+
+def good_moved_from_the_gpu():
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = torch.nn.Linear(4, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    best_loss, best = float("inf"), None
+    for _ in range(5):
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = model(torch.randn(8, 4, device=device)).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+        if loss.item() < best_loss:
+            best_loss = loss.item()
+            best = {key: value.cpu() for key, value in model.state_dict().items()}
+    model.load_state_dict(best)
 
 
 def good_deep_copy():

@@ -5,7 +5,10 @@ that chooses the best epoch, is then that of one part, and ranks may even decide
 as whether to stop. Nothing fails: the number is only noisier, and changes with the number of ranks.
 
 Sums and counts must be added over the ranks with `torch.distributed.all_reduce`, and divided after
-that. Ignore it if only the loss of one part is wanted, or if something else adds them.
+that. `surestep watch` reports evaluations that compute a loss or compare classes, if no collective
+is called before training continues, or the script ends.
+
+Ignore it if only the loss of one part is wanted, or if something else adds them.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.all_reduce
 """
@@ -13,17 +16,30 @@ Source: https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.losses import MEAN_LOSSES
 from surestep.doctor.source.evaluation import find_forwards, has_training, is_measured
 from surestep.doctor.source.loaders import Loader, find_loader_of, find_loaders
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, is_without_grad, options_of
 from surestep.doctor.source.values import Call
+from surestep.doctor.watcher import Call as CallOfTorch
+from surestep.doctor.watcher import Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.utils.data import DataLoader
 
 SEVERITY = "warning"
 FIX = "Add the sums and the counts of all ranks with all_reduce() before you divide them."
+WATCH_SKIPS = ("bad_function", "bad_block", "bad_method")  # one process, without a group
+_MOST_LINES = 16
 # A script that calls one of these may combine what the ranks computed.
 _COMBINES = re.compile(
     r"reduce|gather|broadcast|sync_dist|torchmetrics|torcheval|synchronize_between"
@@ -56,6 +72,105 @@ def _is_divided(loader: Loader) -> bool:
         and sampler.path.startswith("torch.utils.data")
         and sampler.name == "DistributedSampler"
         for sampler in samplers
+    )
+
+
+@dataclass
+class _Evaluations:
+    """The evaluations of one line.
+
+    Attributes:
+        first: the step after which the first one was.
+        replicas: among which the data is divided.
+        added: how many a collective followed.
+        alone: how many none followed.
+    """
+
+    first: int
+    replicas: int
+    added: int = 0
+    alone: int = 0
+
+
+class Watch(Watcher):
+    """Find evaluations of a part of the data that no collective follows."""
+
+    FUNCTIONS = (*MEAN_LOSSES, "eq", "collective")
+
+    def __init__(self) -> None:
+        self._replicas = 1  # of the data that is iterated over
+        self._loader: weakref.ref[DataLoader[Any]] | None = None  # while it is iterated over
+        self._trained: WeakSet[DataLoader[Any]] = WeakSet()
+        self._open: _Evaluations | None = None
+        self._opened_by: weakref.ref[DataLoader[Any]] | None = None
+        self._found: dict[Location, _Evaluations] = {}
+
+    def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        from torch import distributed
+
+        is_group = distributed.is_available() and distributed.is_initialized()
+        count = getattr(loader.sampler, "num_replicas", 1) if is_group else 1
+        is_divided = isinstance(count, int) and loader not in self._trained
+        self._replicas = count if is_divided else 1
+        self._loader = weakref.ref(loader)
+
+    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        self._replicas, self._loader = 1, None
+
+    def on_call(self, run: Run, call: CallOfTorch) -> None:
+        if call.name == "collective":
+            self._end(is_added=True)
+        elif self._replicas > 1 and self._open is None and not run.in_backward:
+            if _is_measured(call):
+                location = run.locate()
+                found = self._found.get(location)
+                if found is None and len(self._found) < _MOST_LINES:
+                    found = self._found[location] = _Evaluations(run.step, self._replicas)
+                self._open, self._opened_by = found, self._loader
+
+    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
+        loader = None if self._loader is None else self._loader()
+        if loader is not None and self._replicas > 1:
+            self._trained.add(loader)  # what is measured in this pass is of the training
+            self._replicas = 1
+            if self._opened_by is self._loader:
+                self._open = None
+        self._end(is_added=False)
+
+    def _end(self, *, is_added: bool) -> None:
+        """Count the last evaluation, if there is one that is not counted."""
+        if self._open is not None:
+            self._open.added += is_added
+            self._open.alone += not is_added
+            self._open = None
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        if run.is_whole:
+            self._end(is_added=False)
+        for location, found in self._found.items():
+            if found.alone and not found.added:
+                yield Observation(
+                    location,
+                    f"{found.alone} evaluations of one of {found.replicas} parts of the data, and "
+                    "no collective added those of the other ranks.",
+                    found.first + 1,
+                    {"evaluations": found.alone, "parts": found.replicas},
+                )
+
+
+def _is_measured(call: CallOfTorch) -> bool:
+    """Return whether a call computes a loss without a graph, or compares classes."""
+    if call.name in MEAN_LOSSES:
+        return not call.result.requires_grad
+    import torch
+
+    predicted, target = call["input"], call["other"]
+    return (
+        not torch.is_grad_enabled()
+        and isinstance(target, torch.Tensor)
+        and predicted.shape == target.shape
+        and target.dim() > 0
+        and not (predicted.is_floating_point() or target.is_floating_point())
     )
 
 
@@ -170,3 +285,87 @@ def good_training():
             loss.backward()
             optimizer.step()
         print(epoch, loss.item())
+
+
+def bad_loss_of_rank_0():
+    import torch
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    torch.distributed.init_process_group("gloo")
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    sampler = DistributedSampler(data)
+    train_loader = DataLoader(data, batch_size=8, sampler=sampler)
+    val_loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data, shuffle=False))
+    model = DDP(nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        model.train()
+        for x, y in train_loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        model.eval()
+        total = 0.0
+        with torch.no_grad():
+            for x, y in val_loader:
+                total += nn.functional.mse_loss(model(x), y).item()
+        if torch.distributed.get_rank() == 0:
+            print(epoch, total / len(val_loader))
+
+
+def bad_accuracy_of_rank_0():
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    class Tester:
+        def __init__(self, model, data):
+            self.model = model.eval()
+            sampler = DistributedSampler(data, shuffle=False)
+            self.loader = DataLoader(data, batch_size=8, sampler=sampler)
+
+        @torch.inference_mode()
+        def test(self):
+            hits = sum((self.model(x).argmax(1) == y).sum() for x, y in self.loader)
+            return hits.item() / len(self.loader.sampler)
+
+    torch.distributed.init_process_group("gloo")
+    data = TensorDataset(torch.randn(64, 4), torch.randint(3, (64,)))
+    accuracy = Tester(nn.Linear(4, 3), data).test()
+    if torch.distributed.get_rank() == 0:
+        print(accuracy)
+
+
+def good_summed_on_the_ranks():
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    torch.distributed.init_process_group("gloo")
+    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data, shuffle=False))
+    model, total = nn.Linear(4, 1).eval(), torch.zeros(2)
+    with torch.no_grad():
+        for x, y in loader:
+            total[0] += nn.functional.mse_loss(model(x), y, reduction="sum")
+            total[1] += len(y)
+    torch.distributed.all_reduce(total)
+    print((total[0] / total[1]).item())
+
+
+def good_predictions_in_files():
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    torch.distributed.init_process_group("gloo")
+    data = TensorDataset(torch.randn(64, 4))
+    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data, shuffle=False))
+    model = nn.Linear(4, 3).eval()
+    with torch.inference_mode():
+        predictions = [model(x).argmax(1) for (x,) in loader]
+    torch.save(torch.cat(predictions), f"predictions-{torch.distributed.get_rank()}.pt")

@@ -44,13 +44,14 @@ class Watch(Watcher):
     """Check the operation that computed the input of a cross-entropy."""
 
     FUNCTIONS = ("cross_entropy",)
+    SAMPLED = ("on_call",)
 
     def __init__(self) -> None:
         self._tally = Tally()
 
     def on_call(self, run: Run, call: Call) -> None:
         tensor = call["input"]
-        if run.is_sampled and tensor.dim() > 1:
+        if tensor.dim() > 1:
             if tensor.requires_grad:
                 has_softmax = name_origin(tensor) == "Softmax"
             else:

@@ -47,12 +47,13 @@ class Watch(Watcher):
     """Check the operation that computed the input of a binary cross-entropy."""
 
     FUNCTIONS = (_WITH_LOGITS, "binary_cross_entropy")
+    SAMPLED = ("on_call",)
 
     def __init__(self) -> None:
         self._tally = Tally()
 
     def on_call(self, run: Run, call: Call) -> None:
-        if not run.is_sampled or not call["input"].requires_grad:
+        if not call["input"].requires_grad:
             return
         origin, reason = name_origin(call["input"]), ""
         if call.name == _WITH_LOGITS and origin in PROBABILITIES:

@@ -44,12 +44,13 @@ class Watch(Watcher):
     """Check the operation that computed the input of a negative log-likelihood."""
 
     FUNCTIONS = ("nll_loss",)
+    SAMPLED = ("on_call",)
 
     def __init__(self) -> None:
         self._tally = Tally()
 
     def on_call(self, run: Run, call: Call) -> None:
-        if not run.is_sampled or not call["input"].requires_grad:
+        if not call["input"].requires_grad:
             return
         origin, reason = name_origin(call["input"]), ""
         if origin in PROBABILITIES:

@@ -83,12 +83,13 @@ class Watch(Watcher):
     """Check what a divergence gets."""
 
     FUNCTIONS = ("kl_div",)
+    SAMPLED = ("on_call",)
 
     def __init__(self) -> None:
         self._tally = Tally()
 
     def on_call(self, run: Run, call: Call) -> None:
-        if run.is_sampled and call.result.requires_grad:
+        if call.result.requires_grad:
             self._tally.add(run, _explain(call))
 
     def observe(self, run: Run) -> Iterator[Observation]:

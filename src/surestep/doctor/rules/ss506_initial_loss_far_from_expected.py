@@ -31,6 +31,7 @@ class Watch(Watcher):
     """Measure the first cross-entropy by itself."""
 
     FUNCTIONS = ("cross_entropy",)
+    SAMPLED = ("on_call",)
 
     def __init__(self) -> None:
         self._location = NOWHERE

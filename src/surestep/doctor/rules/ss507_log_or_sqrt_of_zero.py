@@ -108,13 +108,14 @@ class Watch(Watcher):
     """Check logarithms and roots whose gradients are used."""
 
     FUNCTIONS = ("log", "sqrt")
+    SAMPLED = ("on_call",)
 
     def __init__(self) -> None:
         self._tally = Tally()
 
     def on_call(self, run: Run, call: Called) -> None:
         result, tensor = call.result, call["input"]
-        if not run.is_sampled or not result.requires_grad or tensor is None:
+        if not result.requires_grad or tensor is None:
             return
         if call.name == "log" and _is_probability(tensor):
             self._add_if_trained(run, result, "log of a probability, which may round to 0,", None)

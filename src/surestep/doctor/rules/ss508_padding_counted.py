@@ -13,24 +13,17 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.losses import Loss, find_losses
+from surestep.doctor.source.padding import IGNORED, find_base, find_collated, find_padding
 from surestep.doctor.source.trace import Program
-from surestep.doctor.source.training import describe, options_of, tensor_of
-from surestep.doctor.source.values import (
-    Call,
-    Collection,
-    Constant,
-    Element,
-    Function,
-    Item,
-    Operation,
-    Value,
-)
+from surestep.doctor.source.training import describe
+from surestep.doctor.source.values import Attribute, Call, Constant, Either, Unknown, Value
 from surestep.doctor.watcher import Call as Called
 from surestep.doctor.watcher import Location, Observation, Run, Watcher
 
@@ -39,26 +32,25 @@ if TYPE_CHECKING:
 
 SEVERITY = "error"
 FIX = "Pad targets with -100, or give the loss ignore_index=PADDING."
-_PAD = "torch.nn.utils.rnn.pad_sequence"
-_KEEPS = frozenset(
-    "view reshape flatten transpose permute contiguous to cuda cpu long squeeze t clone".split()
-)
-_IGNORED = -100
+_FILLS = ("masked_fill_", "fill_", "masked_scatter_", "index_fill_", "copy_")
+_MASKS = ("masked_fill", "where", "masked_select", "masked_scatter", *_FILLS)
 _MOST_VALUES = 20_000  # of targets that are stored at a time
 _MOST_TABLES = 20
 _FEWEST_TABLES = 5
-WATCH_SKIPS = ("bad_collated", "bad_language_model", "bad_in_methods")  # one or two batches
-CHECK_SKIPS = ("bad_padded_with_zeros",)
+# One or two batches are too few for `watch`.
+WATCH_SKIPS = ("bad_collated", "bad_language_model", "bad_in_methods", "bad_attention_mask")
+CHECK_SKIPS = ("bad_padded_with_zeros", "bad_flattened_for_a_module")
 
 
 def check(program: Program) -> Iterator[Problem]:
     """Find cross-entropies of padded targets that ignore nothing."""
-    returned = _find_collated(program)
+    returned = find_collated(program)
     for trace in program.traces:
         for loss in find_losses(trace, "cross_entropy", "nll_loss"):
             if _ignores_nothing(loss):
-                pad = _find_padding(loss.target, returned)
-                if pad is not None and not _is_changed(loss.target, program):
+                aliases = find_padding(loss.target, returned)
+                if aliases and not _is_changed(aliases, program) and not _masks_input(loss):
+                    pad = aliases[-1]
                     yield at_event(
                         loss.event,
                         f"`{describe(loss.event.value)}` counts the padding of "
@@ -83,88 +75,49 @@ def _ignores_nothing(loss: Loss) -> bool:
     )
 
 
-def _find_collated(program: Program) -> dict[int, list[Value]]:
-    """Return what each function returns, by the identity of its source."""
-    found: dict[int, list[Value]] = {}
-    for trace in program.traces:
-        for event in trace.events:
-            if event.kind == "return" and event.stack:
-                found.setdefault(id(event.stack[-1].definition), []).append(event.value)
-    return found
-
-
-def _find_padding(value: Value, returned: dict[int, list[Value]]) -> Call | None:
-    """Return the call that padded a target with a value that is not ignored."""
-    for _ in range(20):
-        options = options_of(value)
-        if len(options) != 1:
-            return None
-        value = options[0]
-        if isinstance(value, Item):
-            inner = _find_in_batch(value, returned)
-            if inner is None and not _is_slice(value.index):
-                return None
-            value = value.base if inner is None else inner
-        elif isinstance(value, Call) and value.path == _PAD:
-            return value if _is_counted(value) else None
-        elif isinstance(value, Call) and value.name in _KEEPS:
-            inner = tensor_of(value)
-            if inner is None:
-                return None
-            value = inner
-        else:
-            return None
-    return None
-
-
-def _is_slice(index: Value) -> bool:
-    """Return whether an index keeps a range, unlike a mask."""
-    parts = index.elements if isinstance(index, Collection) else [index]
-    return all(isinstance(entry, Operation) and entry.operator == ":" for entry in parts)
-
-
-def _is_counted(pad: Call) -> bool:
-    padding = pad.argument(2, "padding_value")
-    if pad.has_unknown_arguments:
-        return False
-    return padding is None or not (isinstance(padding, Constant) and padding.value == _IGNORED)
-
-
-def _find_in_batch(item: Item, returned: dict[int, list[Value]]) -> Value | None:
-    """Return what a `collate_fn` returns at an index of a batch."""
-    if not isinstance(item.base, Element) or not isinstance(item.index, Constant):
-        return None
-    loaders = options_of(item.base.of)
-    loader = loaders[0] if len(loaders) == 1 else None
-    if not isinstance(loader, Call) or loader.path != "torch.utils.data.DataLoader":
-        return None
-    collate = loader.argument(6, "collate_fn")
-    batches = returned.get(id(collate.definition), []) if isinstance(collate, Function) else []
-    index = item.index.value
-    if len(batches) != 1 or not isinstance(batches[0], Collection) or not batches[0].is_complete:
-        return None
-    batch = batches[0]
-    if batch.keys:
-        pairs = zip(batch.keys, batch.elements, strict=False)
-        return next(
-            (v for key, v in pairs if isinstance(key, Constant) and key.value == index), None
-        )
-    if not isinstance(index, int) or not -len(batch.elements) <= index < len(batch.elements):
-        return None
-    return batch.elements[index]
-
-
-def _is_changed(target: Value, program: Program) -> bool:
+def _is_changed(aliases: list[Value], program: Program) -> bool:
     """Return whether a script may write other values into its targets: `y[y == 0] = -100`."""
-    names = ("masked_fill_", "masked_fill", "where", "fill_", "masked_scatter_")
     for trace in program.traces:
         for event in trace.events:
+            call = event.call
             if event.kind == "store" and event.base is not None:
-                if isinstance(event.value, Constant) and event.value.value == _IGNORED:
+                if _is_ignored(event.value):
                     return True
-            if event.call is not None and event.call.name in names:
+            if isinstance(event.target, ast.Attribute) and event.target.attr == "ignore_index":
+                return True
+            is_in_place = call is not None and call.name.endswith("_")
+            if is_in_place and call is not None and _may_be(call.receiver, aliases):
                 return True
     return False
+
+
+def _is_ignored(value: Value | None) -> bool:
+    """Return whether a value is the one that a loss ignores."""
+    is_attribute = isinstance(value, Attribute) and value.name == "ignore_index"
+    return is_attribute or (isinstance(value, Constant) and value.value == IGNORED)
+
+
+def _may_be(value: Value | None, aliases: list[Value]) -> bool:
+    """Return whether a value, or what it is a part of, is one of these or not known."""
+    while value is not None:
+        if isinstance(value, (Unknown, Either)) or any(value is alias for alias in aliases):
+            return True
+        value = find_base(value)
+    return False
+
+
+def _masks_input(loss: Loss) -> bool:
+    """Return whether what the model answers is masked before the loss; inside it, it may be."""
+    waiting = [loss.input]
+    for _ in range(1000):
+        if not waiting:
+            return False
+        value = waiting.pop()
+        if isinstance(value, Call) and value.name in _MASKS:
+            return True
+        if not (isinstance(value, Call) and value.path == "()"):  # not into modules
+            waiting.extend(value.inputs)
+    return True
 
 
 @dataclass
@@ -175,32 +128,39 @@ class _Targets:
         location: the line.
         since_step: of the first, from 1.
         tables: some of them, with a row for each sequence.
+        repeats: for each table, where the input of the model is that of the position before it;
+            None if no input has such positions.
     """
 
     location: Location
     since_step: int
     tables: list[Tensor] = field(default_factory=list)
+    repeats: list[Tensor | None] = field(default_factory=list)
 
 
 class Watch(Watcher):
     """Store some targets that no value is ignored of, and find the padding at their ends."""
 
     FUNCTIONS = ("cross_entropy", "nll_loss")
+    SAMPLED = ("on_forward", "on_call")
 
     def __init__(self) -> None:
         self._rows = 0  # of the sequences that a model got last
+        self._repeats: list[Tensor] = []  # of its inputs
         self._targets: dict[Location, _Targets] = {}
 
     def on_forward(self, run: Run, module: Any, inputs: tuple[Any, ...]) -> None:
-        if len(run.modules) == 1 and run.is_sampled:
-            sizes = [value.shape for value in inputs if hasattr(value, "untyped_storage")]
-            self._rows = next((size[0] for size in sizes if len(size) >= 2), 0)
+        has_parameters = len(run.modules) == 1 and next(module.parameters(), None) is not None
+        if has_parameters:  # it is not a loss
+            given = [v for v in inputs if hasattr(v, "untyped_storage") and v.dim() >= 2]
+            self._rows = len(given[0]) if given else 0
+            self._repeats = [_find_repeats(v) for v in given if v.numel() <= _MOST_VALUES]
 
     def on_call(self, run: Run, call: Called) -> None:
         target = call["target"].detach()
         is_reduced = call["reduction"] != "none" and call["weight"] is None
         is_small = 0 < target.numel() <= _MOST_VALUES and not target.is_floating_point()
-        if not (run.is_sampled and is_reduced and is_small and call.result.requires_grad):
+        if not (is_reduced and is_small and call.result.requires_grad):
             return
         rows = len(target) if target.dim() == 2 else self._rows
         if target.dim() > 2 or rows < 2 or target.numel() % rows or target.numel() < 3 * rows:
@@ -208,14 +168,18 @@ class Watch(Watcher):
         seen = _Targets(run.locate(), run.step + 1)
         seen = self._targets.setdefault(seen.location, seen)
         if len(seen.tables) < _MOST_TABLES:
-            ignored = target.reshape(rows, -1) == call["ignore_index"]
-            seen.tables.append(target.reshape(rows, -1).masked_fill(ignored, _IGNORED))
+            table = target.reshape(rows, -1)
+            seen.tables.append(table.masked_fill(table == call["ignore_index"], IGNORED))
+            matching = (found for found in self._repeats if found.shape == table.shape)
+            seen.repeats.append(next(matching, None))
 
     def observe(self, run: Run) -> Iterator[Observation]:
         for seen in self._targets.values():
             found = [_find_padding_in(table.tolist()) for table in seen.tables]
             values = {value for value, _ in found}
             if len(found) < _FEWEST_TABLES or len(values) != 1 or None in values:
+                continue
+            if not all(map(_is_padded_too, seen.repeats, seen.tables)):
                 continue
             padded = sum(count for _, count in found)
             total = sum(table.numel() for table in seen.tables)
@@ -239,8 +203,29 @@ def _find_padding_in(rows: list[list[int]]) -> tuple[int | None, int]:
     is_elsewhere = any(
         value in row[: len(row) - length] for row, length in zip(rows, lengths, strict=True)
     )
-    is_padding = len(set(lengths)) > 1 and max(lengths) > 1 and value != _IGNORED
+    is_padding = len(set(lengths)) > 1 and max(lengths) > 1 and value != IGNORED
     return (value, sum(lengths)) if is_padding and not is_elsewhere else (None, 0)
+
+
+def _find_repeats(values: Tensor) -> Tensor:
+    """Return where an input is the same as at the position before; never at the first one."""
+    from torch.nn.functional import pad
+
+    is_same = values.detach()[:, 1:] == values.detach()[:, :-1]
+    return pad(is_same.flatten(2).all(-1) if is_same.dim() > 2 else is_same, (1, 0))
+
+
+def _is_padded_too(repeats: Tensor | None, table: Tensor) -> bool:
+    """Return whether an input has padding where its targets have; True if that is not known.
+
+    Targets may stay at their last value without padding, such as "after the event". The targets of
+    a language model are one position before its inputs, so padding of the inputs begins later.
+    """
+    if repeats is None:
+        return True
+    lengths = [_count_last(row, row[-1]) for row in table.tolist()]
+    ends = [row[len(row) - n + 2 :] for row, n in zip(repeats.tolist(), lengths, strict=True)]
+    return all(map(all, ends))
 
 
 def _count_last(row: list[int], value: int) -> int:
@@ -299,6 +284,59 @@ def bad_in_methods():
 
     inputs = [torch.randint(1, 9, (n,)) for n in (3, 5)]
     Tagger()(inputs, [torch.randint(1, 4, (n,)) for n in (3, 5)]).backward()
+
+
+def bad_attention_mask():
+    import torch
+    from torch import nn
+    from torch.nn.utils.rnn import pad_sequence
+    from torch.utils.data import DataLoader
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Embedding(9, 8, padding_idx=0), nn.Linear(8, 5)
+
+        def forward(self, tokens):
+            hidden = self.embed(tokens)
+            scores = hidden @ hidden.transpose(1, 2)
+            scores = scores.masked_fill((tokens == 0).unsqueeze(1), -1e9)
+            return self.out(scores.softmax(-1) @ hidden)
+
+    def collate(batch):
+        inputs, labels = zip(*batch, strict=True)
+        return pad_sequence(inputs, batch_first=True), pad_sequence(labels, batch_first=True)
+
+    data = [(torch.randint(1, 9, (n,)), torch.randint(1, 5, (n,))) for n in (3, 5, 4, 2)]
+    loader = DataLoader(data, batch_size=2, shuffle=True, collate_fn=collate)
+    model = Attention()
+    criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters())
+    for tokens, labels in loader:
+        optimizer.zero_grad()
+        criterion(model(tokens).transpose(1, 2), labels).backward()
+        optimizer.step()
+
+
+def good_filled_in_place():
+    import torch
+    from torch import nn
+    from torch.nn.utils.rnn import pad_sequence
+    from torch.utils.data import DataLoader
+
+    def collate(batch):
+        inputs, labels = zip(*batch, strict=True)
+        targets = pad_sequence(labels, batch_first=True)
+        targets.masked_fill_(targets == 0, -100)
+        return pad_sequence(inputs, batch_first=True), targets
+
+    data = [(torch.randint(1, 9, (n,)), torch.randint(1, 5, (n,))) for n in (3, 5, 4, 2)]
+    loader = DataLoader(data, batch_size=2, shuffle=True, collate_fn=collate)
+    model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 5))
+    criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters())
+    for tokens, labels in loader:
+        optimizer.zero_grad()
+        criterion(model(tokens).transpose(1, 2), labels).backward()
+        optimizer.step()
 
 
 def good_ignored():
@@ -360,6 +398,23 @@ def good_label_of_a_sequence():
     F.cross_entropy(out(hidden), torch.tensor([0, 2, 1])).backward()
 
 
+def bad_flattened_for_a_module():
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Embedding(20, 16), nn.Linear(16, 20))
+    criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters())
+    for step in range(10):
+        tokens = torch.randint(1, 20, (8, 9))
+        for row, length in zip(tokens, (9, 8, 6, 5, 4, 4, 3, 2), strict=True):
+            row[length:] = 0
+        logits = model(tokens[:, :-1])
+        loss = criterion(logits.reshape(-1, 20), tokens[:, 1:].reshape(-1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
 def bad_padded_with_zeros():
     import torch
     from torch import nn
@@ -373,6 +428,22 @@ def bad_padded_with_zeros():
             row[:length] = torch.randint(1, 12, (length,))
         logits = model(tokens[:, :-1])
         loss = nn.functional.cross_entropy(logits.reshape(-1, 12), tokens[:, 1:].reshape(-1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def good_targets_before_and_after_an_event():
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2))
+    criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters())
+    for step in range(10):
+        event = torch.randint(2, 12, (16, 1))
+        labels = (torch.arange(12)[None] >= event).long()
+        inputs = torch.randn(16, 12, 3) + labels[..., None]
+        loss = criterion(model(inputs).flatten(0, 1), labels.flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -52,6 +52,7 @@ class Watch(Watcher):
         *("cross_entropy", "nll_loss", "binary_cross_entropy", "mse_loss", "l1_loss"),
         *("binary_cross_entropy_with_logits", "smooth_l1_loss", "huber_loss"),
     )
+    SAMPLED = ("after_forward", "on_call")
 
     def __init__(self) -> None:
         self._last = _Output()
@@ -61,7 +62,7 @@ class Watch(Watcher):
     def after_forward(
         self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
     ) -> None:
-        if len(run.modules) != 1 or not run.is_sampled or run.step < _FIRST:
+        if len(run.modules) != 1 or run.step < _FIRST:
             return
         if hasattr(output, "untyped_storage") and inputs and hasattr(inputs[0], "detach"):
             storage = output.untyped_storage().data_ptr()
@@ -69,7 +70,7 @@ class Watch(Watcher):
 
     def on_call(self, run: Run, call: Call) -> None:
         prediction = call["input"]
-        if not run.is_sampled or run.step < _FIRST or not prediction.requires_grad:
+        if run.step < _FIRST or not prediction.requires_grad:
             return
         values, target = prediction.detach(), call["target"].detach()
         is_of_model = values.untyped_storage().data_ptr() == self._last.storage

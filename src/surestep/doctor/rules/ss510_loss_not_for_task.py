@@ -36,13 +36,14 @@ class Watch(Watcher):
     """Compare the range of predictions with that of their targets."""
 
     FUNCTIONS = ("cross_entropy", *_REGRESSIONS, *_BINARY)
+    SAMPLED = ("on_call",)
 
     def __init__(self) -> None:
         self._tally = Tally()
 
     def on_call(self, run: Run, call: Call) -> None:
         prediction = call["input"]
-        if not run.is_sampled or not prediction.requires_grad:
+        if not prediction.requires_grad:
             return
         if call.name == "cross_entropy":
             is_one_class = prediction.dim() > 1 and prediction.shape[1] == 1

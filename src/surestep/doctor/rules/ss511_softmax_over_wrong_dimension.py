@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SEVERITY = "warning"
 FIX = "Give softmax the dimension of the classes: dim=-1, or dim=1 for images (N, C, H, W)."
-_OVER_BATCH = "{} used a softmax over dimension 0, the samples of the batch"
+_OVER_BATCH = "{} normalizes over dimension 0, the samples of the batch"
 CHECK_SKIPS = ("bad_images",)  # no loss or argmax gets the softmax
 _SAMPLES = 8  # of a batch whose probabilities are summed
 _MOST_VALUES = 1_000_000
@@ -139,6 +139,7 @@ class Watch(Watcher):
     """Check over which dimension predictions sum to 1."""
 
     FUNCTIONS = ("softmax", "log_softmax", "argmax", *_LOSSES)
+    SAMPLED = ("on_call",)
 
     def __init__(self) -> None:
         self._tally = Tally()
@@ -146,8 +147,6 @@ class Watch(Watcher):
         self._over_batch: Callable[[], object] = lambda: None
 
     def on_call(self, run: Run, call: Called) -> None:
-        if not run.is_sampled:
-            return
         if call.name in ("softmax", "log_softmax"):
             if call["dim"] is None:
                 self._tally.add(run, f"{call.name} had no `dim`: its input decides")

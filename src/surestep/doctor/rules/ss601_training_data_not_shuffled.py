@@ -9,7 +9,8 @@ up, and datasets that are joined. Data that is mixed already, and `shuffle=False
 While a script runs, the order of the labels shows it.
 
 A run of `surestep train` with `data.shuffle=False` reads some of the labels: they are reported if
-those of each class come one after another.
+those of each class come one after another. Labels of a stream are reported only if all of them
+could be read, and there is no `data.shuffle_buffer`.
 
 Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader
 """
@@ -216,21 +217,27 @@ def _count_runs(batches: list[list[Any]]) -> tuple[int, float, int]:
 
 def inspect(data: DataCase) -> Iterator[Remark]:
     """Find labels in runs, one for each class, in data that is read in its order."""
-    labels = data.train.labels
-    is_in_order = data.plan.data_shuffle is False and data.task.sampler is None
-    if labels is None or not is_in_order or len(labels) < max(_FEWEST, data.plan.batch_size + 1):
+    from surestep.engine.data.stream import is_stream
+
+    labels, plan = data.train.labels, data.plan
+    is_in_order = plan.data_shuffle is False and data.task.sampler is None
+    if labels is None or not is_in_order or len(labels) < max(_FEWEST, plan.batch_size + 1):
+        return
+    # A stream of measurements has long runs at its start, so all of it must be known.
+    if data.train.share is None or plan.data_shuffle_buffer is not None:
         return
     counts = labels.unique(return_counts=True)[1]
     runs = 1 + int((labels[1:] != labels[:-1]).sum())
     number = len(labels)
     at_random = 1 + (number**2 - int((counts**2).sum())) / number
     if runs == len(counts) and len(counts) > 1 and _FEWER * runs <= at_random:
+        is_of_stream = is_stream(data.task.train)
+        keeps = "a stream" if is_of_stream else "data.shuffle=False"
         yield Remark(
             f"The {number} labels that were read are in {runs} runs, one for each class, and "
-            f"data.shuffle=False keeps this order; in a random order they would be in about "
-            f"{at_random:.0f}.",
+            f"{keeps} keeps this order; in a random order they would be in about {at_random:.0f}.",
             {"labels": number, "runs": runs, "at_random": at_random},
-            "Set data.shuffle=True.",
+            f"Set data.shuffle_buffer={number}." if is_of_stream else "Set data.shuffle=True.",
         )
 
 

@@ -6,7 +6,9 @@ does on new data. The loss curve is healthy, and the model fails only when it is
 
 It is reported if the first evaluation is in the first tenth of the run, every score such as the
 accuracy is at least 0.999, and the loss at most 1% of the first one; or if the validation loss is
-less than a tenth of the training loss, without dropout, label smoothing or mixup.
+less than a tenth of the training loss, without dropout, label smoothing or mixup. `surestep watch`
+reports the first, of scripts with one optimizer. It sees evaluations on a DataLoader of another
+dataset, with at least 100 predictions, whose loss is a cross-entropy of PyTorch.
 
 Ignore it if the task is that easy: a linear model, or one rule, is as good.
 
@@ -19,6 +21,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from surestep.doctor.remark import Remark
+from surestep.doctor.runtime.losses import CurveWatcher
+from surestep.doctor.watcher import Observation, Run
 
 if TYPE_CHECKING:
     from surestep.doctor.case import Case
@@ -29,6 +33,16 @@ FIX = (
     "and the validation data."
 )
 ALSO = ("SS605",)  # an example has this mistake too
+
+
+class Watch(CurveWatcher):
+    """Compare the first evaluation of a script with the losses of its training."""
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for watched, state in self.name_curves(run):
+            if state.name == "leaking":
+                since, evidence = state.since_step or 1, dict(state.evidence)
+                yield Observation(watched.evaluated_at, state.message, since, evidence)
 
 
 def review(case: Case) -> Iterator[Remark]:
@@ -202,3 +216,104 @@ def good_dropout() -> None:
         validation=surestep.Validation(every="20 steps"),
     )
     surestep.Trainer(task, config, run="run").fit()
+
+
+def bad_label_among_the_inputs() -> None:
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(0)
+    y = torch.randint(3, (1200,))
+    x = torch.cat([torch.randn(1200, 4), 20 * nn.functional.one_hot(y, 3)], 1)
+    train_loader = DataLoader(TensorDataset(x[:800], y[:800]), batch_size=32, shuffle=True)
+    val_loader = DataLoader(TensorDataset(x[800:], y[800:]), batch_size=100)
+    model = nn.Sequential(nn.Linear(7, 32), nn.ReLU(), nn.Linear(32, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    criterion = nn.CrossEntropyLoss()
+    for epoch in range(12):
+        model.train()
+        for inputs, targets in train_loader:
+            optimizer.zero_grad()
+            criterion(model(inputs), targets).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            for inputs, targets in val_loader:
+                print(criterion(model(inputs), targets).item())
+
+
+def bad_column_written_after_the_event() -> None:
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.model = nn.Linear(7, 1)
+            self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
+            self.loss_fn = nn.BCEWithLogitsLoss()
+
+        def train(self, loader) -> None:
+            self.model.train()
+            for inputs, targets in loader:
+                loss = self.loss_fn(self.model(inputs), targets)
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
+
+        @torch.inference_mode()
+        def validate(self, loader) -> float:
+            self.model.eval()
+            losses = [self.loss_fn(self.model(inputs), targets) for inputs, targets in loader]
+            return sum(losses).item() / len(losses)
+
+    x = torch.randn(1000, 6)
+    churned = (x[:, :1] + torch.randn(1000, 1) > 0).float()
+    data = TensorDataset(torch.cat([x, 50 * churned - 25], 1), churned)
+    train_set, val_set = torch.utils.data.random_split(data, [800, 200])
+    trainer = Trainer()
+    for epoch in range(15):
+        trainer.train(DataLoader(train_set, batch_size=32, shuffle=True))
+        print(epoch, trainer.validate(DataLoader(val_set, batch_size=50)))
+
+
+def good_noisy_labels_in_a_loop() -> None:
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    x = torch.randn(1000, 6)
+    y = (x[:, 0] + 0.3 * torch.randn(1000) > 0).long()
+    train_loader = DataLoader(TensorDataset(x[:800], y[:800]), batch_size=32, shuffle=True)
+    val_loader = DataLoader(TensorDataset(x[800:], y[800:]), batch_size=100)
+    model = nn.Linear(6, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for epoch in range(12):
+        for inputs, targets in train_loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+        with torch.no_grad():
+            for inputs, targets in val_loader:
+                print(nn.functional.cross_entropy(model(inputs), targets).item())
+
+
+def good_evaluates_the_training_data() -> None:
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    y = torch.randint(3, (800,))
+    x = nn.functional.one_hot(y, 3) + 0.01 * torch.randn(800, 3)
+    loader = DataLoader(TensorDataset(20 * x, y), batch_size=32, shuffle=True)
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for epoch in range(15):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+        with torch.no_grad():
+            for inputs, targets in loader:
+                print(nn.functional.cross_entropy(model(inputs), targets).item())

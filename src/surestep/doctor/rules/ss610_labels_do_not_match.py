@@ -1,8 +1,8 @@
 """Inputs and labels are shuffled apart, so a sample has the label of a different one.
 
 Two shuffles draw two orders. Unless both start from the same state of the same generator, the
-labels no longer belong to their inputs. Nothing fails: the lengths are right, and the model learns
-to answer the mean.
+labels no longer belong to their inputs. Nor do they if only the inputs are shuffled. Nothing
+fails: the lengths are right, and the model learns to answer the mean.
 
 While a script runs, labels that are the same in all samples of a classifier are reported.
 
@@ -17,25 +17,30 @@ Source: https://scikit-learn.org/stable/modules/generated/sklearn.utils.shuffle.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.remark import Remark
-from surestep.doctor.source.trace import Event, Program, Trace
-from surestep.doctor.source.training import describe, is_made_by, options_of
-from surestep.doctor.source.values import Call, Constant, Item, Value
-
-if TYPE_CHECKING:
-    from surestep.doctor.data_case import DataCase
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.remark import Remark
 from surestep.doctor.runtime.batches import find_labels
+from surestep.doctor.runtime.losses import MEAN_LOSSES
 from surestep.doctor.runtime.origins import LINEAR, name_origin
 from surestep.doctor.runtime.passes import Pass, Passes
+from surestep.doctor.source.losses import find_losses, find_trained
+from surestep.doctor.source.modules import is_named_model
+from surestep.doctor.source.orders import (
+    Order,
+    find_order,
+    find_root,
+    is_seeded_between,
+    keep_order,
+    shuffled_by,
+)
+from surestep.doctor.source.trace import Event, Program, Trace
+from surestep.doctor.source.training import describe
+from surestep.doctor.source.values import Call, Value
 from surestep.doctor.watcher import Call as Called
 from surestep.doctor.watcher import Observation, Run, Watcher
 
@@ -43,123 +48,89 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.data import DataLoader
 
+    from surestep.doctor.data_case import DataCase
+
 SEVERITY = "error"
 _FEWEST = 50  # targets
 _MOSTLY = 0.98  # of the labels in one class
 FIX = "Draw one order, such as torch.randperm(len(x)), and index the inputs and the labels with it."
-_SHUFFLES = ("numpy.random.shuffle", "random.shuffle")
-_ORDERS = ("torch.randperm", "numpy.random.permutation")
-_GENERATORS = ("numpy.random.default_rng", "numpy.random.RandomState", "random.Random")
-_CONVERSIONS = frozenset(
-    "tensor as_tensor from_numpy array asarray stack to_numpy reset_index astype float long int to "
-    "copy clone FloatTensor LongTensor Tensor".split()
-)
 _PAIRS = ("torch.utils.data.TensorDataset", "sklearn.model_selection.train_test_split")
-_SEEDS = re.compile(r"seed|set_state|set_rng_state|setstate|RandomState|default_rng|Random$")
 _FEWEST_SAMPLES = 50
 _FEWEST_TARGETS = 3
 _MOST_TARGETS = 100  # whose range is stored
 _MOST_LOADERS = 20
 CHECK_SKIPS = ("bad_same_label",)
-WATCH_SKIPS = ("bad_two_shuffles", "bad_two_permutations", "bad_two_splits", "bad_generator")
+WATCH_SKIPS = (
+    "bad_two_shuffles",
+    "bad_two_permutations",
+    "bad_two_splits",
+    "bad_generator",
+    "bad_inputs_alone",
+)
 
 
 def check(program: Program) -> Iterator[Problem]:
     """Find pairs of inputs and labels that were brought into different orders."""
     for trace in program.traces:
-        shuffles = [event for event in trace.events if _shuffled_by(event) is not None]
-        for event in trace.events:
-            pair = _find_pair(event)
-            if pair is None:
-                continue
-            orders = [_find_order(side, shuffles) for side in pair]
-            first, second = orders
-            if first is None or second is None or first is second:
-                continue
-            if _is_seeded_between(trace, first, second):
-                continue
-            yield at_event(
-                event,
-                f"`{describe(pair[0])}` and `{describe(pair[1])}` are shuffled apart, by "
-                f"`{describe(first)}` and by `{describe(second)}`.",
+        shuffles = [event for event in trace.events if shuffled_by(event) is not None]
+        pairs = list(_find_pairs(trace))
+        plain = [(find_root(inputs), find_root(labels)) for _, inputs, labels in pairs]
+        for event, inputs, labels in pairs:
+            orders = find_order(inputs, shuffles), find_order(labels, shuffles)
+            first = orders[0]
+            if first is not None and first.event is None:
+                if (find_root(first.before), find_root(labels)) in plain:
+                    continue  # a test of what remains without their relation
+            what = _describe_mismatch(trace, event, labels, *orders)
+            if what is not None:
+                yield at_event(event, f"`{describe(inputs)}` {what}.")
+
+
+def _find_pairs(trace: Trace) -> Iterator[tuple[Event, Value, Value]]:
+    """Yield inputs and labels that belong together from an event on, or that a loss compares."""
+    trained = find_trained(trace)
+    losses = {loss.event: loss for loss in find_losses(trace, *MEAN_LOSSES)}
+    for event in trace.events:
+        call, loss = event.call, losses.get(event)
+        if call is None or len(call.args) < 2 or call.has_unknown_arguments:
+            continue
+        is_fit = call.is_method and call.name in ("fit", "partial_fit")
+        if call.path in _PAIRS or is_fit:
+            yield event, call.args[0], call.args[1]
+        elif loss is not None and id(call) in trained:
+            output = find_root(loss.input)
+            if isinstance(output, Call) and output.path == "()" and len(output.args) == 1:
+                if is_named_model(output.receiver):
+                    yield event, output.args[0], loss.target
+
+
+def _describe_mismatch(
+    trace: Trace, event: Event, labels: Value, first: Order | None, second: Order | None
+) -> str | None:
+    """Return how inputs and labels were brought into different orders; None if they were not."""
+    call = event.call
+    if call is None or first is None:
+        return None
+    is_pair = call.path in _PAIRS or call.is_method
+    if second is None:
+        is_before = first.event is None or trace.index(first.event) < trace.index(event)
+        if is_before and len(call.args) == 2 and keep_order(trace, labels, first):
+            return f"is shuffled by `{describe(first.call)}`, but `{describe(labels)}` is not"
+    elif first.call is not second.call and not is_seeded_between(trace, first.call, second.call):
+        if is_pair or (second.before is not None and keep_order(trace, second.before, first)):
+            return (
+                f"and `{describe(labels)}` are shuffled apart, by `{describe(first.call)}` and by "
+                f"`{describe(second.call)}`"
             )
-
-
-def _find_pair(event: Event) -> tuple[Value, Value] | None:
-    """Return inputs and labels that belong together from here on."""
-    call = event.call
-    if call is None or len(call.args) < 2 or call.has_unknown_arguments:
-        return None
-    is_fit = call.is_method and call.name in ("fit", "partial_fit")
-    if call.path in _PAIRS or is_fit:
-        return call.args[0], call.args[1]
     return None
-
-
-def _shuffled_by(event: Event) -> Value | None:
-    """Return what a call shuffles in place."""
-    call = event.call
-    if call is None or not call.args:
-        return None
-    is_generator = call.name == "shuffle" and is_made_by(call.receiver, *_GENERATORS)
-    return call.args[0] if call.path in _SHUFFLES or is_generator else None
-
-
-def _find_order(value: Value, shuffles: list[Event]) -> Call | None:
-    """Return the call that drew the order of the samples of a value."""
-    for _ in range(10):
-        for event in shuffles:
-            if _shuffled_by(event) is value and not event.branches:
-                return event.call
-        options = options_of(value)
-        if len(options) != 1:
-            return None
-        value = options[0]
-        if isinstance(value, Item):
-            if isinstance(value.index, Call) and _draws_order(value.index):
-                return value.index
-            if isinstance(value.base, Call) and _draws_order(value.base):
-                return value.base
-            return None
-        if not isinstance(value, Call):
-            return None
-        if _draws_order(value):
-            return value
-        inner = value.receiver if value.is_method else value.argument(0, "")
-        if value.name not in _CONVERSIONS or inner is None:
-            return None
-        value = inner
-    return None
-
-
-def _draws_order(call: Call) -> bool:
-    """Return whether a call brings what it is given into a new order."""
-    if call.keywords.get("random_state") is not None or "generator" in call.keywords:
-        return False
-    if call.path in _ORDERS:
-        return True
-    if call.name == "permutation" and is_made_by(call.receiver, *_GENERATORS):
-        return True
-    if call.path in ("sklearn.utils.shuffle", "sklearn.model_selection.train_test_split"):
-        shuffle = call.keywords.get("shuffle")
-        return len(call.args) == 1 and shuffle is None
-    fraction = call.keywords.get("frac")
-    return call.name == "sample" and isinstance(fraction, Constant) and fraction.value == 1
-
-
-def _is_seeded_between(trace: Trace, first: Call, second: Call) -> bool:
-    """Return whether a generator may have been set back between two calls."""
-    calls = [event.call for event in trace.events if event.call is not None]
-    places = sorted(index for index, call in enumerate(calls) if call is first or call is second)
-    if len(places) != 2:
-        return True
-    return any(_SEEDS.search(call.path) for call in calls[places[0] + 1 : places[1]])
 
 
 def inspect(data: DataCase) -> Iterator[Remark]:
     """Find targets that do not vary, and labels of which nearly all are equal."""
     values, labels = data.train.values, data.train.labels
     if values is None or len(values) < _FEWEST or data.loop.loader.loss.kind == "none":
+        return
+    if data.train.share is None:  # a stream may be ordered by its targets
         return
     if bool((values == values[0]).all()):
         yield Remark(
@@ -202,6 +173,7 @@ class Watch(Watcher):
     """Find labels that are the same in all samples that a classifier trains on."""
 
     FUNCTIONS = ("cross_entropy",)
+    SAMPLED = ("on_call",)
 
     def __init__(self) -> None:
         self._passes = Passes()
@@ -230,7 +202,7 @@ class Watch(Watcher):
 
     def on_call(self, run: Run, call: Called) -> None:
         target, is_open = call["target"].detach(), len(self._targets) < _MOST_TARGETS
-        is_classifier = run.is_sampled and name_origin(call["input"]) in LINEAR
+        is_classifier = name_origin(call["input"]) in LINEAR
         if is_open and is_classifier and target.numel() and not target.is_floating_point():
             import torch
 
@@ -286,6 +258,57 @@ def bad_two_splits() -> None:
     y_train, y_test = train_test_split(y)
     model = LogisticRegression()
     model.fit(X_train, y_train)
+
+
+def bad_inputs_alone() -> None:
+    import torch
+    from torch import nn
+
+    x = torch.randn(40, 4)
+    y = (x.sum(1) > 0).long()
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        order = torch.randperm(len(x))
+        x = x[order]
+        for i in range(0, 40, 8):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x[i : i + 8]), y[i : i + 8]).backward()
+            optimizer.step()
+
+
+def good_target_of_a_set():
+    import torch
+    from torch import nn
+
+    points, out = nn.Linear(3, 16), nn.Linear(16, 1)
+    optimizer = torch.optim.Adam([*points.parameters(), *out.parameters()], lr=1e-3)
+    for _ in range(20):
+        cloud = torch.randn(32, 3)
+        radius = cloud.norm(dim=1).max().view(1)
+        shuffled = cloud[torch.randperm(32)]  # the order of points does not matter
+        loss = nn.functional.mse_loss(out(points(shuffled).relu().amax(0)), radius)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def good_labels_of_shuffled_inputs() -> None:
+    import torch
+    from torch import nn
+
+    x = torch.randn(40, 4)
+    x = x[torch.randperm(len(x))]
+    y = (x.sum(1) > 0).long()
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        order = torch.randperm(len(x))
+        for i in range(0, 40, 8):
+            picked = order[i : i + 8]
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x[picked]), y.index_select(0, picked)).backward()
+            optimizer.step()
 
 
 def bad_generator() -> None:

@@ -19,24 +19,21 @@ Source: https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-from surestep.doctor.remark import Remark, format_seconds
-
-if TYPE_CHECKING:
-    from surestep.doctor.case import Case
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from surestep.doctor.remark import Remark, format_seconds
 from surestep.doctor.runtime.passes import Pass, Passes
 from surestep.doctor.watcher import Observation, Run, Watcher
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
+
+    from surestep.doctor.case import Case
 
 SEVERITY = "speed"
 FIX = "Raise data.num_workers, or make loading cheaper: decode and resize once, store the result."
@@ -215,7 +212,7 @@ def bad_slow_stream():
         def __iter__(self):
             for index in range(400):
                 time.sleep(0.003)  # reads from a server
-                yield torch.full((4,), index / 400), torch.full((1,), index / 400)
+                yield torch.full((4,), index / 400), torch.full((1,), 1 - index / 400)
 
     task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=Lines())
     config = surestep.Config(

@@ -11,19 +11,11 @@ Source: https://docs.pytorch.org/docs/stable/notes/faq.html
 
 from __future__ import annotations
 
+import ast
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-import ast
-from collections.abc import Iterator
 
 from surestep.doctor.edits import insert_after, insert_before
 from surestep.doctor.finding import Edit
@@ -37,6 +29,10 @@ from surestep.doctor.source.training import (
     is_without_grad,
 )
 from surestep.doctor.source.values import Collection, Operation, Value, walk
+from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SEVERITY = "warning"
 FIXABLE = True
@@ -45,7 +41,7 @@ _DEPTH = 3  # nodes: the loss may be divided or scaled before its backward pass
 _KEPT = 64  # newest backward passes that are remembered
 _IN_USE = 2  # the newest of them, whose losses may still have names
 _FIRST = 64  # backward passes that are all checked
-_LATER = 8  # later: one of so many
+_LATER = 16  # later: one of so many
 _EVERY = 4  # of them between two counts
 _FEWEST = 6  # graphs
 _SHARE = 0.9  # of the passes: a list that is emptied now and then keeps fewer

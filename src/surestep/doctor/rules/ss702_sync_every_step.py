@@ -120,11 +120,21 @@ class Watch(Watcher):
 
     def __init__(self) -> None:
         # On a CPU a read costs nothing, and hearing it does.
-        self.FUNCTIONS = _HEARD if has_device() else ()
+        self.FUNCTIONS = (*_HEARD, "synchronize") if has_device() else ()
         self._reads: dict[Location, _Reads] = {}
+        self._measures_time = False
+        self._evaluated = self._evaluations = 0  # the last step with an evaluation; how many
+
+    def on_mode(self, run: Run, module: Any, is_training: bool) -> None:
+        # A part of a model, such as a frozen BatchNorm, may be in eval mode while it is trained.
+        is_model = any(module is model for model in run.models)
+        if is_model and not is_training and run.step != self._evaluated:
+            self._evaluated, self._evaluations = run.step, self._evaluations + 1
 
     def on_call(self, run: Run, call: CallOfTorch) -> None:
-        if is_on_device(call["input"]) and _is_read_by_user():
+        if call.name == "synchronize":
+            self._measures_time = self._measures_time or _is_read_by_user()
+        elif is_on_device(call["input"]) and _is_read_by_user():
             self.count(run)
 
     def count(self, run: Run) -> None:
@@ -132,14 +142,16 @@ class Watch(Watcher):
         location = run.locate()
         if location not in self._reads and len(self._reads) >= _MOST_LINES:
             return
-        reads = self._reads.setdefault(location, _Reads(run.step + 1))
+        reads = self._reads.setdefault(location, _Reads(run.step))
         reads.count += 1
         if reads.last != run.step:
             reads.last, reads.steps = run.step, reads.steps + 1
 
     def observe(self, run: Run) -> Iterator[Observation]:
+        if self._measures_time or self._evaluations >= _SHARE * run.step:
+            return
         for location, reads in self._reads.items():
-            since = run.step - reads.first + 1
+            since = max(reads.steps, run.step - reads.first)
             line = linecache.getline(location.file, location.line)
             if since < _FEWEST or reads.steps < _SHARE * since or _is_needed(line):
                 continue
@@ -147,7 +159,7 @@ class Watch(Watcher):
                 location,
                 f"{reads.steps} of {since} steps waited here for the GPU to finish, to read a "
                 "value.",
-                reads.first,
+                reads.first + 1,
                 {"steps": reads.steps, "reads": reads.count},
             )
 
@@ -157,7 +169,7 @@ class _Reads:
     """Reads in one line.
 
     Attributes:
-        first: step, from 1.
+        first: steps that were taken before the first.
         count: how many.
         steps: with at least one.
         last: of these steps.
@@ -253,12 +265,14 @@ def bad_comparison():
             skipped += 1
 
 
-def bad_after_accumulated_step(loader, loss_fn):
+def bad_after_accumulated_step():
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = torch.nn.Linear(4, 1).to(device)
     optimizer = torch.optim.AdamW(model.parameters())
+    loss_fn = torch.nn.MSELoss()
+    loader = [[(torch.randn(8, 4), torch.randn(8, 1))] * 2 for _ in range(10)]
     for batch in loader:
         for x, y in batch:
             loss = loss_fn(model(x.to(device)), y.to(device))

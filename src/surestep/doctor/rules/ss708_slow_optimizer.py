@@ -12,22 +12,18 @@ Source: https://docs.pytorch.org/docs/stable/optim.html
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-from surestep.doctor.watcher import Location, Observation, Run, Watcher
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
-
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, is_made_by
 from surestep.doctor.source.values import Call, Collection, Constant, Operation
+from surestep.doctor.watcher import Location, Observation, Run, Watcher
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 SEVERITY = "speed"
 FIX = "Leave out foreach and set_to_none, or pass fused=True."

@@ -37,9 +37,7 @@ class Watch(Watcher):
     def after_forward(
         self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
     ) -> None:
-        weight = getattr(module, "weight", None)
-        device = getattr(getattr(weight, "device", None), "type", "cpu")
-        if device != "cuda" or self._products >= _FEWEST:
+        if not getattr(output, "is_cuda", False) or self._products >= _FEWEST:
             return
         import torch
 

@@ -6,20 +6,30 @@ jumps after each resume, and the run differs from one that was never stopped. A 
 starts again at its first scale and skips steps.
 
 Ignore it if only the weights are wanted. Plain SGD without momentum has no state and is not
-reported, nor is a script that does not continue at a saved epoch or step.
+reported, nor is a script that does not continue at a saved epoch or step. In a run, the epochs or
+steps that are saved after the resume show this.
 
 Source: https://docs.pytorch.org/tutorials/recipes/recipes/saving_and_loading_a_general_checkpoint.html
 """
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.source.checkpoints import (
-    EPOCH_KEY,
-    entry_of,
-    find_restores,
-    is_restored_from,
+from surestep.doctor.runtime.resumes import (
+    Parameters,
+    ResumeWatcher,
+    Training,
+    list_first,
+    read_options,
+    trains,
 )
+from surestep.doctor.source.checkpoints import EPOCH_KEY, entry_of, find_restores, is_restored_from
 from surestep.doctor.source.trace import Event, Loop, Program, Trace
 from surestep.doctor.source.training import (
     describe,
@@ -32,9 +42,16 @@ from surestep.doctor.source.training import (
     options_of,
 )
 from surestep.doctor.source.values import Call, Constant, Value, walk
+from surestep.doctor.watcher import NOWHERE, Observation, Run
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 SEVERITY = "error"
 FIX = "Save optimizer.state_dict() in the checkpoint, and give it to optimizer.load_state_dict()."
+WATCH_SKIPS = ("bad_optimizer",)  # it has no checkpoint to resume from
+_SCALE = re.compile("scale(?!r)", re.IGNORECASE)
+_MAY_RESTORE = re.compile(r"load|restore|resume|set|copy_")
 _HARMLESS = frozenset("step update unscale_ zero_grad print len state_dict scale".split())
 
 
@@ -84,12 +101,19 @@ def _find_stateful(trace: Trace) -> dict[Value, str]:
             continue
         call = action.event.call
         scaler = call.receiver if action.kind == "scaler_step" and call is not None else None
-        if isinstance(scaler, Call) and is_scaler(scaler) and not scaler.keywords:
+        if isinstance(scaler, Call) and is_scaler(scaler) and _is_plain(scaler):
             stateful[scaler] = "GradScaler"
         for option in options_of(action.target):
             if len(options_of(action.target)) == 1 and _has_state(option):
                 stateful[option] = "optimizer"
     return stateful
+
+
+def _is_plain(scaler: Call) -> bool:
+    """Return whether a scaler is enabled in some runs, with the default scale."""
+    enabled = scaler.keywords.get("enabled")
+    is_off = isinstance(enabled, Constant) and not enabled.value
+    return scaler.keywords.keys() <= {"device", "enabled"} and not is_off
 
 
 def _has_state(optimizer: Value) -> bool:
@@ -115,7 +139,119 @@ def _gets(event: Event, value: Value) -> bool:
     if call is None or call.name in _HARMLESS or is_scheduler(call) or is_optimizer(call):
         return False
     given = (*call.args, *call.keywords.values())
-    return any(part is value for argument in given for part in walk(argument))
+    # A call that saves the state of an object cannot restore it; some write into a state.
+    stop_at = "" if _MAY_RESTORE.search(call.name) else ".state_dict"
+    parts = (part for argument in given for part in walk(argument, stop_at=stop_at))
+    return any(part is value for part in parts)
+
+
+@dataclass(eq=False)
+class _Fresh:
+    """An optimizer or a scaler that began without its state in a resumed training.
+
+    Attributes:
+        name: "Adam".
+        training: the resumed one.
+        is_known: whether one like it was trained with before in this process.
+        is_kept: whether it was used after the first save, so that it has its state for longer.
+    """
+
+    name: str
+    training: Training
+    is_known: bool
+    is_kept: bool = False
+
+
+class Watch(ResumeWatcher):
+    """Find optimizers and scalers that begin without a state when a training is resumed.
+
+    An optimizer that is made again for each epoch, or later, has no state to restore.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fresh: list[_Fresh] = []
+        self._of: WeakKeyDictionary[Any, _Fresh] = WeakKeyDictionary()
+        self._restored = Parameters()
+        self._scalers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # steps before their use
+
+    def on_load_state(self, run: Run, owner: Any, state: Any) -> None:
+        super().on_load_state(run, owner, state)
+        if hasattr(owner, "param_groups"):
+            self._restored.add(owner)
+        elif hasattr(owner, "unscale_"):
+            self._scalers[owner] = -1
+        else:
+            return
+        if (fresh := self._of.pop(owner, None)) is not None:
+            self._fresh.remove(fresh)
+
+    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+        super().on_optimizer(run, optimizer)
+        is_restored = bool(optimizer.state) or self._restored.has_any(list_first(optimizer))
+        if self._has_just_resumed(optimizer) and not is_restored:
+            before = self.training.before
+            made = self._made.get(optimizer, NOWHERE), read_options(optimizer)
+            self._add(optimizer, is_known=before is not None and made in before.optimizers)
+
+    def _has_just_resumed(self, optimizer: Optimizer) -> bool:
+        """Return whether this is the first epoch after a resume, with the model of an optimizer."""
+        training = self.training
+        is_first = not training.series and training.finished == 0
+        return training.loaded is not None and is_first and trains(optimizer, training.loaded)
+
+    def _add(self, owner: Any, *, is_known: bool) -> None:
+        fresh = _Fresh(type(owner).__name__, self.training, is_known)
+        self._of[owner] = fresh
+        self._fresh.append(fresh)
+
+    def after_step(self, run: Run, optimizer: Optimizer) -> None:
+        fresh = self._of.get(optimizer)
+        if fresh is not None and not fresh.is_kept and fresh.training.series:
+            fresh.is_kept = _keeps_state(optimizer)
+
+    def on_scale(self, run: Run, scaler: Any) -> None:
+        self._scalers.setdefault(scaler, run.step)
+
+    def on_scaler_step(self, run: Run, scaler: Any, optimizer: Optimizer) -> None:
+        loaded, step = self.training.loaded, self._scalers.get(scaler, -1)
+        if loaded is None or step < loaded.step:
+            return
+        fresh = self._of.get(scaler)
+        if fresh is not None:
+            fresh.is_kept |= bool(fresh.training.series)
+        elif self._has_just_resumed(optimizer) and self._has_first_scale(scaler):
+            self._add(scaler, is_known=True)
+
+    def _has_first_scale(self, scaler: Any) -> bool:
+        """Return whether a scaler starts at torch's scale, and no entry was one to restore."""
+        names = () if self.training.loaded is None else self.training.loaded.names
+        return scaler._init_scale == 2.0**16 and not any(_SCALE.search(str(n)) for n in names)
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for fresh in self._fresh:
+            training = fresh.training
+            if not fresh.is_kept or training.loaded is None:
+                continue
+            is_alike = fresh.is_known or not training.is_of_this_run
+            for series, number, _ in training.find_continued() if is_alike else ():
+                yield Observation(
+                    training.loaded.location,
+                    f'The run continues from "{series.name}" {number} of a checkpoint with a new '
+                    f"{fresh.name}, whose state is not restored.",
+                    training.step + 1,
+                    {"name": series.name, "number": number, "new": fresh.name},
+                )
+                break
+
+
+def _keeps_state(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer has more than counts of its steps."""
+    from torch import Tensor
+
+    states = [s for s in list(optimizer.state.values())[:4] if isinstance(s, Mapping)]
+    parts = [state[name] for state in states for name in state if name != "step"]
+    return any(isinstance(part, Tensor) for part in parts)
 
 
 def bad_optimizer():
@@ -139,53 +275,105 @@ def bad_optimizer():
 
 def bad_momentum():
     import os
+    import tempfile
 
     import torch
 
     class Trainer:
-        def __init__(self) -> None:
+        def __init__(self, path: str) -> None:
             self.net = torch.nn.Linear(4, 1)
             self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
             self.first_epoch = 0
+            self.path = path
+            if os.path.exists(path):
+                self.resume()
 
-        def resume(self, path: str) -> None:
-            state = torch.load(path, map_location="cpu")
+        def resume(self) -> None:
+            state = torch.load(self.path, map_location="cpu")
             self.net.load_state_dict(state["weights"])
             self.first_epoch = state["next_epoch"]
 
-        def fit(self) -> None:
-            for _ in range(self.first_epoch, 3):
+        def save(self, epoch: int) -> None:
+            state = {"weights": self.net.state_dict(), "next_epoch": epoch + 1}
+            torch.save(state, f"{self.path}.tmp")
+            os.replace(f"{self.path}.tmp", self.path)
+
+        def fit(self, epochs: int) -> None:
+            for epoch in range(self.first_epoch, epochs):
                 self.optimizer.zero_grad()
                 self.net(torch.randn(8, 4)).pow(2).mean().backward()
                 self.optimizer.step()
+                self.save(epoch)
 
-    trainer = Trainer()
-    if os.path.exists("missing.pt"):
-        trainer.resume("missing.pt")
-    trainer.fit()
+    checkpoint = os.path.join(tempfile.mkdtemp(), "last.pt")
+    Trainer(checkpoint).fit(3)
+    Trainer(checkpoint).fit(6)  # as a second start of the script would
+
+
+def bad_saved_but_not_restored():
+    import os
+    import tempfile
+
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    def train(path: str, epochs: int) -> None:
+        loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.Adam(model.parameters())
+        start = 0
+        if os.path.exists(path):
+            checkpoint = torch.load(path, map_location="cpu")
+            model.load_state_dict(checkpoint["model"])
+            start = checkpoint["epoch"] + 1
+        for epoch in range(start, epochs):
+            for (x,) in loader:
+                optimizer.zero_grad()
+                model(x).pow(2).mean().backward()
+                optimizer.step()
+            weights, moments = model.state_dict(), optimizer.state_dict()
+            state = {"model": weights, "optimizer": moments, "epoch": epoch}
+            torch.save(state, f"{path}.tmp")
+            os.replace(f"{path}.tmp", path)
+
+    checkpoint_path = os.path.join(tempfile.mkdtemp(), "last.pt")
+    train(checkpoint_path, 2)
+    train(checkpoint_path, 4)  # as a second start of the script would
 
 
 def bad_scaler():
     import os
+    import tempfile
 
     import torch
+    from torch.utils.data import DataLoader, TensorDataset
 
+    folder = tempfile.mkdtemp()
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.Adam(model.parameters())
-    scaler = torch.amp.GradScaler("cpu")
+    scaler = torch.amp.GradScaler("cpu", enabled=True)
+    # As an earlier run left it.
+    weights, moments = model.state_dict(), optimizer.state_dict()
+    torch.save({"model": weights, "optimizer": moments, "epoch": 5}, f"{folder}/5.pt")
+
+    loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
     start = 0
-    if os.path.exists("missing.pt"):
-        checkpoint = torch.load("missing.pt", map_location="cpu")
+    if os.path.exists(f"{folder}/5.pt"):
+        checkpoint = torch.load(f"{folder}/5.pt", map_location="cpu")
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         start = checkpoint["epoch"]
-    for _ in range(start, 3):
-        optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.float16):
-            loss = model(torch.randn(8, 4)).pow(2).mean()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
+    for epoch in range(start, 8):
+        for (x,) in loader:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = model(x).pow(2).mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        weights, moments = model.state_dict(), optimizer.state_dict()
+        state = {"model": weights, "optimizer": moments, "epoch": epoch + 1}
+        torch.save(state, f"{folder}/{epoch + 1}.pt")
 
 
 def good_all_restored():
@@ -209,54 +397,104 @@ def good_all_restored():
 
 
 def good_fine_tuning():
-    import os
+    import tempfile
 
     import torch
+    from torch.utils.data import DataLoader, TensorDataset
 
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.AdamW(model.parameters())
-    if os.path.exists("pretrained.pt"):
-        checkpoint = torch.load("pretrained.pt", map_location="cpu")
-        model.load_state_dict(checkpoint["model"])
-        print(checkpoint["epoch"])
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
+    def train(model: torch.nn.Module, path: str, epochs: int) -> None:
+        loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for epoch in range(epochs):
+            for (x,) in loader:
+                optimizer.zero_grad()
+                model(x).pow(2).mean().backward()
+                optimizer.step()
+            torch.save({"model": model.state_dict(), "epoch": epoch}, path)
+
+    folder = tempfile.mkdtemp()
+    train(torch.nn.Linear(4, 1), f"{folder}/pretrained.pt", 3)
+    tuned = torch.nn.Linear(4, 1)
+    pretrained = torch.load(f"{folder}/pretrained.pt", map_location="cpu")
+    tuned.load_state_dict(pretrained["model"])
+    train(tuned, f"{folder}/tuned.pt", 5)
 
 
 def good_plain_sgd():
     import os
+    import tempfile
 
     import torch
 
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    start = 0
-    if os.path.exists("missing.pt"):
-        checkpoint = torch.load("missing.pt", map_location="cpu")
-        model.load_state_dict(checkpoint["model"])
-        start = checkpoint["epoch"] + 1
-    for _ in range(start, 3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
+    def train(path: str, epochs: int) -> None:
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        start = 0
+        if os.path.exists(path):
+            checkpoint = torch.load(path, map_location="cpu")
+            model.load_state_dict(checkpoint["model"])
+            start = checkpoint["epoch"] + 1
+        for epoch in range(start, epochs):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).pow(2).mean().backward()
+            optimizer.step()
+            torch.save({"model": model.state_dict(), "epoch": epoch}, f"{path}.tmp")
+            os.replace(f"{path}.tmp", path)
+
+    checkpoint_path = os.path.join(tempfile.mkdtemp(), "last.pt")
+    train(checkpoint_path, 3)
+    train(checkpoint_path, 6)
 
 
 def good_restored_in_loop():
     import os
+    import tempfile
 
     import torch
 
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.Adam(model.parameters())
-    start = 0
-    if os.path.exists("missing.pt"):
-        checkpoint = torch.load("missing.pt", map_location="cpu")
-        for name, part in {"model": model, "optimizer": optimizer}.items():
-            part.load_state_dict(checkpoint[name])
-        start = checkpoint["epoch"] + 1
-    for _ in range(start, 3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
+    def train(path, epochs):
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.Adam(model.parameters())
+        start = 0
+        parts = {"model": model, "optimizer": optimizer}
+        if os.path.exists(path):
+            checkpoint = torch.load(path, map_location="cpu")
+            for name, part in parts.items():
+                part.load_state_dict(checkpoint[name])
+            start = checkpoint["epoch"] + 1
+        for epoch in range(start, epochs):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).pow(2).mean().backward()
+            optimizer.step()
+            state = {name: part.state_dict() for name, part in parts.items()}
+            torch.save({**state, "epoch": epoch}, f"{path}.tmp")
+            os.replace(f"{path}.tmp", path)
+
+    checkpoint_path = os.path.join(tempfile.mkdtemp(), "last.pt")
+    train(checkpoint_path, 3)
+    train(checkpoint_path, 6)
+
+
+def good_second_phase():
+    import os
+    import tempfile
+
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    path = os.path.join(tempfile.mkdtemp(), "best.pt")
+    loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    epoch = 0
+    for parameters, lr in ((model[1].parameters(), 1e-2), (model.parameters(), 1e-3)):
+        if epoch > 0:
+            model.load_state_dict(torch.load(path, map_location="cpu")["model"])
+        optimizer = torch.optim.Adam(parameters, lr=lr)
+        for _ in range(3):
+            for (x,) in loader:
+                optimizer.zero_grad()
+                model(x).pow(2).mean().backward()
+                optimizer.step()
+            epoch += 1
+            torch.save({"model": model.state_dict(), "epoch": epoch}, f"{path}.tmp")
+            os.replace(f"{path}.tmp", path)

@@ -5,21 +5,28 @@ number again. The run trains one epoch twice with each resume, and all later epo
 and the learning rate of the epoch before. If one is added both when saving and when loading, an
 epoch is skipped.
 
-Ignore it if the checkpoint is saved before the epoch is trained.
+Ignore it if the checkpoint is saved before the epoch is trained. A run shows the mistake if each
+pass over the DataLoader is followed by a checkpoint, and no checkpoint is saved during one.
 
 Source: https://docs.pytorch.org/tutorials/recipes/recipes/saving_and_loading_a_general_checkpoint.html
 """
 
+from __future__ import annotations
+
+import re
 from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem
+from surestep.doctor.runtime.resumes import ResumeWatcher, SavedNumbers, Training
 from surestep.doctor.source.checkpoints import Save, entry_of, find_saves
 from surestep.doctor.source.trace import Loop, Program, Trace
 from surestep.doctor.source.training import find_actions, options_of
 from surestep.doctor.source.values import Call, Constant, Element, Operation, Value
+from surestep.doctor.watcher import Observation, Run
 
 SEVERITY = "warning"
 FIX = 'Save "epoch": epoch + 1 after the epoch, and start with the saved number.'
+_POSITION = re.compile(r"step|batch|iter|sample|loader|offset|position|done|finish|complete")
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -89,144 +96,245 @@ def _is_after_epoch(trace: Trace, save: Save, number: Value) -> bool:
     return bool(trained) and max(trained) < index
 
 
+class Watch(ResumeWatcher):
+    """Compare the epoch of a checkpoint with those that are saved after a resume from it."""
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        for training in self.trainings:
+            found = _find_shifted(training)
+            if found is not None:
+                series, number, offset = found
+                first = series.first.number
+                effect = "repeats the last epoch" if offset < 0 else "skips one"
+                yield Observation(
+                    series.location,
+                    f'A resume {effect}: the checkpoint had "{series.name}" {number}, and the one '
+                    f"that was saved after the next epoch has {first}.",
+                    series.step,
+                    {"name": series.name, "loaded": number, "saved": first},
+                )
+
+
+def _find_shifted(training: Training) -> tuple[SavedNumbers, int, int] | None:
+    """Return epochs that do not follow from the loaded one, with it, and the difference.
+
+    A checkpoint with a position in the epoch may be from the middle of it. If two lines count in
+    different ways, the loaded checkpoint may be from either.
+    """
+    loaded = training.loaded
+    if loaded is None or not training.saves_between_passes:
+        return None
+    if any(isinstance(name, str) and _POSITION.search(name) for name in loaded.names):
+        return None
+    continued = {series: (number, shift) for series, number, shift in training.find_continued()}
+    for series, (number, shift) in continued.items():
+        alike = [other for other in training.series.values() if other.name == series.name]
+        is_sure = all(continued.get(other) == (number, shift) for other in alike)
+        is_same_form = series.names == loaded.names
+        is_of_last = "epoch" in series.name and "best" not in series.name
+        is_of_last &= series.covers_every_pass
+        if shift != 0 and is_sure and is_same_form and is_of_last:
+            return series, number, shift
+    return None
+
+
 def bad_saved_as_it_is():
     import os
+    import tempfile
 
     import torch
+    from torch.utils.data import DataLoader, TensorDataset
 
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    start = 0
-    if os.path.exists("missing.pt"):
-        checkpoint = torch.load("missing.pt", map_location="cpu")
-        model.load_state_dict(checkpoint["model"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        start = checkpoint["epoch"]
-    for epoch in range(start, 0):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
-        torch.save(state, f"{epoch}.pt")
+    def train(path: str, epochs: int) -> None:
+        loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        start = 0
+        if os.path.exists(path):
+            checkpoint = torch.load(path, map_location="cpu")
+            model.load_state_dict(checkpoint["model"])
+            optimizer.load_state_dict(checkpoint["optimizer"])
+            start = checkpoint["epoch"]
+        for epoch in range(start, epochs):
+            for (x,) in loader:
+                optimizer.zero_grad()
+                model(x).pow(2).mean().backward()
+                optimizer.step()
+            weights, state = model.state_dict(), optimizer.state_dict()
+            torch.save({"model": weights, "optimizer": state, "epoch": epoch}, f"{path}.tmp")
+            os.replace(f"{path}.tmp", path)
+
+    checkpoint_path = os.path.join(tempfile.mkdtemp(), "last.pt")
+    train(checkpoint_path, 2)
+    train(checkpoint_path, 4)  # as a second start of the script would
 
 
 def bad_in_class():
     import os
+    import tempfile
 
     import torch
+    from torch.utils.data import DataLoader, TensorDataset
 
     class Trainer:
-        def __init__(self, path: str) -> None:
+        def __init__(self, folder: str, resume: str = "") -> None:
+            self.folder = folder
+            self.loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
             self.model = torch.nn.Linear(4, 1)
             self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
             self.start_epoch = 0
-            if os.path.exists(path):
-                state = torch.load(path, map_location="cpu")
+            if resume:
+                state = torch.load(resume, map_location="cpu")
                 self.model.load_state_dict(state["model"])
                 self.optimizer.load_state_dict(state["optimizer"])
                 self.start_epoch = state["epoch"]
 
         def train_epoch(self) -> None:
-            self.optimizer.zero_grad()
-            self.model(torch.randn(8, 4)).pow(2).mean().backward()
-            self.optimizer.step()
+            for (x,) in self.loader:
+                self.optimizer.zero_grad()
+                self.model(x).pow(2).mean().backward()
+                self.optimizer.step()
 
         def save(self, epoch: int) -> None:
             model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
             state = {"epoch": epoch, "model": model, "optimizer": optimizer}
-            torch.save(state, f"{epoch}.pt")
+            torch.save(state, os.path.join(self.folder, f"{epoch}.pt"))
 
         def fit(self, epochs: int) -> None:
             for epoch in range(self.start_epoch, epochs):
                 self.train_epoch()
                 self.save(epoch)
 
-    Trainer("missing.pt").fit(0)
+    runs = tempfile.mkdtemp()
+    Trainer(runs).fit(3)
+    Trainer(runs, resume=os.path.join(runs, "2.pt")).fit(5)
 
 
 def bad_one_added_twice():
     import os
+    import tempfile
 
     import torch
+    from torch.utils.data import DataLoader, TensorDataset
 
-    def resume(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        checkpoint = torch.load("last.pt", map_location="cpu")
+    def resume(path: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
+        checkpoint = torch.load(path, map_location="cpu")
         model.load_state_dict(checkpoint["model"])
         optimizer.load_state_dict(checkpoint["optimizer"])
         return checkpoint["epoch"] + 1
 
+    folder = tempfile.mkdtemp()
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    first = resume(model, optimizer) if os.path.exists("last.pt") else 0
-    for epoch in range(first, 0):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
+    # As an earlier run left it.
+    parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save({**parts, "epoch": 4}, f"{folder}/4.pt")
+
+    loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
+    last = f"{folder}/4.pt"
+    first = resume(last, model, optimizer) if os.path.exists(last) else 0
+    for epoch in range(first, 8):
+        for (x,) in loader:
+            optimizer.zero_grad()
+            model(x).pow(2).mean().backward()
+            optimizer.step()
         weights, state = model.state_dict(), optimizer.state_dict()
-        torch.save({"model": weights, "optimizer": state, "epoch": epoch + 1}, f"{epoch}.pt")
+        checkpoint = {"model": weights, "optimizer": state, "epoch": epoch + 1}
+        torch.save(checkpoint, f"{folder}/{epoch + 1}.pt")
 
 
 def good_next_epoch_saved():
     import os
+    import tempfile
 
     import torch
+    from torch.utils.data import DataLoader, TensorDataset
 
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    start = 0
-    if os.path.exists("missing.pt"):
-        checkpoint = torch.load("missing.pt", map_location="cpu")
-        model.load_state_dict(checkpoint["model"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        start = checkpoint["epoch"]
-    for epoch in range(start, 0):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        weights, state = model.state_dict(), optimizer.state_dict()
-        torch.save({"model": weights, "optimizer": state, "epoch": epoch + 1}, f"{epoch}.pt")
+    def train(path: str, epochs: int) -> None:
+        loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        start = 0
+        if os.path.exists(path):
+            checkpoint = torch.load(path, map_location="cpu")
+            model.load_state_dict(checkpoint["model"])
+            optimizer.load_state_dict(checkpoint["optimizer"])
+            start = checkpoint["epoch"]
+        for epoch in range(start, epochs):
+            for (x,) in loader:
+                optimizer.zero_grad()
+                model(x).pow(2).mean().backward()
+                optimizer.step()
+            weights, state = model.state_dict(), optimizer.state_dict()
+            checkpoint = {"model": weights, "optimizer": state, "epoch": epoch + 1}
+            torch.save(checkpoint, f"{path}.tmp")
+            os.replace(f"{path}.tmp", path)
+
+    checkpoint_path = os.path.join(tempfile.mkdtemp(), "last.pt")
+    train(checkpoint_path, 2)
+    train(checkpoint_path, 4)
 
 
 def good_next_epoch_loaded():
     import os
+    import tempfile
 
     import torch
+    from torch.utils.data import DataLoader, TensorDataset
 
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    start = 0
-    if os.path.exists("missing.pt"):
-        checkpoint = torch.load("missing.pt", map_location="cpu")
-        model.load_state_dict(checkpoint["model"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        start = 1 + checkpoint["epoch"]
-    for epoch in range(start, 0):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
-        torch.save(state, f"{epoch}.pt")
+    def train(path: str, epochs: int) -> None:
+        loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        start = 0
+        if os.path.exists(path):
+            checkpoint = torch.load(path, map_location="cpu")
+            model.load_state_dict(checkpoint["model"])
+            optimizer.load_state_dict(checkpoint["optimizer"])
+            start = 1 + checkpoint["epoch"]
+        for epoch in range(start, epochs):
+            for (x,) in loader:
+                optimizer.zero_grad()
+                model(x).pow(2).mean().backward()
+                optimizer.step()
+            weights, state = model.state_dict(), optimizer.state_dict()
+            torch.save({"model": weights, "optimizer": state, "epoch": epoch}, f"{path}.tmp")
+            os.replace(f"{path}.tmp", path)
+
+    checkpoint_path = os.path.join(tempfile.mkdtemp(), "last.pt")
+    train(checkpoint_path, 2)
+    train(checkpoint_path, 4)
 
 
 def good_saved_before_epoch():
     import os
+    import tempfile
 
     import torch
+    from torch.utils.data import DataLoader, TensorDataset
 
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    start = 0
-    if os.path.exists("missing.pt"):
-        checkpoint = torch.load("missing.pt", map_location="cpu")
-        model.load_state_dict(checkpoint["model"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        start = checkpoint["epoch"]
-    for epoch in range(start, 0):
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
-        torch.save(state, f"{epoch}.pt")
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
+    def train(path: str, epochs: int) -> None:
+        loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        start = 0
+        if os.path.exists(path):
+            checkpoint = torch.load(path, map_location="cpu")
+            model.load_state_dict(checkpoint["model"])
+            optimizer.load_state_dict(checkpoint["optimizer"])
+            start = checkpoint["epoch"]
+        for epoch in range(start, epochs):
+            weights, state = model.state_dict(), optimizer.state_dict()
+            torch.save({"model": weights, "optimizer": state, "epoch": epoch}, f"{path}.tmp")
+            os.replace(f"{path}.tmp", path)
+            for (x,) in loader:
+                optimizer.zero_grad()
+                model(x).pow(2).mean().backward()
+                optimizer.step()
+
+    checkpoint_path = os.path.join(tempfile.mkdtemp(), "last.pt")
+    train(checkpoint_path, 3)
+    train(checkpoint_path, 6)
 
 
 def good_counted_from_one():

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from surestep.doctor.runtime.passes import count_batches
 from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
 
 if TYPE_CHECKING:
@@ -35,11 +36,8 @@ class Watch(Watcher):
         self._has_replicas = False
 
     def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
-        if len(self._lengths) >= _COMPARED:
-            return
-        try:
-            length = len(loader)
-        except TypeError:  # a stream has none
+        length = count_batches(loader) if len(self._lengths) < _COMPARED else None
+        if length is None:
             return
         self._lengths.append(length)
         if len(self._lengths) == 1:

@@ -33,6 +33,8 @@ _SHOWN = 5  # names in a message
 class Watch(Watcher):
     """Compare the sums of the parameters after the last step that was sampled."""
 
+    SAMPLED = ("after_step",)
+
     def __init__(self) -> None:
         self._location = NOWHERE
         self._models: WeakSet[nn.Module] = WeakSet()
@@ -44,8 +46,6 @@ class Watch(Watcher):
             self._models.add(module)
 
     def after_step(self, run: Run, optimizer: Optimizer) -> None:
-        if not run.is_sampled:
-            return
         for model in self._models:
             if self._location is NOWHERE:
                 self._location = run.locate()

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from surestep.doctor.watcher import Location, Run
+from surestep.doctor.user_code import locate_class
+from surestep.doctor.watcher import NOWHERE, Location, Run
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -66,3 +67,22 @@ def keeps_order(loader: DataLoader[Any]) -> bool:
         return True
     is_plain = type(loader.batch_sampler) is BatchSampler
     return is_plain and type(loader.sampler) is SequentialSampler
+
+
+def count_batches(loader: DataLoader[Any]) -> int | None:
+    """Return the number of batches of a pass; None if that is not known before its end.
+
+    The length of a sampler of the script is not asked: it may draw random numbers. Nor is that of a
+    stream: torch warns if such a dataset gives more samples.
+    """
+    from torch.utils.data import IterableDataset
+
+    samplers = (loader.sampler, loader.batch_sampler)
+    if isinstance(loader.dataset, IterableDataset) or any(
+        locate_class(sampler) is not NOWHERE for sampler in samplers
+    ):
+        return None
+    try:
+        return len(loader)
+    except Exception:  # of a dataset without a length
+        return None

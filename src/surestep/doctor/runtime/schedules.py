@@ -38,6 +38,10 @@ class Seen:
         epochs: iterations over a DataLoader with more than one step of the optimizer.
         batches: steps of the optimizer in the last of these iterations.
         is_part: whether another schedule steps it.
+        is_scaled: whether a scaler takes the steps of its optimizer.
+        is_skipped: whether the scaler may have skipped the last one.
+        begun: steps of the optimizer before the last iteration over each DataLoader.
+        ended_at: steps of the optimizer before the end of the last one that trained.
     """
 
     name: str
@@ -57,7 +61,8 @@ class Seen:
     is_part: bool = False
     is_scaled: bool = False
     is_skipped: bool = False
-    begun_at: int = 0
+    begun: WeakKeyDictionary[DataLoader[Any], int] = field(default_factory=WeakKeyDictionary)
+    ended_at: int = 0
 
     @property
     def is_per_batch(self) -> bool:
@@ -68,6 +73,10 @@ class Seen:
     def is_per_epoch(self) -> bool:
         """Whether it is stepped once for each iteration over a DataLoader."""
         return self.epochs > 1 and abs(self.steps - self.epochs) <= 1 < self.batches
+
+    def counts_batches(self, length: int) -> bool:
+        """Return whether a length is the number of batches of the run."""
+        return length in (self.epochs * self.batches, self.optimizer_steps)
 
 
 class ScheduleWatcher(Watcher):
@@ -123,14 +132,15 @@ class ScheduleWatcher(Watcher):
 
     def on_loader(self, run: Run, loader: DataLoader[Any]) -> None:
         for seen in self.seen:
-            seen.begun_at = seen.optimizer_steps
+            seen.begun[loader] = seen.optimizer_steps
 
     def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
         for seen in self.seen:
-            batches = seen.optimizer_steps - seen.begun_at
-            seen.begun_at = seen.optimizer_steps
+            begun_at = seen.begun.pop(loader, seen.optimizer_steps)
+            batches = seen.optimizer_steps - max(begun_at, seen.ended_at)
             if batches > 1:
                 seen.epochs, seen.batches = seen.epochs + 1, batches
+                seen.ended_at = seen.optimizer_steps
 
 
 def _list_numbers(functions: Iterable[Any]) -> frozenset[int]:

@@ -49,6 +49,7 @@ class Late:
         first: some of its values at that step.
         last: the same values at the last step that was checked.
         steps: that were checked, with a gradient for it.
+        until: the last of them.
     """
 
     parameter: weakref.ref[Tensor]
@@ -59,6 +60,7 @@ class Late:
     first: Tensor
     last: Tensor
     steps: int = 0
+    until: int = 0
 
     def is_trained(self) -> bool:
         """Return whether it changed, so that something else updates it."""
@@ -115,7 +117,7 @@ class Unheld:
             late = Late(weakref.ref(parameter), name, is_new, *seen, values, values)
             self._late[key] = late
         late.last = values
-        late.steps += 1
+        late.steps, late.until = late.steps + 1, run.step + 1
 
     def _list_held(self) -> set[int]:
         """Return the ids of the parameters that optimizers have."""
@@ -123,6 +125,6 @@ class Unheld:
         return {id(parameter) for group in groups for parameter in group["params"]}
 
     def find(self, fewest: int) -> list[Late]:
-        """Return the parameters that nothing updates, and that had so many gradients."""
-        found = [late for late in self._late.values() if late.steps >= fewest]
+        """Return the parameters that nothing updates in so many steps, checked or between."""
+        found = [late for late in self._late.values() if late.until - late.since + 1 >= fewest]
         return [late for late in found if not late.is_trained()]

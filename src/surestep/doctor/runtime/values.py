@@ -13,11 +13,13 @@ _ROUNDING = 1e-3
 
 
 def read_part(tensor: Tensor, most: int) -> Tensor:
-    """Return the first values of a tensor, at most so many.
+    """Return the first values of a tensor, at most so many; of a sharded one, of its own shard.
 
     They are a view without a graph, so they change with the tensor.
     """
     values = tensor.detach()
+    if hasattr(values, "to_local"):  # a DTensor, of FSDP
+        values = values.to_local()
     if values.is_contiguous():
         return values.view(-1)[:most]
     while values.dim() > 1:

@@ -127,6 +127,8 @@ class Tally:
 class WindowWatcher(Watcher):
     """A rule about the order of the calls between two steps of an optimizer."""
 
+    SAMPLED: tuple[str, ...] = ("after_step",)
+
     def __init__(self) -> None:
         self.tallies: list[Tally] = []
         self._tally_of: WeakKeyDictionary[Optimizer, Tally] = WeakKeyDictionary()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,6 +16,7 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from surestep.doctor.runtime.passes import count_batches
 from surestep.doctor.watch.forwards import Forwards
 from surestep.doctor.watch.functions import FUNCTIONS, read_parameters
 from surestep.doctor.watch.listeners import Listeners
@@ -38,7 +41,8 @@ class Events:
 
     def __init__(self, listeners: Listeners, forwards: Forwards) -> None:
         self._listeners, self._forwards, self._run = listeners, forwards, listeners.run
-        self._loaders: WeakKeyDictionary[Any, DataLoader[Any]] = WeakKeyDictionary()
+        self._passes: WeakKeyDictionary[Any, tuple[DataLoader[Any], _Pass]] = WeakKeyDictionary()
+        self._open: list[_Pass] = []  # no dictionary: a loader that defines equality has no hash
 
     def list_wrappers(self) -> Iterator[Wrapper]:
         """Yield the owner and the name of each function to wrap, and what wraps it."""
@@ -48,7 +52,8 @@ class Events:
         yield from self._wrap_state()
         yield from self._wrap_loader()
         for name in sorted(self._listeners.functions):
-            around = Around(None, self._hear(name), self._listeners.fail, self._is_deaf)
+            is_deaf = functools.partial(self._is_deaf, name)
+            around = Around(None, self._hear(name), self._listeners.fail, is_deaf)
             for owner, attribute in FUNCTIONS[name]:
                 yield owner, attribute, around
 
@@ -57,9 +62,10 @@ class Events:
     ) -> Around:
         return Around(before, after, self._listeners.fail)
 
-    def _is_deaf(self) -> bool:
+    def _is_deaf(self, name: str) -> bool:
         """Return whether no rule hears a call: AdamW calls `sqrt` for each parameter."""
-        return self._run.in_step or self._listeners.is_busy
+        is_called_by_another = self._run.in_step or self._listeners.is_busy
+        return is_called_by_another or not self._listeners.hear_function(name)
 
     def _hear(self, name: str) -> Callable[..., None]:
         parameters = read_parameters(name)
@@ -218,18 +224,37 @@ class Events:
             ):
                 if name in vars(owner):
                     yield owner, name, around
+        yield torch.amp.GradScaler, "load_state_dict", self._around(load)
         saved, read = self._around(save), self._around(after=loaded)
         for module in (torch, torch.serialization):
             yield module, "save", saved
             yield module, "load", read
 
+    def end_loaders(self) -> None:
+        """Report the passes that ended although the script did not ask for one batch more."""
+        for loader in [entry.loader() for entry in self._open]:
+            if loader is not None:
+                self._end_loader(loader)
+
+    def _end_loader(self, loader: DataLoader[Any]) -> None:
+        """Report the end of a pass that gave all batches; Lightning counts them and then stops."""
+        ended = [entry for entry in self._open if entry.loader() is loader]
+        self._open = [
+            entry for entry in self._open if entry not in ended and entry.loader() is not None
+        ]
+        if any(entry.batches and entry.batches == count_batches(loader) for entry in ended):
+            self._listeners.call("after_loader", loader)
+
     def _wrap_loader(self) -> Iterator[Wrapper]:
         def begin(loader: DataLoader[Any]) -> None:
+            self._end_loader(loader)
             self._listeners.call("on_loader", loader)
             self._forwards.see_next()
 
         def begun(iterator: Any, loader: DataLoader[Any]) -> None:
-            self._loaders[iterator] = loader
+            current = _Pass(weakref.ref(loader))
+            self._open.append(current)
+            self._passes[iterator] = loader, current
 
         yield DataLoader, "__iter__", self._around(begin, begun)
         if self._listeners.hear("on_batch", "after_loader"):
@@ -241,15 +266,31 @@ class Events:
         @functools.wraps(original)
         def read_next(iterator: Any) -> Any:
             started = time.perf_counter()
-            loader = self._loaders.get(iterator)
+            known = self._passes.get(iterator)
+            if known is None:  # it was made before the script was watched
+                return original(iterator)
+            loader, current = known
             try:
                 batch = original(iterator)
             except StopIteration:
-                if loader is not None:
-                    call("after_loader", loader)
+                current.batches = 0
+                call("after_loader", loader)
                 raise
-            if loader is not None:
-                call("on_batch", loader, batch, time.perf_counter() - started)
+            current.batches += 1
+            call("on_batch", loader, batch, time.perf_counter() - started)
             return batch
 
         return read_next
+
+
+@dataclass(eq=False)
+class _Pass:
+    """A pass over a DataLoader whose end was not reported.
+
+    Attributes:
+        loader: a weak reference.
+        batches: that it gave; 0 after its end was reported.
+    """
+
+    loader: weakref.ref[DataLoader[Any]]
+    batches: int = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules.module import (
     register_module_forward_hook,
@@ -12,10 +11,12 @@ from torch.nn.modules.module import (
 )
 
 from surestep.doctor.watch.listeners import Listeners
+from surestep.doctor.watch.wrap import is_traced
 
 _FIRST_STEPS = 20  # for each optimizer, in which each forward pass is seen
 _MOST_OPTIMIZERS = 8  # of them: a script may make one in every step
 _EVERY = 50  # later: one step of so many
+_LATE, _EVERY_LATE = 1000, 200  # and fewer in a long run
 _REST = 10  # steps before passes are seen again for a change of mode or a DataLoader
 _PASSES = 5  # that are seen after a change of mode, or from the start of a DataLoader
 
@@ -55,7 +56,8 @@ class Forwards:
     def _sample(self, since: int) -> None:
         """Sample this step if it is due; it is whole only from the step `since`."""
         step, run = self._run.step, self._run
-        is_due = step < self._first_until or step % _EVERY == 0
+        every = _EVERY if step < _LATE else _EVERY_LATE
+        is_due = step < self._first_until or step % every == 0
         if is_due and not run.is_sampled:
             run.sampled_since = since
         run.is_sampled = is_due
@@ -91,17 +93,22 @@ class Forwards:
 
     def _before(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         run = self._run
-        if torch.compiler.is_compiling() or self._listeners.is_busy:
+        if is_traced() or self._listeners.is_busy:
             return
-        if not run.modules and not run.in_backward and module not in run.models:
-            run.models.add(module)
-            self._listeners.call("on_model", module)
+        try:
+            if not run.modules and not run.in_backward and module not in run.models:
+                run.models.add(module)
+                self._listeners.call("on_model", module)
+        except Exception as error:  # of a module that defines equality
+            self._listeners.fail(error)
         run.modules.append(module)
         self._listeners.call("on_forward", module, inputs)
 
     def _after(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         modules = self._run.modules
-        if torch.compiler.is_compiling() or self._listeners.is_busy or module not in modules:
+        if is_traced() or self._listeners.is_busy:
+            return
+        if not any(passed is module for passed in modules):
             return
         while modules[-1] is not module:  # passes that began before an error
             modules.pop()

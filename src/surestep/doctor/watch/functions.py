@@ -20,6 +20,24 @@ _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
 _READS = {
     name: ((Tensor, name),) for name in ("item", "tolist", "cpu", "numpy", "__float__", "__bool__")
 }
+_COLLECTIVES = (
+    *("all_reduce", "all_gather", "all_gather_object", "all_gather_into_tensor", "gather"),
+    *("gather_object", "reduce", "reduce_scatter", "reduce_scatter_tensor", "broadcast"),
+    *("broadcast_object_list", "all_to_all", "all_to_all_single", "send", "recv"),
+    *("batch_isend_irecv", "all_gather_tensor"),  # not `isend`, which torch knows by identity
+)
+
+
+def _list_collectives() -> tuple[tuple[Any, str], ...]:
+    """Return the collectives of torch under each of their names; some builds have none."""
+    if not torch.distributed.is_available():
+        return ()
+    from torch.distributed import _functional_collectives, distributed_c10d
+
+    owners = (torch.distributed, distributed_c10d, _functional_collectives)
+    return tuple((owner, name) for owner in owners for name in _COLLECTIVES if hasattr(owner, name))
+
+
 # Several functions of one name are one for a rule: softmax may be called in three ways.
 FUNCTIONS: dict[str, tuple[tuple[Any, str], ...]] = {
     **{name: ((functional, name),) for name in (*_LOSSES, *_DROPOUTS)},
@@ -35,6 +53,8 @@ FUNCTIONS: dict[str, tuple[tuple[Any, str], ...]] = {
     "eq": ((torch, "eq"), (Tensor, "eq"), (Tensor, "__eq__")),
     "grad": ((torch.autograd, "grad"),),
     **{name: ((torch, name),) for name in ("rand", "randn", "randperm")},
+    "collective": _list_collectives(),
+    "synchronize": ((torch.cuda, "synchronize"),),
     **_READS,
 }
 # Functions that are written in C++ have no signature.
@@ -50,6 +70,8 @@ _UNARY = {"input": None, "other": None}
 @cache
 def read_parameters(name: str) -> dict[str, Any]:
     """Return the parameters of a function with their defaults; None for those without."""
+    if not FUNCTIONS[name]:
+        return {}
     owner, attribute = FUNCTIONS[name][0]
     try:
         parameters = inspect.signature(getattr(owner, attribute)).parameters.values()

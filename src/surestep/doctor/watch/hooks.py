@@ -9,18 +9,21 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils._device import _device_constructors
 
+from surestep.doctor.runtime.losses import LOSSES, CurveWatcher, LossRecorder
 from surestep.doctor.runtime.windows import WindowWatcher
 from surestep.doctor.watch.events import Events
 from surestep.doctor.watch.forwards import Forwards
 from surestep.doctor.watch.listeners import Listeners
 from surestep.doctor.watch.recorder import RECORDER, Recorder
-from surestep.doctor.watch.wrap import replaced
+from surestep.doctor.watch.wrap import replaced, replaced_attributes, without
 from surestep.doctor.watcher import Watcher
 
 
@@ -39,8 +42,13 @@ class Monitor:
     def __init__(self, watchers: dict[str, Watcher], most_steps: int | None = None) -> None:
         if any(isinstance(watcher, WindowWatcher) for watcher in watchers.values()):
             watchers = {RECORDER: Recorder(), **watchers}
+        losses = None
+        if any(isinstance(watcher, CurveWatcher) for watcher in watchers.values()):
+            losses = LossRecorder()
+            watchers = {LOSSES: losses, **watchers}
         self.listeners = Listeners(watchers)
         self.run = self.listeners.run
+        self.run.losses = losses
         self._forwards = Forwards(self.listeners)
         self._most_steps = most_steps
 
@@ -54,10 +62,15 @@ class Monitor:
                 register_optimizer_step_post_hook(self._after_step),
             ):
                 stack.callback(handle.remove)
-            for owner, name, wrap in Events(self.listeners, self._forwards).list_wrappers():
+            _device_constructors()  # torch knows them by identity, and looks for them once
+            events = Events(self.listeners, self._forwards)
+            wrappers = list(events.list_wrappers())
+            script = without(replaced_attributes(wrappers))
+            for owner, name, wrap in (*wrappers, (torch.jit, "script", script)):
                 stack.enter_context(replaced(owner, name, wrap))
             self._forwards.begin_step()
             yield
+            events.end_loaders()
             self.run.is_whole = not self.listeners.is_busy
 
     def _finish(self) -> None:
@@ -67,9 +80,12 @@ class Monitor:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], options: dict[str, Any]
     ) -> None:
-        if optimizer not in self.run.optimizers:
-            self.run.optimizers.add(optimizer)
-            self.listeners.call("on_optimizer", optimizer)
+        try:
+            if optimizer not in self.run.optimizers:
+                self.run.optimizers.add(optimizer)
+                self.listeners.call("on_optimizer", optimizer)
+        except TypeError as error:  # an optimizer without a hash
+            self.listeners.fail(error)
         self.listeners.call("on_step", optimizer)
         # `args` begins with the optimizer. A closure calls the model and the loss.
         self.run.in_step = len(args) == 1 and not options

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from surestep.doctor.watch.location import find_location
 from surestep.doctor.watch.names import find_modules, find_name
 from surestep.doctor.watcher import Call, Run, Watcher
 
+Handler = tuple[str, Callable[..., None]]  # the code of a rule, and its method
 _HOOKS = "hooks"  # among the failures: of this package, and of no rule
 
 
@@ -27,7 +33,7 @@ class Listeners:
         self.run = Run(find_location, find_name, find_modules)
         self.failures: dict[str, str] = {}
         self._is_busy = False
-        # Only the rules that have a method pay for its calls.
+        # Only the rules that have a method pay for its calls, and many only in sampled steps.
         self._handlers = {
             name: [
                 (code, getattr(watcher, name))
@@ -39,11 +45,20 @@ class Listeners:
         }
         self.functions = {name for watcher in watchers.values() for name in watcher.FUNCTIONS}
         for name in self.functions:
-            self._handlers[f"on_call {name}"] = [
+            self._handlers[name] = [
                 (code, watcher.on_call)
                 for code, watcher in watchers.items()
                 if name in watcher.FUNCTIONS
             ]
+        self._unsampled = {
+            name: [
+                handler
+                for handler in handlers
+                if ("on_call" if name in self.functions else name)
+                not in watchers[handler[0]].SAMPLED
+            ]
+            for name, handlers in self._handlers.items()
+        }
 
     @property
     def is_busy(self) -> bool:
@@ -58,30 +73,46 @@ class Listeners:
         """Return whether a rule has one of these methods."""
         return any(self._handlers[method] for method in methods)
 
+    def hear_function(self, name: str) -> bool:
+        """Return whether a rule hears the calls of a function in this step."""
+        return bool(self._list_handlers(name))
+
+    def _list_handlers(self, method: str) -> list[Handler]:
+        return (self._handlers if self.run.is_sampled else self._unsampled)[method]
+
     def call(self, method: str, *args: Any) -> None:
-        """Call a method of all rules that have it, unless a rule causes the call."""
-        handlers = self._handlers[method]
+        """Call a method of all rules that have it, unless a rule causes the call.
+
+        With the name of a function, it calls `on_call` of the rules that hear it.
+        """
+        handlers = self._list_handlers(method)
         if self._is_busy or not handlers:
             return
         self._is_busy = True
+        # The modes of the script must not see the operations of a rule.
+        has_modes = torch._C._len_torch_dispatch_stack() > 0
+        modes = _disable_current_modes() if has_modes else nullcontext()
         try:
-            for code, handler in handlers:
-                try:
-                    handler(self.run, *args)
-                except Exception as error:  # of the rule, which must not stop the script
-                    self.disable(code, error)
+            with torch._C.DisableTorchFunction(), modes:
+                for code, handler in handlers:
+                    try:
+                        handler(self.run, *args)
+                    except Exception as error:  # of the rule, which must not stop the script
+                        if not has_modes:  # else the tensors may be without values
+                            self.disable(code, error)
         finally:
             self._is_busy = False
 
     def call_function(self, call: Call) -> None:
         """Call `on_call` of the rules that hear a function."""
-        self.call(f"on_call {call.name}", call)
+        self.call(call.name, call)
 
     def disable(self, code: str, error: Exception) -> None:
         """Call a rule no more."""
         self.failures[code] = f"{type(error).__name__}: {error}"
-        for name, handlers in self._handlers.items():
-            self._handlers[name] = [handler for handler in handlers if handler[0] != code]
+        for lists in (self._handlers, self._unsampled):
+            for name, handlers in lists.items():
+                lists[name] = [handler for handler in handlers if handler[0] != code]
 
     def fail(self, error: Exception) -> None:
         """Remember an error of this package."""

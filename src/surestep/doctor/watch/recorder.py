@@ -21,6 +21,11 @@ _MOST_OPTIMIZERS = 16  # that are alive together
 class Recorder(Watcher):
     """Fills `run.histories`; it is called before the rules."""
 
+    SAMPLED = (
+        *("on_zero_grad", "after_zero_grad", "on_backward", "after_backward", "on_clip"),
+        "on_unscale",
+    )
+
     def __init__(self) -> None:
         self._backward = NOWHERE
 
@@ -31,25 +36,20 @@ class Recorder(Watcher):
             run.histories[optimizer] = History(probes, Window(began_at, is_first=True))
 
     def on_zero_grad(self, run: Run, parameters: Sequence[Tensor]) -> None:
-        if run.is_sampled:
-            for history in self._find(run, parameters):
-                _notice_writes(history)
+        for history in self._find(run, parameters):
+            _notice_writes(history)
 
     def after_zero_grad(self, run: Run, parameters: Sequence[Tensor]) -> None:
-        if run.is_sampled:
-            location = run.locate()
-            for history in self._find(run, parameters):
-                _add(history, GradientEvent("zero", location))
+        location = run.locate()
+        for history in self._find(run, parameters):
+            _add(history, GradientEvent("zero", location))
 
     def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
-        if run.is_sampled:
-            self._backward = run.locate()
-            for history in list(run.histories.values()):
-                _notice_writes(history)
+        self._backward = run.locate()
+        for history in list(run.histories.values()):
+            _notice_writes(history)
 
     def after_backward(self, run: Run, losses: Sequence[Tensor]) -> None:
-        if not run.is_sampled:
-            return
         for history in list(run.histories.values()):
             is_reached = _read_versions(history) != history.versions
             history.is_reached |= is_reached
@@ -60,7 +60,7 @@ class Recorder(Watcher):
     def on_clip(
         self, run: Run, parameters: Sequence[Tensor], limit: float, norm: Tensor | None
     ) -> None:
-        if not run.is_sampled or not isfinite(limit):  # without a limit, the norm is only measured
+        if not isfinite(limit):  # without a limit, the norm is only measured
             return
         location, most_writes = run.locate(), 2 if norm is None else 1
         for history in self._find(run, parameters):
@@ -70,7 +70,7 @@ class Recorder(Watcher):
 
     def on_unscale(self, run: Run, scaler: Any, optimizer: Optimizer) -> None:
         history = run.histories.get(optimizer)
-        if run.is_sampled and history is not None:
+        if history is not None:
             _notice_writes(history)
             _add(history, GradientEvent("unscale", run.locate()))
             history.versions = None  # it is about to change them

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch.fx import _symbolic_trace
 
 _MISSING = object()
 
@@ -25,6 +26,50 @@ def replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None
             delattr(owner, name)
         else:
             setattr(owner, name, own)
+
+
+Attributes = list[tuple[Any, str, Any]]
+
+
+def replaced_attributes(wrappers: Iterable[tuple[Any, str, object]]) -> Attributes:
+    """Return the attributes that are going to be replaced, with their values."""
+    return [(owner, name, getattr(owner, name)) for owner, name, _ in wrappers]
+
+
+def without(originals: Attributes) -> Callable[[Any], Any]:
+    """Return what wraps `torch.jit.script`, which finds the original functions of torch.
+
+    It compiles what a name refers to, and knows the functions of torch by identity. It looks for
+    the names of a class in the frame of its caller, of which `_frames_up` gives the distance.
+    """
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        def wrapper(
+            obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **options: Any
+        ) -> Any:
+            with ExitStack() as stack:
+                for owner, name, value in originals:
+                    stack.enter_context(replaced(owner, name, functools.partial(_first, value)))
+                return original(obj, optimize, _frames_up + 1, *args, **options)
+
+        return wrapper
+
+    return wrap
+
+
+def _first(value: Any, _: Any) -> Any:
+    return value
+
+
+def is_traced() -> bool:
+    """Return whether torch records operations, or transforms a function, instead of running it."""
+    return (
+        torch.compiler.is_compiling()
+        or _symbolic_trace._is_fx_tracing_flag
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
 
 
 class Around:
@@ -55,7 +100,7 @@ class Around:
 
         @functools.wraps(original)
         def wrapper(*args: Any, **options: Any) -> Any:
-            if torch.compiler.is_compiling() or self._is_inside or self._is_deaf():
+            if is_traced() or self._is_inside or self._is_deaf():
                 return original(*args, **options)
             self._is_inside = True
             try:

@@ -1,0 +1,136 @@
+"""What a script asks of torch is the same under watch: devices, graphs, modes, transforms."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from surestep.doctor.rule import load_rules
+from surestep.doctor.watch.watch import Watch
+from tests.doctor.watch.test_hooks import train
+
+
+def compare_watched(function):
+    """Return what a function returns alone and under watch; no rule fails."""
+    alone = function()
+    results, watch = [], Watch(load_rules())
+    watch.run(lambda: results.append(function()))
+    assert watch.report().failures == {}
+    return alone, results[0]
+
+
+def test_default_device_is_kept():
+    def make():
+        with torch.device("meta"):
+            devices = [torch.rand(2).device, torch.randn(2).device, torch.randperm(2).device]
+        return [device.type for device in devices]
+
+    # In a fresh process: torch looks for the functions that make tensors once.
+    text = (
+        "import torch\n"
+        "with torch.device('meta'):\n"
+        "    print(torch.rand(2).device, torch.randperm(2).device, torch.randn(2).device)\n"
+    )
+    assert compare_watched(make) == (["meta"] * 3, ["meta"] * 3)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "script.py")
+        path.write_text(text)
+        command = [sys.executable, "-m", "surestep", "watch", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "meta meta meta\n"
+
+
+def softmax_of(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(torch.softmax(x, 1), torch.zeros(2).long())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_scripts_are_compiled_from_the_functions_of_torch():
+    alone, watched = compare_watched(lambda: str(torch.jit.script(softmax_of).graph))
+    assert alone == watched
+
+
+def test_traced_functions_have_no_operations_of_the_rules():
+    def trace():
+        symbolic = torch.fx.symbolic_trace(softmax_of)
+        inputs = torch.zeros(2, 3)
+        made = make_fx(softmax_of)(inputs)
+        return [[node.name for node in traced.graph.nodes] for traced in (symbolic, made)]
+
+    alone, watched = compare_watched(trace)
+    assert alone == watched
+
+
+def test_modes_of_the_script_see_no_operations_of_the_rules():
+    class Operations(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.names = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    class Functions(TorchFunctionMode):
+        def __init__(self):
+            self.names = []
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            self.names.append(getattr(func, "__name__", str(func)))
+            return func(*args, **(kwargs or {}))
+
+    def count():
+        with Operations() as operations, Functions() as functions:
+            train(3)
+        return operations.names, functions.names
+
+    alone, watched = compare_watched(count)
+    assert alone[0] == watched[0]
+    assert alone[1] == watched[1]
+
+
+def test_transforms_of_functions_disable_no_rule():
+    def transform():
+        model = nn.Linear(3, 1)
+        weights = dict(model.named_parameters())
+
+        def loss(weights, x):
+            output = torch.func.functional_call(model, weights, (x,))
+            return nn.functional.mse_loss(output, torch.zeros(1))
+
+        torch.manual_seed(0)
+        per_sample = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))
+        return per_sample(weights, torch.randn(5, 3))["bias"].shape
+
+    assert compare_watched(transform) == ((5, 1), (5, 1))
+
+
+def test_module_and_optimizer_without_a_hash_train_as_alone():
+    class Odd(nn.Linear):
+        def __eq__(self, other):
+            raise RuntimeError("not comparable")
+
+    class OddOptimizer(torch.optim.SGD):
+        __hash__ = None
+
+    def fit():
+        torch.manual_seed(0)
+        model = Odd(2, 1)
+        Odd.__hash__ = nn.Module.__hash__
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        odd = OddOptimizer(model.parameters(), lr=0.1)
+        for chosen in (optimizer, odd, optimizer):
+            model(torch.ones(1, 2)).sum().backward()
+            chosen.step()
+        return model.weight.tolist()
+
+    alone, results = fit(), []
+    Watch(load_rules()).run(lambda: results.append(fit()))
+    assert results == [alone]
