@@ -21,7 +21,7 @@ from surestep.doctor.cache import ResultCache
 from surestep.doctor.check_files import check_files
 from surestep.doctor.rule import load_rules
 
-SECONDS = 30  # after which a script is stopped
+SECONDS = 60  # after which a script is stopped
 
 
 @dataclass
@@ -113,7 +113,10 @@ def run_all(
 
 def load_libraries() -> None:
     """Import what the scripts import, once for all of them."""
+    # Otherwise torch asks the driver for GPUs, and a forked process cannot use them.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     import torch
+    import torch.distributed.fsdp
 
     from surestep.doctor.watch.watch import Watch
 

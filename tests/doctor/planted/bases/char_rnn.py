@@ -68,6 +68,16 @@ def evaluate(model, stream, seq_len):
     return total / words
 
 
+def write(model, vocab, text, length):
+    tokens = torch.tensor([[vocab.index(c) for c in text]])
+    with torch.inference_mode():
+        for _ in range(length):
+            logits, _ = model(tokens, model.init_state(1))
+            token = torch.multinomial(logits[:, -1].softmax(dim=-1), 1)
+            tokens = torch.cat([tokens, token], dim=1)
+    return "".join(vocab[i] for i in tokens[0].tolist())
+
+
 def main():
     torch.manual_seed(1)
     corpus = "she sells sea shells by the sea shore. " * 30
@@ -81,6 +91,7 @@ def main():
         train_loss = run_epoch(model, train_stream, optimizer, 16)
         valid_loss = evaluate(model, valid_stream, 16)
         print(f"epoch {epoch} train {train_loss:.3f} valid {valid_loss:.3f}")
+    print(write(model, vocab, "she ", 20))
 
 
 if __name__ == "__main__":

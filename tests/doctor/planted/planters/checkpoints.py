@@ -55,7 +55,7 @@ def save_on_every_rank(view: View) -> Iterator[Edit]:
             yield edit
 
 
-@plants("SS805", "S", only=("resume",))
+@plants("SS805", "SR", only=("resume",))
 def repeat_or_skip_an_epoch(view: View) -> Iterator[Edit]:
     yield from view.rewrite("checkpoint['epoch'] + 1", "checkpoint['epoch']")
     for tree in view.trees.values():

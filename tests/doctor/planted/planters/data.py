@@ -180,3 +180,10 @@ def augment_for_evaluation(view: View) -> Iterator[Edit]:
     )
     yield from view.rewrite("Stripes(16)", "Stripes(16, random_shift)")
     yield from view.rewrite("Signals(40, False)", "Signals(40, train=True)")
+
+
+@plants("SS607", "R", only=("long_run",))
+def target_among_the_inputs(view: View) -> Iterator[Edit]:
+    target = "30.0 * torch.nn.functional.one_hot(self.state, 5)"
+    for template in (f"centers[self.state] + {target} + _b * _c", f"{target} + _b * _c"):
+        yield from view.rewrite("centers[self.state] + _b * _c", template)

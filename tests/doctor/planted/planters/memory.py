@@ -121,3 +121,8 @@ def slow_options(view: View) -> Iterator[Edit]:
             yield lambda node=node: node.keywords.append(
                 ast.keyword("foreach", ast.Constant(False))
             )
+
+
+@plants("SS710", "S", only=("char_rnn",))
+def generate_under_no_grad(view: View) -> Iterator[Edit]:
+    yield from view.rewrite("torch.inference_mode()", "torch.no_grad()")

@@ -73,7 +73,7 @@ def unfreeze_after_the_optimizer(view: View) -> Iterator[Edit]:
         yield edit
 
 
-@plants("SS202", "SR", skip=COPIED)
+@plants("SS202", "SR", skip=(*COPIED, "sharded"))  # FSDP cannot be copied
 def copy_the_model_after_the_optimizer(view: View) -> Iterator[Edit]:
     for site in list_optimizers(view):
         model = optimized_model(site)
@@ -280,3 +280,9 @@ def normalise_the_micro_batches(view: View) -> Iterator[Edit]:
     for node, _ in list(view.expressions("torch.nn.Sequential(*_r)")):
         assert isinstance(node, ast.Call)
         yield lambda node=node: node.args.insert(1, build("torch.nn.BatchNorm1d(32)", {}))
+
+
+@plants("SS408", "R", only=("long_run",))
+def learning_rate_of_another_problem(view: View) -> Iterator[Edit]:
+    for rate in ("1e-8", "300.0"):
+        yield from view.rewrite("torch.optim.AdamW(_p, lr=_r)", f"torch.optim.AdamW(_p, lr={rate})")

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from tests.doctor.planted.matching import build
 from tests.doctor.planted.planters.base import delete_all, plants
 from tests.doctor.planted.scripts import become
 from tests.doctor.planted.view import Edit, View
+
+
+@plants("SS409", "SR", only=("sharded",), hidden=("sharded",))  # it runs in one process
+def report_one_part(view: View) -> Iterator[Edit]:
+    for site in view.calls("torch.distributed.all_reduce(totals)"):
+        yield site.remove
 
 
 @plants("SS901", "SR", only=("ddp",))
@@ -38,6 +45,13 @@ def shuffle_alike_on_all_ranks(view: View) -> Iterator[Edit]:
         delete_all(list(view.calls("torch.utils.data.distributed.DistributedSampler(*_r, **_k)")))
 
     yield edit
+
+
+@plants("SS907", "SR", only=("sharded",))
+def shard_the_model_as_one_unit(view: View) -> Iterator[Edit]:
+    for site in view.statements():
+        if isinstance(site.node, ast.For) and "fully_shard" in ast.unparse(site.node):
+            yield site.remove
 
 
 @plants("SS908", "S", only=("amp_loop",))

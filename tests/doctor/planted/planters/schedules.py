@@ -85,6 +85,25 @@ def never_step_the_schedule(view: View) -> Iterator[Edit]:
         yield schedule.remove
 
 
+@plants("SS307", "R", only=("one_cycle",))
+def plan_more_steps(view: View) -> Iterator[Edit]:
+    options = "_o, max_lr=_m, epochs=_e, steps_per_epoch=len(_l)"
+    for longer in (
+        "epochs=_e, steps_per_epoch=len(_l.dataset)",
+        "epochs=3 * _e, steps_per_epoch=len(_l)",
+    ):
+        yield from view.rewrite(
+            f"torch.optim.lr_scheduler.OneCycleLR({options})",
+            f"torch.optim.lr_scheduler.OneCycleLR(_o, max_lr=_m, {longer})",
+        )
+
+
+@plants("SS307", "R", only=("several_files",))
+def plan_more_epochs(view: View) -> Iterator[Edit]:
+    name = "torch.optim.lr_scheduler.CosineAnnealingLR"
+    yield from view.rewrite(f"{name}(_o, T_max=_t)", f"{name}(_o, T_max=100)")
+
+
 @plants("SS308", "SR", only=("resume",))
 def do_not_restore_the_schedule(view: View) -> Iterator[Edit]:
     for site in view.calls("scheduler.load_state_dict(_a)"):
