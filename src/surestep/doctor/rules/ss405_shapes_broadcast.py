@@ -5,7 +5,8 @@ loss is then least if the model predicts the mean of all targets for each sample
 PyTorch warns for some losses, and not for those that are written by hand.
 
 Shapes that are broadcast to the shape of one of the two, such as a constant target, are not
-reported.
+reported. In a run, losses of torch are seen, and differences of the output of a model and a target
+that a loss is computed from; not comparisons, as for an accuracy.
 
 Source: https://docs.pytorch.org/docs/stable/notes/broadcasting.html
 """
@@ -13,9 +14,10 @@ Source: https://docs.pytorch.org/docs/stable/notes/broadcasting.html
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.dimensions import Shape, shape_of
@@ -25,18 +27,23 @@ from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe_source
 from surestep.doctor.source.values import Call as CallValue
 from surestep.doctor.source.values import Collection, Constant, Item, Operation, Value
-from surestep.doctor.watcher import NOWHERE, Call, Observation, Run, Watcher
+from surestep.doctor.watcher import NOWHERE, Call, Location, Observation, Run, Watcher
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 SEVERITY = "error"
 FIX = "Give both the same shape, such as prediction.squeeze(1) or target.unsqueeze(1)."
-CHECK_SKIPS = ("bad_squeezed_targets",)  # the shapes are not in the source
-WATCH_SKIPS = ("bad_accuracy", "bad_difference")  # no function that is watched is called
+CHECK_SKIPS = (
+    "bad_squeezed_targets",
+    "bad_difference_in_criterion",
+)  # shapes are not in the source
+WATCH_SKIPS = ("bad_accuracy",)  # a comparison is in no graph
 _LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _COMPARISONS = ("-", "==", "!=")
 _FEWEST = 2  # calls
+_OUTPUT = "surestep.SS405"  # in the metadata of a node
+_MOST_NODES = 60  # of a graph, from the loss
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -123,9 +130,10 @@ def _is_prediction(value: Value) -> bool:
 
 
 class Watch(Watcher):
-    """Compare the shapes of predictions and targets."""
+    """Compare the shapes of predictions and targets, in calls and in the graphs of losses."""
 
     FUNCTIONS = _LOSSES
+    SAMPLED = ("after_forward",)
 
     def __init__(self) -> None:
         self._location = NOWHERE
@@ -136,12 +144,43 @@ class Watch(Watcher):
     def on_call(self, run: Run, call: Call) -> None:
         self._calls += 1
         prediction, target = call["input"], call["target"]
-        if prediction.shape == target.shape or not _is_table(prediction, target):
+        if prediction.shape != target.shape and _is_table(prediction, target):
+            self._add(run, call.name, tuple(prediction.shape), tuple(target.shape))
+
+    def after_forward(
+        self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
+    ) -> None:
+        """Mark the output of a model that may be broadcast, for the graph of the loss."""
+        node = getattr(output, "grad_fn", None)
+        is_of_model = len(run.modules) == 1
+        if node is not None and is_of_model and output.dim() and output.numel() == len(output) > 1:
+            node.metadata[_OUTPUT] = run.locate()
+
+    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
+        if not run.is_sampled:
             return
+        nodes = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
+        for node in nodes:
+            for prediction, shape in _find_differences(node):
+                self._calls += 1
+                size = tuple(prediction._input_metadata[0].shape)
+                if shape == (size[0], size[0]):
+                    target = (size[0],) if len(size) == 2 else (size[0], 1)
+                    location = prediction.metadata[_OUTPUT]
+                    self._add(run, "A difference in the loss", size, target, location)
+
+    def _add(
+        self,
+        run: Run,
+        name: str,
+        prediction: tuple[int, ...],
+        target: tuple[int, ...],
+        location: Location | None = None,
+    ) -> None:
         self._mistakes += 1
         if self._mistakes == 1:
-            self._first, self._location, self._name = run.step + 1, run.locate(), call.name
-            self._shapes = tuple(prediction.shape), tuple(target.shape)
+            self._location = location or run.locate()
+            self._first, self._name, self._shapes = run.step + 1, name, (prediction, target)
 
     def observe(self, run: Run) -> Iterator[Observation]:
         if self._mistakes >= _FEWEST:
@@ -153,6 +192,24 @@ class Watch(Watcher):
                 self._first,
                 {"input": prediction, "target": target, "calls": self._mistakes},
             )
+
+
+def _find_differences(node: Any) -> Iterator[tuple[Any, tuple[int, ...]]]:
+    """Yield outputs of models from which a loss subtracts a target, and the shapes of the results.
+
+    A graph has no shapes of operands without a gradient: if the result of an output of shape (N, 1)
+    or (N,) has shape (N, N), the target has the other one.
+    """
+    waiting, seen = deque([node]), 0
+    while waiting and seen < _MOST_NODES:
+        node = waiting.popleft()
+        operands = [before for before, _ in node.next_functions if before is not None]
+        waiting.extend(operands)
+        seen += 1
+        if node.name() == "SubBackward0" and len(operands) == 1:
+            (operand,) = operands
+            if _OUTPUT in operand.metadata and len(operand._input_metadata) == 1:
+                yield operand, tuple(node._input_metadata[0].shape)
 
 
 def _is_table(prediction: Tensor, target: Tensor) -> bool:
@@ -344,6 +401,43 @@ def good_targets_of_unknown_shape():
         optimizer.step()
 
     train(torch.nn.Linear(4, 1), *(torch.randn(8, size) for size in (4, 1)))
+
+
+def bad_difference_in_criterion() -> None:
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class LogCosh(nn.Module):
+        def forward(self, predicted: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+            return torch.log(torch.cosh(wanted - predicted)).mean()
+
+    X = torch.randn(48, 4)
+    loader = DataLoader(TensorDataset(X, X.sum(1, keepdim=True)), batch_size=16, shuffle=True)
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 1), nn.Flatten(0))
+    optimizer, criterion = torch.optim.Adam(model.parameters()), LogCosh()
+    for _ in range(2):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            criterion(model(inputs), targets).backward()
+            optimizer.step()
+
+
+def good_differences() -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.randn(8, 4)
+    rewards = torch.randn(8, 8)
+    for _ in range(4):
+        values = model(x)
+        advantages = rewards[:, :5] - values  # a baseline of each row
+        loss = advantages.pow(2).mean() + (values - x.sum(1, keepdim=True)).abs().mean()
+        pairs = values.squeeze(1).unsqueeze(0) - x.sum(1).unsqueeze(1)
+        optimizer.zero_grad()
+        (loss + pairs.abs().mean()).backward()
+        optimizer.step()
 
 
 def good_mean_is_subtracted():
