@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 SEVERITY = "error"
 FIX = "Compute the loss from the model's output with tensor operations, and call backward() on it."
 ALSO = ("SS106",)  # without a gradient, the step of an optimizer with a closure changes nothing
-CHECK_SKIPS = ("bad_part_of_the_loss",)
+CHECK_SKIPS = ("bad_part_of_the_loss", "bad_generator_of_detached_samples")
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -135,13 +135,17 @@ class Watch(WindowWatcher):
         backward = window.find_last("other")
         if run.histories[optimizer].is_reached or has_gradient(optimizer):
             self._reached.append(tally)
-        elif backward >= 0 and is_any_trained(optimizer) and not self._is_other_reached():
+        elif backward >= 0 and is_any_trained(optimizer) and not self._is_of_another(optimizer):
             tally.add(run, window.events[backward].location)
 
-    def _is_other_reached(self) -> bool:
-        """Return whether a model has a gradient, so that the optimizer is of another one."""
-        parameters = (p for model in list(self._models) for p in model.parameters())
-        return any(parameter.grad is not None for parameter in parameters)
+    def _is_of_another(self, optimizer: Optimizer) -> bool:
+        """Return whether a model has a gradient, and an optimizer is of one that is not called."""
+        parameters = [p for model in list(self._models) for p in model.parameters()]
+        called = {id(parameter) for parameter in parameters}
+        is_called = any(
+            id(p) in called for group in optimizer.param_groups for p in group["params"]
+        )
+        return not is_called and any(parameter.grad is not None for parameter in parameters)
 
     def observe(self, run: Run) -> Iterator[Observation]:
         for tally in self._bare.values():
@@ -292,6 +296,23 @@ def bad_part_of_the_loss() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+
+
+def bad_generator_of_detached_samples() -> None:
+    import torch
+    from torch import nn
+
+    generator, critic = nn.Linear(2, 4), nn.Linear(4, 1)
+    generator_optimizer = torch.optim.Adam(generator.parameters(), lr=1e-3)
+    critic_optimizer = torch.optim.Adam(critic.parameters(), lr=1e-3)
+    for _ in range(8):
+        fake = generator(torch.randn(16, 2)).detach()
+        critic_optimizer.zero_grad()
+        (critic(fake).mean() - critic(torch.randn(16, 4)).mean()).backward()
+        critic_optimizer.step()
+        generator_optimizer.zero_grad()
+        (-critic(fake).mean()).backward()
+        generator_optimizer.step()
 
 
 def good_gradient_of_the_input() -> None:
