@@ -145,16 +145,21 @@ class Watch(Watcher):
     SAMPLED = ("on_forward", "on_call")
 
     def __init__(self) -> None:
+        self._is_known = False  # whether an input of the current model was seen
         self._rows = 0  # of the sequences that a model got last
         self._repeats: list[Tensor] = []  # of its inputs
         self._targets: dict[Location, _Targets] = {}
 
     def on_forward(self, run: Run, module: Any, inputs: tuple[Any, ...]) -> None:
-        has_parameters = len(run.modules) == 1 and next(module.parameters(), None) is not None
-        if has_parameters:  # it is not a loss
-            given = [v for v in inputs if hasattr(v, "untyped_storage") and v.dim() >= 2]
-            self._rows = len(given[0]) if given else 0
-            self._repeats = [_find_repeats(v) for v in given if v.numel() <= _MOST_VALUES]
+        if len(run.modules) == 1:
+            self._is_known = next(module.parameters(), None) is None  # of a loss
+        if self._is_known:
+            return
+        # A model that is called with keywords gives its tokens to an embedding first.
+        given = [v for v in inputs if hasattr(v, "untyped_storage") and v.dim() >= 2]
+        self._is_known = bool(given)
+        self._rows = len(given[0]) if given else 0
+        self._repeats = [_find_repeats(v) for v in given if v.numel() <= _MOST_VALUES]
 
     def on_call(self, run: Run, call: Called) -> None:
         target = call["target"].detach()
@@ -175,11 +180,12 @@ class Watch(Watcher):
 
     def observe(self, run: Run) -> Iterator[Observation]:
         for seen in self._targets.values():
-            found = [_find_padding_in(table.tolist()) for table in seen.tables]
+            tables = [_drop_ignored_ends(table) for table in seen.tables]
+            found = [_find_padding_in(table.tolist()) for table in tables]
             values = {value for value, _ in found}
             if len(found) < _FEWEST_TABLES or len(values) != 1 or None in values:
                 continue
-            if not all(map(_is_padded_too, seen.repeats, seen.tables)):
+            if not all(map(_is_padded_too, seen.repeats, tables)):
                 continue
             padded = sum(count for _, count in found)
             total = sum(table.numel() for table in seen.tables)
@@ -190,6 +196,15 @@ class Watch(Watcher):
                 seen.since_step,
                 {"padding": found[0][0], "padded": padded, "targets": total},
             )
+
+
+def _drop_ignored_ends(table: Tensor) -> Tensor:
+    """Return targets without the last positions if they are ignored in all rows.
+
+    Models that shift their labels ignore the last one.
+    """
+    length = table.shape[1] - min(_count_last(row, IGNORED) for row in table.tolist())
+    return table[:, : max(length, 1)]
 
 
 def _find_padding_in(rows: list[list[int]]) -> tuple[int | None, int]:
@@ -224,7 +239,8 @@ def _is_padded_too(repeats: Tensor | None, table: Tensor) -> bool:
     if repeats is None:
         return True
     lengths = [_count_last(row, row[-1]) for row in table.tolist()]
-    ends = [row[len(row) - n + 2 :] for row, n in zip(repeats.tolist(), lengths, strict=True)]
+    rows = repeats[:, : table.shape[1]].tolist()
+    ends = [row[len(row) - n + 2 :] for row, n in zip(rows, lengths, strict=True)]
     return all(map(all, ends))
 
 
