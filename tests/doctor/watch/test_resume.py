@@ -183,13 +183,19 @@ def test_second_phase_with_another_model_and_learning_rate_is_not_reported(tmp_p
     assert len(find_resumed("SS801", lambda: train_two_phases(1))) == 1
 
 
-@pytest.mark.parametrize("start", [0, 1])
-def test_training_that_begins_at_the_first_epoch_is_not_reported(tmp_path, start):
-    for epoch in range(6):
-        training = Resumed(tmp_path, parts=["model"])
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_resume_after_few_epochs_is_reported(tmp_path, epoch):
+    (found,) = find_resumed("SS801", resume_from(tmp_path, epoch, parts=["model"]))
+    assert found["number"] == epoch
+
+
+@pytest.mark.parametrize(("start", "saves"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_training_that_begins_at_the_first_epoch_is_not_reported(tmp_path, start, saves):
+    for epoch in range(start + saves, 6):  # what such a script may have saved
+        training = Resumed(tmp_path, parts=["model"], saves=saves)
         training.leave(epoch)
         for code in ("SS801", "SS805"):
-            assert find_resumed(code, lambda training=training: training.fit(5, start=start)) == []
+            assert find_resumed(code, lambda training=training: training.fit(6, start=start)) == []
 
 
 def test_optimizer_that_is_made_for_every_epoch_is_not_reported(tmp_path):

@@ -156,7 +156,9 @@ class Training:
             if self.is_of_this_run:
                 is_continued = self._is_continued_in_run(series, number)
             else:
-                is_continued = min(number, number + offset) > 1
+                # A script that counts from 0 or 1 saves at most 1 first, or 2 with the next epoch.
+                least = 1 if offset == 0 else 2
+                is_continued = min(number, number + offset) >= least
                 is_continued &= offset == 0 or series.has_grown
             if is_continued:
                 yield series, number, offset
