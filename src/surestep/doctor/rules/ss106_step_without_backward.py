@@ -119,7 +119,7 @@ def _find_lost_batches(order: Order) -> Iterator[Problem]:
         window = find_window(step.event)
         if step.kind not in ("step", "scaler_step") or window is None:
             continue
-        branch, count = window
+        branch, _, text = window
         around = order.find_pass(step.event)
         steps = [a for a in around if a.kind in ("step", "scaler_step")]
         backwards = [a for a in around if a.kind == "backward"]
@@ -138,7 +138,7 @@ def _find_lost_batches(order: Order) -> Iterator[Problem]:
                 yield at_event(
                     zero.event,
                     f"`{describe(zero.event.value)}` runs for each batch, but "
-                    f"`{describe(step.event.value)}` only for one in `{describe(count)}`: the "
+                    f"`{describe(step.event.value)}` only for one in `{text}`: the "
                     "gradients of the others are lost.",
                 )
 

@@ -58,12 +58,12 @@ def check(program: Program) -> Iterator[Problem]:
             window = find_window(step.event)
             if step.kind not in ("step", "scaler_step") or window is None:
                 continue
-            branch, count = window
+            branch, count, text = window
             backward = _find_backward(order, step, branch)
             if backward is not None and _is_count(count) and _depends_on_size(order, step):
                 yield at_event(
                     backward.event,
-                    f"`{describe(step.event.value)}` uses the sum of `{describe(count)}` "
+                    f"`{describe(step.event.value)}` uses the sum of `{text}` "
                     f"gradients of a mean: `{describe(backward.event.value)}` does not divide.",
                     step_line=getattr(step.event.node, "lineno", None),
                 )

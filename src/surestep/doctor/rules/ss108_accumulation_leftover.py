@@ -48,13 +48,13 @@ def check(program: Program) -> Iterator[Problem]:
             loops = step.event.loops
             if step.kind not in ("step", "scaler_step") or window is None or len(loops) < 2:
                 continue
-            branch, count = window
+            branch, _, text = window
             if not _is_plain(branch) or not is_over_batches(loops[-1]) or not order.is_all_clear:
                 continue
             if _is_dropped(order, step, branch):
                 yield at_event(
                     step.event,
-                    f"`{describe(step.event.value)}` runs for one in `{describe(count)}` batches: "
+                    f"`{describe(step.event.value)}` runs for one in `{text}` batches: "
                     "those after the last one of an epoch are not used.",
                 )
 

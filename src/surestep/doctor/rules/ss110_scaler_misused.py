@@ -142,7 +142,7 @@ def _find_calls_in_every_batch(order: Order, step: Action) -> Iterator[Problem]:
     window = find_window(step.event)
     if window is None:
         return
-    branch, count = window
+    branch, _, text = window
     around = order.find_pass(step.event)
     backwards = [action for action in around if action.kind == "backward"]
     steps = [action for action in around if action.kind in ("step", "scaler_step")]
@@ -156,7 +156,7 @@ def _find_calls_in_every_batch(order: Order, step: Action) -> Iterator[Problem]:
             yield at_event(
                 action.event,
                 f"`{describe(action.event.value)}` runs for each batch, but "
-                f"`{describe(step.event.value)}` only for one in `{describe(count)}`: the summed "
+                f"`{describe(step.event.value)}` only for one in `{text}`: the summed "
                 "gradients have different scales.",
             )
 

@@ -51,7 +51,7 @@ def check(program: Program) -> Iterator[Problem]:
             window = find_window(step.event)
             if step.kind not in ("step", "scaler_step") or window is None:
                 continue
-            branch, count = window
+            branch, count, text = window
             backwards = [a for a in order.find_pass(step.event) if a.kind == "backward"]
             is_one = isinstance(count, Constant) and count.value == 1
             if len(backwards) != 1 or is_one or branch in backwards[0].event.branches:
@@ -61,7 +61,7 @@ def check(program: Program) -> Iterator[Problem]:
                 yield at_event(
                     backwards[0].event,
                     f"`{describe(call)}` reduces the gradients for every batch, but "
-                    f"`{describe(step.event.value)}` needs them for one in `{describe(count)}`.",
+                    f"`{describe(step.event.value)}` needs them for one in `{text}`.",
                 )
 
 

@@ -113,7 +113,7 @@ class Watch(Watcher):
         for location, step, decay, names in self._found[:1]:
             yield Observation(
                 location,
-                f"AdamW with a weight decay of {decay:g} has {list_names(names)}.",
+                f"AdamW with a weight decay of {decay:g} also shrinks {list_names(names)}.",
                 step,
                 {"parameters": names, "weight_decay": decay},
             )

@@ -6,11 +6,13 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from surestep.doctor.source.operators import BUILTINS
 from surestep.doctor.source.trace import Branch, Event, Trace, once_per_trace
 from surestep.doctor.source.training import (
     Action,
+    describe_source,
     find_actions,
     is_made_by,
     is_optimizer,
@@ -108,12 +110,28 @@ def is_part_of(first: Event, last: Event) -> bool:
     return is_inside and set(first.branches) <= set(last.branches)
 
 
-def find_window(event: Event) -> tuple[Branch, Value] | None:
-    """Return the branch that chooses one of N passes, such as `if step % N == 0`, and N."""
+class StepWindow(NamedTuple):
+    """N passes of a loop, of which one takes a step.
+
+    Attributes:
+        branch: that chooses the pass, such as `if step % N == 0`.
+        size: N.
+        text: N as the branch writes it.
+    """
+
+    branch: Branch
+    size: Value
+    text: str
+
+
+def find_window(event: Event) -> StepWindow | None:
+    """Return the window of a step; None if no branch chooses one of N passes."""
     for branch in reversed(event.branches):
         for part in _parts_of(branch.test):
             if isinstance(part, Operation) and part.operator == "%":
-                return branch, part.operands[-1]
+                size = part.operands[-1]
+                written = part.node.right if isinstance(part.node, ast.BinOp) else size.node
+                return StepWindow(branch, size, describe_source(written))
     return None
 
 
