@@ -164,6 +164,16 @@ def test_script_without_a_step_is_not_called_correct(tmp_path):
     done = watch(tmp_path, "script.py")
     assert (done.returncode, done.stdout) == (0, "1\n")
     assert "no optimizer of PyTorch took a step in this process" in done.stderr
+
+
+def test_script_that_fails_before_its_first_step_is_not_called_one_without(tmp_path):
+    (tmp_path / "script.py").write_text("raise ValueError('no data')\n")
+    done = watch(tmp_path, "script.py")
+    assert done.returncode == 1
+    assert "ValueError: no data" in done.stderr
+    assert done.stderr.endswith(
+        "surestep watch: the script ended before its first step, so nothing was watched.\n"
+    )
     assert "nothing found" not in done.stderr
 
 
@@ -202,3 +212,11 @@ def test_file_of_findings_is_in_the_folder_of_the_command(tmp_path):
 def test_rule_that_failed_is_reported(capsys, monkeypatch):
     module._show(Report([], 3, {"SS101": "ValueError: no"}), None)
     assert "SS101 is disabled by an error in it: ValueError: no\n" in capsys.readouterr().err
+
+
+def test_comment_in_the_script_suppresses_a_finding(tmp_path):
+    path = write(tmp_path)
+    comment = "  # surestep: ignore[SS101] the sum is wanted"
+    path.write_text(path.read_text().replace(".step()", f".step(){comment}"))
+    done = watch(tmp_path, "--fail-on", "error", "script.py")
+    assert (done.returncode, "SS101" in done.stderr) == (0, False), done.stderr

@@ -92,7 +92,7 @@ def test_file_of_another_type_is_an_error(folder):
         ("sub/old", ["sub/old/b.py"]),
         ("test_*.py", ["sub/test_c.py", "test_d.py"]),
         ("sub/*", ["sub/old/b.py", "sub/test_c.py"]),
-        ("**/old", ["sub/old/b.py"]),
+        ("**/old", ["old/a.py", "sub/old/b.py"]),
         ("OLD", []),
     ],
 )
@@ -101,6 +101,15 @@ def test_pattern_excludes_what_it_would_in_gitignore(folder, pattern, excluded):
     write(folder, *files)
     (folder / "pyproject.toml").write_text(f'[tool.surestep.check]\nexclude = ["{pattern}"]\n')
     assert sorted(names_in(".")) == sorted(set(files) - set(excluded))
+
+
+def test_patterns_of_the_command_count_from_the_current_folder_too(folder):
+    write(folder, "old/a.py", "sub/old/b.py", "sub/c.py", "d.py")
+    (folder / "sub/pyproject.toml").write_text('[tool.surestep.check]\nexclude = ["c.py"]\n')
+    found = find_files([".", "sub"], ["/old", "d.*"])
+    assert [path.as_posix() for path, _ in found.files] == ["sub/c.py", "sub/old/b.py"]
+    found = find_files(["sub"], ["sub/old"])
+    assert ([*found.files], found.excluded) == ([], 1)
 
 
 def test_excluded_file_is_counted_if_it_is_named(folder):

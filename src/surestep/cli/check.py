@@ -10,7 +10,7 @@ import tyro
 from surestep.base.errors import ConfigError
 from surestep.base.text import escape_terminal, format_count, print_escaped, print_json
 from surestep.cli.parse import command
-from surestep.cli.selectors import join_repeated, require_commas, split_selectors
+from surestep.cli.selectors import join_repeated, require_commas, split_commas
 from surestep.doctor.cache import ResultCache, find_cache_folder
 from surestep.doctor.check_files import check_files
 from surestep.doctor.find_files import find_files
@@ -26,6 +26,7 @@ Format = Literal["text", "json", "github", "sarif"]
 # With None first, tyro need not import typeguard for the default, which takes 0.07 s.
 _Several = Union[None, tuple[str, ...]]  # noqa: UP007
 _Rules = Annotated[Union[str, None], tyro.conf.arg(metavar="RULE[,RULE...]")]  # noqa: UP007
+_Patterns = Annotated[Union[str, None], tyro.conf.arg(metavar="PATTERN[,...]")]  # noqa: UP007
 
 
 def run(words: list[str]) -> int:
@@ -41,6 +42,7 @@ def _run(
     *,
     select: _Rules = None,
     ignore: _Rules = None,
+    exclude: _Patterns = None,
     format: Format = "text",
     no_cache: bool = False,
     fix: bool = False,
@@ -52,9 +54,10 @@ def _run(
     change. `surestep explain SS101` explains a rule.
 
     Args:
-        paths: Scripts, notebooks, or folders with them; None is the current folder.
+        paths: Scripts, notebooks, or folders with them. Without any, the current folder is checked.
         select: Only these rules: codes, starts of codes, or names: `--select SS1,SS501`.
         ignore: Not these rules.
+        exclude: Not these files and folders: patterns as in .gitignore.
         format: How to print the findings; github annotates the lines of a pull request.
         no_cache: Check files again that are unchanged since they were checked.
         fix: Correct the scripts where a rule has a safe correction, and report what remains.
@@ -62,14 +65,14 @@ def _run(
     """
     if diff and (fix or format != "text"):
         raise ConfigError("Give --diff without --fix and --format: it prints a diff.")
-    found = find_files(paths or ["."])
+    found = find_files(paths or ["."], split_commas([exclude or ""]))
     if not found.files and not found.excluded:
         raise ConfigError(
             f"There is no script (.py) or notebook (.ipynb) in {', '.join(paths or ['.'])}. Hidden "
             "folders, virtual environments, site-packages, build and node_modules are not searched."
         )
-    selectors = split_selectors([select or ""])
-    codes = _Selection(selectors, split_selectors([ignore or ""]))
+    selectors = split_commas([select or ""])
+    codes = _Selection(selectors, split_commas([ignore or ""]))
     for text in list_unchecked(selectors):
         print_escaped(text, sys.stderr)
     files = [(path, codes.of(configuration)) for path, configuration in found.files]

@@ -10,24 +10,26 @@ from surestep.base.errors import ConfigError
 from surestep.base.text import print_escaped, print_json
 from surestep.cli.parse import command
 from surestep.doctor.rule import Rule, load_rules, read_example
-from surestep.doctor.selection import find_unknown
+from surestep.doctor.selection import find_unknown, is_selected
 
 
 @command("explain")
 def run(
     rule: Annotated[str | None, tyro.conf.arg(metavar="[RULE]")] = None, /, *, json: bool = False
 ) -> int:
-    """Explain a rule of `surestep check`, or list all rules.
+    """Explain a rule of `surestep check` and `surestep watch`, or list rules.
 
     Args:
-        rule: Its code or its name: SS101 or missing-zero-grad.
+        rule: Its code or its name: SS101 or missing-zero-grad. The start of codes, such as SS1,
+            lists these rules. Without it, all rules are listed.
         json: Print it as JSON.
     """
-    rules = load_rules() if rule is None else [_find(rule)]
+    rules = _find("SS" if rule is None else rule)
+    is_list = rule is None or not {rule, rule.upper()} & {rules[0].code, rules[0].name}
     if json:
         rows = [_describe(found) for found in rules]
-        print_json(dumps(rows if rule is None else rows[0], indent=1))
-    elif rule is None:
+        print_json(dumps(rows if is_list else rows[0], indent=1))
+    elif is_list:
         width = max(len(found.name) for found in rules)
         for found in rules:
             commands = ", ".join(found.commands)
@@ -39,13 +41,11 @@ def run(
     return 0
 
 
-def _find(name: str) -> Rule:
-    for rule in load_rules():
-        if name.upper() == rule.code or name == rule.name:
-            return rule
-    unknown = find_unknown(name)
-    codes = ", ".join(rule.code for rule in load_rules() if rule.code.startswith(name.upper()))
-    raise ConfigError(unknown or f"{name} is not one rule but several: {codes}.")
+def _find(name: str) -> list[Rule]:
+    """Return the rule of a code or a name, or the rules whose codes start in this way."""
+    if (unknown := find_unknown(name)) is not None:
+        raise ConfigError(unknown)
+    return [rule for rule in load_rules() if is_selected(rule.code, rule.name, [name])]
 
 
 def _page(rule: Rule) -> str:

@@ -1,4 +1,4 @@
-"""The options --select and --ignore of commands that use rules."""
+"""The options --select, --ignore and --exclude, whose values are separated by commas."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,15 +9,16 @@ import tyro
 from surestep.base.errors import ConfigError
 from surestep.doctor.selection import find_unknown
 
-_OPTIONS = ("--select", "--ignore")
+_OF_RULES = ("--select", "--ignore")
+_OPTIONS = (*_OF_RULES, "--exclude")
 # One value, so that a path may follow; given again, it adds to the others.
 Selectors = Annotated[
     tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="RULE[,RULE...]")
 ]
 
 
-def split_selectors(given: Sequence[str]) -> list[str]:
-    """Return selectors that are separated by commas."""
+def split_commas(given: Sequence[str]) -> list[str]:
+    """Return values that are separated by commas."""
     return [name.strip() for text in given for name in text.split(",") if name.strip()]
 
 
@@ -29,27 +30,27 @@ def require_commas(words: Sequence[str]) -> None:
     """
     for index, word in enumerate(words):
         option, _, value = word.partition("=")
-        if option not in _OPTIONS:
+        if option not in _OF_RULES:
             continue
         given = [value] if value else list(words[index + 1 : index + 2])
         for other in words[index + (1 if value else 2) :]:
-            if Path(other).exists() or any(map(find_unknown, split_selectors([other]) or ["-"])):
+            if Path(other).exists() or any(map(find_unknown, split_commas([other]) or ["-"])):
                 break
             given.append(other)
         if len(given) > 1:
-            joined = ",".join(split_selectors(given))
+            joined = ",".join(split_commas(given))
             raise ConfigError(f"Separate rules by commas: {option} {joined}")
 
 
 def join_repeated(words: Sequence[str]) -> list[str]:
-    """Return words in which --select and --ignore are given once each, with all their rules."""
+    """Return words in which each of these options is given once, with all its values."""
     others: list[str] = []
-    rules: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     rest = iter(words)
     for word in rest:
         option, sign, value = word.partition("=")
         if option in _OPTIONS and (value := value if sign else next(rest, "")):
-            rules.setdefault(option, []).append(value)
+            values.setdefault(option, []).append(value)
         else:
             others.append(word)
-    return [*others, *(part for name in rules for part in (name, ",".join(rules[name])))]
+    return [*others, *(part for name in values for part in (name, ",".join(values[name])))]

@@ -16,8 +16,8 @@ from rich.markup import escape
 from surestep.base.errors import ConfigError, suggest_names
 from surestep.base.text import format_count, one_line, print_escaped
 from surestep.cli.parse import parse
-from surestep.cli.selectors import Selectors, require_commas, split_selectors
-from surestep.doctor.finding import Finding, fails, to_json
+from surestep.cli.selectors import Selectors, require_commas, split_commas
+from surestep.doctor.finding import fails, to_json
 from surestep.doctor.rule import Rule, load_rules
 from surestep.doctor.selection import find_unknown, is_selected
 from surestep.record.io import dumps
@@ -111,7 +111,7 @@ def _require_script(name: str) -> None:
 
 def _choose_rules(select: Sequence[str], ignore: Sequence[str]) -> list[Rule]:
     rules = [rule for rule in load_rules() if rule.watcher is not None]
-    selected, ignored = split_selectors(select) or ["SS"], split_selectors(ignore)
+    selected, ignored = split_commas(select) or ["SS"], split_commas(ignore)
     for selector in (*selected, *ignored):
         if not any(is_selected(rule.code, rule.name, [selector]) for rule in rules):
             unknown = find_unknown(selector)
@@ -130,7 +130,7 @@ def _choose_rules(select: Sequence[str], ignore: Sequence[str]) -> list[Rule]:
 
 def _show(report: Report, file: Path | None) -> None:
     """Print a report, and write it to a file."""
-    print_findings(report.findings, report.steps, report.ranks)
+    _print_findings(report)
     for rule, why in report.failures.items():
         print_escaped(f"{rule} is disabled by an error in it: {why}", file=sys.stderr)
     if file is not None:
@@ -141,29 +141,23 @@ def _show(report: Report, file: Path | None) -> None:
             raise ConfigError(f"{file} cannot be written: {error.strerror}.") from None
 
 
-def print_findings(findings: Sequence[Finding], steps: int, ranks: int = 1) -> None:
-    """Print findings to stderr, or that there are none.
-
-    Args:
-        findings: worst first.
-        steps: that were watched.
-        ranks: that took them.
-    """
+def _print_findings(report: Report) -> None:
+    """Print the findings, worst first, to stderr, or that there are none."""
     console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
-    watched = format_count(steps, "step") + (f" on {ranks} ranks" if ranks > 1 else "")
-    if not findings and not steps:
-        console.print(
-            "surestep watch: no optimizer of PyTorch took a step in this process, so nothing was "
-            "watched.",
-            markup=False,
-        )
+    ranks = f" on {report.ranks} ranks" if report.ranks > 1 else ""
+    watched = format_count(report.steps, "step") + ranks
+    if not report.findings:
+        if report.steps:
+            text = f"nothing found in {watched}."
+        elif report.has_failed:
+            text = "the script ended before its first step, so nothing was watched."
+        else:
+            text = "no optimizer of PyTorch took a step in this process, so nothing was watched."
+        console.print(f"surestep watch: {text}", markup=False)
         return
-    if not findings:
-        console.print(f"surestep watch: nothing found in {watched}.", markup=False)
-        return
-    count = format_count(len(findings), "finding")
+    count = format_count(len(report.findings), "finding")
     console.print(f"\nsurestep watch: {count} in {watched}.", markup=False)
-    for found in findings:
+    for found in report.findings:
         color = _COLORS[found.severity]
         title = f"[{color}]{found.severity}[/{color}] {found.rule} {found.name}"
         location = escape(one_line(f"{found.file}:{found.line}"))

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -64,7 +65,8 @@ class WatchedScript:
         reports |= read_reports(folder)
         if not reports:  # another rank shows them
             return Report([], own.steps, {})
-        report = own if reports == {0: own} else self._watch.merge(reports)
+        merged = own if reports == {0: own} else self._watch.merge(reports)
+        report = replace(merged, has_failed=is_error)
         self._show(report)
         return report
 

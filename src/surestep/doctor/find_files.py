@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from surestep.base.errors import ConfigError
-from surestep.doctor.settings import Configuration, find_configuration
+from surestep.doctor.settings import Configuration, Settings, find_configuration
 
 SUFFIXES = (".py", ".ipynb")
 _SKIPPED = frozenset(("site-packages", "build", "node_modules", "__pycache__"))
@@ -17,31 +17,34 @@ _SKIPPED = frozenset(("site-packages", "build", "node_modules", "__pycache__"))
 
 @dataclass
 class FoundFiles:
-    """The files to check, with their settings, and how many are excluded by settings."""
+    """The files to check, with their settings, and how many are excluded."""
 
     files: list[tuple[Path, Configuration]] = field(default_factory=list)
     excluded: int = 0
 
 
-def find_files(paths: Sequence[str]) -> FoundFiles:
+def find_files(paths: Sequence[str], exclude: Sequence[str] = ()) -> FoundFiles:
     """Return the files that the paths name, or that are in them, once.
 
     Folders are searched, without hidden ones, virtual environments, site-packages, build and
-    node_modules. The settings are those of the nearest pyproject.toml of each path.
+    node_modules. The settings are those of the nearest pyproject.toml of each path. The patterns in
+    `exclude` count too, as if they were in a pyproject.toml of the current folder.
 
     Raises:
         ConfigError: a path does not exist or is not a script, or settings are wrong.
     """
     found, names = FoundFiles(), set()
     known: dict[Path, Configuration] = {}
+    given = Configuration(Settings(exclude=tuple(exclude)), Path.cwd() / "pyproject.toml")
     for name in paths:
         path = _require_path(name)
         configuration = find_configuration(path, known)
-        for file in _list_files(path, configuration):
+        excluding = configuration, given
+        for file in _list_files(path, excluding):
             if (key := os.path.abspath(file)) in names:
                 continue
             names.add(key)
-            if configuration.excludes(file):
+            if _is_excluded(file, excluding):
                 found.excluded += 1
             else:
                 found.files.append((file, configuration))
@@ -64,27 +67,31 @@ def _require_path(name: str) -> Path:
     return path
 
 
-def _list_files(path: Path, configuration: Configuration) -> Iterator[Path]:
+def _list_files(path: Path, excluding: Sequence[Configuration]) -> Iterator[Path]:
     if path.is_dir():
-        yield from _search(path, configuration)
+        yield from _search(path, excluding)
     else:
         yield path
 
 
-def _search(top: Path, configuration: Configuration) -> Iterator[Path]:
+def _search(top: Path, excluding: Sequence[Configuration]) -> Iterator[Path]:
     for folder, folders, files in os.walk(top):
         base = Path(folder)
-        folders[:] = sorted(name for name in folders if not _is_skipped(base / name, configuration))
+        folders[:] = sorted(name for name in folders if not _is_skipped(base / name, excluding))
         for name in sorted(files):
             path = base / name
             if path.suffix in SUFFIXES and os.path.isfile(path):
                 yield path
 
 
-def _is_skipped(folder: Path, configuration: Configuration) -> bool:
+def _is_skipped(folder: Path, excluding: Sequence[Configuration]) -> bool:
     return (
         folder.name.startswith(".")
         or folder.name in _SKIPPED
         or os.path.isfile(folder / "pyvenv.cfg")
-        or configuration.excludes(folder)
+        or _is_excluded(folder, excluding)
     )
+
+
+def _is_excluded(path: Path, excluding: Sequence[Configuration]) -> bool:
+    return any(configuration.excludes(path) for configuration in excluding)

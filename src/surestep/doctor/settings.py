@@ -48,7 +48,8 @@ class Configuration:
 def _matches(path: Path, pattern: str) -> bool:
     """Return whether a pattern names a path: with a slash inside, its start, else any part."""
     pattern = pattern.rstrip("/")
-    if "/" not in pattern:
+    if "/" not in pattern.removeprefix("**/"):
+        pattern = pattern.removeprefix("**/")
         return any(fnmatchcase(part, pattern) for part in path.parts)
     pattern = pattern.lstrip("/")
     starts = (path, *path.parents)

@@ -14,10 +14,11 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import StringIO
+from pathlib import Path
 
 from surestep.doctor.finding import Finding
 from surestep.doctor.selection import find_unknown, is_selected
-from surestep.doctor.source.files import SourceFile
+from surestep.doctor.source.files import SourceFile, UnreadableError, read_source
 
 _COMMENT = re.compile(
     r"#\s*surestep:\s*(?P<kind>ignore(?:-file)?)\b(?:\[(?P<codes>[^\]]*)\])?", re.IGNORECASE
@@ -67,6 +68,18 @@ def read_suppressions(file: SourceFile) -> Suppressions:
                     "ignore[SS101] reason`."
                 )
     return found
+
+
+def drop_suppressed(findings: Collection[Finding]) -> list[Finding]:
+    """Return the findings that no comment in their files suppresses.
+
+    A file that cannot be read or parsed now suppresses nothing.
+    """
+    known: dict[str, Suppressions] = {}
+    for name in {finding.file for finding in findings}:
+        with suppress(UnreadableError):
+            known[name] = read_suppressions(read_source(Path(name)))
+    return [f for f in findings if f.file not in known or not known[f.file].cover(f)]
 
 
 def _add(found: Suppressions, comment: re.Match[str], line: int, file: SourceFile) -> None:

@@ -19,6 +19,7 @@ class Report:
         failures: why a rule was disabled, by its code.
         facts: what a rule compares between ranks, by its code; JSON values.
         ranks: of which this is the report.
+        has_failed: whether the script ended with an error.
     """
 
     findings: list[Finding]
@@ -26,6 +27,7 @@ class Report:
     failures: dict[str, str]
     facts: dict[str, Any] = field(default_factory=dict)
     ranks: int = 1
+    has_failed: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from surestep.doctor.finding import Finding
 from surestep.doctor.rule import Rule
+from surestep.doctor.suppress import drop_suppressed
 from surestep.doctor.watch.hooks import Monitor
 from surestep.doctor.watch.report import Report, merge_reports, sort_findings
 from surestep.doctor.watcher import Observation
@@ -68,7 +69,7 @@ class Watch:
                 findings += [_to_finding(rule, seen) for seen in ask(code)]
             except Exception as error:  # of the rule
                 listeners.disable(code, error)
-        return sort_findings(findings)
+        return sort_findings(drop_suppressed(findings))
 
 
 def _to_finding(rule: Rule, seen: Observation) -> Finding:
