@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from surestep.doctor.source.arguments import bind_arguments, is_generator
 from surestep.doctor.source.files import SourceFile
@@ -24,6 +24,7 @@ from surestep.doctor.source.values import (
     Function,
     Instance,
     Item,
+    ModuleValue,
     Operation,
     Scope,
     Symbol,
@@ -45,7 +46,8 @@ class Evaluator:
 
     def __init__(self) -> None:
         self._recorder = Recorder()
-        self._returned: list[list[Value]] = []
+        self._frames: list[_Frame] = []
+        self._managed: dict[ast.AST, Callable[[Value], None]] = {}  # bodies, by their managers
         self._reached: set[Definition] = set()
         self._runs: Counter[Definition] = Counter()
         self._functions: list[Function] = []
@@ -107,9 +109,7 @@ class Evaluator:
             case ast.Await(value=value) | ast.YieldFrom(value=value):
                 return self._evaluate(value, scope)
             case ast.Yield(value=value):
-                if value is not None and self._returned:
-                    self._returned[-1].append(self._evaluate(value, scope))
-                return Unknown("", node=node, file=file)
+                return self._evaluate_yield(node, value, scope)
         parts = tuple(
             self._evaluate(child, scope)
             for child in ast.iter_child_nodes(node)
@@ -119,6 +119,19 @@ class Evaluator:
             type(node), "?"
         )
         return Operation(name, parts, node=node, file=file)
+
+    def _evaluate_yield(self, node: ast.Yield, value: ast.expr | None, scope: Scope) -> Value:
+        """Evaluate what a generator gives; that of a `with` statement runs its body here."""
+        none = Constant(None, node=node, file=self._file)
+        made = none if value is None else self._evaluate(value, scope)
+        if self._frames:
+            frame = self._frames[-1]
+            if value is not None:
+                frame.returned.append(made)
+            body, frame.body = frame.body, None
+            if body is not None:
+                body(made)
+        return Unknown("", node=node, file=self._file)
 
     def _evaluate_operation(
         self, node: ast.BinOp | ast.UnaryOp | ast.BoolOp | ast.Compare, scope: Scope
@@ -424,17 +437,20 @@ class Evaluator:
         given = bind_arguments(function, args, keywords, is_entry=is_entry)
         scope = Scope(given, function.scope)
         before, self._file = self._file, function.file or self._file
-        self._returned.append([])
+        is_manager = function.has_decorator("contextmanager", "asynccontextmanager")
+        frame = _Frame(self._managed.pop(node, None) if is_manager else None)
+        self._frames.append(frame)
         try:
             with self._recorder.scoped(contexts=function.decorators, function=function):
                 if isinstance(definition, ast.Lambda):
-                    self._returned[-1].append(self._evaluate(definition.body, scope))
+                    frame.returned.append(self._evaluate(definition.body, scope))
                     ends = False
                 else:
                     ends = self._run(definition.body, scope)
         finally:
             self._file = before
-            returned = self._returned.pop()
+            self._frames.pop()
+        returned = frame.returned
         if is_generator(definition):
             return Collection("generator", returned, is_complete=True, node=node, file=before)
         if ends or not returned:
@@ -458,10 +474,16 @@ class Evaluator:
 
 
 @dataclass(eq=False)
-class ModuleValue(Value):
-    """A module of the project."""
+class _Frame:
+    """A call of a function that is executed.
 
-    scope: Scope
+    Attributes:
+        body: runs the body of a `with` statement, at the `yield` of the generator that manages it.
+        returned: what it may return.
+    """
+
+    body: Callable[[Value], None] | None
+    returned: list[Value] = field(default_factory=list)
 
 
 @dataclass(eq=False)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from surestep.doctor.source.evaluator import Evaluator, ModuleValue
+from surestep.doctor.source.evaluator import Evaluator
 from surestep.doctor.source.files import Project, SourceFile
 from surestep.doctor.source.operators import OPERATORS, find_truth
 from surestep.doctor.source.recorder import BudgetSpentError
@@ -27,6 +27,7 @@ from surestep.doctor.source.values import (
     Function,
     Imported,
     Instance,
+    ModuleValue,
     Operation,
     Scope,
     Symbol,
@@ -165,8 +166,8 @@ class Interpreter(Evaluator):
                 self._run(orelse, scope)
             case ast.If():
                 return self._run_if(node, scope)
-            case ast.With() | ast.AsyncWith():
-                return self._run_with(node, scope)
+            case ast.With(items=items, body=body) | ast.AsyncWith(items=items, body=body):
+                return self._run_with(items, body, scope)
             case ast.Try() | ast.TryStar():
                 return self._run_try(node, scope)
             case ast.Match(subject=subject, cases=cases):
@@ -187,8 +188,8 @@ class Interpreter(Evaluator):
             case ast.Return(value=value):
                 none = Constant(None, node=node, file=self._file)
                 made = none if value is None else self._evaluate(value, scope)
-                if self._returned:
-                    self._returned[-1].append(made)
+                if self._frames:
+                    self._frames[-1].returned.append(made)
                 self._add("return", node, made)
             case ast.Assert(test=test):
                 self._test(test, scope)
@@ -227,14 +228,45 @@ class Interpreter(Evaluator):
             self._recorder.enter(branch=guard)
         return ends or else_ends
 
-    def _run_with(self, node: ast.With | ast.AsyncWith, scope: Scope) -> bool:
-        with self._recorder.scoped():
-            for item in node.items:
-                made = self._evaluate(item.context_expr, scope)
-                if item.optional_vars is not None:
-                    self._assign(item.optional_vars, made, scope, None)
-                self._recorder.enter(contexts=(made,))
-            return self._run(node.body, scope)
+    def _run_with(
+        self, items: Sequence[ast.withitem], body: Sequence[ast.stmt], scope: Scope
+    ) -> bool:
+        """Execute the body of a `with` statement between what its context managers do."""
+        if not items:
+            return self._run(body, scope)
+        (item, *others), node = items, items[0].context_expr
+        outside, file, reached = self._recorder.position, self._file, []
+
+        def run_body(value: Value, *contexts: Value) -> None:
+            if item.optional_vars is not None:
+                self._assign(item.optional_vars, value, scope, None)
+            with self._recorder.scoped(contexts=contexts):
+                reached.append(self._run_with(others, body, scope))
+
+        def run_at_yield(value: Value) -> None:
+            frame, inside, own_file = self._frames.pop(), self._recorder.position, self._file
+            self._recorder.position = replace(outside, contexts=inside.contexts)
+            self._file = file
+            try:
+                run_body(value)
+            finally:
+                self._recorder.position, self._file = inside, own_file
+                self._frames.append(frame)
+
+        self._managed[node] = run_at_yield
+        made = self._evaluate(node, scope)
+        if self._managed.pop(node, None) is not None:  # unless a generator has run it
+            run_body(self._call_special(made, "__enter__", node) or made, made)
+            self._call_special(made, "__exit__", node)
+        return all(reached)
+
+    def _call_special(self, owner: Value, name: str, node: ast.expr) -> Value | None:
+        """Execute a method of a context manager of the project; None if it has none."""
+        method = self._attribute(owner, name, node) if isinstance(owner, Instance) else None
+        if not isinstance(method, Function) or not self._is_followed(method):
+            return None
+        none = Constant(None, node=node, file=self._file)
+        return self._run_function(method, (none,) * (3 if name == "__exit__" else 0), {}, node)
 
     def _run_try(self, node: ast.Try | ast.TryStar, scope: Scope) -> bool:
         before = dict(scope.names)

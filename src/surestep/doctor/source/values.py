@@ -101,6 +101,13 @@ class Scope:
 
 
 @dataclass(eq=False)
+class ModuleValue(Value):
+    """A module of the project."""
+
+    scope: Scope
+
+
+@dataclass(eq=False)
 class Function(Value):
     """A function of the project.
 
