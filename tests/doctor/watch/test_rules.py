@@ -62,6 +62,21 @@ def test_good_example_runs_without_a_finding(rule, name):
     assert watch_example(rule, "good", name).findings == []
 
 
+def test_layer_that_was_replaced_is_reported_by_one_rule():
+    def train():
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model[1] = torch.nn.Linear(8, 3)
+        for _ in range(20):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).pow(2).mean().backward()
+            optimizer.step()
+
+    watch = Watch(RULES)
+    watch.run(train)
+    assert [finding.rule for finding in watch.report().findings] == ["SS202"]
+
+
 def test_optimizer_with_the_id_of_one_that_is_gone_is_another_one():
     seen = set()
 

@@ -52,6 +52,10 @@ class Watch(Watcher):
         if steps <= _CHECKED and self._without[key]:
             missing = self._without[key]
             self._without[key] = {i: p for i, p in missing.items() if p.grad is None}
+        if steps == _FEWEST and _has_newer(run):  # SS202 reports those that others replaced
+            called = {id(p) for model in list(run.models) for p in model.parameters()}
+            missing = self._without[key]
+            self._without[key] = {i: p for i, p in missing.items() if i in called}
 
     def observe(self, run: Run) -> Iterator[Observation]:
         for key, steps in self._optimizers.items():
@@ -68,6 +72,14 @@ class Watch(Watcher):
                 1,
                 {"steps": steps, "parameters": names, "count": len(missing)},
             )
+
+
+def _has_newer(run: Run) -> bool:
+    """Return whether models have parameters with a gradient that no optimizer has."""
+    groups = [group for optimizer in list(run.optimizers) for group in optimizer.param_groups]
+    held = {id(parameter) for group in groups for parameter in group["params"]}
+    parameters = (p for model in list(run.models) for p in model.parameters())
+    return any(p.grad is not None and id(p) not in held for p in parameters)
 
 
 def review(case: Case) -> Iterator[Remark]:
