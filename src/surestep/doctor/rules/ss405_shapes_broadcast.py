@@ -200,12 +200,12 @@ def _find_differences(node: Any) -> Iterator[tuple[Any, tuple[int, ...]]]:
     A graph has no shapes of operands without a gradient: if the result of an output of shape (N, 1)
     or (N,) has shape (N, N), the target has the other one.
     """
-    waiting, seen = deque([node]), 0
-    while waiting and seen < _MOST_NODES:
+    waiting, seen = deque([node]), {node}
+    while waiting and len(seen) < _MOST_NODES:
         node = waiting.popleft()
         operands = [before for before, _ in node.next_functions if before is not None]
-        waiting.extend(operands)
-        seen += 1
+        waiting.extend(dict.fromkeys(before for before in operands if before not in seen))
+        seen.update(operands)
         if node.name() == "SubBackward0" and len(operands) == 1:
             (operand,) = operands
             if _OUTPUT in operand.metadata and len(operand._input_metadata) == 1:
