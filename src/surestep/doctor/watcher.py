@@ -152,13 +152,17 @@ class Watcher:
 
     def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Called before calls of each module: in the first steps, in some later ones, and in some
-        passes after a change of mode or the start of a DataLoader. `inputs` are positional.
+        passes after a change of mode or the start of a DataLoader. `inputs` are positional; a
+        sparse or nested tensor is None.
         """
 
     def after_forward(
         self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
     ) -> None:
-        """Called after the calls of `on_forward`; `output` is None if the call raised an error."""
+        """Called after the calls of `on_forward`.
+
+        `output` is None if the call raised an error, or returned a sparse or nested tensor.
+        """
 
     def on_call(self, run: Run, call: Call) -> None:
         """Called after a call of a function of `FUNCTIONS`."""

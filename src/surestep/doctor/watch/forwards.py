@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -102,7 +103,7 @@ class Forwards:
         except Exception as error:  # of a module that defines equality
             self._listeners.fail(error)
         run.modules.append(module)
-        self._listeners.call("on_forward", module, inputs)
+        self._listeners.call("on_forward", module, _hide_sparse(inputs))
 
     def _after(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         modules = self._run.modules
@@ -112,9 +113,22 @@ class Forwards:
             return
         while modules[-1] is not module:  # passes that began before an error
             modules.pop()
-        self._listeners.call("after_forward", module, inputs, output)
+        (*given, returned) = _hide_sparse((*inputs, output))
+        self._listeners.call("after_forward", module, tuple(given), returned)
         modules.pop()
         if not modules and self._passes_left > 0:
             self._passes_left -= 1
             if self._passes_left == 0 and not self._run.is_sampled:
                 self.stop()
+
+
+def _hide_sparse(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return values; None for tensors whose values no rule can read as those of dense ones."""
+    with torch._C.DisableTorchFunction():  # the modes of the script must not see it
+        return tuple(value if _is_dense(value) else None for value in values)
+
+
+def _is_dense(value: Any) -> bool:
+    if not isinstance(value, Tensor):
+        return True
+    return value.layout is torch.strided and not value.is_nested

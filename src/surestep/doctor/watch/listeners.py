@@ -14,6 +14,7 @@ from surestep.doctor.watch.names import find_modules, find_name
 from surestep.doctor.watcher import Call, Run, Watcher
 
 Handler = tuple[str, Callable[..., None]]  # the code of a rule, and its method
+_LONGEST = 200  # characters of an error that are shown
 _HOOKS = "hooks"  # among the failures: of this package, and of no rule
 
 
@@ -109,7 +110,8 @@ class Listeners:
 
     def disable(self, code: str, error: Exception) -> None:
         """Call a rule no more."""
-        self.failures[code] = f"{type(error).__name__}: {error}"
+        first = next(iter(str(error).splitlines()), "")  # some of torch are a page long
+        self.failures[code] = f"{type(error).__name__}: {first[:_LONGEST]}"
         for lists in (self._handlers, self._unsampled):
             for name, handlers in lists.items():
                 lists[name] = [handler for handler in handlers if handler[0] != code]
