@@ -80,13 +80,14 @@ class Watch(Watcher):
         if self._newest is not None and len(run.modules) == 1:
             key, newest = self._newest
             newest.is_last = newest.is_last or key == id(output)
-        if not is_large or not output.is_floating_point() or not _is_layer(module):
+        is_number = output.is_floating_point() and not given.is_complex()
+        if not is_large or not is_number or not _is_layer(module):
             return
         was_constant = self._was_constant(given)
         is_constant = _is_constant(output)
         has_version = not output.is_inference()
         self._checked = (weakref.ref(output), output._version, is_constant) if has_version else None
-        constant = is_constant & ~was_constant
+        constant = is_constant > was_constant
         seen = self._seen.get(id(module))
         if seen is None or seen.layer() is not module:
             if len(self._seen) >= _MOST_LAYERS:
@@ -133,9 +134,11 @@ def _is_layer(module: nn.Module) -> bool:
 
 def _is_constant(tensor: Tensor) -> Tensor:
     """Return whether some values of a tensor, from all of it, are the same number."""
-    flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach().flatten()
-    part = flat[:: len(flat) // _VALUES | 1]  # odd: an even step may read a few features only
-    return (part == part[0]).all()
+    values = tensor.detach() if tensor.is_contiguous() else tensor.detach().flatten()
+    step = values.numel() // _VALUES | 1  # odd: an even step may read a few features only
+    # In few operations, since each layer is checked.
+    least, most = values.as_strided((-(-values.numel() // step),), (step,)).aminmax()
+    return least == most
 
 
 def bad_step_was_too_large() -> None:
@@ -247,4 +250,20 @@ def good_input_is_the_same_everywhere() -> None:
         x, time = torch.randn(32, 4), torch.full((32, 1), 0.5)
         optimizer.zero_grad()
         nn.functional.mse_loss(model(x, time), x.sum(1, keepdim=True)).backward()
+        optimizer.step()
+
+
+def good_only_some_features_are_dead() -> None:
+    import torch
+    from torch import nn
+
+    hidden = nn.Linear(4, 2)
+    nn.init.constant_(hidden.bias[:1], -50.0)
+    model = nn.Sequential(hidden, nn.ReLU(), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(30):
+        x = torch.randn(1024, 4)
+        loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+        optimizer.zero_grad()
+        loss.backward()
         optimizer.step()

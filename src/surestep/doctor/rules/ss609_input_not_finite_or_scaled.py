@@ -152,7 +152,7 @@ class Watch(Watcher):
             is_data = is_tensor and given.grad_fn is None  # another model computed nothing of it
             if is_data and given.is_floating_point() and 0 < given.numel() <= _MOST_VALUES:
                 self._input = given
-                self._is_bad = ~given.detach().isfinite().all()
+                self._is_bad = _has_failed(given)
         if self._input is None or next(module.children(), None) is not None:
             return
         if given is self._input and type(module).__name__ == "Linear":
@@ -166,7 +166,7 @@ class Watch(Watcher):
             return
         if self._is_bad is not None and hasattr(output, "isfinite"):
             reason = "its inputs had NaN or infinite values, and so had its outputs"
-            self._tally.add(run, reason, self._is_bad & ~output.detach().isfinite().all())
+            self._tally.add(run, reason, self._is_bad & _has_failed(output))
         self._input = self._is_bad = None
 
     def _add_table(self, run: Run, layer: nn.Module, table: Tensor) -> None:
@@ -199,6 +199,14 @@ class Watch(Watcher):
                     columns.since_step,
                     {"largest": max(varied), "smallest": min(varied), "columns": [large, small]},
                 )
+
+
+def _has_failed(values: Tensor) -> Tensor:
+    """Return whether some values are NaN or infinite, by their sum: that is the fastest."""
+    import torch
+
+    is_half = values.dtype.itemsize < 4
+    return ~values.detach().sum(dtype=torch.float32 if is_half else None).isfinite()
 
 
 def bad_not_a_number():
