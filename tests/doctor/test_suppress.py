@@ -6,6 +6,7 @@ from surestep.doctor.check import check_file
 from surestep.doctor.report import FileReport
 from surestep.doctor.rule import load_rules
 from surestep.doctor.source.files import Project, parse_source
+from surestep.doctor.suppress import read_suppressions
 from tests.doctor.scripts import BAD, notebook
 
 RULES = [rule for rule in load_rules() if rule.code == "SS101"]
@@ -74,6 +75,16 @@ def test_comment_inside_a_body_does_not_cover_the_statement_around_it():
         "    match optimizer.step():\n        case _:\n            x = 1  # surestep: ignore[SS1]\n"
     )
     assert len(check(BAD.replace(STEP, match))[0]) == 1
+
+
+def test_comment_in_a_line_of_its_own_suppresses_nothing():
+    text = "for x in y:\n    # surestep: ignore[SS101] reason\n    step(x)\n"
+    assert read_suppressions(parse_source(Path("a.py"), text.encode())).of_lines == {}
+
+
+def test_comment_behind_a_statement_in_one_line_covers_it():
+    one_line = "    if True: optimizer.step()  # surestep: ignore[SS101] reason\n"
+    assert check(BAD.replace(STEP, one_line))[0] == []
 
 
 @pytest.mark.parametrize(

@@ -118,4 +118,4 @@ def _find_end(node: ast.stmt) -> int:
     if isinstance(node, ast.Match):
         return node.subject.end_lineno or node.lineno
     body: list[ast.stmt] | None = getattr(node, "body", None)
-    return max(node.lineno, body[0].lineno - 1) if body else node.end_lineno or node.lineno
+    return body[0].lineno - 1 if body else node.end_lineno or node.lineno

@@ -120,7 +120,22 @@ def test_loader_without_a_hash_is_iterated():
     assert watcher.ended == [4, 4]
 
 
-def test_evaluation_inside_a_pass_does_not_split_it():
+class WithoutLength(DataLoader):
+    """It cannot say how many batches it gives."""
+
+    def __len__(self):
+        raise NotImplementedError
+
+
+def test_loader_that_raises_for_its_length_is_iterated():
+    watcher, loader = Passes(), WithoutLength(torch.ones(8, 4), batch_size=2)
+    watch(watcher, lambda: [count_through(loader, 4), count_through(loader, 2)])
+    assert watcher.ended == []
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_evaluation_inside_a_pass_does_not_split_it(is_open):
+    """It ends within the pass, or after it: then the steps are of one pass only, too."""
     watcher, loader, other = ScheduleWatcher(), make_loader(), make_loader()
 
     def train():
@@ -128,11 +143,13 @@ def test_evaluation_inside_a_pass_does_not_split_it():
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         torch.optim.lr_scheduler.StepLR(optimizer, 10)
         for _ in range(3):
+            opened = iter(other if is_open else ())
             for step, x in enumerate(loader):
-                if step == 2:
+                if step == 2 and not is_open:
                     list(other)
                 model(x).sum().backward()
                 optimizer.step()
+            list(opened)
 
     watch(watcher, train)
     (seen,) = watcher.seen
