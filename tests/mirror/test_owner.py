@@ -222,3 +222,33 @@ def test_damaged_file_is_named(store):
     store.write(FILE, b'{"format": 1}')
     with pytest.raises(RunError, match=r"mirror\.json is damaged: .*Delete this file"):
         read_owner(store)
+
+
+def test_renewal_that_hangs_does_not_overwrite_the_next_session(store, monkeypatch):
+    """A session that gave up leaves a write that may arrive when the mirror answers again."""
+    hangs, answers = threading.Event(), threading.Event()
+    first, second = Owner(store, "a"), Owner(store, "a")
+    first.acquire(print)
+    write = store.write
+
+    def write_later(name, data):
+        hangs.set()
+        assert answers.wait(30)
+        write(name, data)
+
+    monkeypatch.setattr(module, "STALE_S", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "write", write_later)
+        renewal = threading.Thread(target=first.check)
+        renewal.start()
+        assert hangs.wait(30)
+    first.forget()
+    start = threading.Thread(target=second.acquire, args=(print,))
+    start.start()
+    start.join(0.2)  # long enough to write, if it did not wait
+    answers.set()
+    start.join(30)
+    renewal.join(30)
+    assert read_owner(store)["writer"]["token"] == second._token
+    assert second.is_owner
+    second.release()

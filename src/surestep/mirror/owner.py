@@ -10,6 +10,7 @@ the same second can both become the writer; the first of them notices that at it
 import os
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,9 @@ RENEW_S = 20.0
 STALE_S = 120.0  # six renewals: a writer that is slow for some is not dead
 POLL_S = 2.0  # between two checks whether another process renews
 _held: set[str] = set()  # locations that this process writes
+# By location. A renewal must not follow the release, nor the start of the next session: one that
+# hangs may still arrive when the mirror answers again.
+_locks: defaultdict[str, Lock] = defaultdict(Lock)
 # It also counts while the machine sleeps.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -73,7 +77,7 @@ class Owner:
         self.is_owner = False
         self._lost: OwnerChangedError | None = None
         self._ended = Event()
-        self._lock = Lock()  # a renewal must not follow the release
+        self._lock = _locks[self._place]
 
     def acquire(self, print_line: Callable[[str], None]) -> None:
         """Become the writer; wait for at most STALE_S until a process that may be dead is gone.
@@ -91,8 +95,9 @@ class Owner:
         writer = (found or {}).get("writer")
         if writer is not None and not _has_ended(writer):
             _wait_for(self.store, writer, print_line)
-        self._write(writer=self._describe())
-        found = read_owner(self.store)
+        with self._lock:
+            self._write(writer=self._describe())
+            found = read_owner(self.store)
         if found is None or (found["writer"] or {}).get("token") != self._token:
             raise _in_use(address, (found or {}).get("writer") or {})
         _held.add(self._place)
