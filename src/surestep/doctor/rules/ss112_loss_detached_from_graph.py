@@ -85,7 +85,7 @@ class Watch(WindowWatcher):
     A loss may also be computed in part of the output of a model that was detached.
     """
 
-    SAMPLED = ("on_backward",)
+    SAMPLED = ("on_backward", "after_forward", "after_step")
 
     def __init__(self) -> None:
         super().__init__()

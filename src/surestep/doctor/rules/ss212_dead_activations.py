@@ -28,6 +28,7 @@ FIX = "Lower the learning rate, scale the inputs, or initialize the layer before
 _FEWEST = 15  # batches that were checked
 _SHARE = 0.9  # of the batches
 _VALUES = 1024  # of an output that are compared
+_FIRST_VALUES = 16  # and before these, since reading values that are far apart takes long
 _SMALLEST = 16  # values of an output
 _MOST_LAYERS = 1000
 
@@ -42,8 +43,8 @@ class _Seen:
         index: among the layers that were called, from 1.
         calls: that were checked.
         is_last: whether its output is that of the model, which SS509 compares with targets.
-        constant: in how many the output was constant, and the input was not; a tensor, as a value
-            of a device is read at the end.
+        constant: in how many the output was constant, and the input was not; a tensor if one may
+            have been, as a value of a device is read at the end.
     """
 
     layer: weakref.ref[nn.Module]
@@ -51,7 +52,7 @@ class _Seen:
     index: int
     first: int
     location: Location
-    constant: Tensor
+    constant: Tensor | int = 0
     calls: int = 0
     is_last: bool = False
 
@@ -64,7 +65,8 @@ class Watch(Watcher):
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
         self._newest: tuple[int, _Seen] | None = None  # and the id of its output
-        self._checked: tuple[weakref.ref[Tensor], int, Tensor] | None = None  # with its version
+        # The last output, with its version and whether it was constant.
+        self._checked: tuple[weakref.ref[Tensor], int, Tensor | None] | None = None
 
     def after_forward(
         self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
@@ -83,25 +85,24 @@ class Watch(Watcher):
         is_number = output.is_floating_point() and not given.is_complex()
         if not is_large or not is_number or not _is_layer(module):
             return
-        was_constant = self._was_constant(given)
-        is_constant = _is_constant(output)
+        constant = is_constant = _is_constant(output)
+        if is_constant is not None and (was_constant := self._was_constant(given)) is not None:
+            constant = is_constant > was_constant
         has_version = not output.is_inference()
         self._checked = (weakref.ref(output), output._version, is_constant) if has_version else None
-        constant = is_constant > was_constant
         seen = self._seen.get(id(module))
         if seen is None or seen.layer() is not module:
             if len(self._seen) >= _MOST_LAYERS:
                 return
             at = run.step + 1, run.locate()
             name, index = type(module).__name__, len(self._seen) + 1
-            seen = _Seen(weakref.ref(module), name, index, *at, constant.long())
-            self._seen[id(module)] = seen
-        else:
+            seen = self._seen[id(module)] = _Seen(weakref.ref(module), name, index, *at)
+        if constant is not None:
             seen.constant = seen.constant + constant
         seen.calls += 1
         self._newest = id(output), seen
 
-    def _was_constant(self, given: Tensor) -> Tensor:
+    def _was_constant(self, given: Tensor) -> Tensor | None:
         """Return whether an input is constant: usually it is the output of the layer before."""
         if self._checked is not None:
             output, version, is_constant = self._checked
@@ -132,13 +133,24 @@ def _is_layer(module: nn.Module) -> bool:
     return is_activation or next(module.parameters(), None) is not None
 
 
-def _is_constant(tensor: Tensor) -> Tensor:
-    """Return whether some values of a tensor, from all of it, are the same number."""
+def _is_constant(tensor: Tensor) -> Tensor | None:
+    """Return whether some values of a tensor, from all of it, are the same number.
+
+    It is None if a few values show that they are not; those of a GPU are not read, as that waits.
+    """
     values = tensor.detach() if tensor.is_contiguous() else tensor.detach().flatten()
-    step = values.numel() // _VALUES | 1  # odd: an even step may read a few features only
-    # In few operations, since each layer is checked.
-    least, most = values.as_strided((-(-values.numel() // step),), (step,)).aminmax()
-    return least == most
+    if values.device.type == "cpu":
+        first = _pick(values, _FIRST_VALUES).tolist()
+        if first.count(first[0]) < len(first):
+            return None
+    least, greatest = _pick(values, _VALUES).aminmax()
+    return least == greatest
+
+
+def _pick(values: Tensor, most: int) -> Tensor:
+    """Return evenly spaced values of a contiguous tensor."""
+    step = values.numel() // most | 1  # odd: an even step may read a few features only
+    return values.as_strided((-(-values.numel() // step),), (step,))
 
 
 def bad_step_was_too_large() -> None:

@@ -126,6 +126,8 @@ class ScheduleWatcher(Watcher):
             seen.is_scaled = seen.is_skipped = True  # until the step comes
 
     def after_step(self, run: Run, optimizer: Optimizer) -> None:
+        if not self.seen:  # several rules ask this in each step
+            return
         for seen in self._by_optimizer.get(optimizer, ()):
             seen.optimizer_steps += 1
             seen.is_skipped = False

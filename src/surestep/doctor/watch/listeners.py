@@ -14,6 +14,7 @@ from surestep.doctor.watch.names import find_modules, find_name
 from surestep.doctor.watcher import Call, Run, Watcher
 
 Handler = tuple[str, Callable[..., None]]  # the code of a rule, and its method
+_NONE = nullcontext()  # one for all calls, as there are many in a step
 _LONGEST = 200  # characters of an error that are shown
 _HOOKS = "hooks"  # among the failures: of this package, and of no rule
 
@@ -92,9 +93,8 @@ class Listeners:
         self._is_busy = True
         # The modes of the script must not see the operations of a rule.
         has_modes = torch._C._len_torch_dispatch_stack() > 0
-        modes = _disable_current_modes() if has_modes else nullcontext()
         try:
-            with torch._C.DisableTorchFunction(), modes:
+            with torch._C.DisableTorchFunction(), _disable_current_modes() if has_modes else _NONE:
                 for code, handler in handlers:
                     try:
                         handler(self.run, *args)
