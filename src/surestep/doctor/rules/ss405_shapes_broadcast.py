@@ -5,8 +5,8 @@ loss is then least if the model predicts the mean of all targets for each sample
 PyTorch warns for some losses, and not for those that are written by hand.
 
 Shapes that are broadcast to the shape of one of the two, such as a constant target, are not
-reported. In a run, losses of torch are seen, and differences of the output of a model and a target
-that a loss is computed from; not comparisons, as for an accuracy.
+reported. In a run, losses of torch are seen, and differences of a target and the output of a model
+as it was returned; comparisons, as for an accuracy, are not seen.
 
 Source: https://docs.pytorch.org/docs/stable/notes/broadcasting.html
 """
@@ -14,8 +14,9 @@ Source: https://docs.pytorch.org/docs/stable/notes/broadcasting.html
 from __future__ import annotations
 
 import ast
+import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe_source
 from surestep.doctor.source.values import Call as CallValue
 from surestep.doctor.source.values import Collection, Constant, Item, Operation, Value
-from surestep.doctor.watcher import NOWHERE, Call, Location, Observation, Run, Watcher
+from surestep.doctor.watcher import NOWHERE, Call, Observation, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -38,12 +39,11 @@ CHECK_SKIPS = (
     "bad_squeezed_targets",
     "bad_difference_in_criterion",
 )  # shapes are not in the source
-WATCH_SKIPS = ("bad_accuracy",)  # a comparison is in no graph
+WATCH_SKIPS = ("bad_accuracy",)  # a comparison of something computed from the output
 _LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _COMPARISONS = ("-", "==", "!=")
 _FEWEST = 2  # calls
-_OUTPUT = "surestep.SS405"  # in the metadata of a node
-_MOST_NODES = 60  # of a graph, from the loss
+_MOST_OUTPUTS = 4  # of models, by which a prediction is known
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -130,57 +130,43 @@ def _is_prediction(value: Value) -> bool:
 
 
 class Watch(Watcher):
-    """Compare the shapes of predictions and targets, in calls and in the graphs of losses."""
+    """Compare the shapes of predictions and targets in losses and differences."""
 
-    FUNCTIONS = _LOSSES
-    SAMPLED = ("after_forward",)
+    FUNCTIONS = (*_LOSSES, "sub")
+    SAMPLED = ("after_forward", "on_call")
 
     def __init__(self) -> None:
         self._location = NOWHERE
         self._calls = self._mistakes = self._first = 0
         self._shapes: tuple[tuple[int, ...], ...] = ()
         self._name = ""
-
-    def on_call(self, run: Run, call: Call) -> None:
-        self._calls += 1
-        prediction, target = call["input"], call["target"]
-        if prediction.shape != target.shape and _is_table(prediction, target):
-            self._add(run, call.name, tuple(prediction.shape), tuple(target.shape))
+        self._outputs: deque[weakref.ref[Tensor]] = deque(maxlen=_MOST_OUTPUTS)
 
     def after_forward(
         self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
     ) -> None:
-        """Mark the output of a model that may be broadcast, for the graph of the loss."""
-        node = getattr(output, "grad_fn", None)
-        is_of_model = len(run.modules) == 1
-        if node is not None and is_of_model and output.dim() and output.numel() == len(output) > 1:
-            node.metadata[_OUTPUT] = run.locate()
+        """Remember the output of a model, to know it in a difference."""
+        if len(run.modules) == 1 and getattr(output, "grad_fn", None) is not None:
+            self._outputs.append(weakref.ref(output))
 
-    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
-        if not run.is_sampled:
+    def on_call(self, run: Run, call: Call) -> None:
+        if call.name != "sub":
+            self._compare(run, call.name, call["input"], call["target"])
             return
-        nodes = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
-        for node in nodes:
-            for prediction, shape in _find_differences(node):
-                self._calls += 1
-                size = tuple(prediction._input_metadata[0].shape)
-                if shape == (size[0], size[0]):
-                    target = (size[0],) if len(size) == 2 else (size[0], 1)
-                    location = prediction.metadata[_OUTPUT]
-                    self._add(run, "A difference in the loss", size, target, location)
+        left, right = call["input"], call["other"]
+        for prediction, target in ((left, right), (right, left)):
+            is_output = any(output() is prediction for output in self._outputs)
+            if is_output and hasattr(target, "grad_fn") and not target.requires_grad:
+                self._compare(run, "A difference", prediction, target)
 
-    def _add(
-        self,
-        run: Run,
-        name: str,
-        prediction: tuple[int, ...],
-        target: tuple[int, ...],
-        location: Location | None = None,
-    ) -> None:
+    def _compare(self, run: Run, name: str, prediction: Tensor, target: Tensor) -> None:
+        self._calls += 1
+        if prediction.shape == target.shape or not _is_table(prediction, target):
+            return
         self._mistakes += 1
         if self._mistakes == 1:
-            self._location = location or run.locate()
-            self._first, self._name, self._shapes = run.step + 1, name, (prediction, target)
+            self._first, self._location, self._name = run.step + 1, run.locate(), name
+            self._shapes = tuple(prediction.shape), tuple(target.shape)
 
     def observe(self, run: Run) -> Iterator[Observation]:
         if self._mistakes >= _FEWEST:
@@ -192,24 +178,6 @@ class Watch(Watcher):
                 self._first,
                 {"input": prediction, "target": target, "calls": self._mistakes},
             )
-
-
-def _find_differences(node: Any) -> Iterator[tuple[Any, tuple[int, ...]]]:
-    """Yield outputs of models from which a loss subtracts a target, and the shapes of the results.
-
-    A graph has no shapes of operands without a gradient: if the result of an output of shape (N, 1)
-    or (N,) has shape (N, N), the target has the other one.
-    """
-    waiting, seen = deque([node]), {node}
-    while waiting and len(seen) < _MOST_NODES:
-        node = waiting.popleft()
-        operands = [before for before, _ in node.next_functions if before is not None]
-        waiting.extend(dict.fromkeys(before for before in operands if before not in seen))
-        seen.update(operands)
-        if node.name() == "SubBackward0" and len(operands) == 1:
-            (operand,) = operands
-            if _OUTPUT in operand.metadata and len(operand._input_metadata) == 1:
-                yield operand, tuple(node._input_metadata[0].shape)
 
 
 def _is_table(prediction: Tensor, target: Tensor) -> bool:
@@ -429,11 +397,12 @@ def good_differences() -> None:
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     x = torch.randn(8, 4)
-    rewards = torch.randn(8, 8)
+    rewards = torch.randn(8, 8)  # as many samples of each row as rows
     for _ in range(4):
         values = model(x)
-        advantages = rewards[:, :5] - values  # a baseline of each row
+        advantages = rewards - values  # a baseline of each row
         loss = advantages.pow(2).mean() + (values - x.sum(1, keepdim=True)).abs().mean()
+        loss = loss + (values - values.detach().T).relu().mean()  # all pairs
         pairs = values.squeeze(1).unsqueeze(0) - x.sum(1).unsqueeze(1)
         optimizer.zero_grad()
         (loss + pairs.abs().mean()).backward()

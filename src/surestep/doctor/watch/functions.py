@@ -50,6 +50,7 @@ FUNCTIONS: dict[str, tuple[tuple[Any, str], ...]] = {
         name: ((torch, name), (Tensor, name))
         for name in ("sigmoid", "log", "sqrt", "argmax", "max", "allclose", "bmm", "matmul")
     },
+    "sub": ((torch, "sub"), (Tensor, "sub"), (Tensor, "__sub__")),
     "eq": ((torch, "eq"), (Tensor, "eq"), (Tensor, "__eq__")),
     "grad": ((torch.autograd, "grad"),),
     **{name: ((torch, name),) for name in ("rand", "randn", "randperm")},
