@@ -15,7 +15,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.batches import list_tensors
@@ -85,11 +85,12 @@ class Watch(WindowWatcher):
     A loss may also be computed in part of the output of a model that was detached.
     """
 
-    SAMPLED = ("on_backward", "after_forward", "after_step")
+    SAMPLED = ("on_backward", "after_forward")
 
     def __init__(self) -> None:
         super().__init__()
         self._reached: list[Tally] = []
+        self._unreached: WeakKeyDictionary[Optimizer, Tally] = WeakKeyDictionary()
         self._models: WeakSet[nn.Module] = WeakSet()
         self._bare: dict[Location, Tally] = {}  # losses without a graph
         self._outputs: dict[int, weakref.ref[Tensor]] = {}  # of models, by their memory
@@ -122,8 +123,17 @@ class Watch(WindowWatcher):
                 self._outputs[memory] = weakref.ref(tensor)
 
     def after_step(self, run: Run, optimizer: Optimizer) -> None:
-        self._outputs.clear()
-        super().after_step(run, optimizer)
+        if run.is_sampled:
+            self._outputs.clear()
+            super().after_step(run, optimizer)
+        # Its model may be trained later only, in steps that are not sampled.
+        if (
+            self._unreached
+            and (tally := self._unreached.get(optimizer))
+            and has_gradient(optimizer)
+        ):
+            self._reached.append(tally)
+            del self._unreached[optimizer]
 
     def _is_of_detached_output(self, loss: Tensor) -> bool:
         """Return whether a loss reaches a leaf that has the memory of a model's output."""
@@ -137,6 +147,7 @@ class Watch(WindowWatcher):
             self._reached.append(tally)
         elif backward >= 0 and is_any_trained(optimizer) and not self._is_of_another(optimizer):
             tally.add(run, window.events[backward].location)
+            self._unreached[optimizer] = tally
 
     def _is_of_another(self, optimizer: Optimizer) -> bool:
         """Return whether a model has a gradient, and an optimizer is of one that is not called."""
@@ -447,3 +458,21 @@ def good_learned_image() -> None:
         optimizer.zero_grad()
         model(image).pow(2).mean().backward()
         optimizer.step()
+
+
+def good_generator_that_starts_later() -> None:
+    import torch
+    from torch import nn
+
+    generator, critic = nn.Linear(2, 4), nn.Linear(4, 1)
+    optimizers = [torch.optim.Adam(model.parameters()) for model in (generator, critic)]
+    for iteration in range(60):
+        fake = generator(torch.randn(16, 2))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = critic(fake.detach()).mean() - critic(torch.randn(16, 4)).mean()
+        if iteration >= 30:  # the critic is trained alone before
+            loss = loss + (fake - 1).pow(2).mean()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from surestep.doctor.remark import Remark, list_names
+from surestep.doctor.runtime.unheld import is_in_module
 from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
 
 if TYPE_CHECKING:
@@ -52,10 +53,10 @@ class Watch(Watcher):
         if steps <= _CHECKED and self._without[key]:
             missing = self._without[key]
             self._without[key] = {i: p for i, p in missing.items() if p.grad is None}
-        if steps == _FEWEST and _has_newer(run):  # SS202 reports those that others replaced
-            called = {id(p) for model in list(run.models) for p in model.parameters()}
+        if steps == _FEWEST and _has_unheld_gradient(run):
+            # SS202 reports the parameters that others replaced: those of no module.
             missing = self._without[key]
-            self._without[key] = {i: p for i, p in missing.items() if i in called}
+            self._without[key] = {i: p for i, p in missing.items() if is_in_module(p)}
 
     def observe(self, run: Run) -> Iterator[Observation]:
         for key, steps in self._optimizers.items():
@@ -74,8 +75,8 @@ class Watch(Watcher):
             )
 
 
-def _has_newer(run: Run) -> bool:
-    """Return whether models have parameters with a gradient that no optimizer has."""
+def _has_unheld_gradient(run: Run) -> bool:
+    """Return whether a model has a parameter with a gradient that no optimizer has."""
     groups = [group for optimizer in list(run.optimizers) for group in optimizer.param_groups]
     held = {id(parameter) for group in groups for parameter in group["params"]}
     parameters = (p for model in list(run.models) for p in model.parameters())

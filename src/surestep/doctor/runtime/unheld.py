@@ -20,6 +20,14 @@ _MOST_LATE = 1000  # parameters
 _VALUES = 16  # of a parameter, by which a change is noticed
 
 
+def is_in_module(parameter: Tensor) -> bool:
+    """Return whether a module that is alive has a parameter; it is slow."""
+    from torch.nn import Module
+
+    modules = (found for found in gc.get_objects() if issubclass(type(found), Module))
+    return any(parameter is own for module in modules for own in module.parameters(recurse=False))
+
+
 @dataclass(frozen=True)
 class _Moment:
     """The parameters that were there when an optimizer was made, by their ids.
