@@ -70,6 +70,32 @@ def test_rules_pass_over_tensors_of_other_layouts(make):
     assert report.findings == []
 
 
+def test_finite_inputs_whose_sum_is_not_are_not_called_infinite():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 3)
+
+        def forward(self, x):
+            logits = self.layer(torch.where(x > 1e30, 0.0, x))
+            return logits.masked_fill(logits < -2, torch.finfo(logits.dtype).min)
+
+    model = Masked()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train():
+        for _ in range(20):
+            x = torch.randn(64, 8)
+            x[:, 0] = torch.finfo(x.dtype).max
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), torch.randint(3, (64,))).backward()
+            optimizer.step()
+
+    watch = Watch([rule for rule in load_rules() if rule.code == "SS609"])
+    watch.run(train)
+    assert watch.report().findings == []
+
+
 def test_long_error_of_a_rule_is_shown_by_its_first_line():
     class Failing(Watcher):
         def on_step(self, run, optimizer):

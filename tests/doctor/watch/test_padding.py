@@ -57,3 +57,21 @@ def test_padding_in_the_labels_of_a_model_is_found():
 )
 def test_padding_that_is_ignored_is_not_reported(lengths, ignored):
     assert find(lengths, ignored) == []
+
+
+def test_labels_of_a_video_that_stay_the_same_after_an_event_are_no_padding():
+    """The frames after it differ, so that the inputs are not padded there."""
+    model = nn.Sequential(nn.Flatten(2), nn.Linear(16, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def train_on_frames():
+        for _ in range(8):
+            frames = torch.randn(8, 12, 4, 4)
+            labels = (torch.arange(12) >= torch.arange(2, 10)[:, None]).long()
+            optimizer.zero_grad()
+            F.cross_entropy(model(frames).flatten(0, 1), labels.flatten()).backward()
+            optimizer.step()
+
+    watch = Watch([rule for rule in load_rules() if rule.code == "SS508"])
+    watch.run(train_on_frames)
+    assert watch.report().findings == []

@@ -159,8 +159,7 @@ class Watch(Watcher):
         given = [v for v in inputs if hasattr(v, "untyped_storage") and v.dim() >= 2]
         self._is_known = bool(given)
         self._rows = len(given[0]) if given else 0
-        small = [v for v in given if v.dim() <= 3 and v.numel() <= _MOST_VALUES]  # no images
-        self._repeats = [_find_repeats(v) for v in small]
+        self._repeats = [_find_repeats(v) for v in given if v.numel() <= _MOST_VALUES]
 
     def on_call(self, run: Run, call: Called) -> None:
         target = call["target"].detach()
