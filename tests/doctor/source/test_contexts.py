@@ -60,7 +60,7 @@ def evaluating(model):
 def trace_calls(*parts):
     """Return the methods and functions that a script calls, in order, and its events."""
     script = "\n".join(("import torch", "model = torch.nn.Linear(4, 2)", *parts))
-    (trace,) = follow(parse_source(Path("script.py"), script.encode()), Project()).traces
+    trace, *_ = follow(parse_source(Path("script.py"), script.encode()), Project()).traces
     calls = [event for event in trace.events if event.call is not None]
     return [event.call.name for event in calls if event.call.path != "torch.nn.Linear"], calls
 
@@ -88,6 +88,34 @@ def test_return_in_the_body_is_of_the_function_around_it():
     assert names[-1] == "print"
     names, _ = trace_calls(CLASS, function, "evaluate()('x')")
     assert names[-1] == "print"
+
+
+NOT_FOLLOWED = [
+    "@contextmanager\ndef evaluating(m):\n    yield from helper(m)\n",
+    "@contextmanager\ndef evaluating(m):\n    return helper(m)\n",
+    "@contextmanager\ndef evaluating(m):\n    if FLAG:\n        with torch.no_grad():\n"
+    "            yield m\n    else:\n        yield m\n",
+    "@contextmanager\ndef evaluating(m):\n    for _ in range(1):\n        yield m\n",
+    "class evaluating:\n    def __init__(self, m):\n        self.grad = torch.no_grad()\n"
+    "    def __enter__(self):\n        self.grad.__enter__()\n"
+    "    def __exit__(self, *args):\n        self.grad.__exit__(*args)\n",
+]
+
+
+@pytest.mark.parametrize("manager", NOT_FOLLOWED)
+def test_body_of_a_manager_that_is_not_followed_is_executed_without_its_contexts(manager):
+    helper = "from contextlib import contextmanager\n@contextmanager\ndef helper(m):\n    yield m\n"
+    _, calls = trace_calls(helper, manager, "with evaluating(model):\n    print(1)")
+    (shown,) = (event for event in calls if event.call.name == "print")
+    assert (is_without_grad(shown), shown.branches, shown.loops) == (False, (), ())
+
+
+def test_asynchronous_manager_is_followed_too():
+    manager = CLASS.replace("__enter__", "__aenter__").replace("__exit__", "__aexit__")
+    manager = manager.replace("    def __a", "    async def __a")
+    body = "async def run():\n    async with evaluating(model):\n        print(1)\nrun()"
+    names, _ = trace_calls(manager, body)
+    assert names == ["eval", "print", "train"]
 
 
 def test_manager_that_is_entered_by_another_is_executed_at_its_call():

@@ -1,9 +1,9 @@
-"""Bind the arguments of a call to the parameters of a function."""
+"""How a function is called: its arguments, and whether it yields."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from surestep.doctor.source.values import (
@@ -13,6 +13,10 @@ from surestep.doctor.source.values import (
     Function,
     Unknown,
     Value,
+)
+
+_ENTERS = frozenset(
+    ("enter_context", "enter_async_context", "__enter__", "__aenter__", "set_grad_enabled")
 )
 
 
@@ -58,13 +62,44 @@ def bind_arguments(
 @lru_cache(maxsize=10_000)
 def is_generator(definition: Definition) -> bool:
     """Return whether a function yields, itself and not in a function inside it."""
+    return any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in _traverse_own(definition))
+
+
+@lru_cache(maxsize=10_000)
+def can_follow_manager(definition: Definition) -> bool:
+    """Return whether it is known what a function does before and after the body of a `with`.
+
+    A generator yields once, in no branch and no loop. Nor does it, or a method, enter another
+    context manager by a call, of which is not known when it ends.
+    """
     if isinstance(definition, ast.Lambda):
         return False
-    waiting: list[ast.AST] = list(definition.body)
+    nodes = list(_traverse_own(definition))
+    names = {getattr(node, "attr", getattr(node, "id", "")) for node in nodes}
+    yields = [node for node in nodes if isinstance(node, (ast.Yield, ast.YieldFrom))]
+    if names & _ENTERS or len(yields) > 1:
+        return False
+    body: list[ast.stmt] = definition.body if yields else []
+    while body:
+        around = next((s for s in body if any(node is yields[0] for node in ast.walk(s))), None)
+        if not isinstance(around, (ast.With, ast.AsyncWith, ast.Try)):
+            is_plain = isinstance(around, (ast.Expr, ast.Assign, ast.AnnAssign))
+            return is_plain and isinstance(yields[0], ast.Yield)
+        body = around.body
+    return True
+
+
+def is_manager(function: Function) -> bool:
+    """Return whether a function is a context manager that is followed around a `with` body."""
+    is_decorated = function.has_decorator("contextmanager", "asynccontextmanager")
+    return is_decorated and can_follow_manager(function.definition)
+
+
+def _traverse_own(definition: Definition) -> Iterator[ast.AST]:
+    """Yield the nodes of a function, without those of functions inside it."""
+    waiting: list[ast.AST] = [] if isinstance(definition, ast.Lambda) else [*definition.body]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, (ast.Yield, ast.YieldFrom)):
-            return True
+        yield node
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             waiting.extend(ast.iter_child_nodes(node))
-    return False

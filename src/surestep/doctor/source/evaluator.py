@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from surestep.doctor.source.arguments import bind_arguments, is_generator
+from surestep.doctor.source.arguments import bind_arguments, is_generator, is_manager
 from surestep.doctor.source.files import SourceFile
 from surestep.doctor.source.operators import BUILTINS, OPERATORS, find_truth, is_none
 from surestep.doctor.source.recorder import Recorder
@@ -437,8 +437,7 @@ class Evaluator:
         given = bind_arguments(function, args, keywords, is_entry=is_entry)
         scope = Scope(given, function.scope)
         before, self._file = self._file, function.file or self._file
-        is_manager = function.has_decorator("contextmanager", "asynccontextmanager")
-        frame = _Frame(self._managed.pop(node, None) if is_manager else None)
+        frame = _Frame(self._managed.pop(node, None) if is_manager(function) else None)
         self._frames.append(frame)
         try:
             with self._recorder.scoped(contexts=function.decorators, function=function):

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+from surestep.doctor.source.arguments import can_follow_manager
 from surestep.doctor.source.evaluator import Evaluator
 from surestep.doctor.source.files import Project, SourceFile
 from surestep.doctor.source.operators import OPERATORS, find_truth
@@ -255,18 +256,32 @@ class Interpreter(Evaluator):
 
         self._managed[node] = run_at_yield
         made = self._evaluate(node, scope)
-        if self._managed.pop(node, None) is not None:  # unless a generator has run it
-            run_body(self._call_special(made, "__enter__", node) or made, made)
-            self._call_special(made, "__exit__", node)
+        self._managed.pop(node, None)
+        if not reached:  # no generator that is followed has run it
+            enter, leave = self._find_methods(made, node)
+            none = Constant(None, node=node, file=self._file)
+            entered = None if enter is None else self._run_function(enter, (), {}, node)
+            run_body(entered or made, made)
+            if leave is not None:
+                self._run_function(leave, (none, none, none), {}, node)
         return all(reached)
 
-    def _call_special(self, owner: Value, name: str, node: ast.expr) -> Value | None:
-        """Execute a method of a context manager of the project; None if it has none."""
-        method = self._attribute(owner, name, node) if isinstance(owner, Instance) else None
-        if not isinstance(method, Function) or not self._is_followed(method):
-            return None
-        none = Constant(None, node=node, file=self._file)
-        return self._run_function(method, (none,) * (3 if name == "__exit__" else 0), {}, node)
+    def _find_methods(
+        self, manager: Value, node: ast.expr
+    ) -> tuple[Function, Function] | tuple[None, None]:
+        """Return the methods of a context manager of the project; None if they are not followed."""
+        for names in (("__enter__", "__exit__"), ("__aenter__", "__aexit__")):
+            if not isinstance(manager, Instance):
+                break
+            enter, leave = (self._attribute(manager, name, node) for name in names)
+            if (
+                isinstance(enter, Function)
+                and isinstance(leave, Function)
+                and all(map(self._is_followed, (enter, leave)))
+                and can_follow_manager(enter.definition)
+            ):
+                return enter, leave
+        return None, None
 
     def _run_try(self, node: ast.Try | ast.TryStar, scope: Scope) -> bool:
         before = dict(scope.names)
