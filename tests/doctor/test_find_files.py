@@ -93,6 +93,8 @@ def test_file_of_another_type_is_an_error(folder):
         ("test_*.py", ["sub/test_c.py", "test_d.py"]),
         ("sub/*", ["sub/old/b.py", "sub/test_c.py"]),
         ("**/old", ["old/a.py", "sub/old/b.py"]),
+        ("**/old/*.py", ["old/a.py", "sub/old/b.py"]),
+        ("./old", ["old/a.py", "sub/old/b.py"]),
         ("OLD", []),
     ],
 )

@@ -47,9 +47,11 @@ class Configuration:
 
 def _matches(path: Path, pattern: str) -> bool:
     """Return whether a pattern names a path: with a slash inside, its start, else any part."""
-    pattern = pattern.rstrip("/")
-    if "/" not in pattern.removeprefix("**/"):
-        pattern = pattern.removeprefix("**/")
+    pattern = pattern.rstrip("/").removeprefix("./")
+    if pattern.startswith("**/"):
+        rests = [Path(*path.parts[i:]) for i in range(len(path.parts))]
+        return any(_matches(rest, "/" + pattern.removeprefix("**/")) for rest in rests)
+    if "/" not in pattern:
         return any(fnmatchcase(part, pattern) for part in path.parts)
     pattern = pattern.lstrip("/")
     starts = (path, *path.parents)

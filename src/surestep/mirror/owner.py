@@ -26,6 +26,7 @@ from surestep.record.schemas import MIRROR, validate
 FILE = "mirror.json"
 RENEW_S = 20.0
 STALE_S = 120.0  # six renewals: a writer that is slow for some is not dead
+_HANGING_S = 120.0  # how long to wait for a write of an earlier session of this process
 POLL_S = 2.0  # between two checks whether another process renews
 _held: set[str] = set()  # locations that this process writes
 # By location. A renewal must not follow the release, nor the start of the next session: one that
@@ -95,9 +96,13 @@ class Owner:
         writer = (found or {}).get("writer")
         if writer is not None and not _has_ended(writer):
             _wait_for(self.store, writer, print_line)
-        with self._lock:
+        if not self._lock.acquire(timeout=_HANGING_S):
+            raise TimeoutError(f"An earlier session of this process still writes {address}.")
+        try:
             self._write(writer=self._describe())
             found = read_owner(self.store)
+        finally:
+            self._lock.release()
         if found is None or (found["writer"] or {}).get("token") != self._token:
             raise _in_use(address, (found or {}).get("writer") or {})
         _held.add(self._place)
