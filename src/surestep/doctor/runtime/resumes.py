@@ -156,7 +156,8 @@ class Training:
             if self.is_of_this_run:
                 is_continued = self._is_continued_in_run(series, number)
             else:
-                # A script that counts from 0 or 1 saves at most 1 first, or 2 with the next epoch.
+                # A script that counts from 0 or 1 saves at most 1 first. One that saves 2, with the
+                # next epoch, has also saved 2 or more before.
                 least = 1 if offset == 0 else 2
                 is_continued = min(number, number + offset) >= least
                 is_continued &= offset == 0 or series.has_grown
