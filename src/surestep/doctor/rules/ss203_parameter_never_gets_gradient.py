@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from surestep.doctor.remark import Remark, list_names
-from surestep.doctor.runtime.unheld import is_in_module
+from surestep.doctor.runtime.unheld import list_held
 from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
 
 if TYPE_CHECKING:
@@ -55,8 +55,9 @@ class Watch(Watcher):
             self._without[key] = {i: p for i, p in missing.items() if p.grad is None}
         if steps == _FEWEST and _has_unheld_gradient(run):
             # SS202 reports the parameters that others replaced: those of no module.
-            missing = self._without[key]
-            self._without[key] = {i: p for i, p in missing.items() if is_in_module(p)}
+            modules = run.find_modules("Module")
+            owned = {id(p) for module in modules for p in module.parameters(recurse=False)}
+            self._without[key] = {i: p for i, p in self._without[key].items() if i in owned}
 
     def observe(self, run: Run) -> Iterator[Observation]:
         for key, steps in self._optimizers.items():
@@ -77,8 +78,7 @@ class Watch(Watcher):
 
 def _has_unheld_gradient(run: Run) -> bool:
     """Return whether a model has a parameter with a gradient that no optimizer has."""
-    groups = [group for optimizer in list(run.optimizers) for group in optimizer.param_groups]
-    held = {id(parameter) for group in groups for parameter in group["params"]}
+    held = list_held(run.optimizers)
     parameters = (p for model in list(run.models) for p in model.parameters())
     return any(p.grad is not None and id(p) not in held for p in parameters)
 

@@ -35,10 +35,8 @@ if TYPE_CHECKING:
 
 SEVERITY = "error"
 FIX = "Give both the same shape, such as prediction.squeeze(1) or target.unsqueeze(1)."
-CHECK_SKIPS = (
-    "bad_squeezed_targets",
-    "bad_difference_in_criterion",
-)  # shapes are not in the source
+# The shapes are not in the source.
+CHECK_SKIPS = ("bad_squeezed_targets", "bad_difference_in_criterion")
 WATCH_SKIPS = ("bad_accuracy",)  # a comparison of something computed from the output
 _LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _COMPARISONS = ("-", "==", "!=")

@@ -23,9 +23,14 @@ def list_tensors(batch: Any) -> list[Tensor]:
     return [tensor for _, tensor in zip(range(_MOST_TENSORS), _find_tensors(batch), strict=False)]
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether a tensor is neither sparse nor nested."""
+    return str(tensor.layout) == "torch.strided" and not tensor.is_nested
+
+
 def _find_tensors(value: Any) -> Iterator[Tensor]:
     if hasattr(value, "untyped_storage"):
-        if str(value.layout) == "torch.strided" and not value.is_nested:
+        if is_dense(value):
             yield value
     elif isinstance(value, Mapping):
         for entry in value.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -20,12 +21,10 @@ _MOST_LATE = 1000  # parameters
 _VALUES = 16  # of a parameter, by which a change is noticed
 
 
-def is_in_module(parameter: Tensor) -> bool:
-    """Return whether a module that is alive has a parameter; it is slow."""
-    from torch.nn import Module
-
-    modules = (found for found in gc.get_objects() if issubclass(type(found), Module))
-    return any(parameter is own for module in modules for own in module.parameters(recurse=False))
+def list_held(optimizers: Iterable[Optimizer]) -> set[int]:
+    """Return the ids of the parameters that optimizers have."""
+    groups = [group for optimizer in list(optimizers) for group in optimizer.param_groups]
+    return {id(parameter) for group in groups for parameter in group["params"]}
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class Unheld:
         moment = self._moments.get(id(optimizer))
         if moment is None:
             return
-        held = self._list_held()
+        held = list_held(self._optimizers)
         for name, parameter in model.named_parameters():
             if id(parameter) in held:
                 continue  # now; earlier steps did not update it
@@ -126,11 +125,6 @@ class Unheld:
             self._late[key] = late
         late.last = values
         late.steps, late.until = late.steps + 1, run.step + 1
-
-    def _list_held(self) -> set[int]:
-        """Return the ids of the parameters that optimizers have."""
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        return {id(parameter) for group in groups for parameter in group["params"]}
 
     def find(self, fewest: int) -> list[Late]:
         """Return the parameters that nothing updates in so many steps, checked or between."""

@@ -11,6 +11,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
+from surestep.doctor.runtime.batches import is_dense
 from surestep.doctor.watch.listeners import Listeners
 from surestep.doctor.watch.wrap import is_traced
 
@@ -125,10 +126,6 @@ class Forwards:
 def _hide_sparse(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return values; None for tensors whose values no rule can read as those of dense ones."""
     with torch._C.DisableTorchFunction():  # the modes of the script must not see it
-        return tuple(value if _is_dense(value) else None for value in values)
-
-
-def _is_dense(value: Any) -> bool:
-    if not isinstance(value, Tensor):
-        return True
-    return value.layout is torch.strided and not value.is_nested
+        return tuple(
+            value if not isinstance(value, Tensor) or is_dense(value) else None for value in values
+        )

@@ -12,10 +12,8 @@ if TYPE_CHECKING:
 
 def find_name(parameter: Tensor) -> str:
     """Return the longest name of a parameter in a module that is alive; its shape without any."""
-    from torch import nn
-
     longest = ""
-    for module in [found for found in gc.get_objects() if issubclass(type(found), nn.Module)]:
+    for module in list(find_modules("Module")):
         for name, other in module.named_parameters():
             if (
                 other is parameter
