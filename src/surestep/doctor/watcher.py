@@ -93,6 +93,7 @@ class Run:
         optimizers: that have taken a step.
         histories: a `History` of each optimizer, written in the steps that are sampled.
         losses: a `LossRecorder`, if a rule needs the losses of the run.
+        schedules: a `ScheduleRecorder`, if a rule needs what is done with the schedules.
     """
 
     locate: Callable[[], Location]
@@ -111,6 +112,7 @@ class Run:
     optimizers: WeakSet[Optimizer] = field(default_factory=WeakSet)
     histories: WeakKeyDictionary[Optimizer, Any] = field(default_factory=WeakKeyDictionary)
     losses: Any = None
+    schedules: Any = None
 
     def averages_gradients(self, module: nn.Module) -> bool:
         """Return whether a forward pass begins, and by DistributedDataParallel."""

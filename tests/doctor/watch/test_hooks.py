@@ -44,7 +44,7 @@ def functions_of_torch():
     """Return everything that is wrapped while all functions are heard."""
     everything = Everything()
     everything.FUNCTIONS = tuple(FUNCTIONS)
-    listeners = Listeners({"SS000": everything})
+    listeners = Listeners({"SS000": everything}, {})
     wrapped = Events(listeners, Forwards(listeners)).list_wrappers()
     return [(owner, name, vars(owner).get(name)) for owner, name, _ in wrapped]
 

@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from surestep.doctor.rule import load_rules
-from surestep.doctor.runtime.schedules import ScheduleWatcher
+from surestep.doctor.runtime.schedules import ScheduleRecorder
 from surestep.doctor.watch.hooks import Monitor
 from surestep.doctor.watcher import Watcher
 
@@ -136,7 +136,7 @@ def test_loader_that_raises_for_its_length_is_iterated():
 @pytest.mark.parametrize("is_open", [False, True])
 def test_evaluation_inside_a_pass_does_not_split_it(is_open):
     """It ends within the pass, or after it: then the steps are of one pass only, too."""
-    watcher, loader, other = ScheduleWatcher(), make_loader(), make_loader()
+    watcher, loader, other = ScheduleRecorder(), make_loader(), make_loader()
 
     def train():
         model = torch.nn.Linear(4, 1)

@@ -4,11 +4,19 @@ import functools
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, SequentialLR
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LambdaLR,
+    OneCycleLR,
+    SequentialLR,
+    StepLR,
+)
 from torch.utils.data import DataLoader
 
+from surestep.doctor.rules import ss305_schedule_never_stepped as never_stepped
 from surestep.doctor.rules import ss307_schedule_ends_elsewhere as rule
 from surestep.doctor.watch.hooks import Monitor
+from surestep.doctor.watcher import Watcher
 
 EPOCHS, BATCHES = 4, 5
 
@@ -99,3 +107,17 @@ def test_end_of_a_schedule_is_the_value_of_its_function():
 def test_rate_that_rises_again_has_no_end():
     of_cycles = functools.partial(decay, num_training_steps=LONG, num_cycles=3)
     assert observe(lambda optimizer: LambdaLR(optimizer, of_cycles)) == []
+
+
+class WithoutHash(StepLR):
+    """A schedule that no dictionary can have as a key."""
+
+    __hash__ = None
+
+
+def test_rules_about_schedules_are_disabled_if_one_cannot_be_recorded():
+    """Otherwise, schedules whose steps were not recorded would be reported as never stepped."""
+    monitor = Monitor({"SS307": rule.Watch(), "SS305": never_stepped.Watch(), "SS104": Watcher()})
+    with monitor.installed():
+        WithoutHash(torch.optim.SGD(torch.nn.Linear(4, 1).parameters()), 10)
+    assert monitor.listeners.failures.keys() == {"SS305", "SS307"}

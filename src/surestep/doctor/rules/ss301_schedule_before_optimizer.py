@@ -65,7 +65,7 @@ class Watch(ScheduleWatcher):
     """Find schedules whose first step comes before that of their optimizer."""
 
     def observe(self, run: Run) -> Iterator[Observation]:
-        for seen in self.seen:
+        for seen in run.schedules.seen:
             # Several steps before the first one restore a schedule; a scaler may have skipped one.
             is_first = seen.before == 1 and seen.first_at == seen.made_at == 0
             is_in_loop = len(seen.lines) == 2 and seen.lines[0] == seen.lines[1]

@@ -98,7 +98,7 @@ class Watch(ScheduleWatcher):
     """Compare what a schedule counts with the batches and the epochs of a run."""
 
     def observe(self, run: Run) -> Iterator[Observation]:
-        for seen in self.seen:
+        for seen in run.schedules.seen:
             if not seen.is_per_batch or seen.batches < 2 or seen.is_part:
                 continue
             if unit := _find_short_unit(seen):

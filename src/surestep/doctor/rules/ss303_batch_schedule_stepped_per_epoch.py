@@ -74,7 +74,7 @@ class Watch(ScheduleWatcher):
     """Compare the length of a schedule with the batches of a whole run."""
 
     def observe(self, run: Run) -> Iterator[Observation]:
-        for seen in self.seen:
+        for seen in run.schedules.seen:
             length = _read_length(seen)
             if seen.optimizer_steps in seen.numbers:
                 length = seen.optimizer_steps

@@ -92,8 +92,8 @@ class Watch(ScheduleWatcher):
     """Find schedules that were not stepped in a whole run."""
 
     def observe(self, run: Run) -> Iterator[Observation]:
-        stepped = {id(seen.optimizer()) for seen in self.seen if seen.steps > 0}
-        for seen in self.seen:
+        stepped = {id(seen.optimizer()) for seen in run.schedules.seen if seen.steps > 0}
+        for seen in run.schedules.seen:
             if seen.steps > 0 or seen.is_part or id(seen.optimizer()) in stepped:
                 continue
             # A run of one epoch may end before the first step of a schedule.

@@ -27,7 +27,7 @@ class Watch(ScheduleWatcher):
     """Count the steps of schedules after skipped steps of their optimizers."""
 
     def observe(self, run: Run) -> Iterator[Observation]:
-        for seen in self.seen:
+        for seen in run.schedules.seen:
             if seen.skipped >= _FEWEST and seen.skipped >= _SHARE * seen.steps:
                 yield Observation(
                     seen.lines[0],

@@ -84,19 +84,16 @@ class Watch(ScheduleWatcher):
     """Compare the steps of schedules with those that they are planned for."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._planned: list[tuple[Seen, _Planned]] = []
 
     def on_schedule(self, run: Run, schedule: Any) -> None:
-        super().on_schedule(run, schedule)
-        seen, planned = self._of.get(schedule), _read_planned(schedule)
+        seen, planned = run.schedules.find(schedule), _read_planned(schedule)
         if seen is not None and planned is not None:
             self._planned.append((seen, planned))
 
     def on_schedule_step(self, run: Run, schedule: Any, arguments: tuple[Any, ...]) -> None:
-        super().on_schedule_step(run, schedule, arguments)
         rate = schedule.optimizer.param_groups[0]["lr"]
-        made = self._of.get(schedule)
+        made = run.schedules.find(schedule)
         for seen, planned in self._planned:
             if seen is made and isinstance(rate, float):  # a tensor may be on a device
                 planned.steps = schedule.last_epoch + 1

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.utils.data import DataLoader
 
+SCHEDULES = "schedules"  # the name of the recorder among the rules
 _MOST = 32  # schedules that are followed
 
 
@@ -80,7 +81,15 @@ class Seen:
 
 
 class ScheduleWatcher(Watcher):
-    """A rule about schedules; `seen` has those of torch that were made."""
+    """A rule about schedules; `run.schedules` is there if there is such a rule."""
+
+
+class ScheduleRecorder(Watcher):
+    """Records what a run does with its schedules; it is called before the rules.
+
+    Attributes:
+        seen: the schedules of torch that were made.
+    """
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []
@@ -108,6 +117,10 @@ class ScheduleWatcher(Watcher):
         self._of[schedule] = made
         self._by_optimizer.setdefault(optimizer, []).append(made)
 
+    def find(self, schedule: Any) -> Seen | None:
+        """Return what is known of a schedule; None if it is not followed."""
+        return self._of.get(schedule)
+
     def on_schedule_step(self, run: Run, schedule: Any, arguments: tuple[Any, ...]) -> None:
         seen = self._of.get(schedule)
         if seen is None:
@@ -126,7 +139,7 @@ class ScheduleWatcher(Watcher):
             seen.is_scaled = seen.is_skipped = True  # until the step comes
 
     def after_step(self, run: Run, optimizer: Optimizer) -> None:
-        if not self.seen:  # several rules ask this in each step
+        if not self.seen:  # faster than to look for the optimizer
             return
         for seen in self._by_optimizer.get(optimizer, ()):
             seen.optimizer_steps += 1

@@ -18,13 +18,21 @@ from torch.optim.optimizer import (
 from torch.utils._device import _device_constructors
 
 from surestep.doctor.runtime.losses import LOSSES, CurveWatcher, LossRecorder
+from surestep.doctor.runtime.schedules import SCHEDULES, ScheduleRecorder, ScheduleWatcher
 from surestep.doctor.runtime.windows import WindowWatcher
 from surestep.doctor.watch.events import Events
 from surestep.doctor.watch.forwards import Forwards
 from surestep.doctor.watch.listeners import Listeners
-from surestep.doctor.watch.recorder import RECORDER, Recorder
+from surestep.doctor.watch.recorder import WINDOWS, WindowRecorder
 from surestep.doctor.watch.wrap import replaced, replaced_attributes, without
 from surestep.doctor.watcher import Watcher
+
+# By name: what is recorded once for several rules, and the class of these rules.
+_RECORDERS: dict[str, tuple[type[Watcher], type[Watcher]]] = {
+    WINDOWS: (WindowRecorder, WindowWatcher),
+    LOSSES: (LossRecorder, CurveWatcher),
+    SCHEDULES: (ScheduleRecorder, ScheduleWatcher),
+}
 
 
 class Monitor:
@@ -40,15 +48,14 @@ class Monitor:
     """
 
     def __init__(self, watchers: dict[str, Watcher], most_steps: int | None = None) -> None:
-        if any(isinstance(watcher, WindowWatcher) for watcher in watchers.values()):
-            watchers = {RECORDER: Recorder(), **watchers}
-        losses = None
-        if any(isinstance(watcher, CurveWatcher) for watcher in watchers.values()):
-            losses = LossRecorder()
-            watchers = {LOSSES: losses, **watchers}
-        self.listeners = Listeners(watchers)
+        users = {
+            name: [code for code, watcher in watchers.items() if isinstance(watcher, kind)]
+            for name, (_, kind) in _RECORDERS.items()
+        }
+        recorders = {name: _RECORDERS[name][0]() for name, codes in users.items() if codes}
+        self.listeners = Listeners({**recorders, **watchers}, users)
         self.run = self.listeners.run
-        self.run.losses = losses
+        self.run.losses, self.run.schedules = recorders.get(LOSSES), recorders.get(SCHEDULES)
         self._forwards = Forwards(self.listeners)
         self._most_steps = most_steps
 

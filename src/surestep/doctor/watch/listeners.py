@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -23,7 +23,8 @@ class Listeners:
     """The rules that watch.
 
     Args:
-        watchers: of the rules, by code.
+        watchers: of the rules, by code, and the recorders, by name.
+        users: the codes of the rules that use a recorder, by its name.
 
     Attributes:
         run: what all rules know.
@@ -31,8 +32,9 @@ class Listeners:
         functions: names of the functions whose calls a rule hears.
     """
 
-    def __init__(self, watchers: dict[str, Watcher]) -> None:
+    def __init__(self, watchers: dict[str, Watcher], users: Mapping[str, Sequence[str]]) -> None:
         self.run = Run(find_location, find_name, find_modules)
+        self._users = users
         self.failures: dict[str, str] = {}
         self._is_busy = False
         # Only the rules that have a method pay for its calls, and many only in sampled steps.
@@ -109,12 +111,13 @@ class Listeners:
         self.call(call.name, call)
 
     def disable(self, code: str, error: Exception) -> None:
-        """Call a rule no more."""
+        """Call a rule no more, or a recorder and all rules that use what it records."""
         first = next(iter(str(error).splitlines()), "")  # some of torch are a page long
-        self.failures[code] = f"{type(error).__name__}: {first[:_LONGEST]}"
+        rules = self._users.get(code, (code,))
+        self.failures |= dict.fromkeys(rules, f"{type(error).__name__}: {first[:_LONGEST]}")
         for lists in (self._handlers, self._unsampled):
             for name, handlers in lists.items():
-                lists[name] = [handler for handler in handlers if handler[0] != code]
+                lists[name] = [entry for entry in handlers if entry[0] not in (code, *rules)]
 
     def fail(self, error: Exception) -> None:
         """Remember an error of this package."""

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-RECORDER = "recorder"  # its name among the rules
+WINDOWS = "windows"  # the name of the recorder among the rules
 _MOST_EVENTS = 128  # in a window
 _MOST_OPTIMIZERS = 16  # that are alive together
 
 
-class Recorder(Watcher):
+class WindowRecorder(Watcher):
     """Fills `run.histories`; it is called before the rules."""
 
     SAMPLED = (
