@@ -94,7 +94,7 @@ class ResultCache:
 
     def _digest(self, name: str) -> str | None:
         if name not in self._digests:
-            self._digests[name] = digest_of_file(Path(name))
+            self._digests[name] = digest_of_file(name)
         return self._digests[name]
 
 

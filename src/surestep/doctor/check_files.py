@@ -17,7 +17,7 @@ from surestep.doctor.check import check_file, note_bug
 from surestep.doctor.finding import Finding
 from surestep.doctor.report import FileReport
 from surestep.doctor.rule import load_rules
-from surestep.doctor.source.files import Project, UnreadableError, read_source
+from surestep.doctor.source.files import Project, UnreadableError
 
 # To start a process takes as long as to check about this many files.
 FILES_PER_PROCESS = 24
@@ -132,7 +132,7 @@ def _check(path: Path, codes: tuple[str, ...], project: Project) -> FileReport:
     report = FileReport(str(path))
     project.used.clear()
     try:
-        file = read_source(path)
+        file = project.read(path)
     except UnreadableError as error:
         report.problem = str(error)
         return report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
@@ -15,6 +16,7 @@ from surestep.doctor.source.values import (
     Value,
 )
 
+_YIELD = re.compile("yield")
 _ENTERS = frozenset(
     ("enter_context", "enter_async_context", "__enter__", "__aenter__", "set_grad_enabled")
 )
@@ -59,9 +61,14 @@ def bind_arguments(
     return given
 
 
-@lru_cache(maxsize=10_000)
-def is_generator(definition: Definition) -> bool:
+def is_generator(function: Function) -> bool:
     """Return whether a function yields, itself and not in a function inside it."""
+    may_yield = function.file is None or function.file.contains(_YIELD)
+    return may_yield and _yields(function.definition)
+
+
+@lru_cache(maxsize=10_000)
+def _yields(definition: Definition) -> bool:
     return any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in _traverse_own(definition))
 
 

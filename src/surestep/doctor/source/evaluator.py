@@ -450,7 +450,7 @@ class Evaluator:
             self._file = before
             self._frames.pop()
         returned = frame.returned
-        if is_generator(definition):
+        if is_generator(function):
             return Collection("generator", returned, is_complete=True, node=node, file=before)
         if ends or not returned:
             returned.append(Constant(None, node=node, file=before))

@@ -9,6 +9,7 @@ import os
 import re
 import tokenize
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import BytesIO
@@ -155,14 +156,16 @@ def digest_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def digest_of_file(path: Path) -> str | None:
+def digest_of_file(path: str) -> str | None:
     """Return a digest of a file; None if there is none, "" if it cannot be read."""
+    if not os.path.isfile(path):
+        return None
     try:
-        if not path.is_file():
-            return None
-        return digest_of(path.read_bytes()) if path.stat().st_size <= LARGEST else ""
+        with open(path, "rb") as file:
+            data = file.read(LARGEST + 1)
     except OSError:
         return ""
+    return digest_of(data) if len(data) <= LARGEST else ""
 
 
 def _count_characters(text: str, offset: int) -> int:
@@ -259,7 +262,7 @@ class Project:
 
     def find_imports(self, file: SourceFile) -> Iterator[SourceFile]:
         """Yield the files of the project that a file imports."""
-        for node in ast.walk(file.tree):
+        for node in file.nodes:
             if isinstance(node, ast.Import):
                 modules, level = [alias.name for alias in node.names], 0
             elif isinstance(node, ast.ImportFrom):
@@ -290,7 +293,7 @@ class Project:
     def _exists(self, path: str) -> bool:
         """Return whether a file exists; its digest is noted."""
         if path not in self._digests:
-            self._digests[path] = digest_of_file(Path(path))
+            self._digests[path] = digest_of_file(path)
         self.used[path] = self._digests[path]
         return self._digests[path] is not None
 
@@ -306,6 +309,19 @@ class Project:
     def add(self, file: SourceFile) -> None:
         """Use a file that is read already."""
         self._add(os.path.abspath(file.path), file)
+
+    def read(self, path: Path) -> SourceFile:
+        """Read a file, unless another one has imported it.
+
+        Raises:
+            UnreadableError: it is too large, not text, or not Python.
+        """
+        found = self._files.get(os.path.abspath(path))
+        if found is None:
+            return read_source(path)
+        shown = copy(found)  # what is known of its tree is kept
+        shown.path = path
+        return shown
 
     def _add(self, key: str, file: SourceFile) -> None:
         self._files[key], self._digests[key] = file, file.digest

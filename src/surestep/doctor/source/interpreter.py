@@ -127,7 +127,8 @@ class Interpreter(Evaluator):
 
     def _run(self, body: Sequence[ast.stmt], scope: Scope) -> bool:
         """Execute statements; return whether the end is reached."""
-        with self._recorder.scoped():
+        before = self._recorder.position
+        try:
             for statement in body:
                 self._statements += 1
                 if self._statements > MAX_STATEMENTS:
@@ -136,6 +137,8 @@ class Interpreter(Evaluator):
                     self._statements_elsewhere += 1
                 if not self._run_statement(statement, scope):
                     return False
+        finally:
+            self._recorder.position = before  # a statement that leaves the block may change it
         return True
 
     def _is_followed(self, function: Function) -> bool:
@@ -246,7 +249,7 @@ class Interpreter(Evaluator):
 
         def run_at_yield(value: Value) -> None:
             frame, inside, own_file = self._frames.pop(), self._recorder.position, self._file
-            self._recorder.position = replace(outside, contexts=inside.contexts)
+            self._recorder.position = outside._replace(contexts=inside.contexts)
             self._file = file
             try:
                 run_body(value)
@@ -351,8 +354,7 @@ class Interpreter(Evaluator):
         inner = Scope({}, scope, is_class=True)
         made = Class(node, inner, bases, node=node, file=self._file)
         self._classes.append(made)
-        with self._recorder.scoped():
-            self._run(node.body, inner)
+        self._run(node.body, inner)
         scope.names[node.name] = made
 
     def _assign(

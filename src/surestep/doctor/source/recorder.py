@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from surestep.doctor.source.files import SourceFile
 from surestep.doctor.source.trace import Branch, Event, Loop
@@ -18,8 +18,7 @@ class BudgetSpentError(Exception):
     """The script is too large to be followed to its end."""
 
 
-@dataclass(frozen=True)
-class Position:
+class Position(NamedTuple):
     """Where execution is: what an event has around it."""
 
     loops: tuple[Loop, ...] = ()
@@ -62,15 +61,16 @@ class Recorder:
         *,
         loop: Loop | None = None,
         branch: Branch | None = None,
-        contexts: Iterable[Value] = (),
+        contexts: tuple[Value, ...] = (),
+        function: Function | None = None,
     ) -> None:
         """Add to the position, until the `scoped` around it ends."""
         now = self.position
         self.position = Position(
             now.loops if loop is None else (*now.loops, loop),
             now.branches if branch is None else (*now.branches, branch),
-            (*now.contexts, *contexts),
-            now.stack,
+            now.contexts + contexts,
+            now.stack if function is None else (*now.stack, function),
         )
 
     @contextmanager
@@ -79,14 +79,12 @@ class Recorder:
         *,
         loop: Loop | None = None,
         branch: Branch | None = None,
-        contexts: Iterable[Value] = (),
+        contexts: tuple[Value, ...] = (),
         function: Function | None = None,
     ) -> Iterator[None]:
         """Add to the position while the body runs."""
         before = self.position
-        self.enter(loop=loop, branch=branch, contexts=contexts)
-        if function is not None:
-            self.position = replace(self.position, stack=(*before.stack, function))
+        self.enter(loop=loop, branch=branch, contexts=contexts, function=function)
         try:
             yield
         finally:
