@@ -32,17 +32,22 @@ _TEST_TIME = re.compile(r"\btta|_tta|test_time", re.IGNORECASE)
 
 def check(program: Program) -> Iterator[Problem]:
     """Find datasets for evaluation with random transforms."""
-    if program.contains(_TEST_TIME):
-        return
     for trace in program.traces:
-        for event in trace.events:
-            call = event.call
-            if call is not None and _is_for_evaluation(call):
-                random = _find_random(call)
-                if random is not None:
-                    yield _report(event, describe(call), random)
-            elif event.kind == "store" and isinstance(event.target, ast.expr):
-                yield from _check_part(event, trace)
+        for problem in _check_trace(trace):
+            if program.contains(_TEST_TIME):  # a slow search, which few scripts need
+                return
+            yield problem
+
+
+def _check_trace(trace: Trace) -> Iterator[Problem]:
+    for event in trace.events:
+        call = event.call
+        if call is not None and _is_for_evaluation(call):
+            random = _find_random(call)
+            if random is not None:
+                yield _report(event, describe(call), random)
+        elif event.kind == "store" and isinstance(event.target, ast.expr):
+            yield from _check_part(event, trace)
 
 
 def _report(event: Event, name: str, random: Call) -> Problem:

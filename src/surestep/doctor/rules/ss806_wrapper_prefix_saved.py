@@ -33,17 +33,17 @@ _RENAMES = re.compile(r"""["']module\.|_orig_mod|consume_prefix|unwrap""")
 
 def check(program: Program) -> Iterator[Problem]:
     """Find files with only the weights of a wrapped model, which the script does not load."""
-    if program.contains(_RENAMES) or any(map(find_restores, program.traces)):
+    saves = [(trace, save) for trace in program.traces for save in find_saves(trace)]
+    if not saves or program.contains(_RENAMES) or any(map(find_restores, program.traces)):
         return
-    for trace in program.traces:
-        for save in find_saves(trace):
-            states = [part for part in walk(save.value) if _is_state(part)]
-            if len(states) == 1 and (prefix := _prefix_of(trace, states[0])):
-                yield at_event(
-                    save.event,
-                    f"The names of the weights in {_name(save)} start with `{prefix}`: "
-                    f"`{describe(states[0])}` is that of the wrapper.",
-                )
+    for trace, save in saves:
+        states = [part for part in walk(save.value) if _is_state(part)]
+        if len(states) == 1 and (prefix := _prefix_of(trace, states[0])):
+            yield at_event(
+                save.event,
+                f"The names of the weights in {_name(save)} start with `{prefix}`: "
+                f"`{describe(states[0])}` is that of the wrapper.",
+            )
 
 
 def _name(save: Save) -> str:

@@ -32,10 +32,10 @@ _COPIES = re.compile(r"\b(replace|rename|move|copy|copyfile|copy2|symlink|link|u
 
 def check(program: Program) -> Iterator[Problem]:
     """Find checkpoints that a loop overwrites and that the script resumes from."""
-    if program.contains(_COPIES):
-        return
     for trace in program.traces:
         saves = find_saves(trace)
+        if not saves or program.contains(_COPIES):
+            continue
         for save in saves:
             if not save.event.loops or _changes_in_loop(save) or not _is_resumed(trace, save):
                 continue
