@@ -209,7 +209,11 @@ def main(out: Path) -> None:
     found: dict[Any, Any] = {}
     of_these, imported = of_two(out) if RANKS == 2 else (), 0
     for name, act in chain(of_any_number(out), of_these, goes_on(out)):
-        found[name] = act()
+        try:
+            found[name] = act()
+        except BaseException as error:
+            error.add_note(f"in the case {name!r}")
+            raise
         gc.collect()  # frees the process groups of a case with their threads
         if len(sys.modules) > imported:
             gc.freeze()  # excludes imported objects from later collections
