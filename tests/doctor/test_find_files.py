@@ -153,3 +153,15 @@ def test_file_without_the_table_has_no_settings(folder, text):
     write(folder, "a.py")
     (folder / "pyproject.toml").write_text(text)
     assert find_configuration(folder / "a.py", {}).file is None
+
+
+@pytest.mark.parametrize("pattern", ["sub", "sub/*.py", "{folder}/sub", "{folder}/sub/c.py"])
+@pytest.mark.parametrize("is_outside", [False, True])
+def test_patterns_of_the_command_line_are_for_any_folder(
+    folder, monkeypatch, tmp_path_factory, pattern, is_outside
+):
+    if is_outside:
+        monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    write(folder, "b.py", "sub/c.py")
+    found = find_files([str(folder)], [pattern.format(folder=folder)])
+    assert [path.name for path, _ in found.files] == ["b.py"]

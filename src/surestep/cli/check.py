@@ -57,7 +57,7 @@ def _run(
         paths: Scripts, notebooks, or folders with them. Without any, the current folder is checked.
         select: Only these rules: codes, starts of codes, or names: `--select SS1,SS501`.
         ignore: Not these rules.
-        exclude: Not these files and folders: patterns as in .gitignore.
+        exclude: Not these files and folders: patterns as in .gitignore, or absolute paths.
         format: How to print the findings; github annotates the lines of a pull request.
         no_cache: Check files again that are unchanged since they were checked.
         fix: Correct the scripts where a rule has a safe correction, and report what remains.

@@ -28,18 +28,18 @@ def find_files(paths: Sequence[str], exclude: Sequence[str] = ()) -> FoundFiles:
 
     Folders are searched, without hidden ones, virtual environments, site-packages, build and
     node_modules. The settings are those of the nearest pyproject.toml of each path. The patterns in
-    `exclude` count too, as if they were in a pyproject.toml of the current folder.
+    `exclude` count too, as if they were in a pyproject.toml of the current folder, or of the folder
+    of a path that is outside of it. They may also be absolute paths.
 
     Raises:
         ConfigError: a path does not exist or is not a script, or settings are wrong.
     """
     found, names = FoundFiles(), set()
     known: dict[Path, Configuration] = {}
-    given = Configuration(Settings(exclude=tuple(exclude)), Path.cwd() / "pyproject.toml")
     for name in paths:
         path = _require_path(name)
         configuration = find_configuration(path, known)
-        excluding = configuration, given
+        excluding = configuration, _configure(exclude, path)
         for file in _list_files(path, excluding):
             if (key := os.path.abspath(file)) in names:
                 continue
@@ -49,6 +49,18 @@ def find_files(paths: Sequence[str], exclude: Sequence[str] = ()) -> FoundFiles:
             else:
                 found.files.append((file, configuration))
     return found
+
+
+def _configure(exclude: Sequence[str], path: Path) -> Configuration:
+    """Return the settings that patterns of the command line are for a path."""
+    absolute, folder = Path(os.path.abspath(path)), Path.cwd()
+    if not absolute.is_relative_to(folder):
+        folder = absolute if absolute.is_dir() else absolute.parent
+    patterns = (
+        f"/{Path(pattern).relative_to(folder)}" if Path(pattern).is_relative_to(folder) else pattern
+        for pattern in exclude
+    )
+    return Configuration(Settings(exclude=tuple(patterns)), folder / "pyproject.toml")
 
 
 def _require_path(name: str) -> Path:
