@@ -220,3 +220,12 @@ def test_comment_in_the_script_suppresses_a_finding(tmp_path):
     path.write_text(path.read_text().replace(".step()", f".step(){comment}"))
     done = watch(tmp_path, "--fail-on", "error", "script.py")
     assert (done.returncode, "SS101" in done.stderr) == (0, False), done.stderr
+
+
+def test_misspelt_comment_beside_a_finding_is_reported(tmp_path):
+    path = write(tmp_path)
+    path.write_text(path.read_text().replace(".step()", ".step()  # surestep: disable[SS101]"))
+    done = watch(tmp_path, "script.py")
+    assert "SS101" in done.stderr
+    note = "the comment suppresses nothing. Write `# surestep: ignore[SS101] reason`."
+    assert done.stderr.count(note) == 1, done.stderr

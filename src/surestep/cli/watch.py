@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = (
     "Run a script unchanged, and report what is silently wrong in its training. Options of watch "
-    "come before the script: surestep watch --steps 200 train.py --lr 0.1"
+    "come before the script: surestep watch --steps 200 train.py --lr 0.1. The exit code is that "
+    "of the script, or 1 if --fail-on says so."
 )
 _FLAGS = ("-m", "--module", "-h", "--help")
 _COLORS = {"error": "red", "warning": "yellow", "speed": "cyan", "info": "blue"}
@@ -133,6 +134,8 @@ def _show(report: Report, file: Path | None) -> None:
     _print_findings(report)
     for rule, why in report.failures.items():
         print_escaped(f"{rule} is disabled by an error in it: {why}", file=sys.stderr)
+    for note in report.notes:
+        print_escaped(note, file=sys.stderr)
     if file is not None:
         text = f"{dumps(to_json(report.findings), indent=1)}\n"
         try:

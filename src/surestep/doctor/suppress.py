@@ -70,8 +70,8 @@ def read_suppressions(file: SourceFile) -> Suppressions:
     return found
 
 
-def drop_suppressed(findings: Collection[Finding]) -> list[Finding]:
-    """Return the findings that no comment in their files suppresses.
+def drop_suppressed(findings: Collection[Finding]) -> tuple[list[Finding], list[str]]:
+    """Return the findings that no comment in their files suppresses, and what is wrong with these.
 
     A file that cannot be read or parsed now suppresses nothing.
     """
@@ -79,7 +79,8 @@ def drop_suppressed(findings: Collection[Finding]) -> list[Finding]:
     for name in {finding.file for finding in findings}:
         with suppress(UnreadableError):
             known[name] = read_suppressions(read_source(Path(name)))
-    return [f for f in findings if f.file not in known or not known[f.file].cover(f)]
+    notes = [note for name in sorted(known) for note in known[name].notes]
+    return [f for f in findings if f.file not in known or not known[f.file].cover(f)], notes
 
 
 def _add(found: Suppressions, comment: re.Match[str], line: int, file: SourceFile) -> None:

@@ -20,6 +20,7 @@ class Report:
         facts: what a rule compares between ranks, by its code; JSON values.
         ranks: of which this is the report.
         has_failed: whether the script ended with an error.
+        notes: what is wrong with the comments that suppress findings, one sentence for each.
     """
 
     findings: list[Finding]
@@ -28,6 +29,7 @@ class Report:
     facts: dict[str, Any] = field(default_factory=dict)
     ranks: int = 1
     has_failed: bool = False
+    notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -76,4 +78,5 @@ def merge_reports(reports: Mapping[int, Report], found: list[Finding]) -> Report
         findings.append(replace(first, evidence=evidence))
     failures = {code: why for report in reports.values() for code, why in report.failures.items()}
     steps = max((report.steps for report in reports.values()), default=0)
-    return Report(sort_findings(findings), steps, failures, ranks=len(reports))
+    notes = list(dict.fromkeys(note for report in reports.values() for note in report.notes))
+    return Report(sort_findings(findings), steps, failures, ranks=len(reports), notes=notes)

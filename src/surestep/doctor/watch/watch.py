@@ -29,6 +29,7 @@ class Watch:
             code: rule.watcher() for code, rule in self._rules.items() if rule.watcher
         }
         self._monitor = Monitor(self._watchers, most_steps)
+        self._notes: dict[str, None] = {}  # as an ordered set
 
     def run(self, function: Callable[[], object]) -> None:
         """Call a function under the hooks."""
@@ -47,7 +48,8 @@ class Watch:
                 self._monitor.listeners.disable(code, error)
             else:
                 facts |= {code: known} if known is not None else {}
-        return Report(findings, run.step, dict(self._monitor.listeners.failures), facts)
+        failures = dict(self._monitor.listeners.failures)
+        return Report(findings, run.step, failures, facts, notes=list(self._notes))
 
     def merge(self, reports: Mapping[int, Report]) -> Report:
         """Return one report of several ranks, by their numbers, with what differs between them."""
@@ -69,7 +71,9 @@ class Watch:
                 findings += [_to_finding(rule, seen) for seen in ask(code)]
             except Exception as error:  # of the rule
                 listeners.disable(code, error)
-        return sort_findings(drop_suppressed(findings))
+        shown, notes = drop_suppressed(findings)
+        self._notes |= dict.fromkeys(notes)
+        return sort_findings(shown)
 
 
 def _to_finding(rule: Rule, seen: Observation) -> Finding:
