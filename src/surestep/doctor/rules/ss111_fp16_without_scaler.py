@@ -102,6 +102,8 @@ def _is_half(context: Value) -> bool:
 class Watch(WindowWatcher):
     """Find steps after forward passes in float16, in a run without a GradScaler."""
 
+    SAMPLED = (*WindowWatcher.SAMPLED, "on_forward", "on_backward")
+
     def __init__(self) -> None:
         super().__init__()
         self._is_half = self._is_scaled = False

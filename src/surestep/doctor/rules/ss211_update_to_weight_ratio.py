@@ -66,7 +66,7 @@ class Watch(Watcher):
         seen = self._seen.get(id(optimizer))
         self._before = []
         if seen is not None and len(seen.ratios) < _MOST_STEPS:
-            self._before = [read_part(parameter, _VALUES).clone() for parameter in seen.parameters]
+            self._before = [part.clone() for part in _read_parts(seen.parameters)]
 
     def after_step(self, run: Run, optimizer: Optimizer) -> None:
         if not self._before:
@@ -74,10 +74,9 @@ class Watch(Watcher):
         import torch
 
         seen = self._seen[id(optimizer)]
-        ratios = []
-        for parameter, before in zip(seen.parameters, self._before, strict=True):
-            change = read_part(parameter, _VALUES) - before
-            ratios.append(change.float().norm() / before.float().norm())
+        # One call for all of them, as the optimizers of torch do: a call takes most of the time.
+        changes = torch._foreach_sub(_read_parts(seen.parameters), self._before)
+        ratios = torch._foreach_div(torch._foreach_norm(changes), torch._foreach_norm(self._before))
         seen.ratios.append(torch.stack([ratio.to(ratios[0].device) for ratio in ratios]))
         self._before = []
 
@@ -99,6 +98,10 @@ class Watch(Watcher):
                         {"parameter": name, "ratio": usual, "steps": len(ratios)},
                     )
                     break  # one parameter shows it
+
+
+def _read_parts(parameters: list[Tensor]) -> list[Tensor]:
+    return [read_part(parameter, _VALUES).float() for parameter in parameters]
 
 
 def _find_name(run: Run, parameter: Tensor) -> str:

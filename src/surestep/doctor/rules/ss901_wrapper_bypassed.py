@@ -105,6 +105,8 @@ def _is_inside(receiver: Value | None, wrapper: Call) -> bool:
 class Watch(Watcher):
     """Count the backward passes after a forward pass of a wrapped model alone."""
 
+    SAMPLED = ("on_forward", "after_backward")
+
     def __init__(self) -> None:
         # Identities of the models that were called since the last backward pass.
         self._alone: dict[int, nn.Module] = {}

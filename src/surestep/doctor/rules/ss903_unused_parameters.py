@@ -29,6 +29,8 @@ _SHOWN = 5  # names in a message
 class Watch(Watcher):
     """Remember the parameters without a gradient after each of the first backward passes."""
 
+    SAMPLED = ("on_forward", "after_backward")
+
     def __init__(self) -> None:
         self._called: WeakSet[nn.Module] = WeakSet()
         self._unused: set[str] | None = None
