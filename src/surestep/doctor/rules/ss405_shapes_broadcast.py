@@ -14,13 +14,12 @@ Source: https://docs.pytorch.org/docs/stable/notes/broadcasting.html
 from __future__ import annotations
 
 import ast
-import weakref
-from collections import deque
 from collections.abc import Iterator
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.graphs import attach_token
 from surestep.doctor.source.dimensions import Shape, shape_of
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.modules import traverse_inputs
@@ -41,7 +40,13 @@ WATCH_SKIPS = ("bad_accuracy",)  # a comparison of something computed from the o
 _LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _COMPARISONS = ("-", "==", "!=")
 _FEWEST = 2  # calls
-_MOST_OUTPUTS = 4  # of models, by which a prediction is known
+_TOKEN = "SS405"  # marks the outputs of models in the graph
+_MOST_NODES = 6  # of a graph between the output of a model and a difference
+# Operations on each value; `view` and `unsqueeze` are how all pairs are compared on purpose.
+_ON_EACH = (
+    *("Sigmoid", "Tanh", "Relu", "Softplus", "Exp", "Log", "Clamp", "Squeeze", "ToCopy"),
+    *("Mul", "Div", "Add", "Sub", "Neg"),
+)
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -138,14 +143,13 @@ class Watch(Watcher):
         self._calls = self._mistakes = self._first = 0
         self._shapes: tuple[tuple[int, ...], ...] = ()
         self._name = ""
-        self._outputs: deque[weakref.ref[Tensor]] = deque(maxlen=_MOST_OUTPUTS)
 
     def after_forward(
         self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
     ) -> None:
         """Remember the output of a model, to know it in a difference."""
-        if len(run.modules) == 1 and getattr(output, "grad_fn", None) is not None:
-            self._outputs.append(weakref.ref(output))
+        if len(run.modules) == 1:
+            attach_token(getattr(output, "grad_fn", None), _TOKEN)
 
     def on_call(self, run: Run, call: Call) -> None:
         if call.name != "sub":
@@ -153,8 +157,8 @@ class Watch(Watcher):
             return
         left, right = call["input"], call["other"]
         for prediction, target in ((left, right), (right, left)):
-            is_output = any(output() is prediction for output in self._outputs)
-            if is_output and hasattr(target, "grad_fn") and not target.requires_grad:
+            is_target = hasattr(target, "grad_fn") and not target.requires_grad
+            if is_target and _is_of_output(prediction):
                 self._compare(run, "A difference", prediction, target)
 
     def _compare(self, run: Run, name: str, prediction: Tensor, target: Tensor) -> None:
@@ -176,6 +180,19 @@ class Watch(Watcher):
                 self._first,
                 {"input": prediction, "target": target, "calls": self._mistakes},
             )
+
+
+def _is_of_output(value: Any) -> bool:
+    """Return whether a tensor is the output of a model, up to operations on each value."""
+    node = getattr(value, "grad_fn", None)
+    for _ in range(_MOST_NODES):
+        if node is None or _TOKEN in node.metadata:
+            return node is not None
+        inputs = [function for function, _ in node.next_functions if function is not None]
+        if len(inputs) != 1 or not node.name().startswith(_ON_EACH):
+            return False
+        node = inputs[0]
+    return False
 
 
 def _is_table(prediction: Tensor, target: Tensor) -> bool:
@@ -414,3 +431,33 @@ def good_mean_is_subtracted():
     output = model(torch.randn(8, 4))
     centered = output - output.mean(dim=0)
     centered.pow(2).mean().backward()
+
+
+def bad_probability_and_vector() -> None:
+    import torch
+
+    torch.manual_seed(0)
+    x = torch.randn(32, 3)
+    y = (x[:, 0] > 0).float()
+    net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    opt = torch.optim.Adam(net.parameters())
+    for _ in range(5):
+        probability = torch.sigmoid(net(x.bfloat16().float()))
+        brier = (y - probability).square().mean()
+        opt.zero_grad()
+        brier.backward()
+        opt.step()
+
+
+def good_distances_to_centers() -> None:
+    import torch
+
+    net = torch.nn.Linear(4, 2)
+    centers = torch.randn(5, 2)
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(5):
+        code = torch.tanh(net(torch.randn(16, 4)))
+        distances = (code.unsqueeze(1) - centers).norm(dim=2)
+        opt.zero_grad()
+        distances.amin(1).mean().backward()
+        opt.step()
