@@ -39,7 +39,7 @@ FIX = "Choose the model by validation data, and evaluate the test data once, aft
 _TEST = re.compile(r"(^|_)test(_|\d|$|loader|set|data|dl|ds)", re.IGNORECASE)
 _VALIDATION = re.compile(r"val|dev|holdout", re.IGNORECASE)
 _DATA = re.compile(r"loader|(^|_)(dl|data|dataset)(_|\d|$)", re.IGNORECASE)
-_STOPPER = re.compile(r"early_?stop", re.IGNORECASE)
+_STOPPER = re.compile(r"early_?stop(?!\w*(log|print|plot|report))", re.IGNORECASE)
 _COMPARISONS = ("<", ">", "<=", ">=")
 
 
@@ -343,3 +343,28 @@ def good_last_epochs_are_saved():
 
     batches = [torch.randn(8, 4) for _ in range(3)]
     globals().get("run", fit)(torch.nn.Linear(4, 1), batches, batches)
+
+
+def good_early_stop_logger():
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class EarlyStopLogger:
+        def __init__(self):
+            self.losses = []
+
+        def __call__(self, loss):
+            self.losses.append(loss)
+            print("test loss", loss)
+
+    train_loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8, shuffle=True)
+    test_loader = DataLoader(TensorDataset(torch.randn(16, 4)), batch_size=8)
+    model, logger = torch.nn.Linear(4, 1), EarlyStopLogger()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        for (x,) in train_loader:
+            optimizer.zero_grad()
+            model(x).pow(2).mean().backward()
+            optimizer.step()
+        with torch.inference_mode():
+            logger(sum(model(x).pow(2).sum().item() for (x,) in test_loader))

@@ -112,7 +112,9 @@ def _are_same(values: Tensor) -> Tensor | None:
     """Return whether all rows are equal up to rounding; None for too few or too many values."""
     if values.dim() == 0 or len(values) < _FEWEST or not 0 < values.numel() <= _MOST_VALUES:
         return None
-    return (values - values[:1]).abs().amax() <= _ROUNDING * values.abs().amax()
+    difference, size = (values - values[:1]).abs().amax(0), values.abs().amax(0)
+    size = size.masked_fill(difference == 0, 0)  # of a class that is masked by -1e9
+    return difference.amax() <= _ROUNDING * size.amax()
 
 
 def bad_dead_relu() -> None:
@@ -236,4 +238,25 @@ def good_same_inputs() -> None:
         start = torch.ones(16, 4)
         optimizer.zero_grad()
         nn.functional.mse_loss(model(start), torch.randn(16, 1)).backward()
+        optimizer.step()
+
+
+def good_masked_class() -> None:
+    import torch
+    from torch import nn
+
+    class Policy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(x).masked_fill(torch.tensor([False, False, True]), -1e9)
+
+    policy, loss = Policy(), nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    for _ in range(30):
+        x = torch.randn(16, 4)
+        optimizer.zero_grad()
+        loss(policy(x), (x[:, 0] > 0).long()).backward()
         optimizer.step()
