@@ -21,7 +21,7 @@ from surestep.doctor.source.files import Project, UnreadableError
 
 # To start a process takes as long as to check about this many files.
 FILES_PER_PROCESS = 24
-CHUNK = 64  # files that share what they import, which is read once; more need more memory
+CHUNK = 256  # files that share what they import, which is read once
 
 _ALLOCATIONS = 100_000  # between two collections
 
