@@ -26,7 +26,7 @@ from surestep.doctor.source.modules import traverse_inputs
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe_source
 from surestep.doctor.source.values import Call as CallValue
-from surestep.doctor.source.values import Collection, Constant, Item, Operation, Value
+from surestep.doctor.source.values import Collection, Constant, Item, Operation, Value, walk
 from surestep.doctor.watcher import NOWHERE, Call, Observation, Run, Watcher
 
 if TYPE_CHECKING:
@@ -39,13 +39,17 @@ CHECK_SKIPS = ("bad_squeezed_targets", "bad_difference_in_criterion")
 WATCH_SKIPS = ("bad_accuracy",)  # a comparison of something computed from the output
 _LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _COMPARISONS = ("-", "==", "!=")
+_GRIDS = ("arange", "linspace")
 _FEWEST = 2  # calls
 _TOKEN = "SS405"  # marks the outputs of models in the graph
 _MOST_NODES = 6  # of a graph between the output of a model and a difference
 # Operations on each value; `view` and `unsqueeze` are how all pairs are compared on purpose.
-_ON_EACH = (
-    *("Sigmoid", "Tanh", "Relu", "Softplus", "Exp", "Log", "Clamp", "Squeeze", "ToCopy"),
-    *("Mul", "Div", "Add", "Sub", "Neg"),
+_ELEMENTWISE = frozenset(
+    f"{name}Backward"
+    for name in (
+        *("Sigmoid", "Tanh", "Relu", "Softplus", "Exp", "Log", "Clamp", "Squeeze", "ToCopy"),
+        *("Mul", "Div", "Add", "Sub", "Neg"),
+    )
 )
 
 
@@ -66,8 +70,8 @@ def _check_operations(event: Event) -> Iterator[Problem]:
             continue
         left, right = value.operands
         text = _describe_pair(left, right, *_written(value))
-        column = left if _is_column(shape_of(left)) else right
-        if text and _is_prediction(column):
+        column, vector = (left, right) if _is_column(shape_of(left)) else (right, left)
+        if text and _may_be_targets(vector, column) and _is_prediction(column):
             yield Problem(value.node or event.node, event.file, text)
 
 
@@ -103,6 +107,13 @@ def _describe_pair(
                 f"`{describe_source(right_node)}` {second}: all pairs are compared."
             )
     return ""
+
+
+def _may_be_targets(vector: Value, column: Value) -> bool:
+    """Return whether a vector may have a value for each of a column: bins or centers have not."""
+    lengths = {shape[0] for shape in (shape_of(vector), shape_of(column)) if shape}
+    is_grid = any(isinstance(part, CallValue) and part.name in _GRIDS for part in walk(vector))
+    return not is_grid and (None in lengths or len(lengths) == 1)
 
 
 def _is_column(shape: Shape | None) -> bool:
@@ -158,7 +169,8 @@ class Watch(Watcher):
         left, right = call["input"], call["other"]
         for prediction, target in ((left, right), (right, left)):
             is_target = hasattr(target, "grad_fn") and not target.requires_grad
-            if is_target and _is_of_output(prediction):
+            # Centers or bins on the other side are usually not as many as the predictions.
+            if is_target and prediction.numel() == target.numel() and _is_of_output(prediction):
                 self._compare(run, "A difference", prediction, target)
 
     def _compare(self, run: Run, name: str, prediction: Tensor, target: Tensor) -> None:
@@ -189,7 +201,7 @@ def _is_of_output(value: Any) -> bool:
         if node is None or _TOKEN in node.metadata:
             return node is not None
         inputs = [function for function, _ in node.next_functions if function is not None]
-        if len(inputs) != 1 or not node.name().startswith(_ON_EACH):
+        if len(inputs) != 1 or node.name().rstrip("0123456789") not in _ELEMENTWISE:
             return False
         node = inputs[0]
     return False
@@ -460,4 +472,18 @@ def good_distances_to_centers() -> None:
         distances = (code.unsqueeze(1) - centers).norm(dim=2)
         opt.zero_grad()
         distances.amin(1).mean().backward()
+        opt.step()
+
+
+def good_heat_maps() -> None:
+    import torch
+
+    net, grid = torch.nn.Linear(4, 1), torch.arange(64.0)
+    opt = torch.optim.Adam(net.parameters())
+    for _ in range(5):
+        x = torch.randn(16, 4)
+        center = torch.sigmoid(net(x)) * 64
+        heat = torch.exp(-((center - grid) ** 2) / 8)
+        opt.zero_grad()
+        (heat - torch.rand(16, 64)).pow(2).mean().backward()
         opt.step()
