@@ -129,8 +129,6 @@ def _stores_attribute(method: ast.FunctionDef) -> bool:
 class Watch(Watcher):
     """Count how often the parts of kept graphs run backward."""
 
-    SAMPLED = ("on_backward",)
-
     def __init__(self) -> None:
         self._graphs = 0
         self._is_used = False

@@ -101,7 +101,8 @@ class Watch(Watcher):
 
 
 def _read_parts(parameters: list[Tensor]) -> list[Tensor]:
-    return [read_part(parameter, _VALUES).float() for parameter in parameters]
+    parts = (read_part(parameter, _VALUES) for parameter in parameters)
+    return [part if part.dtype.itemsize == 8 else part.float() for part in parts]
 
 
 def _find_name(run: Run, parameter: Tensor) -> str:
@@ -120,6 +121,18 @@ def bad_learning_rate_is_tiny() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-8)
     for _ in range(600):
         x, y = torch.randn(8, 16), torch.randint(4, (8,))
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def bad_learning_rate_is_tiny_in_double_precision() -> None:
+    import torch
+
+    model = torch.nn.Linear(16, 4).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+    for _ in range(600):
+        x, y = torch.randn(8, 16).double(), torch.randint(4, (8,))
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()

@@ -39,7 +39,7 @@ FIX = "Choose the model by validation data, and evaluate the test data once, aft
 _TEST = re.compile(r"(^|_)test(_|\d|$|loader|set|data|dl|ds)", re.IGNORECASE)
 _VALIDATION = re.compile(r"val|dev|holdout", re.IGNORECASE)
 _DATA = re.compile(r"loader|(^|_)(dl|data|dataset)(_|\d|$)", re.IGNORECASE)
-_STOPPER = re.compile(r"early_?stop(?!\w*(log|print|plot|report))", re.IGNORECASE)
+_STOPPER = re.compile(r"early_?stop(?!\w*(logger|printer|plotter|reporter)$)", re.IGNORECASE)
 _COMPARISONS = ("<", ">", "<=", ">=")
 
 
@@ -227,7 +227,7 @@ def bad_stops_by_the_test_data():
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
-    class EarlyStopping:
+    class EarlyStoppingByLogLoss:
         def __init__(self, patience):
             self.patience, self.count, self.lowest = patience, 0, float("inf")
 
@@ -240,7 +240,7 @@ def bad_stops_by_the_test_data():
 
     train_loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8, shuffle=True)
     test_loader = DataLoader(TensorDataset(torch.randn(16, 4)), batch_size=8)
-    model, stop = torch.nn.Linear(4, 1), EarlyStopping(2)
+    model, stop = torch.nn.Linear(4, 1), EarlyStoppingByLogLoss(2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         for (x,) in train_loader:

@@ -31,6 +31,7 @@ _FEWEST = 8  # samples of a batch
 _MOST_VALUES = 1_000_000  # of a prediction that are compared
 _COMPARED = 8  # samples of an input, from all of it
 _ROUNDING = 1e-6  # of the largest value
+_MASK = 1e4  # a class of this size for all samples is masked, such as by -1e9
 
 
 @dataclass
@@ -113,7 +114,7 @@ def _are_same(values: Tensor) -> Tensor | None:
     if values.dim() == 0 or len(values) < _FEWEST or not 0 < values.numel() <= _MOST_VALUES:
         return None
     difference, size = (values - values[:1]).abs().amax(0), values.abs().amax(0)
-    size = size.masked_fill(difference == 0, 0)  # of a class that is masked by -1e9
+    size = size.masked_fill((difference == 0) & (size >= _MASK), 0)
     return difference.amax() <= _ROUNDING * size.amax()
 
 
@@ -180,6 +181,23 @@ def bad_multiplied_by_zero() -> None:
 
     for _ in range(30):
         train_step()
+
+
+def bad_saturated() -> None:
+    import torch
+    from torch import nn
+
+    head = nn.Linear(4, 3)
+    with torch.no_grad():
+        head.bias.copy_(torch.tensor([40.0, 0.0, 0.0]))
+    model, loss = nn.Sequential(head, nn.Softmax(1)), nn.MSELoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(30):
+        x = torch.randn(16, 4)
+        wanted = nn.functional.one_hot((x[:, 0] > 0).long(), 3).float()
+        optimizer.zero_grad()
+        loss(model(x), wanted).backward()
+        optimizer.step()
 
 
 def good_last_layer_starts_with_zeros() -> None:
