@@ -165,3 +165,19 @@ def test_patterns_of_the_command_line_are_for_any_folder(
     write(folder, "b.py", "sub/c.py")
     found = find_files([str(folder)], [pattern.format(folder=folder)])
     assert [path.name for path, _ in found.files] == ["b.py"]
+
+
+def test_patterns_count_from_the_current_folder_if_a_folder_above_is_searched(folder, monkeypatch):
+    write(folder, "a.py", "scripts/old/x.py", "scripts/y.py")
+    monkeypatch.chdir(folder / "scripts")
+    found = find_files([".."], ["old/x.py"])
+    assert [path.name for path, _ in found.files] == ["a.py", "y.py"]
+
+
+@pytest.mark.parametrize("pattern", ["link/sub", "real/x/../sub", "real/sub"])
+@pytest.mark.parametrize("searched", ["link", "real"])
+def test_absolute_pattern_is_followed_through_links(folder, pattern, searched):
+    write(folder, "real/a.py", "real/sub/b.py")
+    (folder / "link").symlink_to(folder / "real")
+    found = find_files([str(folder / searched)], [str(folder / pattern)])
+    assert [path.name for path, _ in found.files] == ["a.py"]

@@ -28,8 +28,8 @@ def find_files(paths: Sequence[str], exclude: Sequence[str] = ()) -> FoundFiles:
 
     Folders are searched, without hidden ones, virtual environments, site-packages, build and
     node_modules. The settings are those of the nearest pyproject.toml of each path. The patterns in
-    `exclude` count too, as if they were in a pyproject.toml of the current folder, or of the folder
-    of a path that is outside of it. They may also be absolute paths.
+    `exclude` count too, as if they were in a pyproject.toml of the current folder, and in one of
+    the folder of a path that is outside of it. They may also be absolute paths.
 
     Raises:
         ConfigError: a path does not exist or is not a script, or settings are wrong.
@@ -39,28 +39,55 @@ def find_files(paths: Sequence[str], exclude: Sequence[str] = ()) -> FoundFiles:
     for name in paths:
         path = _require_path(name)
         configuration = find_configuration(path, known)
-        excluding = configuration, _configure(exclude, path)
+        excluding = _Excluding([configuration, *_configure(exclude, path)], _resolve(exclude))
         for file in _list_files(path, excluding):
             if (key := os.path.abspath(file)) in names:
                 continue
             names.add(key)
-            if _is_excluded(file, excluding):
+            if excluding.has(file):
                 found.excluded += 1
             else:
                 found.files.append((file, configuration))
     return found
 
 
-def _configure(exclude: Sequence[str], path: Path) -> Configuration:
+@dataclass
+class _Excluding:
+    """What is not searched.
+
+    Attributes:
+        configurations: for paths as they are given.
+        absolute: of the patterns that are absolute paths, for paths without links.
+    """
+
+    configurations: list[Configuration]
+    absolute: Configuration
+
+    def has(self, path: Path) -> bool:
+        """Return whether a file or folder is excluded."""
+        if any(configuration.excludes(path) for configuration in self.configurations):
+            return True
+        has_absolute = bool(self.absolute.settings.exclude)
+        return has_absolute and self.absolute.excludes(Path(os.path.realpath(path)))
+
+
+def _configure(exclude: Sequence[str], path: Path) -> list[Configuration]:
     """Return the settings that patterns of the command line are for a path."""
-    absolute, folder = Path(os.path.abspath(path)), Path.cwd()
-    if not absolute.is_relative_to(folder):
-        folder = absolute if absolute.is_dir() else absolute.parent
-    patterns = (
-        f"/{Path(pattern).relative_to(folder)}" if Path(pattern).is_relative_to(folder) else pattern
-        for pattern in exclude
+    absolute, folders = Path(os.path.abspath(path)), [Path.cwd()]
+    if not absolute.is_relative_to(folders[0]):
+        folders.append(absolute if absolute.is_dir() else absolute.parent)
+    return [
+        Configuration(Settings(exclude=tuple(exclude)), folder / "pyproject.toml")
+        for folder in folders
+    ]
+
+
+def _resolve(exclude: Sequence[str]) -> Configuration:
+    """Return the settings of the absolute patterns, from the root of the file system."""
+    patterns = tuple(os.path.realpath(pattern) for pattern in exclude if os.path.isabs(pattern))
+    return Configuration(
+        Settings(exclude=patterns), Path(os.path.abspath(os.sep), "pyproject.toml")
     )
-    return Configuration(Settings(exclude=tuple(patterns)), folder / "pyproject.toml")
 
 
 def _require_path(name: str) -> Path:
@@ -79,14 +106,14 @@ def _require_path(name: str) -> Path:
     return path
 
 
-def _list_files(path: Path, excluding: Sequence[Configuration]) -> Iterator[Path]:
+def _list_files(path: Path, excluding: _Excluding) -> Iterator[Path]:
     if path.is_dir():
         yield from _search(path, excluding)
     else:
         yield path
 
 
-def _search(top: Path, excluding: Sequence[Configuration]) -> Iterator[Path]:
+def _search(top: Path, excluding: _Excluding) -> Iterator[Path]:
     for folder, folders, files in os.walk(top):
         base = Path(folder)
         folders[:] = sorted(name for name in folders if not _is_skipped(base / name, excluding))
@@ -96,14 +123,10 @@ def _search(top: Path, excluding: Sequence[Configuration]) -> Iterator[Path]:
                 yield path
 
 
-def _is_skipped(folder: Path, excluding: Sequence[Configuration]) -> bool:
+def _is_skipped(folder: Path, excluding: _Excluding) -> bool:
     return (
         folder.name.startswith(".")
         or folder.name in _SKIPPED
         or os.path.isfile(folder / "pyvenv.cfg")
-        or _is_excluded(folder, excluding)
+        or excluding.has(folder)
     )
-
-
-def _is_excluded(path: Path, excluding: Sequence[Configuration]) -> bool:
-    return any(configuration.excludes(path) for configuration in excluding)
