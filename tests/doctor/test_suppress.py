@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ from surestep.doctor.report import FileReport
 from surestep.doctor.rule import load_rules
 from surestep.doctor.source.files import Project, parse_source
 from surestep.doctor.suppress import read_suppressions
+from surestep.doctor.watch.watch import Watch
+from surestep.doctor.watcher import Location, Observation, Watcher
 from tests.doctor.scripts import BAD, notebook
 
 RULES = [rule for rule in load_rules() if rule.code == "SS101"]
@@ -123,3 +126,28 @@ def test_comment_without_a_rule_is_reported():
     found, notes = check(BAD.replace(STEP, "    optimizer.step()  # surestep: ignore\n"))
     assert len(found) == 1
     assert notes == ["a.py:8: the comment names no rule. Write `# surestep: ignore[SS101] reason`."]
+
+
+class DiffersBetweenRanks(Watcher):
+    """A rule that finds something only by comparing the ranks."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def report_rank(self, run):
+        return 1
+
+    def observe_ranks(self, facts):
+        yield Observation(Location(str(self._path), 1), "The ranks differ.", 1)
+
+
+def test_notes_of_all_ranks_and_of_their_comparison_are_merged(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("x = 1  # surestep: ignore[SS99999] reason\n")
+    (rule,) = RULES
+    session = Watch([replace(rule, watcher=lambda: DiffersBetweenRanks(path))])
+    own = session.report()
+    merged = session.merge({0: own, 1: replace(own, notes=["a note"])})
+    assert [finding.rule for finding in merged.findings] == ["SS101"]
+    assert merged.notes[0] == "a note"
+    assert "There is no rule 'SS99999'" in merged.notes[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,8 @@ class Watch:
             watcher = self._watchers[code]
             return watcher.observe_ranks(known) if len(known) > 1 else ()
 
-        return merge_reports(reports, self._observe(compare))
+        merged = merge_reports(reports, self._observe(compare))
+        return replace(merged, notes=list(dict.fromkeys([*merged.notes, *self._notes])))
 
     def _observe(self, ask: Callable[[str], Iterable[Observation]]) -> list[Finding]:
         listeners, findings = self._monitor.listeners, []
