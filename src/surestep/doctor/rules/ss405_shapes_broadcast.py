@@ -170,7 +170,7 @@ class Watch(Watcher):
         for prediction, target in ((left, right), (right, left)):
             is_target = hasattr(target, "grad_fn") and not target.requires_grad
             # Centers or bins on the other side are usually not as many as the predictions.
-            if is_target and prediction.numel() == target.numel() and _is_of_output(prediction):
+            if is_target and _is_of_output(prediction) and prediction.numel() == target.numel():
                 self._compare(run, "A difference", prediction, target)
 
     def _compare(self, run: Run, name: str, prediction: Tensor, target: Tensor) -> None:
@@ -478,12 +478,12 @@ def good_distances_to_centers() -> None:
 def good_heat_maps() -> None:
     import torch
 
-    net, grid = torch.nn.Linear(4, 1), torch.arange(64.0)
+    net, grid = torch.nn.Linear(4, 1), torch.arange(65.0) - 1
     opt = torch.optim.Adam(net.parameters())
     for _ in range(5):
         x = torch.randn(16, 4)
         center = torch.sigmoid(net(x)) * 64
         heat = torch.exp(-((center - grid) ** 2) / 8)
         opt.zero_grad()
-        (heat - torch.rand(16, 64)).pow(2).mean().backward()
+        (heat - torch.rand(16, 65)).pow(2).mean().backward()
         opt.step()
