@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -54,7 +54,9 @@ def sort_findings(findings: list[Finding]) -> list[Finding]:
     )
 
 
-def merge_reports(reports: Mapping[int, Report], found: list[Finding]) -> Report:
+def merge_reports(
+    reports: Mapping[int, Report], found: list[Finding], notes: Sequence[str] = ()
+) -> Report:
     """Return the report of several ranks.
 
     A mistake that several ranks made in one line is one finding: that of the first of them, with
@@ -63,6 +65,7 @@ def merge_reports(reports: Mapping[int, Report], found: list[Finding]) -> Report
     Args:
         reports: by rank; some may be missing.
         found: from the comparison of the ranks.
+        notes: on the comments beside these.
     """
     merged: dict[tuple[str, str, int], list[tuple[int, Finding]]] = {}
     for rank, report in sorted(reports.items()):
@@ -78,5 +81,11 @@ def merge_reports(reports: Mapping[int, Report], found: list[Finding]) -> Report
         findings.append(replace(first, evidence=evidence))
     failures = {code: why for report in reports.values() for code, why in report.failures.items()}
     steps = max((report.steps for report in reports.values()), default=0)
-    notes = list(dict.fromkeys(note for report in reports.values() for note in report.notes))
-    return Report(sort_findings(findings), steps, failures, ranks=len(reports), notes=notes)
+    all_notes = [*(note for report in reports.values() for note in report.notes), *notes]
+    return Report(
+        sort_findings(findings),
+        steps,
+        failures,
+        ranks=len(reports),
+        notes=list(dict.fromkeys(all_notes)),
+    )

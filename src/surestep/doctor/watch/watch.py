@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ class Watch:
             code: rule.watcher() for code, rule in self._rules.items() if rule.watcher
         }
         self._monitor = Monitor(self._watchers, most_steps)
-        self._notes: dict[str, None] = {}  # as an ordered set
 
     def run(self, function: Callable[[], object]) -> None:
         """Call a function under the hooks."""
@@ -41,7 +39,7 @@ class Watch:
         """Return what the rules have seen so far."""
         run = self._monitor.run
         facts: dict[str, Any] = {}
-        findings = self._observe(lambda code: self._watchers[code].observe(run))
+        findings, notes = self._observe(lambda code: self._watchers[code].observe(run))
         for code, watcher in self._watchers.items():
             try:
                 known = watcher.report_rank(run)
@@ -50,7 +48,7 @@ class Watch:
             else:
                 facts |= {code: known} if known is not None else {}
         failures = dict(self._monitor.listeners.failures)
-        return Report(findings, run.step, failures, facts, notes=list(self._notes))
+        return Report(findings, run.step, failures, facts, notes=notes)
 
     def merge(self, reports: Mapping[int, Report]) -> Report:
         """Return one report of several ranks, by their numbers, with what differs between them."""
@@ -61,10 +59,12 @@ class Watch:
             watcher = self._watchers[code]
             return watcher.observe_ranks(known) if len(known) > 1 else ()
 
-        merged = merge_reports(reports, self._observe(compare))
-        return replace(merged, notes=list(dict.fromkeys([*merged.notes, *self._notes])))
+        return merge_reports(reports, *self._observe(compare))
 
-    def _observe(self, ask: Callable[[str], Iterable[Observation]]) -> list[Finding]:
+    def _observe(
+        self, ask: Callable[[str], Iterable[Observation]]
+    ) -> tuple[list[Finding], list[str]]:
+        """Return the findings that no comment suppresses, and what is wrong with comments."""
         listeners, findings = self._monitor.listeners, []
         for code, rule in self._rules.items():
             if code in listeners.failures:
@@ -74,8 +74,7 @@ class Watch:
             except Exception as error:  # of the rule
                 listeners.disable(code, error)
         shown, notes = drop_suppressed(findings)
-        self._notes |= dict.fromkeys(notes)
-        return sort_findings(shown)
+        return sort_findings(shown), notes
 
 
 def _to_finding(rule: Rule, seen: Observation) -> Finding:
