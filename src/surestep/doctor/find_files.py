@@ -36,10 +36,11 @@ def find_files(paths: Sequence[str], exclude: Sequence[str] = ()) -> FoundFiles:
     """
     found, names = FoundFiles(), set()
     known: dict[Path, Configuration] = {}
+    resolved = _resolve(exclude)
     for name in paths:
         path = _require_path(name)
         configuration = find_configuration(path, known)
-        excluding = _Excluding([configuration, *_configure(exclude, path)], _resolve(exclude))
+        excluding = _Excluding([configuration, *_configure(exclude, path)], resolved)
         for file in _list_files(path, excluding):
             if (key := os.path.abspath(file)) in names:
                 continue

@@ -122,7 +122,7 @@ class ScheduleRecorder(Watcher):
         return self._of.get(schedule)
 
     def on_schedule_step(self, run: Run, schedule: Any, arguments: tuple[Any, ...]) -> None:
-        seen = self._of.get(schedule)
+        seen = self.find(schedule)
         if seen is None:
             return
         seen.steps += 1
