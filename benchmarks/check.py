@@ -1,9 +1,13 @@
-"""The time of `surestep check` for 1,000 scripts, without and with cached results, and a package.
+"""The time of `surestep check` for 1,000 scripts, without and with cached results, and packages.
 
-`python -m benchmarks.check` writes the examples of the rules, varied so that no two scripts are the
-same, to a temporary folder. The package is surestep itself, whose files import each other.
+python -m benchmarks.check [PACKAGE...]
+
+It writes the examples of the rules, varied so that no two scripts are the same, to a temporary
+folder. The files of a package import each other, so they take longer: surestep, if none is named.
 """
 
+import argparse
+import importlib.util
 import os
 import subprocess
 import sys
@@ -11,7 +15,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import surestep
 from surestep.doctor.rule import load_rules, read_example
 
 SCRIPTS = 1000
@@ -41,11 +44,19 @@ def write_scripts(folder: Path) -> int:
     return lines
 
 
-def time_check(path: Path, cache: Path) -> tuple[float, str]:
-    """Check a path in a process; return the seconds and the summary."""
+def find_package(name: str) -> Path:
+    """Return the folder of an installed package, which is not imported."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit(f"No package {name!r} is installed.")
+    return Path(spec.submodule_search_locations[0])
+
+
+def time_check(paths: list[Path], cache: Path) -> tuple[float, str]:
+    """Check paths in a process; return the seconds and the summary."""
     started = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "surestep", "check", str(path)],
+        [sys.executable, "-m", "surestep", "check", *map(str, paths)],
         env={**os.environ, "SURESTEP_CACHE_DIR": str(cache)},
         capture_output=True,
         text=True,
@@ -56,15 +67,22 @@ def time_check(path: Path, cache: Path) -> tuple[float, str]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("packages", nargs="*", default=["surestep"], metavar="PACKAGE")
+    packages = [find_package(name) for name in parser.parse_args().packages]
     with tempfile.TemporaryDirectory() as name:
         folder, cache = Path(name, "scripts"), Path(name, "cache")
         folder.mkdir()
         print(f"{SCRIPTS} scripts, {write_scripts(folder)} lines")
         one = folder / "part0/script0.py"
-        package = Path(surestep.__file__).parent
-        cases = {"one script": one, "all": folder, "all, cached": folder, "package": package}
-        for title, path in cases.items():
-            seconds, summary = time_check(path, cache)
+        cases = {
+            "one script": [one],
+            "all": [folder],
+            "all, cached": [folder],
+            "packages": packages,
+        }
+        for title, paths in cases.items():
+            seconds, summary = time_check(paths, cache)
             print(f"{title}: {seconds:.2f} s: {summary}")
 
 

@@ -110,7 +110,7 @@ def _leaks(fit: Event, split: Split, trace: Trace) -> bool:
     if call is None:
         return False
     if call.name == "fit":
-        return _leaks_by_transform(call, split, trace)
+        return _leaks_by_transform(fit, call, split, trace)
     return any(_holds(data, call, fit, split, trace) for data in split.data)
 
 
@@ -144,14 +144,16 @@ def _table_of(value: Value | None) -> Value | None:
     return value
 
 
-def _leaks_by_transform(fit: Call, split: Split, trace: Trace) -> bool:
+def _leaks_by_transform(event: Event, fit: Call, split: Split, trace: Trace) -> bool:
     """Return whether what `fit` got is transformed and split, in either order."""
     fitted, text = fit.args[0], argument_text(fit)
-    for event in trace.events:
+    for event in trace.events[trace.index(event) + 1 :]:
         call = event.call
-        if call is None or call.name != "transform":
+        if call is None or _fitted(call.receiver) is not _fitted(fit.receiver):
             continue
-        if _fitted(call.receiver) is not _fitted(fit.receiver):
+        if call.name in ("fit", *_FITS):
+            return False
+        if call.name != "transform":
             continue
         given = call.argument(0, "X")
         if given is None:
@@ -159,7 +161,7 @@ def _leaks_by_transform(fit: Call, split: Split, trace: Trace) -> bool:
         if is_same(given, fitted) or argument_text(call) == text:
             if any(_holds(data, call, event, split, trace) for data in split.data):
                 return True
-        elif any(is_same(data, fitted) for data in split.data) and _is_part_of(given, split):
+        elif _is_part_of(given, split) and any(_has_same_samples(d, fitted) for d in split.data):
             return True
     return False
 
