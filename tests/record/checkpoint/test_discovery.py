@@ -102,6 +102,21 @@ def test_checkpoint_deleted_while_it_is_read_is_not_corrupt(folder, monkeypatch)
     assert found.passed_over == ()
 
 
+def test_checkpoint_that_replaces_those_that_were_listed_is_found(folder, monkeypatch):
+    state, read, steps = tiny.state_of(steps=1), good.read_info, iter([4, 5])
+
+    def replacing(path):
+        if step := next(steps, None):
+            state.progress = state.progress._replace(step=step)
+            replacement = save_checkpoint(folder, state)
+            for old in set(list_checkpoints(folder)) - {replacement}:
+                shutil.rmtree(old)
+        return read(path)
+
+    monkeypatch.setattr(good, "read_info", replacing)
+    assert [checkpoint.step for checkpoint in scan_checkpoints(folder).good] == [5]
+
+
 def test_folder_that_keeps_changing_is_reported(folder, monkeypatch):
     import surestep.record.checkpoint.discovery as good
 

@@ -126,21 +126,27 @@ def find_newest_valid(
 
 
 def scan_checkpoints(folder: Path, *, cached: bool = False) -> CheckpointScan:
-    """Read the state.json of all checkpoints; one that is deleted meanwhile is left out.
+    """Read the state.json of all checkpoints.
 
-    If `cached`, a published checkpoint is read only once in this process.
+    The folder is listed again if one is deleted meanwhile, since a newer one may have replaced it.
+    In a folder that keeps changing, what is deleted is left out. If `cached`, a published
+    checkpoint is read only once in this process.
 
     Raises:
         CheckpointError: a checkpoint cannot be read, or has a newer format.
     """
-    found = CheckpointScan([], [])
-    for path in list_checkpoints(folder):
-        try:
-            found.good.append(_cached_info(path, _identity(path)) if cached else read_info(path))
-        except CheckpointVanishedError:
-            continue
-        except CorruptCheckpointError as error:
-            found.damaged.append(CorruptCheckpoint(path, str(error)))
+    for _ in range(TRIES):
+        found, has_vanished = CheckpointScan([], []), False
+        for path in list_checkpoints(folder):
+            try:
+                info = _cached_info(path, _identity(path)) if cached else read_info(path)
+                found.good.append(info)
+            except CheckpointVanishedError:
+                has_vanished = True
+            except CorruptCheckpointError as error:
+                found.damaged.append(CorruptCheckpoint(path, str(error)))
+        if not has_vanished:
+            break
     return found
 
 
