@@ -113,7 +113,7 @@ def mirror_threads() -> set[str]:
 
 
 def told(folder: Path) -> dict[str, Any]:
-    """Return what a rank prints on stderr while it trains."""
+    """Return what a rank prints on stderr while it trains, and the threads of groups it leaves."""
     config = surestep.Config(max_steps=4, batch_size=20, logging={"progress": "plain"})
     printed = io.StringIO()
     with (
@@ -121,7 +121,13 @@ def told(folder: Path) -> dict[str, Any]:
         surestep.prepare(task(), config, run=folder) as session,
     ):
         list(session.steps())
-    return {**result(session), "printed": printed.getvalue()}
+    return {**result(session), "printed": printed.getvalue(), "threads": count_gloo_threads()}
+
+
+def count_gloo_threads() -> int:
+    """Return how many threads of this process run collectives."""
+    names = [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]
+    return names.count("pt_gloo_runloop")
 
 
 def with_ddp_option(folder: Path, option: str) -> dict[str, Any]:

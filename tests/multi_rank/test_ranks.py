@@ -95,6 +95,11 @@ def test_only_rank_0_prints_the_progress(ranks):
     assert not any("step 4/4" in each for each in printed[1:])
 
 
+def test_groups_of_a_run_that_ended_leave_no_thread(ranks):
+    of_ddp = 2  # the model, which the script still has, keeps the group of its gradients
+    assert [found["threads"] for found in of_case(ranks, "told")] == [of_ddp] * len(ranks)
+
+
 def test_run_resumes_with_the_same_ranks_bit_for_bit(ranks):
     check_resumed(of_case(ranks, "gone on"), of_case(ranks, "adamw"))
 

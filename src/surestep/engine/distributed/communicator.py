@@ -68,6 +68,12 @@ class Communicator:
         world.store_barrier, world._is_background = self.store_barrier, True
         return world
 
+    def leave_groups(self) -> None:
+        """Close both process groups, which ends their threads; nothing is exchanged afterwards."""
+        for group in filter(None, (self.group, self.background_group)):
+            dist.destroy_process_group(group)
+        self.group = self.background_group = None
+
     @property
     def is_failing(self) -> bool:
         """Whether this rank leaves by an error, or another one failed."""

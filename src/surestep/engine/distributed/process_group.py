@@ -60,6 +60,11 @@ def join_process_group(
         world = Communicator(dist.get_rank(), dist.get_world_size(), host, background)
         with _monitored(world, store, timeouts, launched):
             yield world
+        # A thread of gloo may still release the tensor of the last exchange, which aborts the
+        # process if Python has ended by then. A group that nothing refers to joins its threads.
+        # After an error they are not joined: they may wait for a rank that failed.
+        timeouts.groups = ()
+        world.leave_groups()
     finally:
         if is_own:
             dist.destroy_process_group()
