@@ -138,11 +138,19 @@ class _Evaluated:
 
 @dataclass
 class _Waiting:
-    """A batch, before it is known what the script does with it."""
+    """A batch, before it is known what the script does with it.
+
+    Attributes:
+        digests: of its samples.
+        backwards: how many there had been before.
+        models: how many models had been called.
+        evaluations: how many of them without gradients.
+    """
 
     digests: list[int]
     backwards: int
     models: int
+    evaluations: int
 
 
 class Watch(Watcher):
@@ -159,19 +167,22 @@ class Watch(Watcher):
         self._evaluated: WeakKeyDictionary[DataLoader[Any], _Evaluated] = WeakKeyDictionary()
         self._found: list[_Evaluated] = []
         self._datasets: set[int] = set()
-        self._models = 0
+        self._models = self._evaluations = 0
         self._repeated: WeakSet[DataLoader[Any]] = WeakSet()  # after their first pass
         self._rows = self._distinct = 0  # of the first passes of training
 
     def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        import torch
+
         self._models += 1
+        self._evaluations += not torch.is_grad_enabled()
 
     def on_step(self, run: Run, optimizer: Optimizer) -> None:
         if self._optimizer() is not optimizer:
             self._optimizer = ref(optimizer)
 
     def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
-        self._use(run, loader)
+        self._use_all(run, loader)
         if not (run.is_sampled or run.sees_forwards):
             return
         tensors = list_tensors(batch)
@@ -179,11 +190,24 @@ class Watch(Watcher):
             return
         if 0 < tensors[0].numel() <= _MOST_VALUES:
             digests = digest_samples(tensors[0])
-            self._waiting[loader] = _Waiting(digests, run.backwards, self._models)
+            counts = run.backwards, self._models, self._evaluations
+            self._waiting[loader] = _Waiting(digests, *counts)
 
     def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
         self._use(run, loader)
         self._repeated.add(loader)
+
+    def _use_all(self, run: Run, loader: DataLoader[Any]) -> None:
+        """Find out what the script did with batches before it takes one of a loader.
+
+        A loop that is left, or knows its number of batches, asks its loader for none after the
+        last. The batch of another loader waits until it is certainly trained on or evaluated: a
+        model may answer one batch before the script takes a second one to train on both.
+        """
+        for other, batch in list(self._waiting.items()):
+            is_used = run.backwards > batch.backwards or self._evaluations > batch.evaluations
+            if other is loader or is_used:
+                self._use(run, other)
 
     def _use(self, run: Run, loader: DataLoader[Any]) -> None:
         """Find out what the script did with the batch before."""
