@@ -31,6 +31,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 from surestep.doctor.remark import Remark, list_names
 from surestep.doctor.runtime.batches import digest_samples, list_tensors
+from surestep.doctor.runtime.uses import BatchUses
 from surestep.doctor.watcher import Location, Observation, Run, Watcher
 
 if TYPE_CHECKING:
@@ -136,23 +137,6 @@ class _Evaluated:
     digests: set[int] = field(default_factory=set)
 
 
-@dataclass
-class _Waiting:
-    """A batch, before it is known what the script does with it.
-
-    Attributes:
-        digests: of its samples.
-        backwards: how many there had been before.
-        models: how many models had been called.
-        evaluations: how many of them without gradients.
-    """
-
-    digests: list[int]
-    backwards: int
-    models: int
-    evaluations: int
-
-
 class Watch(Watcher):
     """Compare digests of samples that are trained on with those that are evaluated later.
 
@@ -162,69 +146,52 @@ class Watch(Watcher):
     def __init__(self) -> None:
         self._trained: WeakKeyDictionary[Optimizer, set[int]] = WeakKeyDictionary()
         self._optimizer: Callable[[], Optimizer | None] = lambda: None
-        self._waiting: WeakKeyDictionary[DataLoader[Any], _Waiting] = WeakKeyDictionary()
+        self._uses = BatchUses()
         self._trainers: WeakSet[DataLoader[Any]] = WeakSet()
         self._evaluated: WeakKeyDictionary[DataLoader[Any], _Evaluated] = WeakKeyDictionary()
         self._found: list[_Evaluated] = []
         self._datasets: set[int] = set()
-        self._models = self._evaluations = 0
         self._repeated: WeakSet[DataLoader[Any]] = WeakSet()  # after their first pass
         self._rows = self._distinct = 0  # of the first passes of training
 
     def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        import torch
-
-        self._models += 1
-        self._evaluations += not torch.is_grad_enabled()
+        self._uses.count_forward()
 
     def on_step(self, run: Run, optimizer: Optimizer) -> None:
         if self._optimizer() is not optimizer:
             self._optimizer = ref(optimizer)
 
     def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
-        self._use_all(run, loader)
+        self._count(run, loader)
         if not (run.is_sampled or run.sees_forwards):
             return
         tensors = list_tensors(batch)
         if not tensors or tensors[0].dim() < 2 or tensors[0].device.type != "cpu":
             return
         if 0 < tensors[0].numel() <= _MOST_VALUES:
-            digests = digest_samples(tensors[0])
-            counts = run.backwards, self._models, self._evaluations
-            self._waiting[loader] = _Waiting(digests, *counts)
+            self._uses.add(run, loader, digest_samples(tensors[0]))
 
     def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
-        self._use(run, loader)
+        self._count(run, loader)
         self._repeated.add(loader)
 
-    def _use_all(self, run: Run, loader: DataLoader[Any]) -> None:
-        """Find out what the script did with batches before it takes one of a loader.
-
-        A loop that is left, or knows its number of batches, asks its loader for none after the
-        last. The batch of another loader waits until it is certainly trained on or evaluated: a
-        model may answer one batch before the script takes a second one to train on both.
-        """
-        for other, batch in list(self._waiting.items()):
-            is_used = run.backwards > batch.backwards or self._evaluations > batch.evaluations
-            if other is loader or is_used:
-                self._use(run, other)
-
-    def _use(self, run: Run, loader: DataLoader[Any]) -> None:
-        """Find out what the script did with the batch before."""
-        batch, optimizer = self._waiting.pop(loader, None), self._optimizer()
-        if batch is None or optimizer is None:
-            return
-        trained = self._trained.setdefault(optimizer, set())
-        if run.backwards > batch.backwards:
-            self._trainers.add(loader)
-            self._datasets.add(id(loader.dataset))
-            if len(trained) < _MOST_SAMPLES:
-                if loader not in self._repeated:
-                    self._rows += len(batch.digests)
-                    self._distinct += len(set(batch.digests) - trained)
-                trained.update(batch.digests)
-        elif self._models > batch.models and loader not in self._trainers:
-            self._compare(run, loader, batch.digests, trained)
+    def _count(self, run: Run, next_loader: DataLoader[Any]) -> None:
+        """Count the samples of batches that were used before a loader gives its next one."""
+        for used in self._uses.find(run, next_loader):
+            loader, optimizer = used.loader, self._optimizer()
+            if optimizer is None:
+                continue
+            trained = self._trained.setdefault(optimizer, set())
+            if used.is_trained:
+                self._trainers.add(loader)
+                self._datasets.add(id(loader.dataset))
+                if len(trained) < _MOST_SAMPLES:
+                    if loader not in self._repeated:
+                        self._rows += len(used.digests)
+                        self._distinct += len(set(used.digests) - trained)
+                    trained.update(used.digests)
+            elif loader not in self._trainers:
+                self._compare(run, loader, used.digests, trained)
 
     def _compare(
         self, run: Run, loader: DataLoader[Any], digests: list[int], trained: set[int]
