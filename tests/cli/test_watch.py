@@ -65,7 +65,7 @@ def test_script_prints_the_same_and_the_mistake_is_reported(tmp_path):
         ("raise ValueError('broken')", [], 1, "ValueError: broken"),
         ("sys.exit(7)", [], 7, ""),
         ("sys.exit('stopped')", [], 1, "stopped"),
-        ("raise KeyboardInterrupt", [], 130, "Interrupted."),
+        ("raise KeyboardInterrupt", [], 130, "raise KeyboardInterrupt\nKeyboardInterrupt\n"),
         ("", ["--fail-on", "error"], 1, ""),
         ("", ["--fail_on", "error"], 1, ""),
         ("sys.exit(7)", ["--fail-on", "error"], 7, ""),

@@ -14,7 +14,7 @@ from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
+from types import ModuleType, TracebackType
 
 from surestep.base.text import print_escaped
 from surestep.doctor.rule import Rule
@@ -114,15 +114,10 @@ def _run_script(
         watch(run_script)
     except SystemExit as stop:
         return _exit_code(stop)
-    except KeyboardInterrupt:
-        print_escaped("Interrupted.", file=sys.stderr)
-        return 130
     except BaseException as error:
-        trace = error.__traceback__
-        while trace is not None and not _is_of_script(trace.tb_frame.f_code.co_filename):
-            trace = trace.tb_next
+        trace = _drop_own_frames(error.__traceback__)
         print_escaped("".join(traceback.format_exception(error.with_traceback(trace))), sys.stderr)
-        return 1
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
     finally:
         sys.argv, sys.path[:] = before
     return 0
@@ -135,6 +130,19 @@ def _run_file(path: str) -> None:
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main  # also later, when Python ends and calls what it registered
     exec(main.__loader__.source_to_code(Path(path).read_bytes(), path), vars(main))
+
+
+def _drop_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of this package, and of what runs the script."""
+    frames: list[TracebackType] = []
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    kept: TracebackType | None = None
+    for part in reversed(frames):
+        if _is_of_script(part.tb_frame.f_code.co_filename):
+            kept = TracebackType(kept, part.tb_frame, part.tb_lasti, part.tb_lineno)
+    return kept
 
 
 def _is_of_script(file: str) -> bool:

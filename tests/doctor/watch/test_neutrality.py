@@ -1,8 +1,11 @@
 """What a script asks of torch is the same under watch: devices, graphs, modes, transforms."""
 
+import gc
 import subprocess
 import sys
 import tempfile
+import warnings
+import weakref
 from pathlib import Path
 
 import pytest
@@ -134,3 +137,42 @@ def test_module_and_optimizer_without_a_hash_train_as_alone():
     alone, results = fit(), []
     Watch(load_rules()).run(lambda: results.append(fit()))
     assert results == [alone]
+
+
+def test_models_and_optimizers_that_are_dropped_are_freed():
+    def fit_several():
+        kept = []
+        for _ in range(12):
+            model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+            optimizer = torch.optim.Adam(model.parameters())
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(torch.ones(8, 4)).pow(2).mean().backward()
+                optimizer.step()
+            kept += [weakref.ref(found) for found in (model, optimizer, *model.parameters())]
+        del model, optimizer
+        gc.collect()
+        return sum(found() is not None for found in kept)
+
+    assert compare_watched(fit_several) == (0, 0)
+
+
+def test_warnings_name_the_same_lines():
+    def warn():
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            schedule.step()  # before the optimizer
+            output = model(torch.ones(8, 4))
+            nn.functional.mse_loss(output, torch.zeros(8, 1)).backward()
+            nn.functional.softmax(output.detach())
+            optimizer.step()
+        return [(found.filename, found.lineno) for found in caught]
+
+    alone, watched = compare_watched(warn)
+    assert len(alone) == 3
+    assert {file for file, _ in alone} == {__file__}
+    assert alone == watched

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.trace import Event, Program
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 SEVERITY = "error"
 FIX = "Call optimizer.zero_grad() once for each step, before backward() or after step()."
+_MOST = 100  # optimizers with the mistake
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -79,6 +81,7 @@ class _Seen:
     """What one optimizer did since its gradients were zeroed.
 
     Attributes:
+        optimizer: a weak reference.
         parameters: some of its parameters, by which zeroing by hand is noticed.
         zeroed_at: backward passes when they were zeroed last.
         stepped_at: backward passes at its last step; -1 if it was before the zeroing.
@@ -89,7 +92,8 @@ class _Seen:
         most: batches whose gradients such a step used.
     """
 
-    parameters: list[Tensor]
+    optimizer: ref[Optimizer]
+    parameters: list[ref[Tensor]]
     zeroed_at: int = 0
     stepped_at: int = -1
     versions: tuple[object, ...] | None = None
@@ -107,17 +111,18 @@ class Watch(Watcher):
     """Count the batches whose gradients each step uses."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, _Seen] = {}  # a new optimizer may have the id of one that is gone
-        self._all: list[_Seen] = []
+        self._seen: dict[int, _Seen] = {}  # by the ids of optimizers, which may have no hash
+        self._mistaken: list[_Seen] = []
 
     def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
         used = [p for group in optimizer.param_groups for p in group["params"]]
-        self._seen[id(optimizer)] = _Seen(used[:3])
-        self._all.append(self._seen[id(optimizer)])
+        known = {key: seen for key, seen in self._seen.items() if seen.optimizer() is not None}
+        self._seen = {**known, id(optimizer): _Seen(ref(optimizer), [ref(p) for p in used[:3]])}
 
     def on_zero_grad(self, run: Run, parameters: Sequence[Tensor]) -> None:
         for seen in self._seen.values():
-            if any(parameter is probe for parameter in parameters for probe in seen.parameters):
+            probes = [probe() for probe in seen.parameters]
+            if any(parameter is probe for parameter in parameters for probe in probes):
                 seen.zero(run.backwards)
                 seen.is_called = True
 
@@ -141,6 +146,8 @@ class Watch(Watcher):
             seen.most = max(seen.most, run.backwards - seen.zeroed_at)
             if seen.mistakes == 1:
                 seen.first, seen.location = run.step + 1, run.locate()
+                if len(self._mistaken) < _MOST:
+                    self._mistaken.append(seen)
             seen.stepped_at = run.backwards  # counted
 
     def after_step(self, run: Run, optimizer: Optimizer) -> None:
@@ -153,7 +160,7 @@ class Watch(Watcher):
         seen.is_called = False
 
     def observe(self, run: Run) -> Iterator[Observation]:
-        for seen in self._all:
+        for seen in self._mistaken:
             if seen.mistakes >= 3:
                 yield Observation(
                     seen.location,
@@ -164,12 +171,10 @@ class Watch(Watcher):
                 )
 
 
-def _versions(parameters: list[Tensor]) -> tuple[object, ...]:
+def _versions(parameters: list[ref[Tensor]]) -> tuple[object, ...]:
     """Return what changes when a gradient is replaced, removed or written."""
-    return tuple(
-        None if p.grad is None else (id(p.grad), p.grad._version)  # noqa: SLF001
-        for p in parameters
-    )
+    gradients = [None if (found := probe()) is None else found.grad for probe in parameters]
+    return tuple(None if g is None else (id(g), g._version) for g in gradients)  # noqa: SLF001
 
 
 def bad_loop() -> None:

@@ -11,6 +11,7 @@ Source: https://cs231n.github.io/neural-networks-3/#ratio
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
@@ -39,9 +40,17 @@ class _Seen:
 
     first: int
     location: Location
-    parameters: list[Tensor]
+    references: list[weakref.ref[Tensor]]
     names: list[str]
     ratios: list[Tensor] = field(default_factory=list)
+
+    def read_parts(self) -> list[Tensor]:
+        """Return some values of each parameter; none if one is gone."""
+        parameters = [found for ref in self.references if (found := ref()) is not None]
+        if len(parameters) < len(self.references):
+            return []
+        parts = (read_part(parameter, _VALUES) for parameter in parameters)
+        return [part if part.dtype.itemsize == 8 else part.float() for part in parts]
 
 
 class Watch(Watcher):
@@ -60,13 +69,14 @@ class Watch(Watcher):
         matrices = [p for p in used if p.dim() > 1 and p.is_floating_point()]
         chosen = sorted(matrices, key=lambda p: -p.numel())[:_MOST_PARAMETERS]
         names = [_find_name(run, parameter) for parameter in chosen]
-        self._seen[id(optimizer)] = _Seen(run.step + 1, run.locate(), chosen, names)
+        references = [weakref.ref(parameter) for parameter in chosen]
+        self._seen[id(optimizer)] = _Seen(run.step + 1, run.locate(), references, names)
 
     def on_step(self, run: Run, optimizer: Optimizer) -> None:
         seen = self._seen.get(id(optimizer))
         self._before = []
         if seen is not None and len(seen.ratios) < _MOST_STEPS:
-            self._before = [part.clone() for part in _read_parts(seen.parameters)]
+            self._before = [part.clone() for part in seen.read_parts()]
 
     def after_step(self, run: Run, optimizer: Optimizer) -> None:
         if not self._before:
@@ -74,8 +84,11 @@ class Watch(Watcher):
         import torch
 
         seen = self._seen[id(optimizer)]
+        parts = seen.read_parts()
+        if not parts:
+            return
         # One call for all of them, as the optimizers of torch do: a call takes most of the time.
-        changes = torch._foreach_sub(_read_parts(seen.parameters), self._before)
+        changes = torch._foreach_sub(parts, self._before)
         ratios = torch._foreach_div(torch._foreach_norm(changes), torch._foreach_norm(self._before))
         seen.ratios.append(torch.stack([ratio.to(ratios[0].device) for ratio in ratios]))
         self._before = []
@@ -98,11 +111,6 @@ class Watch(Watcher):
                         {"parameter": name, "ratio": usual, "steps": len(ratios)},
                     )
                     break  # one parameter shows it
-
-
-def _read_parts(parameters: list[Tensor]) -> list[Tensor]:
-    parts = (read_part(parameter, _VALUES) for parameter in parameters)
-    return [part if part.dtype.itemsize == 8 else part.float() for part in parts]
 
 
 def _find_name(run: Run, parameter: Tensor) -> str:

@@ -20,7 +20,7 @@ from surestep.doctor.runtime.passes import count_batches
 from surestep.doctor.watch.forwards import Forwards
 from surestep.doctor.watch.functions import FUNCTIONS, read_parameters
 from surestep.doctor.watch.listeners import Listeners
-from surestep.doctor.watch.wrap import Around
+from surestep.doctor.watch.wrap import Around, wraps
 from surestep.doctor.watcher import Call
 
 Wrapper = tuple[Any, str, Callable[[Any], Any]]
@@ -131,7 +131,7 @@ class Events:
             losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
             return losses, bool(retain_graph or create_graph)
 
-        @functools.wraps(original)
+        @wraps(original)
         def backward(*args: Any, **options: Any) -> Any:
             if run.in_backward or torch.compiler.is_compiling():
                 return original(*args, **options)
@@ -154,7 +154,7 @@ class Events:
     def _wrap_clip(self, name: str, original: Any) -> Any:
         limit = "max_norm" if name == "clip_grad_norm_" else "clip_value"
 
-        @functools.wraps(original)
+        @wraps(original)
         def clip(*args: Any, **options: Any) -> Any:
             given = dict(zip(("parameters", limit), args, strict=False)) | options
             if not {"parameters", limit} <= given.keys():
@@ -263,7 +263,7 @@ class Events:
     def _wrap_next(self, original: Any) -> Any:
         call = self._listeners.call
 
-        @functools.wraps(original)
+        @wraps(original)
         def read_next(iterator: Any) -> Any:
             started = time.perf_counter()
             known = self._passes.get(iterator)

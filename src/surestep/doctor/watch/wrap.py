@@ -12,6 +12,20 @@ from torch.compiler import is_compiling
 from torch.fx import _symbolic_trace
 
 _MISSING = object()
+# Python's `warnings` skips the frames of the import system, which it knows by this name, when it
+# looks for the line to report. So a warning of a wrapped function names the line of the script.
+_SKIPPED = ":importlib_bootstrap"
+
+
+def wraps(original: Any) -> Callable[[Any], Any]:
+    """Return `functools.wraps(original)` for a function whose frame warnings skip."""
+
+    def wrap(function: Any) -> Any:
+        code = function.__code__
+        function.__code__ = code.replace(co_filename=f"{code.co_filename}{_SKIPPED}")
+        return functools.wraps(original)(function)
+
+    return wrap
 
 
 @contextmanager
@@ -45,7 +59,7 @@ def without(originals: Attributes) -> Callable[[Any], Any]:
     """
 
     def wrap(original: Any) -> Any:
-        @functools.wraps(original)
+        @wraps(original)
         def wrapper(
             obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **options: Any
         ) -> Any:
@@ -99,7 +113,7 @@ class Around:
     def __call__(self, original: Any) -> Any:
         """Return the wrapped function."""
 
-        @functools.wraps(original)
+        @wraps(original)
         def wrapper(*args: Any, **options: Any) -> Any:
             # The first is for torch.compile, which traces this function; the last takes longest.
             if is_compiling() or self._is_inside or self._is_deaf() or is_traced():
