@@ -146,6 +146,8 @@ def _show(report: Report, file: Path | None) -> None:
 
 def _print_findings(report: Report) -> None:
     """Print the findings, worst first, to stderr, or that there are none."""
+    from surestep.engine.distributed.rank_status import format_ranks
+
     console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
     ranks = f" on {report.ranks} ranks" if report.ranks > 1 else ""
     watched = format_count(report.steps, "step") + ranks
@@ -164,6 +166,9 @@ def _print_findings(report: Report) -> None:
         color = _COLORS[found.severity]
         title = f"[{color}]{found.severity}[/{color}] {found.rule} {found.name}"
         location = escape(one_line(f"{found.file}:{found.line}"))
-        console.print(f"\n{title}  {location}  since step {found.evidence['since_step']}")
+        since = f"since step {found.evidence['since_step']}"
+        if (of_ranks := found.evidence.get("ranks")) is not None:
+            since += f" on rank{'s' * (len(of_ranks) > 1)} {format_ranks(of_ranks)}"
+        console.print(f"\n{title}  {location}  {since}")
         console.print(f"  {escape(one_line(found.message))}")
         console.print(f"  Instead: {escape(one_line(found.fix))}")

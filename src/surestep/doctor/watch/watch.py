@@ -74,7 +74,15 @@ class Watch:
             except Exception as error:  # of the rule
                 listeners.disable(code, error)
         shown, notes = drop_suppressed(findings)
-        return sort_findings(shown), notes
+        return _first_of_lines(sort_findings(shown)), notes
+
+
+def _first_of_lines(findings: list[Finding]) -> list[Finding]:
+    """Return the first finding of each rule in each line: a loader may be made again there."""
+    first: dict[tuple[str, str, int], Finding] = {}
+    for found in findings:
+        first.setdefault((found.rule, found.file, found.line), found)
+    return list(first.values())
 
 
 def _to_finding(rule: Rule, seen: Observation) -> Finding:
