@@ -42,6 +42,22 @@ def test_cell_that_is_not_python_does_not_hide_the_others(folder):
     assert (finding.rule, finding.file) == ("SS101", "a.ipynb:cell 4")
 
 
+def test_cell_that_is_not_python_is_reported(folder):
+    texts = notebook("%%bash\nls |", "files = !ls", BAD.replace(":", ""), BAD)
+    (folder / "a.ipynb").write_text(texts)
+    (report,) = check("a.ipynb")
+    assert [finding.file for finding in report.findings] == ["a.ipynb:cell 5"]
+    (note,) = report.notes
+    assert note.startswith("a.ipynb:cell 4: not checked: expected ':' in line ")
+
+
+def test_file_that_is_nested_too_deeply_is_reported(folder):
+    (folder / "a.py").write_text(f"import torch\nx = {'-' * 20_000}1\n")
+    (report,) = check("a.py")
+    assert "a.py cannot be parsed: " in report.problem
+    assert not report.problem.endswith(": .")
+
+
 def test_finding_in_a_notebook_has_the_cell_and_the_source(folder):
     (folder / "a.ipynb").write_text(notebook("%pip install torch", BAD))
     ((finding,),) = [report.findings for report in check("a.ipynb")]

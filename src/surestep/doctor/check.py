@@ -34,7 +34,7 @@ def check_file(
     """
     comments = read_suppressions(file)
     if report is not None:
-        report.notes.extend(comments.notes)
+        report.notes.extend((*file.notes, *comments.notes))
     if not _is_relevant(file, project):
         return []
     program = follow(file, project)

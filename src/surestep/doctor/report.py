@@ -17,7 +17,7 @@ class FileReport:
         elsewhere: findings in other files of the project, which are only seen from this one: it
             calls their functions.
         problem: why it could not be read; "" if it was.
-        notes: sentences on its comments, and on rules that failed.
+        notes: sentences on its comments, on cells that are not Python, and on rules that failed.
         has_bug: whether a rule failed.
         used: digests of the file and of those that its imports were looked for in, by absolute
             path; None for those that do not exist.

@@ -18,6 +18,7 @@ from pathlib import Path
 LARGEST = 2**21  # bytes; larger files are data
 _RUNS_CELL = re.compile(r"\s*%%(time|timeit|capture|prun|memit)\b")  # as Python
 _ASKS_FOR_HELP = re.compile(r"\s*[\w.*]+\?{1,2}\s*")  # `torch.nn.Linear?`
+_ASSIGNS_OUTPUT = re.compile(r"\s*[\w, ]+=\s*[!%]")  # `files = !ls`
 _LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines also splits at form feeds; Python does not
 
 
@@ -34,6 +35,7 @@ class SourceFile:
         text: its source; the code cells of a notebook, one after another.
         tree: its syntax tree.
         cells: of a notebook: the first line of each code cell in `text`, with its number.
+        notes: which cells are not Python, one sentence for each.
         digest: of its bytes.
     """
 
@@ -42,6 +44,7 @@ class SourceFile:
     tree: ast.Module = field(repr=False)
     cells: tuple[tuple[int, int], ...] = ()
     digest: str = ""
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def lines(self) -> list[str]:
@@ -138,17 +141,18 @@ def parse_source(path: Path, data: bytes) -> SourceFile:
     if len(data) > LARGEST:
         raise UnreadableError(f"{path} has {len(data):,} bytes; at most {LARGEST:,} are checked.")
     if path.suffix == ".ipynb":
-        text, cells = _read_notebook(path, data)
+        text, cells, notes = _read_notebook(path, data)
     else:
-        text, cells = _decode(path, data), ()
+        text, cells, notes = _decode(path, data), (), ()
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
         line = error.lineno or 1
         raise UnreadableError(f"{path}:{line}: not checked: {error.msg}.") from None
     except (ValueError, RecursionError, MemoryError) as error:  # null bytes; too deeply nested
-        raise UnreadableError(f"{path} cannot be parsed: {error or 'too deeply nested'}.") from None
-    return SourceFile(path, text, tree, cells, digest_of(data))
+        reason = str(error) or "too deeply nested"
+        raise UnreadableError(f"{path} cannot be parsed: {reason}.") from None
+    return SourceFile(path, text, tree, cells, digest_of(data), notes)
 
 
 def digest_of(data: bytes) -> str:
@@ -181,8 +185,14 @@ def _decode(path: Path, data: bytes) -> str:
         raise UnreadableError(f"{path} is not text in its encoding: {error}.") from None
 
 
-def _read_notebook(path: Path, data: bytes) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """Join the code cells; lines that only IPython understands become `pass`."""
+def _read_notebook(
+    path: Path, data: bytes
+) -> tuple[str, tuple[tuple[int, int], ...], tuple[str, ...]]:
+    """Join the code cells; lines that only IPython understands become `pass`.
+
+    Returns:
+        The source, the first line of each cell with its number, and which cells are not Python.
+    """
     try:
         cells = json.loads(data)["cells"]
         sources = [
@@ -195,35 +205,44 @@ def _read_notebook(path: Path, data: bytes) -> tuple[str, tuple[tuple[int, int],
         reason = "it has no cells as Jupyter writes them" if is_json else "it is not JSON"
         raise UnreadableError(f"{path} is not a notebook: {reason}.") from None
     lines: list[str] = []
-    starts = []
+    starts, notes = [], []
     for number, source in sources:
         starts.append((len(lines) + 1, number))
-        lines.extend(_plain_lines(source))
-    return "\n".join(lines) + "\n", tuple(starts)
+        plain, reason = _plain_lines(source)
+        lines.extend(plain)
+        if reason:
+            notes.append(f"{path}:cell {number}: not checked: {reason}.")
+    return "\n".join(lines) + "\n", tuple(starts), tuple(notes)
 
 
-def _plain_lines(source: str) -> list[str]:
-    """Return the lines of a cell, with `pass` instead of what is not Python."""
+def _plain_lines(source: str) -> tuple[list[str], str]:
+    """Return the lines of a cell, with `pass` instead of what is not Python.
+
+    The second value is why a cell that should be Python is not; "" if it is.
+    """
     lines = _LINE_END.split(source.rstrip())
-    nothing = ["pass"] * len(lines)
+    nothing, reason = ["pass"] * len(lines), ""
     if source.lstrip().startswith("%%"):
         if not _RUNS_CELL.match(source):  # the whole cell is for another program
-            return nothing
+            return nothing, ""
         first = next(index for index, line in enumerate(lines) if line.strip())
         lines[first] = ""
     for plain in (lines, [_skip_magic(line) for line in lines]):
         try:
             ast.parse("\n".join(plain))
-            return plain
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
-    return nothing  # a notebook runs without it
+            return plain, ""
+        except SyntaxError as error:
+            reason = f"{error.msg} in line {error.lineno}"
+        except (ValueError, RecursionError, MemoryError) as error:
+            reason = str(error) or "too deeply nested"
+    return nothing, reason  # a notebook runs without it
 
 
 def _skip_magic(line: str) -> str:
     """Return a line, or `pass` if only IPython understands it."""
     indent = line[: len(line) - len(line.lstrip())]
-    is_magic = line.lstrip().startswith(("%", "!", "?")) or _ASKS_FOR_HELP.fullmatch(line)
+    starts = line.lstrip().startswith(("%", "!", "?"))
+    is_magic = starts or _ASKS_FOR_HELP.fullmatch(line) or _ASSIGNS_OUTPUT.match(line)
     return f"{indent}pass" if is_magic else line
 
 
