@@ -266,6 +266,26 @@ VARIATIONS = [
         "bad_names_skipped",
         {"model.load_state_dict": "differing = model.load_state_dict"},
     ),
+    Variation(
+        "all ranks call main()",
+        "SS804",
+        "bad_in_class",
+        {"def save(self)": "def main(self)", '("out").save()': '("out").main()'},
+        findings=1,
+    ),
+    Variation(
+        "a function has the name of the main process",
+        "SS804",
+        "bad_in_class",
+        {"def save(self)": "def save_on_main(self)", '("out").save()': '("out").save_on_main()'},
+    ),
+    Variation(
+        "a device is chosen by whether there is a GPU",
+        "SS902",
+        "bad_cuda",
+        {".cuda()": ".to(torch.device('cuda' if torch.cuda.is_available() else 'cpu'))"},
+        findings=1,
+    ),
 ]
 
 

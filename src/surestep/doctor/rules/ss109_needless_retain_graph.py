@@ -138,8 +138,11 @@ class Watch(Watcher):
         if not keeps_graph or self._graphs >= _MOST_GRAPHS or self._is_used or len(losses) != 1:
             return
         self._graphs += 1
+        location = run.locate()
         if self._graphs == 1:
-            self._location, self._first = run.locate(), run.step + 1
+            self._location, self._first = location, run.step + 1
+        # A script that keeps graphs in several lines has parts of one loss, as critics of GANs.
+        self._is_used |= location != self._location
         nodes = _find_lowest_nodes(losses[0])
         self._is_used |= not nodes
         for node in nodes:
@@ -271,4 +274,22 @@ def good_hidden_state() -> None:
         optimizer.zero_grad()
         hidden = cell(torch.randn(2, 3), hidden)
         head(hidden).pow(2).mean().backward(retain_graph=True)
+        optimizer.step()
+
+
+def good_parts_of_the_loss_of_a_critic() -> None:
+    import torch
+
+    critic = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.RMSprop(critic.parameters(), lr=5e-5)
+    one = torch.tensor(1.0)
+    for _ in range(6):
+        real, fake = torch.randn(8, 4), torch.randn(8, 4)
+        optimizer.zero_grad()
+        of_real, of_fake = critic(real).mean(), critic(fake).mean()
+        of_real.backward(-one, retain_graph=True)
+        of_fake.backward(one, retain_graph=True)
+        between = (0.5 * real + 0.5 * fake).requires_grad_()
+        (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+        (10 * (slope.norm(dim=1) - 1).pow(2).mean()).backward()
         optimizer.step()

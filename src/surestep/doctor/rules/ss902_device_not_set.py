@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.trace import Event, Program, Trace
-from surestep.doctor.source.training import describe, is_model
-from surestep.doctor.source.values import Call, Constant
+from surestep.doctor.source.training import describe, is_model, options_of
+from surestep.doctor.source.values import Call, Constant, Value
 
 SEVERITY = "error"
 FIX = 'Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the model is moved.'
@@ -69,6 +69,13 @@ def _moves_to_current_device(call: Call) -> bool:
     if call.path == ".cuda":
         return not call.args and not call.keywords
     device = call.argument(0, "device") if call.path == ".to" else None
+    return any(map(_is_current_gpu, options_of(device)))
+
+
+def _is_current_gpu(device: Value) -> bool:
+    """Return whether a device is "cuda" without a number, which may depend on whether it exists."""
+    if isinstance(device, Call) and device.path == "torch.device" and len(device.args) == 1:
+        return any(map(_is_current_gpu, options_of(device.args[0])))
     return isinstance(device, Constant) and device.value == "cuda"
 
 

@@ -27,6 +27,10 @@ _RANK = re.compile(
     r"rank|main|master|leader|chief|primary|is_local|is_world|world|local|node|proc|coordinator",
     re.IGNORECASE,
 )
+_RANK_FUNCTION = re.compile(  # `main` and `main_worker` run on all ranks
+    r"rank|master|leader|chief|primary|coordinator|main_(proc|only|node)|(on|only|is|if|by)_main",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,8 +136,10 @@ def may_be_limited_to_one_rank(event: Event) -> bool:
             return True
     if any(depends_on_rank(context) for context in event.contexts):
         return True
-    names = [last_name(part) for function in event.stack for part in function.decorators]
-    return any(_RANK.search(name) for name in (*names, *(f.name for f in event.stack)))
+    if any(_RANK_FUNCTION.search(function.name) for function in event.stack):
+        return True
+    decorators = (part for function in event.stack for part in function.decorators)
+    return any(_RANK.search(last_name(decorator)) for decorator in decorators)
 
 
 def _is_bare(test: Value) -> bool:
