@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 SEVERITY = "warning"
 FIX = "Put frozen BatchNorm layers into eval mode; set the gradients of frozen parameters to None."
 _FEWEST = 5  # steps, or forward passes
+_FEWEST_AGAIN = 15  # passes of layers that were trained before; GANs freeze a part for a few
 _MOST = 64  # layers, or parameters
 _VALUES = 64  # of a parameter, by which a change is noticed
 
@@ -39,8 +40,10 @@ class _Norm:
 
     Attributes:
         layer: a weak reference.
-        calls: in train mode, with gradients.
-        was_trained: whether its parameters had gradients at any time.
+        first: the step of the first of these calls, from 1.
+        location: of that call.
+        calls: in train mode, with gradients, since its parameters were frozen.
+        was_trained: whether they were trained before.
     """
 
     layer: weakref.ref[nn.Module]
@@ -69,12 +72,16 @@ class Watch(Watcher):
 
         norm, own = self._norms.get(id(module)), list(module.parameters())
         if norm is not None and norm.layer() is module:
-            norm.was_trained = norm.was_trained or any(p.requires_grad for p in own)
-            norm.calls += module.training and torch.is_grad_enabled()
+            if any(parameter.requires_grad for parameter in own):
+                norm.was_trained, norm.calls = True, 0
+            elif module.training and torch.is_grad_enabled():
+                norm.calls += 1
+                if norm.calls == 1:
+                    norm.first, norm.location = run.step + 1, run.locate()
         elif module.training and torch.is_grad_enabled() and own and len(self._norms) < _MOST:
             trained = any(parameter.requires_grad for parameter in own)
             seen = run.step + 1, run.locate()
-            self._norms[id(module)] = _Norm(weakref.ref(module), *seen, 1, trained)
+            self._norms[id(module)] = _Norm(weakref.ref(module), *seen, int(not trained), trained)
 
     def on_step(self, run: Run, optimizer: Optimizer) -> None:
         self._before = []
@@ -100,7 +107,11 @@ class Watch(Watcher):
             self._first, self._location = run.step, run.locate()
 
     def observe(self, run: Run) -> Iterator[Observation]:
-        norms = [n for n in self._norms.values() if n.calls >= _FEWEST and not n.was_trained]
+        norms = [
+            norm
+            for norm in self._norms.values()
+            if norm.calls >= (_FEWEST_AGAIN if norm.was_trained else _FEWEST)
+        ]
         if norms and run.step >= _FEWEST:
             yield Observation(
                 norms[0].location,
@@ -136,6 +147,26 @@ def bad_statistics_of_a_frozen_body() -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
+
+
+def bad_statistics_of_a_body_that_was_trained_before() -> None:
+    import torch
+    from torch import nn
+
+    body, head = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU()), nn.Linear(8, 2)
+    model = nn.Sequential(body, head)
+
+    def fit(parameters, steps):
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        for _ in range(steps):
+            x, y = torch.randn(16, 4), torch.randint(2, (16,))
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    fit(model.parameters(), 5)
+    body.requires_grad_(False)
+    fit(head.parameters(), 20)
 
 
 def bad_momentum_continues() -> None:
