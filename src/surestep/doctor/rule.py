@@ -11,8 +11,8 @@ The docstring of a module is the page of its rule. Its name is the code and the 
 - `inspect(data)`, which yields a `Remark` for each mistake in the data of a run of Trainer;
 - `review(case)`, which yields a `Remark` for each mistake in a run of Trainer. A rule has one of
   the four, or more;
-- `WATCH_SKIPS`: the names of examples that do not run on a CPU, or whose mistake only the source
-  shows;
+- `WATCH_SKIPS`: the names of examples that do not run on a CPU, that need another library, or whose
+  mistake only the source shows;
 - `CHECK_SKIPS`: the names of bad examples whose mistake shows only while they run;
 - `bad_*()` functions, each with the mistake, and `good_*()` functions without it. They are shown on
   the page, and they are the tests of the rule.

@@ -24,9 +24,9 @@ where the rule has a run-time side. A mistake counts as found if its own rule re
 - The {bases} scripts without a mistake, and other spellings of them, have no finding of the
   severity error or warning. A test checks this.
 
-The shares are of mistakes that have a rule, in the forms that are planted here; in scripts of others,
-mistakes have other forms too. The scripts and the mistakes are in `tests/doctor/planted/`. Names, imports, order and structure of
-scripts are varied at random by `--seeds N`.
+The shares are of mistakes that have a rule, in the forms that are planted here. Scripts of others
+have mistakes in other forms too. The scripts and the mistakes are in `tests/doctor/planted/`.
+Names, imports, order and structure of scripts are varied at random by `--seeds N`.
 """
 
 

@@ -12,6 +12,7 @@ Source: https://docs.pytorch.org/docs/stable/optim.html
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ from surestep.doctor.source.training import (
     is_optimizer,
     may_be_same,
 )
-from surestep.doctor.source.values import walk
+from surestep.doctor.source.values import Function, Instance, walk
 from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 SEVERITY = "error"
 FIX = "Call optimizer.zero_grad() once for each step, before backward() or after step()."
 _MOST = 100  # optimizers with the mistake
+WATCH_SKIPS = ("bad_lightning_module", "bad_ignite_step", "good_zeroed_in_a_hook")  # need these
+_ZEROES = re.compile("zero_grad")
+_ENGINES = ("ignite.engine.Engine", "ignite.engine.engine.Engine")
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -43,21 +47,53 @@ def check(program: Program) -> Iterator[Problem]:
     for trace in program.traces:
         actions = find_actions(trace)
         for step in actions:
-            loop = step.event.loop
-            if step.kind not in ("step", "scaler_step") or loop is None:
+            if step.kind not in ("step", "scaler_step"):
                 continue
-            inside = [action for action in actions if loop in action.event.loops]
+            loop = step.event.loop
+            name = "this loop" if loop is not None else _name_step_function(program, step.event)
+            if not name:
+                continue
+            events = {event for event in trace.events if _is_beside(event, step.event)}
+            inside = [action for action in actions if action.event in events]
             has_backward = any(action.kind == "backward" for action in inside)
             if not has_backward or any(_zeroes(action, step) for action in inside):
                 continue
-            if any(_is_given_away(event, step) for event in trace.events if loop in event.loops):
+            if any(_is_given_away(event, step) for event in events):
                 continue
             yield at_event(
                 step.event,
                 f"`{describe(step.event.value)}` uses the gradients of all batches so far: nothing "
-                "in this loop zeroes them.",
-                loop_line=getattr(loop.node, "lineno", None),
+                f"in {name} zeroes them.",
+                loop_line=None if loop is None else getattr(loop.node, "lineno", None),
             )
+
+
+def _is_beside(event: Event, step: Event) -> bool:
+    """Return whether an event is in the loop of a step, or in its function without a loop."""
+    if step.loop is not None:
+        return step.loop in event.loops
+    return event.stack[:1] == step.stack[:1]
+
+
+def _name_step_function(program: Program, step: Event) -> str:
+    """Return the name of the function in which a library takes the step of each batch.
+
+    It is "" if there is none, or if the script zeroes gradients anywhere: in a hook, for example.
+    """
+    if not step.stack or program.contains(_ZEROES):
+        return ""
+    function = step.stack[0]
+    owner = function.owner
+    bases = owner.cls.outside_bases if isinstance(owner, Instance) else ()
+    is_lightning = any(base.endswith(".LightningModule") for base in bases)
+    is_step = (is_lightning and function.name == "training_step") or any(
+        isinstance(given, Function) and given.definition is function.definition
+        for trace in program.traces
+        for event in trace.events
+        if event.call is not None and event.call.path in _ENGINES
+        for given in event.call.args[:1]
+    )
+    return f"`{function.name}`" if is_step else ""
 
 
 def _zeroes(action: Action, step: Action) -> bool:
@@ -189,6 +225,41 @@ def bad_loop() -> None:
         optimizer.step()
 
 
+def bad_lightning_module() -> None:
+    import lightning
+    import torch
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.layer = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch, index):
+            optimizer = self.optimizers()
+            self.manual_backward(self.layer(batch).pow(2).mean())
+            optimizer.step()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def bad_ignite_step() -> None:
+    import torch
+    from ignite.engine import Engine
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(engine, batch):
+        loss = model(batch).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    Engine(train).run([torch.randn(8, 4) for _ in range(10)])
+
+
 def bad_zeroed_once_per_epoch() -> None:
     import torch
     from torch.nn.functional import mse_loss
@@ -243,6 +314,28 @@ def bad_after_several_batches() -> None:
         loss.backward()
         if (index + 1) % 4 == 0:
             optimizer.step()
+
+
+def good_zeroed_in_a_hook() -> None:
+    import lightning
+    import torch
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.layer = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch, index):
+            optimizer = self.optimizers()
+            self.manual_backward(self.layer(batch).pow(2).mean())
+            optimizer.step()
+
+        def on_train_batch_start(self, batch, index):
+            self.optimizers().zero_grad()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 def good_loop() -> None:

@@ -182,6 +182,7 @@ def _name_of(value: Value) -> str:
 
 _OPTIMIZER_PATHS = (
     "torch.optim.",
+    ".optimizers",  # of a LightningModule
     "bitsandbytes.optim.",
     "apex.optimizers.",
     "transformers.AdamW",
