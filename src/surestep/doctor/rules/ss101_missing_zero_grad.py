@@ -316,28 +316,6 @@ def bad_after_several_batches() -> None:
             optimizer.step()
 
 
-def good_zeroed_in_a_hook() -> None:
-    import lightning
-    import torch
-
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.automatic_optimization = False
-            self.layer = torch.nn.Linear(4, 1)
-
-        def training_step(self, batch, index):
-            optimizer = self.optimizers()
-            self.manual_backward(self.layer(batch).pow(2).mean())
-            optimizer.step()
-
-        def on_train_batch_start(self, batch, index):
-            self.optimizers().zero_grad()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
 def good_loop() -> None:
     import torch
 
@@ -427,3 +405,25 @@ def good_wrapped_optimizer() -> None:
         scaler.scale(model(torch.randn(8, 4)).pow(2).mean()).backward()
         scaler.step(warmup.optimizer)
         scaler.update()
+
+
+def good_zeroed_in_a_hook() -> None:
+    import lightning
+    import torch
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.layer = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch, index):
+            optimizer = self.optimizers()
+            self.manual_backward(self.layer(batch).pow(2).mean())
+            optimizer.step()
+
+        def on_train_batch_start(self, batch, index):
+            self.optimizers().zero_grad()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
