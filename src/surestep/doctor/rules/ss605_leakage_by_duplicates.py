@@ -146,7 +146,7 @@ class Watch(Watcher):
     def __init__(self) -> None:
         self._trained: WeakKeyDictionary[Optimizer, set[int]] = WeakKeyDictionary()
         self._optimizer: Callable[[], Optimizer | None] = lambda: None
-        self._uses = BatchUses()
+        self._uses: BatchUses[list[int]] = BatchUses()
         self._trainers: WeakSet[DataLoader[Any]] = WeakSet()
         self._evaluated: WeakKeyDictionary[DataLoader[Any], _Evaluated] = WeakKeyDictionary()
         self._found: list[_Evaluated] = []

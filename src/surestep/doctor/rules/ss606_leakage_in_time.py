@@ -4,7 +4,9 @@ Windows that start one step apart share all values but one. After a random split
 for evaluation has neighbours in the training part that hold its values, and its target. Nothing
 fails: the evaluation is far better than the model is on the future of the series.
 
-Windows that do not overlap, and splits by time, are not reported.
+Windows that do not overlap, and splits by time, are not reported. While a script runs, windows of a
+DataLoader, of shape (samples, times) or (samples, times, features), are compared by hashes of their
+parts in some of the batches.
 
 A run of Trainer is checked if the Task says the time of each sample,
 `Task(times={"train": ..., "val": ...})`: a sample to evaluate from before the last sample to train
@@ -17,21 +19,40 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.remark import Remark
+from surestep.doctor.runtime.batches import digest_samples, list_tensors
+from surestep.doctor.runtime.uses import BatchUses
 from surestep.doctor.source.loaders import method_of
 from surestep.doctor.source.splits import find_splits
 from surestep.doctor.source.trace import Loop, Program, Trace
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Collection, Instance, Item, Value, walk
+from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+    from torch.utils.data import DataLoader
+
     from surestep.doctor.data_case import DataCase
 
 SEVERITY = "error"
 FIX = "Split the series by time first, and make the windows of each part: train = series[:n]."
+CHECK_SKIPS = ("bad_subsets_at_random",)
+WATCH_SKIPS = ("bad_list_of_windows", "bad_dataset_of_windows", "bad_loop")  # they train nothing
+_PART = 3  # times that are compared at once: single values are equal by chance
+_FEWEST_TIMES = 2 * _PART
+_MOST_SAMPLES = 64  # of a batch
+_MOST_VALUES = 100_000  # of a batch
+_MOST_PARTS = 200_000  # that are stored
+_FEWEST_COMPARED = 32
+_MOSTLY = 0.8  # of the windows: after a split by time, those next to it may share their values
+_DISTINCT = 0.99  # of the ends: those of padded sequences, and of few categories, are equal
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -127,6 +148,100 @@ def _yields_windows(dataset: Instance) -> bool:
         for node in ast.walk(method)
     )
     return not is_changed and any(_is_window(node, index) for node in ast.walk(method))
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """Digests of the windows of a batch.
+
+    Attributes:
+        wholes: of each window.
+        parts: of all successive times in each window, the last ones at the end.
+    """
+
+    wholes: list[int]
+    parts: list[list[int]]
+
+
+class Watch(Watcher):
+    """Look for the ends of evaluated windows in those that were trained on.
+
+    After a split by time, windows to train on have the last times of no later window.
+    """
+
+    def __init__(self) -> None:
+        self._uses: BatchUses[_Windows] = BatchUses()
+        self._trainers: WeakSet[DataLoader[Any]] = WeakSet()
+        self._wholes: set[int] = set()
+        self._parts: set[int] = set()
+        self._ends: set[int] = set()
+        self._compared = self._shared = 0
+        self._location, self._first = NOWHERE, 0
+
+    def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
+        # Each fold of a cross-validation has its optimizer.
+        self._wholes, self._parts, self._ends = set(), set(), set()
+
+    def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._uses.count_forward()
+
+    def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
+        self._count(run, loader)
+        if run.is_sampled or run.sees_forwards:
+            tensors = list_tensors(batch)
+            windows = _digest_windows(tensors[0]) if tensors else None
+            if windows is not None:
+                self._uses.add(run, loader, windows)
+
+    def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
+        self._count(run, loader)
+
+    def _count(self, run: Run, loader: DataLoader[Any]) -> None:
+        for used in self._uses.find(run, loader):
+            windows = used.digests
+            if used.is_trained:
+                self._trainers.add(used.loader)
+                if len(self._parts) < _MOST_PARTS:
+                    self._wholes.update(windows.wholes)
+                    self._parts.update(*windows.parts)
+                    self._ends.update(parts[-1] for parts in windows.parts)
+            elif used.loader not in self._trainers and self._are_distinct():
+                if not self._compared:
+                    self._location, self._first = run.locate(), run.step
+                self._compared += len(windows.wholes)
+                self._shared += sum(
+                    parts[-1] in self._parts and whole not in self._wholes
+                    for whole, parts in zip(windows.wholes, windows.parts, strict=True)
+                )
+
+    def _are_distinct(self) -> bool:
+        return bool(self._wholes) and len(self._ends) >= _DISTINCT * len(self._wholes)
+
+    def observe(self, run: Run) -> Iterator[Observation]:
+        is_leaking = self._shared >= _MOSTLY * self._compared
+        if self._compared >= _FEWEST_COMPARED and is_leaking:
+            yield Observation(
+                self._location,
+                f"{self._shared} of {self._compared} evaluated windows that were compared end with "
+                "values inside windows that had been trained on.",
+                self._first,
+                {"windows": self._compared, "shared": self._shared},
+            )
+
+
+def _digest_windows(tensor: Tensor) -> _Windows | None:
+    """Return the digests of windows of real numbers; None for other data."""
+    if not tensor.is_floating_point() or tensor.dim() not in (2, 3) or len(tensor) < 2:
+        return None
+    is_small = 0 < tensor.numel() <= _MOST_VALUES
+    if tensor.shape[1] < _FEWEST_TIMES or tensor.device.type != "cpu" or not is_small:
+        return None
+    windows = tensor.detach()[:_MOST_SAMPLES]
+    parts = windows.unfold(1, _PART, 1)  # (samples, parts, ..., times)
+    count = parts.shape[1]
+    digests = digest_samples(parts.reshape(len(windows) * count, -1))
+    rows = [digests[start : start + count] for start in range(0, len(digests), count)]
+    return _Windows(digest_samples(windows), rows)
 
 
 def bad_list_of_windows():
@@ -265,3 +380,79 @@ def good_chunks_of_a_text():
             return self.tokens[index : index + self.length]
 
     train_set, val_set = random_split(Chunks(torch.randint(9, (100,)), 10), [8, 2])
+
+
+def bad_subsets_at_random():
+    import torch
+    from torch.utils.data import DataLoader, Dataset, Subset
+
+    class Windows(Dataset):
+        def __init__(self, series):
+            self.series = series
+
+        def __len__(self):
+            return len(self.series) - 12
+
+        def __getitem__(self, index):
+            return self.series[index : index + 12], self.series[index + 12]
+
+    data = Windows(torch.randn(300).cumsum(0))
+    order = torch.randperm(len(data)).tolist()
+    train = DataLoader(Subset(data, order[:220]), 22, shuffle=True)
+    val = DataLoader(Subset(data, order[220:]), 34)
+    model = torch.nn.Linear(12, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        for x, y in train:
+            optimizer.zero_grad()
+            (model(x).squeeze(1) - y).pow(2).mean().backward()
+            optimizer.step()
+        with torch.no_grad():
+            print(sum((model(x).squeeze(1) - y).pow(2).sum() for x, y in val))
+
+
+def good_subsets_by_time():
+    import torch
+    from torch.utils.data import DataLoader, Dataset, Subset
+
+    class Windows(Dataset):
+        def __init__(self, series):
+            self.series = series
+
+        def __len__(self):
+            return len(self.series) - 12
+
+        def __getitem__(self, index):
+            return self.series[index : index + 12], self.series[index + 12]
+
+    data = Windows(torch.randn(300).cumsum(0))
+    train = DataLoader(Subset(data, range(220)), 22, shuffle=True)
+    val = DataLoader(Subset(data, range(220, 288)), 34)
+    model = torch.nn.Linear(12, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        for x, y in train:
+            optimizer.zero_grad()
+            (model(x).squeeze(1) - y).pow(2).mean().backward()
+            optimizer.step()
+        with torch.no_grad():
+            print(sum((model(x).squeeze(1) - y).pow(2).sum() for x, y in val))
+
+
+def good_sequences_with_padding():
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    x, y = torch.randn(300, 12, 3), torch.randn(300, 1)
+    x[:, 8:] = 0  # after the end of each sequence
+    train = DataLoader(TensorDataset(x[:220], y[:220]), 22, shuffle=True)
+    val = DataLoader(TensorDataset(x[220:], y[220:]), 40)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        for x, y in train:
+            optimizer.zero_grad()
+            (model(x) - y).pow(2).mean().backward()
+            optimizer.step()
+        with torch.no_grad():
+            print(sum((model(x) - y).pow(2).sum() for x, y in val))

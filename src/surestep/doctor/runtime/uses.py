@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from surestep.doctor.watcher import Run
@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 
+T = TypeVar("T")  # what is known of the samples of a batch, such as their digests
+
+
 @dataclass(frozen=True)
-class _Waiting:
+class _Waiting(Generic[T]):
     """A batch, before it is known what the script does with it.
 
     Attributes:
@@ -24,14 +27,14 @@ class _Waiting:
         evaluations: how many of them without gradients.
     """
 
-    digests: list[int]
+    digests: T
     backwards: int
     models: int
     evaluations: int
 
 
 @dataclass(frozen=True)
-class Used:
+class Used(Generic[T]):
     """A batch that was trained on, or evaluated.
 
     Attributes:
@@ -41,15 +44,15 @@ class Used:
     """
 
     loader: DataLoader[Any]
-    digests: list[int]
+    digests: T
     is_trained: bool
 
 
-class BatchUses:
+class BatchUses(Generic[T]):
     """Remembers the last batch of each loader until it is known what it was for."""
 
     def __init__(self) -> None:
-        self._waiting: WeakKeyDictionary[DataLoader[Any], _Waiting] = WeakKeyDictionary()
+        self._waiting: WeakKeyDictionary[DataLoader[Any], _Waiting[T]] = WeakKeyDictionary()
         self._models = self._evaluations = 0
 
     def count_forward(self) -> None:
@@ -59,12 +62,12 @@ class BatchUses:
         self._models += 1
         self._evaluations += not torch.is_grad_enabled()
 
-    def add(self, run: Run, loader: DataLoader[Any], digests: list[int]) -> None:
+    def add(self, run: Run, loader: DataLoader[Any], digests: T) -> None:
         """Remember a batch that a loader gives."""
         counts = run.backwards, self._models, self._evaluations
         self._waiting[loader] = _Waiting(digests, *counts)
 
-    def find(self, run: Run, loader: DataLoader[Any]) -> Iterator[Used]:
+    def find(self, run: Run, loader: DataLoader[Any]) -> Iterator[Used[T]]:
         """Yield the batches that were used before a loader gives its next one, or ends.
 
         A loop that is left, or knows its number of batches, asks its loader for none after the
