@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -89,6 +90,13 @@ def end(started: Started) -> None:
         torchrun.wait()
 
 
+def wait_for_text(file: Path, text: str) -> None:
+    """Wait until a file has a text, at most as long as for the end of a machine."""
+    until = time.monotonic() + WAIT_S
+    while text not in file.read_text() and time.monotonic() < until:
+        time.sleep(0.1)
+
+
 @pytest.fixture(scope="module")
 def cut(nodes, tmp_path_factory) -> Path:
     """Cut the link after step 5; restore it when one side has ended."""
@@ -101,6 +109,8 @@ def cut(nodes, tmp_path_factory) -> Path:
     started = start(folder, where, "cut@5")
     try:
         assert started["left"].wait(WAIT_S) == 1, (folder / "left").read_text()[-4000:]
+        # Without a link the other side gives up by itself, later if the machine is busy.
+        wait_for_text(folder / "right", "ParallelError")
         # torchrun asks its store for the number of machines, and waits for an answer.
         ip("-n", f"{HERE}-right", "link", "set", link("right"), "up")
         assert started["right"].wait(WAIT_S) == 1, (folder / "right").read_text()[-4000:]
