@@ -25,7 +25,7 @@ from weakref import WeakSet
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.remark import Remark
-from surestep.doctor.runtime.batches import digest_samples, list_tensors
+from surestep.doctor.runtime.batches import list_tensors
 from surestep.doctor.runtime.uses import BatchUses
 from surestep.doctor.source.loaders import method_of
 from surestep.doctor.source.splits import find_splits
@@ -236,12 +236,15 @@ def _digest_windows(tensor: Tensor) -> _Windows | None:
     is_small = 0 < tensor.numel() <= _MOST_VALUES
     if tensor.shape[1] < _FEWEST_TIMES or tensor.device.type != "cpu" or not is_small:
         return None
-    windows = tensor.detach()[:_MOST_SAMPLES]
-    parts = windows.unfold(1, _PART, 1)  # (samples, parts, ..., times)
-    count = parts.shape[1]
-    digests = digest_samples(parts.reshape(len(windows) * count, -1))
-    rows = [digests[start : start + count] for start in range(0, len(digests), count)]
-    return _Windows(digest_samples(windows), rows)
+    import torch
+
+    windows = tensor.detach()[:_MOST_SAMPLES].contiguous()
+    rows = [row.tobytes() for row in windows.view(torch.uint8).flatten(1).numpy()]
+    times = tensor.shape[1]
+    size = len(rows[0]) // times  # bytes of a time
+    spans = [(first * size, (first + _PART) * size) for first in range(times - _PART + 1)]
+    parts = [[hash(row[start:end]) for start, end in spans] for row in rows]
+    return _Windows([hash(row) for row in rows], parts)
 
 
 def bad_list_of_windows():
