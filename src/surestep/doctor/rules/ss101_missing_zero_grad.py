@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 SEVERITY = "error"
 FIX = "Call optimizer.zero_grad() once for each step, before backward() or after step()."
 _MOST = 100  # optimizers with the mistake
-WATCH_SKIPS = ("bad_lightning_module", "bad_ignite_step", "good_zeroed_in_a_hook")  # need these
+WATCH_SKIPS = ("bad_lightning_module", "bad_ignite_step", "good_zeroed_in_a_hook")  # need a library
 _ZEROES = re.compile("zero_grad")
 _ENGINES = ("ignite.engine.Engine", "ignite.engine.engine.Engine")
 
