@@ -120,6 +120,8 @@ def load_libraries() -> None:
 
     from surestep.doctor.watch.watch import Watch
 
+    # A script has a core: with more threads, two of them wait for each other for a minute.
+    torch.set_num_threads(1)
     Watch(load_rules())
     torch.optim.SGD([torch.zeros(1)])  # imports torch._dynamo
     for name in ("accelerate", "sklearn.model_selection", "sklearn.metrics", "tqdm.auto"):
