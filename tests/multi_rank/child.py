@@ -19,6 +19,7 @@ import torch
 
 import surestep
 from surestep.base.errors import Preempted
+from surestep.engine.distributed.gloo_threads import count_gloo_threads
 from surestep.trainer.fit import fit
 from tests.multi_rank import deepspeed_engine
 from tests.multi_rank.cases import (
@@ -122,12 +123,6 @@ def told(folder: Path) -> dict[str, Any]:
     ):
         list(session.steps())
     return {**result(session), "printed": printed.getvalue(), "threads": count_gloo_threads()}
-
-
-def count_gloo_threads() -> int:
-    """Return how many threads of this process run collectives."""
-    names = [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]
-    return names.count("pt_gloo_runloop")
 
 
 def with_ddp_option(folder: Path, option: str) -> dict[str, Any]:

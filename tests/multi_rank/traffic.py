@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torch.profiler import ProfilerActivity, profile
 
+from surestep.engine.distributed.gloo_threads import wait_until_idle
 from surestep.trainer.session import Session
 
 
@@ -20,6 +21,7 @@ def traffic(act: Callable[[], object]) -> dict[str, list[int]]:
     """Return the elements of each gloo collective during a call, by name."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
         act()
+        wait_until_idle()
     found = defaultdict(list)
     # `seen.events()` would first wrap the thousand events of other names.
     for event in seen.profiler.kineto_results.events():

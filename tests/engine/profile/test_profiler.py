@@ -4,10 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import surestep
 from surestep.base.errors import ConfigError
+from surestep.engine.profile import profiler
 from surestep.engine.profile.profiler import peak_flops
 from surestep.engine.step import loop
 from tests import tiny
@@ -79,6 +81,35 @@ def test_annotations_are_not_listed_as_operations(tmp_path):
     text = (profiled(tmp_path).path / "profile" / "operations-3-5.txt").read_text()
     assert "Optimizer.step" not in text
     assert "aten::" in text
+
+
+class CopyInThreads(nn.Linear):
+    """A model that starts collectives in threads of gloo, which take milliseconds each."""
+
+    def forward(self, x):
+        source = torch.ones(5_000_000)
+        copies = [torch.empty_like(source)]
+        self.works = [dist.all_gather(copies, source, async_op=True) for _ in range(10)]
+        return super().forward(x)
+
+
+def test_collectives_have_ended_when_the_profiler_stops(tmp_path, monkeypatch):
+    """A thread that still wrote into the records of the profiler would crash the process."""
+    model, completed = CopyInThreads(tiny.FEATURES, tiny.CLASSES), []
+
+    class Recorded(profiler.profile):
+        def __exit__(self, *error):
+            completed.extend(work.is_completed() for work in model.works)
+            super().__exit__(*error)
+
+    monkeypatch.setattr(profiler, "profile", Recorded)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        dist.barrier()  # a thread has its name once it has run
+        tiny.fit(tmp_path / "run", {"model": model}, profile="2:2", max_steps=2)
+    finally:
+        dist.destroy_process_group()
+    assert completed == [True] * 10
 
 
 @pytest.mark.parametrize(("stop", "told"), [(3, "4-5"), (5, None)])

@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from surestep.engine.batch import Batch
+from surestep.engine.distributed.gloo_threads import wait_until_idle
 from surestep.engine.state.state import State
 from surestep.engine.step.callback import Callback, Request
 from surestep.engine.step.loop import Loop
@@ -110,6 +111,7 @@ class Profile(Callback):
         if self.loop.plan.device.type == "cuda":
             torch.cuda.synchronize(self.loop.plan.device)
         seconds = time.perf_counter() - self._started
+        wait_until_idle()
         record, self._profile = self._profile, None
         record.__exit__(None, None, None)
         self.folder.mkdir(parents=True, exist_ok=True)

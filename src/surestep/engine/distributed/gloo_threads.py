@@ -1,0 +1,54 @@
+"""The threads that run the collectives of gloo."""
+
+import time
+from pathlib import Path
+
+_NAME = "pt_gloo_runloop"
+_POLL_S = 0.01  # Python wakes a thread that waits for its lock twice in this time
+_LIMIT_S = 5.0
+
+
+def count_gloo_threads() -> int:
+    """Return how many threads of this process run collectives."""
+    return len(_list_threads())
+
+
+def wait_until_idle() -> None:
+    """Wait until no thread of gloo runs; needs `/proc`, and returns at once without it.
+
+    Call this before a profiler of torch stops. A step may continue before the thread of its
+    collective has finished, which then still writes the time of the end into the records of the
+    profiler. If the profiler has freed them, the process crashes. A thread without work sleeps
+    without an interruption; one that waits for Python's lock does not. After 5 s this gives up.
+
+    Source: `finishWorkGloo` in torch/csrc/distributed/c10d/ProcessGroupGloo.cpp.
+    """
+    give_up = time.monotonic() + _LIMIT_S
+    before = _read_states()
+    while before and time.monotonic() < give_up:
+        time.sleep(_POLL_S)
+        states = _read_states()
+        if states == before and all("\tS" in state for state in states):
+            return
+        before = states
+
+
+def _list_threads() -> list[Path]:
+    """Return the folders of the threads; one that ends meanwhile is left out."""
+    return [file.parent for file in Path("/proc/self/task").glob("*/comm") if _read(file) == _NAME]
+
+
+def _read_states() -> list[str]:
+    """Return of each thread whether it runs, and how often it has slept and was interrupted."""
+    wanted = ("State:", "voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:")
+    texts = [_read(thread / "status") for thread in _list_threads()]
+    return [
+        "\n".join(line for line in text.splitlines() if line.startswith(wanted)) for text in texts
+    ]
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:  # the thread has ended
+        return ""
