@@ -18,7 +18,7 @@ from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.schedules import ScheduleWatcher
 from surestep.doctor.source.order import Order
 from surestep.doctor.source.schedules import TORCH, creations
-from surestep.doctor.source.trace import Event, Program
+from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, is_made_by, is_same
 from surestep.doctor.watcher import Observation, Run
 
@@ -31,60 +31,84 @@ _FEWEST = 5  # steps of the optimizer
 
 
 def check(program: Program) -> Iterator[Problem]:
-    """Find schedules in a name that is not used, beside steps of their optimizer."""
+    """Find schedules in a variable that is not used, beside steps of their optimizer."""
     for trace in program.traces:
         order = Order(trace)
         for event in trace.events:
-            if event.kind != "store" or not isinstance(event.target, ast.Name):
+            target, made = event.target, event.value
+            if event.kind != "store" or not isinstance(target, (ast.Name, ast.Attribute)):
                 continue
-            made = event.value
             if not is_made_by(made, TORCH) or event.branches or event.file is not program.file:
                 continue
             optimizer = next(creations(made)).argument(0, "optimizer")
+            # Code in another file may train for one epoch and step the attribute of an object.
+            depth = 1 if isinstance(target, ast.Name) else 2
             is_trained = any(
                 action.kind in ("step", "scaler_step")
-                and action.event.loop is not None
+                and len(action.event.loops) >= depth
                 and is_same(action.target, optimizer)
                 for action in order.actions
             )
-            if is_trained and not _is_used(event, event.target.id):
+            if is_trained and not _is_used(target, program):
                 yield Problem(
                     event.node,
                     event.file,
-                    f"Nothing steps `{event.target.id}`, so the learning rate keeps the first "
+                    f"Nothing steps `{ast.unparse(target)}`, so the learning rate keeps the first "
                     f"value of `{describe(made)}`.",
                 )
 
 
-def _is_used(event: Event, name: str) -> bool:
-    """Return whether a name is used in its file for more than to read from it."""
-    tree = event.file.tree
+def _is_used(target: ast.Name | ast.Attribute, program: Program) -> bool:
+    """Return whether a variable or an attribute is used for more than to read from it."""
+    nodes = [node for file in program.files for node in ast.walk(file.tree)]
     reads = {
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and node.attr in _READS
+        node.value for node in nodes if isinstance(node, ast.Attribute) and node.attr in _READS
     }
-    ignored = {
+    ignored = [
         node.value
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Attribute)
-    }
+    ]
     reads |= {node.value for node in ignored if isinstance(node, ast.Attribute)}
-    names = {
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
-    }
-    return bool(names - reads) or _is_exported(event, name)
+    name, kind = _name_of(target), type(target)
+    is_loaded = any(
+        isinstance(node, kind)
+        and _name_of(node) == name
+        and isinstance(node.ctx, ast.Load)
+        and node not in reads
+        for node in nodes
+    )
+    is_shared = isinstance(target, ast.Attribute) and _is_shared(target, nodes)
+    return is_loaded or is_shared or _is_exported(nodes, name)
 
 
-def _is_exported(event: Event, name: str) -> bool:
+def _name_of(node: ast.Name | ast.Attribute) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr
+
+
+def _is_shared(target: ast.Attribute, nodes: list[ast.AST]) -> bool:
+    """Return whether other code gets the object that has an attribute, or its class derives."""
+    owner = next(
+        (node for node in nodes if isinstance(node, ast.ClassDef) and target in ast.walk(node)),
+        None,
+    )
+    if owner is None or owner.bases or owner.keywords or not isinstance(target.value, ast.Name):
+        return True
+    inside = list(ast.walk(owner))
+    bases = {node.value for node in inside if isinstance(node, ast.Attribute)}
+    return any(
+        isinstance(node, ast.Name) and node.id == target.value.id and node not in bases
+        for node in inside
+    )
+
+
+def _is_exported(nodes: list[ast.AST], name: str) -> bool:
     """Return whether other code may reach a name: as a global, an attribute or in `__all__`."""
     return any(
         (isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names)
         or (isinstance(node, ast.Name) and node.id in ("globals", "locals", "vars"))
         or (isinstance(node, ast.Constant) and node.value == name)
-        for node in ast.walk(event.file.tree)
+        for node in nodes
     )
 
 
@@ -147,6 +171,26 @@ def bad_in_function() -> None:
         return model
 
     train(torch.nn.Linear(4, 1), 5)
+
+
+def bad_in_class() -> None:
+    import torch
+
+    class Trainer:
+        def __init__(self, model: torch.nn.Module) -> None:
+            self.model = model
+            self.optimizer = torch.optim.AdamW(model.parameters())
+            self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+
+        def train(self, epochs: int) -> None:
+            for epoch in range(epochs):
+                for _ in range(4):
+                    self.optimizer.zero_grad()
+                    self.model(torch.randn(8, 4)).pow(2).mean().backward()
+                    self.optimizer.step()
+                print(epoch, self.scheduler.get_last_lr())
+
+    Trainer(torch.nn.Linear(4, 1)).train(3)
 
 
 def good_loop() -> None:
