@@ -5,8 +5,9 @@ loss is then least if the model predicts the mean of all targets for each sample
 PyTorch warns for some losses, and not for those that are written by hand.
 
 Shapes that are broadcast to the shape of one of the two, such as a constant target, are not
-reported. In a run, losses of torch are seen, and differences of a target and the output of a model
-as it was returned; comparisons, as for an accuracy, are not seen.
+reported, and neither are pairs whose rows are ranked, such as distances to centers of which the
+least counts. In a run, losses of torch are seen, and differences of a target and the output of a
+model as it was returned; comparisons, as for an accuracy, are not seen.
 
 Source: https://docs.pytorch.org/docs/stable/notes/broadcasting.html
 """
@@ -14,20 +15,22 @@ Source: https://docs.pytorch.org/docs/stable/notes/broadcasting.html
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.runtime.graphs import attach_token
+from surestep.doctor.runtime.graphs import attach_token, is_marked, take_marks
 from surestep.doctor.source.dimensions import Shape, shape_of
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.modules import traverse_inputs
+from surestep.doctor.source.operators import find_operations
+from surestep.doctor.source.rankings import is_ranked
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe_source
 from surestep.doctor.source.values import Call as CallValue
 from surestep.doctor.source.values import Collection, Constant, Item, Operation, Value, walk
-from surestep.doctor.watcher import NOWHERE, Call, Observation, Run, Watcher
+from surestep.doctor.watcher import Call, Location, Observation, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -41,8 +44,7 @@ _LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _COMPARISONS = ("-", "==", "!=")
 _GRIDS = ("arange", "linspace")
 _FEWEST = 2  # calls
-_TOKEN = "SS405"  # marks the outputs of models in the graph
-_MOST_NODES = 6  # of a graph between the output of a model and a difference
+_OUTPUT, _DIFFERENCE = "SS405 output", "SS405 difference"  # marks in the graph
 # Operations on each value; `view` and `unsqueeze` are how all pairs are compared on purpose.
 _ELEMENTWISE = frozenset(
     f"{name}Backward"
@@ -50,6 +52,10 @@ _ELEMENTWISE = frozenset(
         *("Sigmoid", "Tanh", "Relu", "Softplus", "Exp", "Log", "Clamp", "Squeeze", "ToCopy"),
         *("Mul", "Div", "Add", "Sub", "Neg"),
     )
+)
+_RANKING = frozenset(  # the values of a row; MinBackward1 is of the least of all
+    f"{name}Backward0"
+    for name in "Softmax LogSoftmax Logsumexp Sort Topk Amin Amax Min Max Kthvalue".split()
 )
 
 
@@ -61,30 +67,20 @@ def check(program: Program) -> Iterator[Problem]:
             if text:
                 yield at_event(loss.event, text)
         for event in trace.events:
-            yield from _check_operations(event)
+            for operation, problem in _check_operations(event):
+                if not is_ranked(operation, trace):
+                    yield problem
 
 
-def _check_operations(event: Event) -> Iterator[Problem]:
-    for value in _operations_in(event.value):
+def _check_operations(event: Event) -> Iterator[tuple[Operation, Problem]]:
+    for value in find_operations(event.value):
         if value.operator not in _COMPARISONS or len(value.operands) != 2:
             continue
         left, right = value.operands
         text = _describe_pair(left, right, *_written(value))
         column, vector = (left, right) if _is_column(shape_of(left)) else (right, left)
         if text and _may_be_targets(vector, column) and _is_prediction(column):
-            yield Problem(value.node or event.node, event.file, text)
-
-
-def _operations_in(value: Value) -> Iterator[Operation]:
-    """Yield the operations of a value, and those that a call is given."""
-    waiting = [value, *(value.inputs if isinstance(value, CallValue) else ())]
-    seen: set[Value] = set()
-    while waiting:
-        found = waiting.pop()
-        if isinstance(found, Operation) and found not in seen:
-            seen.add(found)
-            yield found
-            waiting.extend(found.operands)
+            yield value, Problem(value.node or event.node, event.file, text)
 
 
 def _written(value: Operation) -> tuple[ast.AST | None, ast.AST | None]:
@@ -147,64 +143,79 @@ class Watch(Watcher):
     """Compare the shapes of predictions and targets in losses and differences."""
 
     FUNCTIONS = (*_LOSSES, "sub")
-    SAMPLED = ("after_forward", "on_call")
+    SAMPLED = ("after_forward", "on_call", "on_backward")
 
     def __init__(self) -> None:
-        self._location = NOWHERE
-        self._calls = self._mistakes = self._first = 0
-        self._shapes: tuple[tuple[int, ...], ...] = ()
-        self._name = ""
+        self._calls = self._mistakes = 0
+        self._first: _Table | None = None
+        self._last_step = -1  # with a difference of all pairs
 
     def after_forward(
         self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
     ) -> None:
         """Remember the output of a model, to know it in a difference."""
         if len(run.modules) == 1:
-            attach_token(getattr(output, "grad_fn", None), _TOKEN)
+            attach_token(getattr(output, "grad_fn", None), _OUTPUT)
 
     def on_call(self, run: Run, call: Call) -> None:
         if call.name != "sub":
-            self._compare(run, call.name, call["input"], call["target"])
+            self._calls += 1
+            if _is_table(call["input"], call["target"]):
+                self._count(_Table.read(run, call.name, call["input"], call["target"]))
             return
         left, right = call["input"], call["other"]
         for prediction, target in ((left, right), (right, left)):
-            is_target = hasattr(target, "grad_fn") and not target.requires_grad
-            # Centers or bins on the other side are usually not as many as the predictions.
-            if is_target and _is_of_output(prediction) and prediction.numel() == target.numel():
-                self._compare(run, "A difference", prediction, target)
+            if not _is_output_and_target(prediction, target):
+                continue
+            self._calls += 1
+            if _is_table(prediction, target) and call.result.grad_fn is not None:
+                table = _Table.read(run, "A difference", prediction, target)
+                call.result.grad_fn.metadata[_DIFFERENCE] = table
+                self._last_step = run.step
 
-    def _compare(self, run: Run, name: str, prediction: Tensor, target: Tensor) -> None:
-        self._calls += 1
-        if prediction.shape == target.shape or not _is_table(prediction, target):
-            return
+    def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
+        """Count the differences in a loss, unless the values of each row are ranked."""
+        if self._last_step == run.step:
+            for table in take_marks(losses, _DIFFERENCE, stop_at=_RANKING):
+                self._count(table)
+
+    def _count(self, table: _Table) -> None:
         self._mistakes += 1
-        if self._mistakes == 1:
-            self._first, self._location, self._name = run.step + 1, run.locate(), name
-            self._shapes = tuple(prediction.shape), tuple(target.shape)
+        self._first = self._first or table
 
     def observe(self, run: Run) -> Iterator[Observation]:
-        if self._mistakes >= _FEWEST:
-            prediction, target = self._shapes
+        first = self._first
+        if first is not None and self._mistakes >= _FEWEST:
             yield Observation(
-                self._location,
-                f"{self._name} broadcast predictions of shape {prediction} and targets of shape "
-                f"{target} in {self._mistakes} of {self._calls} calls: it compared each with all.",
-                self._first,
-                {"input": prediction, "target": target, "calls": self._mistakes},
+                first.location,
+                f"{first.name} broadcast predictions of shape {first.prediction} and targets of "
+                f"shape {first.target} in {self._mistakes} of {self._calls} calls: it compared "
+                "each with all.",
+                first.step,
+                {"input": first.prediction, "target": first.target, "calls": self._mistakes},
             )
 
 
-def _is_of_output(value: Any) -> bool:
-    """Return whether a tensor is the output of a model, up to operations on each value."""
-    node = getattr(value, "grad_fn", None)
-    for _ in range(_MOST_NODES):
-        if node is None or _TOKEN in node.metadata:
-            return node is not None
-        inputs = [function for function, _ in node.next_functions if function is not None]
-        if len(inputs) != 1 or node.name().rstrip("0123456789") not in _ELEMENTWISE:
-            return False
-        node = inputs[0]
-    return False
+class _Table(NamedTuple):
+    """A comparison of all pairs: where, since which step, and of which shapes."""
+
+    name: str
+    location: Location
+    step: int
+    prediction: tuple[int, ...]
+    target: tuple[int, ...]
+
+    @classmethod
+    def read(cls, run: Run, name: str, prediction: Tensor, target: Tensor) -> _Table:
+        return cls(name, run.locate(), run.step + 1, tuple(prediction.shape), tuple(target.shape))
+
+
+def _is_output_and_target(prediction: Any, target: Any) -> bool:
+    if not is_marked(getattr(prediction, "grad_fn", None), _OUTPUT, _ELEMENTWISE):
+        return False
+    is_target = hasattr(target, "grad_fn") and not target.requires_grad
+    # Centers or bins on the other side are usually not as many as the predictions.
+    return is_target and prediction.numel() == target.numel()
 
 
 def _is_table(prediction: Tensor, target: Tensor) -> bool:
@@ -441,8 +452,7 @@ def good_mean_is_subtracted():
 
     model = torch.nn.Linear(4, 1)
     output = model(torch.randn(8, 4))
-    centered = output - output.mean(dim=0)
-    centered.pow(2).mean().backward()
+    (output - output.mean(dim=0)).pow(2).mean().backward()
 
 
 def bad_probability_and_vector() -> None:
@@ -464,14 +474,15 @@ def bad_probability_and_vector() -> None:
 def good_distances_to_centers() -> None:
     import torch
 
-    net = torch.nn.Linear(4, 2)
-    centers = torch.randn(5, 2)
-    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    net, score = torch.nn.Linear(4, 2), torch.nn.Linear(4, 1)
+    centers, levels = torch.randn(5, 2), torch.randn(16)
+    opt = torch.optim.SGD([*net.parameters(), *score.parameters()], lr=0.1)
     for _ in range(5):
-        code = torch.tanh(net(torch.randn(16, 4)))
-        distances = (code.unsqueeze(1) - centers).norm(dim=2)
+        x = torch.randn(16, 4)
+        distances = (torch.tanh(net(x)).unsqueeze(1) - centers).norm(dim=2)
+        to_levels = (score(x) - levels).abs()
         opt.zero_grad()
-        distances.amin(1).mean().backward()
+        (distances.amin(1) + to_levels.amin(1)).mean().backward()
         opt.step()
 
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
+
+_MOST_BETWEEN = 6  # nodes
+_MOST_NODES = 300  # of a graph that are searched for a mark
 
 
 class Token:
@@ -23,3 +28,41 @@ def attach_token(node: Any, owner: str) -> weakref.ref[Token] | None:
         return None
     token = node.metadata[owner] = Token()
     return weakref.ref(token)
+
+
+def is_marked(node: Any, owner: str, through: Container[str]) -> bool:
+    """Return whether a node has something of an owner in its metadata, or one not far behind it.
+
+    Args:
+        node: such as `loss.grad_fn`.
+        owner: the key in the metadata.
+        through: the names, without a number, of the nodes between the two.
+    """
+    for _ in range(_MOST_BETWEEN):
+        if node is None or owner in node.metadata:
+            return node is not None
+        inputs = [function for function, _ in node.next_functions if function is not None]
+        if len(inputs) != 1 or node.name().rstrip("0123456789") not in through:
+            return False
+        node = inputs[0]
+    return False
+
+
+def take_marks(losses: Iterable[Any], owner: str, *, stop_at: Container[str]) -> Iterator[Any]:
+    """Yield what the nodes near the losses have in their metadata, and remove it from there.
+
+    Args:
+        losses: of a backward pass.
+        owner: the key in the metadata.
+        stop_at: the names of nodes behind which the search does not continue.
+    """
+    waiting = deque(loss.grad_fn for loss in losses)
+    seen = set[Any]()
+    while waiting and len(seen) < _MOST_NODES:
+        node = waiting.popleft()
+        if node is None or node in seen or node.name() in stop_at:
+            continue
+        seen.add(node)
+        if owner in node.metadata:
+            yield node.metadata.pop(owner)
+        waiting.extend(function for function, _ in node.next_functions)

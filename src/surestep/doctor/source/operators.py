@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 from surestep.doctor.source.values import (
+    Call,
     Class,
     Collection,
     Constant,
@@ -75,3 +77,15 @@ def is_none(value: Value) -> bool | None:
     if isinstance(value, Constant):
         return value.value is None
     return False if isinstance(value, (Instance, Function, Class, Collection)) else None
+
+
+def find_operations(value: Value) -> Iterator[Operation]:
+    """Yield the operations of a value, and those that a call is given."""
+    waiting = [value, *(value.inputs if isinstance(value, Call) else ())]
+    seen: set[Value] = set()
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, Operation) and found not in seen:
+            seen.add(found)
+            yield found
+            waiting.extend(found.operands)
