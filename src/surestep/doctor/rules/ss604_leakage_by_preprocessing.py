@@ -2,8 +2,8 @@
 
 A scaler, an imputer, a PCA or a selection of features that is fitted on all samples, before the
 split or after it, has seen those for evaluation: their mean, their range, and with a selection of
-features or oversampling even their labels or copies of them. Nothing fails: the evaluation is
-better than the model is.
+features or oversampling even their labels or copies of them. The same goes for a mean of each
+feature that is subtracted by hand. Nothing fails: the evaluation is better than the model is.
 
 Encoders that only number the classes, such as LabelEncoder, and transformations of one sample, such
 as Normalizer, learn nothing of this kind and are not reported. Ignore it if all samples that the
@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem
+from surestep.doctor.source.centering import find_centerings
 from surestep.doctor.source.splits import (
     Split,
     argument_text,
@@ -53,6 +54,7 @@ def check(program: Program) -> Iterator[Problem]:
     for trace in program.traces:
         splits = find_splits(trace)
         if splits:
+            yield from _check_centerings(trace, splits)
             fits = [event for event in trace.events if _is_fit(event)]
             for fit in fits:
                 later = [s for s in splits if trace.index(s.event) > trace.index(fit)]
@@ -63,6 +65,33 @@ def check(program: Program) -> Iterator[Problem]:
                 split = next((s for s in splits if _leaks_into_parts(fit, s, trace)), None)
                 if split is not None:
                     yield _report(fit, split, "splits them for an evaluation")
+
+
+def _check_centerings(trace: Trace, splits: list[Split]) -> Iterator[Problem]:
+    reported: set[Value] = set()
+    for found in find_centerings(trace):
+        text = ast.unparse(found.source.node) if found.source.node else ""
+        if found.statistic in reported or is_training_part(found.source, text):
+            continue
+        for split in splits:
+            is_later = trace.index(split.event) >= trace.index(found.event)
+            if is_later and _has_same_samples(found.samples, found.source):
+                leaks = any(_holds(data, found.value, text, split, trace) for data in split.data)
+            else:
+                leaks = _is_part_of(found.samples, split) and any(
+                    _has_same_samples(data, found.source) for data in split.data
+                )
+            if leaks:
+                reported.add(found.statistic)
+                line = getattr(split.event.node, "lineno", None)
+                yield Problem(
+                    found.value.node or found.event.node,
+                    found.value.file or found.event.file,
+                    f"`{describe(found.statistic)}` is of all samples, and line {line} splits "
+                    "them for an evaluation.",
+                    {"split_line": line},
+                )
+                break
 
 
 def _report(fit: Event, split: Split, what: str) -> Problem:
@@ -111,11 +140,12 @@ def _leaks(fit: Event, split: Split, trace: Trace) -> bool:
         return False
     if call.name == "fit":
         return _leaks_by_transform(fit, call, split, trace)
-    return any(_holds(data, call, fit, split, trace) for data in split.data)
+    text = argument_text(call)
+    return any(_holds(data, call, text, split, trace) for data in split.data)
 
 
-def _holds(data: Value, result: Call, fit: Event, split: Split, trace: Trace) -> bool:
-    """Return whether data was made from a result, or the result was stored in it."""
+def _holds(data: Value, result: Value, text: str, split: Split, trace: Trace) -> bool:
+    """Return whether data was made from a result of a text, or the result was stored in it."""
     parts = [part for source in _contents(data) for part in walk(source)]
     if any(part is result for part in parts):
         return True
@@ -124,7 +154,7 @@ def _holds(data: Value, result: Call, fit: Event, split: Split, trace: Trace) ->
             return False
         is_in_place = event.kind == "store" and event.base is not None
         if is_in_place and any(part is result for part in walk(event.value)):
-            if _SUBSET.search(argument_text(result)):
+            if _SUBSET.search(text):
                 return False
             table = _table_of(event.base)
             return any(part is table for part in parts)
@@ -159,7 +189,7 @@ def _leaks_by_transform(event: Event, fit: Call, split: Split, trace: Trace) -> 
         if given is None:
             continue
         if is_same(given, fitted) or argument_text(call) == text:
-            if any(_holds(data, call, event, split, trace) for data in split.data):
+            if any(_holds(data, call, text, split, trace) for data in split.data):
                 return True
         elif _is_part_of(given, split) and any(_has_same_samples(d, fitted) for d in split.data):
             return True
@@ -434,3 +464,13 @@ def good_after_the_evaluation():
     X_train, X_test = scaler.transform(X_train), scaler.transform(X_test)
     final = StandardScaler().fit(X)
     everything = final.transform(X)
+
+
+def bad_mean_by_hand():
+    import torch
+    from torch.utils.data import TensorDataset, random_split
+
+    X, y = torch.randn(40, 3), torch.randint(2, (40,))
+    mean, std = X.mean(dim=0), X.std(dim=0)
+    X = (X - mean) / std
+    train_set, val_set = random_split(TensorDataset(X, y), [30, 10])
