@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem
 from surestep.doctor.source.centering import find_centerings
+from surestep.doctor.source.preprocessing import FITS, find_learner, learns
 from surestep.doctor.source.splits import (
     Split,
     argument_text,
@@ -25,27 +26,15 @@ from surestep.doctor.source.splits import (
     is_training_part,
 )
 from surestep.doctor.source.trace import Event, Program, Trace
-from surestep.doctor.source.training import describe, is_same, options_of
-from surestep.doctor.source.values import Call, Constant, Instance, Item, Value, last_name, walk
+from surestep.doctor.source.training import describe, is_same
+from surestep.doctor.source.values import Call, Instance, Item, Value, last_name, walk
 
 SEVERITY = "error"
 FIX = "Split first, fit on the training part only, and transform the others; or use a Pipeline."
-_CLASSES = frozenset(
-    "StandardScaler MinMaxScaler MaxAbsScaler RobustScaler QuantileTransformer PowerTransformer "
-    "KBinsDiscretizer TargetEncoder LeaveOneOutEncoder CatBoostEncoder JamesSteinEncoder "
-    "SimpleImputer KNNImputer IterativeImputer PCA IncrementalPCA KernelPCA SparsePCA "
-    "TruncatedSVD FastICA NMF FactorAnalysis LinearDiscriminantAnalysis SelectKBest "
-    "SelectPercentile SelectFpr SelectFdr SelectFwe SelectFromModel RFE RFECV "
-    "SequentialFeatureSelector VarianceThreshold GenericUnivariateSelect SMOTE ADASYN "
-    "BorderlineSMOTE SVMSMOTE SMOTENC RandomOverSampler SMOTEENN SMOTETomek".split()
-)
-_FUNCTIONS = re.compile(r"^sklearn\.preprocessing\.\w*(scale|_transform)$")
-_FITS = ("fit_transform", "fit_resample")
 _LEARNS = frozenset(
     "fit partial_fit fit_predict predict predict_proba decision_function score tensor as_tensor "
     "from_numpy Tensor FloatTensor TensorDataset DataLoader DMatrix Dataset Pool () train".split()
 )
-_LIBRARIES = ("sklearn.", "imblearn.", "category_encoders.", "cuml.")
 _SUBSET = re.compile(r"train|mask|idx|index|==|<|>|:\s*\w", re.IGNORECASE)
 
 
@@ -103,34 +92,11 @@ def _report(fit: Event, split: Split, what: str) -> Problem:
 def _is_fit(event: Event) -> bool:
     """Return whether a call learns from data that is not only the part for training."""
     call = event.call
-    if call is None or not call.args:
-        return False
-    is_function = bool(_FUNCTIONS.match(call.path))
-    is_method = call.is_method and call.name in (*_FITS, "fit") and _learns(call.receiver)
-    return (is_function or is_method) and not is_training_part(call.args[0], argument_text(call))
-
-
-def _learns(value: Value | None) -> bool:
-    """Return whether an object certainly learns statistics of the samples when it is fitted."""
-    options = options_of(value)
-    return bool(options) and all(
-        any(isinstance(source, Call) and _is_learner(source) for source in walk(option))
-        and isinstance(option, Call)
-        and option.path.startswith(_LIBRARIES)
-        and _is_transformer(option)
-        for option in options
+    return (
+        call is not None
+        and learns(call)
+        and not is_training_part(call.args[0], argument_text(call))
     )
-
-
-def _is_transformer(made: Call) -> bool:
-    composed = ("Pipeline", "make_pipeline", "ColumnTransformer", "make_column_transformer")
-    return made.name in _CLASSES or made.name in (*composed, "FeatureUnion", "make_union")
-
-
-def _is_learner(made: Call) -> bool:
-    strategy = made.keywords.get("strategy")
-    is_constant = isinstance(strategy, Constant) and strategy.value == "constant"
-    return made.path.startswith(_LIBRARIES) and made.name in _CLASSES and not is_constant
 
 
 def _leaks(fit: Event, split: Split, trace: Trace) -> bool:
@@ -179,9 +145,9 @@ def _leaks_by_transform(event: Event, fit: Call, split: Split, trace: Trace) -> 
     fitted, text = fit.args[0], argument_text(fit)
     for event in trace.events[trace.index(event) + 1 :]:
         call = event.call
-        if call is None or _fitted(call.receiver) is not _fitted(fit.receiver):
+        if call is None or find_learner(call.receiver) is not find_learner(fit.receiver):
             continue
-        if call.name in ("fit", *_FITS):
+        if call.name in ("fit", *FITS):
             return False
         if call.name != "transform":
             continue
@@ -201,11 +167,11 @@ def _leaks_into_parts(fit: Event, split: Split, trace: Trace) -> bool:
     call = fit.call
     if call is None or not any(_has_same_samples(data, call.args[0]) for data in split.data):
         return False
-    learner = _fitted(call.receiver)
+    learner = find_learner(call.receiver)
     for event in trace.events[trace.index(fit) + 1 :]:
         other = event.call
-        if other is not None and other.is_method and _fitted(other.receiver) is learner:
-            if other.name in ("fit", "partial_fit", *_FITS):
+        if other is not None and other.is_method and find_learner(other.receiver) is learner:
+            if other.name in ("fit", "partial_fit", *FITS):
                 return False
             given = other.argument(0, "X")
             is_part = given is not None and _is_part_of(given, split)
@@ -247,13 +213,6 @@ def _is_fold(value: Value, result: Call, split: Split) -> bool:
         and any(part is split.event.value for part in walk(value.index))
         and any(part is result for part in walk(value.base))
     )
-
-
-def _fitted(value: Value | None) -> Value | None:
-    """Return the object that `fit` was called on: `fit` returns it."""
-    while isinstance(value, Call) and value.is_method and value.name == "fit":
-        value = value.receiver
-    return value
 
 
 def _is_part_of(value: Value, split: Split) -> bool:
