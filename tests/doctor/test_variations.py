@@ -365,6 +365,46 @@ VARIATIONS = [
         findings=1,
     ),
     Variation(
+        "samples for evaluation are transformed only",
+        "SS604",
+        "bad_scaler_fitted_again",
+        {"scaler.fit_transform(X_test)": "scaler.transform(X_test)"},
+    ),
+    Variation(
+        "samples for evaluation are fitted to show them",
+        "SS604",
+        "bad_scaler_fitted_again",
+        {"torch.tensor(scaler.fit_transform(X_test))": "print(scaler.fit_transform(X_test))"},
+    ),
+    Variation(
+        "samples for training are not fitted",
+        "SS604",
+        "bad_scaler_fitted_again",
+        {"scaler.fit_transform(X_train)": "X_train"},
+    ),
+    Variation(
+        "samples for training are fitted by something else",
+        "SS604",
+        "bad_scaler_fitted_again",
+        {
+            "scaler.fit_transform(X_train)": "PCA().fit_transform(X_train)",
+            "import StandardScaler": "import StandardScaler\nfrom sklearn.decomposition import PCA",
+        },
+    ),
+    Variation(
+        "other samples are fitted",
+        "SS604",
+        "bad_scaler_fitted_again",
+        {"(X_test))": "(np.load('test.npy')))"},
+    ),
+    Variation(
+        "another scaler of the same class learns",
+        "SS604",
+        "bad_scaler_fitted_again",
+        {"scaler.fit_transform(X_test)": "StandardScaler().fit_transform(X_test)"},
+        findings=1,
+    ),
+    Variation(
         "all ranks call main()",
         "SS804",
         "bad_in_class",

@@ -5,6 +5,9 @@ split or after it, has seen those for evaluation: their mean, their range, and w
 features or oversampling even their labels or copies of them. The same goes for a mean of each
 feature that is subtracted by hand. Nothing fails: the evaluation is better than the model is.
 
+A scaler that is fitted on the samples for evaluation again transforms them differently from those
+for training.
+
 Encoders that only number the classes, such as LabelEncoder, and transformations of one sample, such
 as Normalizer, learn nothing of this kind and are not reported. Ignore it if all samples that the
 model will ever see are known, labels aside.
@@ -23,6 +26,8 @@ from surestep.doctor.source.splits import (
     Split,
     argument_text,
     find_splits,
+    is_held_out,
+    is_training_name,
     is_training_part,
 )
 from surestep.doctor.source.trace import Event, Program, Trace
@@ -44,6 +49,7 @@ def check(program: Program) -> Iterator[Problem]:
         splits = find_splits(trace)
         if splits:
             yield from _check_centerings(trace, splits)
+            yield from _check_refits(trace, splits)
             fits = [event for event in trace.events if _is_fit(event)]
             for fit in fits:
                 later = [s for s in splits if trace.index(s.event) > trace.index(fit)]
@@ -81,6 +87,41 @@ def _check_centerings(trace: Trace, splits: list[Split]) -> Iterator[Problem]:
                     {"split_line": line},
                 )
                 break
+
+
+def _check_refits(trace: Trace, splits: list[Split]) -> Iterator[Problem]:
+    """Find what learned from a part for training, and learns from one for evaluation again."""
+    fits = [event for event in trace.events if event.call is not None and learns(event.call)]
+    for fit in fits:
+        call = fit.call
+        if call is None or call.name not in FITS or not _is_learned_from(trace, call):
+            continue
+        if not is_held_out(argument_text(call).partition("[")[0]):
+            continue
+        learner, path = find_learner(call.receiver), getattr(call.receiver, "path", "")
+        for split in splits:
+            others = [
+                other.call
+                for other in fits
+                if other.call is not None and _is_part_of(other.call.args[0], split)
+            ]
+            is_again = any(
+                is_training_name(argument_text(other))
+                and (find_learner(other.receiver) is learner or _has_path(other.receiver, path))
+                for other in others
+            )
+            if is_again and call in others:
+                yield Problem(
+                    fit.node,
+                    fit.file,
+                    f"`{describe(call)}` learns from samples for evaluation, so their features "
+                    "are not transformed as those for training.",
+                )
+                break
+
+
+def _has_path(value: Value | None, path: str) -> bool:
+    return isinstance(value, Call) and value.path == path
 
 
 def _report(fit: Event, split: Split, what: str) -> Problem:
@@ -217,8 +258,20 @@ def _is_fold(value: Value, result: Call, split: Split) -> bool:
 
 def _is_part_of(value: Value, split: Split) -> bool:
     """Return whether a value is a result of a split, or what the indices of a fold select."""
-    made, items = split.event.value, [v for v in walk(value) if isinstance(v, Item)]
-    return any(v.base is made or any(part is made for part in walk(v.index)) for v in items)
+    made = split.event.value
+    return any(
+        part.base is made
+        or any(index is made for index in walk(part.index))
+        or _is_slice(part, split)
+        for part in walk(value)
+        if isinstance(part, Item)
+    )
+
+
+def _is_slice(value: Item, split: Split) -> bool:
+    """Return whether a value is `X[:n]` of data that is split by slices."""
+    is_slice = isinstance(value.node, ast.Subscript) and isinstance(value.node.slice, ast.Slice)
+    return is_slice and split.event.kind == "store" and value.base is split.data[0]
 
 
 def bad_scaler_before_the_split():
@@ -433,3 +486,15 @@ def bad_mean_by_hand():
     mean, std = X.mean(dim=0), X.std(dim=0)
     X = (X - mean) / std
     train_set, val_set = random_split(TensorDataset(X, y), [30, 10])
+
+
+def bad_scaler_fitted_again():
+    import numpy as np
+    import torch
+    from sklearn.model_selection import train_test_split
+    from sklearn.preprocessing import StandardScaler
+
+    X_train, X_test = train_test_split(np.random.rand(40, 3), test_size=0.25)
+    scaler = StandardScaler()
+    train = torch.tensor(scaler.fit_transform(X_train))
+    test = torch.tensor(scaler.fit_transform(X_test))

@@ -97,6 +97,11 @@ def is_held_out(name: str) -> bool:
     return bool(_HELD_OUT.search(name))
 
 
+def is_training_name(name: str) -> bool:
+    """Return whether a name is that of data for training, such as "X_train"."""
+    return bool(_TRAINING.search(name))
+
+
 def is_training_part(value: Value, text: str) -> bool:
     """Return whether data is only the part for training, by how it was made or by its name.
 
@@ -104,7 +109,7 @@ def is_training_part(value: Value, text: str) -> bool:
         value: the data.
         text: its expression, such as "X_train".
     """
-    if _TRAINING.search(text):
+    if is_training_name(text):
         return True
     return any(
         isinstance(entry, Item)
