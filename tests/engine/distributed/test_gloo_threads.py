@@ -1,7 +1,10 @@
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
 
+from surestep.engine.distributed import gloo_threads
 from surestep.engine.distributed.gloo_threads import count_gloo_threads, wait_until_idle
 
 
@@ -27,13 +30,18 @@ def test_no_collective_runs_after_the_wait(group):
     assert all(work.is_completed() for work in works)
 
 
-def test_wait_gives_up_on_threads_that_never_rest(group, monkeypatch):
-    monkeypatch.setattr("surestep.engine.distributed.gloo_threads._LIMIT_S", 0.001)
-    works = copy_in_threads(10)
+def test_wait_for_threads_that_always_run_ends(monkeypatch):
+    monkeypatch.setattr(gloo_threads, "_LIMIT_S", 0.05)
+    monkeypatch.setattr(gloo_threads, "_read_states", lambda: ["State:\tR (running)"])
+    began = time.monotonic()
     wait_until_idle()
-    assert not all(work.is_completed() for work in works)
-    for work in works:
-        work.wait()
+    assert time.monotonic() - began >= 0.05
+
+
+def test_name_that_is_cut_within_a_character_is_read(tmp_path):
+    name = tmp_path / "comm"
+    name.write_bytes("обучение".encode()[:15])
+    assert gloo_threads._read(name).startswith("обучени")
 
 
 def test_threads_are_those_of_the_group(group):

@@ -1,10 +1,11 @@
 """The threads that run the collectives of gloo."""
 
+import sys
 import time
 from pathlib import Path
 
 _NAME = "pt_gloo_runloop"
-_POLL_S = 0.01  # Python wakes a thread that waits for its lock twice in this time
+_POLL_S = 0.01
 _LIMIT_S = 5.0
 
 
@@ -14,19 +15,23 @@ def count_gloo_threads() -> int:
 
 
 def wait_until_idle() -> None:
-    """Wait until no thread of gloo runs; needs `/proc`, and returns at once without it.
+    """Wait until the threads of gloo have finished the collectives that all ranks have finished.
 
     Call this before a profiler of torch stops. A step may continue before the thread of its
     collective has finished, which then still writes the time of the end into the records of the
-    profiler. If the profiler has freed them, the process crashes. A thread without work sleeps
-    without an interruption; one that waits for Python's lock does not. After 5 s this gives up.
+    profiler. If the profiler has freed them, the process crashes.
+
+    It needs `/proc`, and returns at once without it. A thread that sleeps without an interruption
+    has no work, or waits for another rank; one that waits for Python's lock wakes up twice in the
+    time between two looks. After 5 s this gives up.
 
     Source: `finishWorkGloo` in torch/csrc/distributed/c10d/ProcessGroupGloo.cpp.
     """
+    between = max(_POLL_S, 2 * sys.getswitchinterval())
     give_up = time.monotonic() + _LIMIT_S
     before = _read_states()
     while before and time.monotonic() < give_up:
-        time.sleep(_POLL_S)
+        time.sleep(between)
         states = _read_states()
         if states == before and all("\tS" in state for state in states):
             return
@@ -49,6 +54,6 @@ def _read_states() -> list[str]:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text().strip()
+        return file.read_text(errors="replace").strip()  # a long name is cut within a character
     except OSError:  # the thread has ended
         return ""
