@@ -5,9 +5,9 @@ loss is then least if the model predicts the mean of all targets for each sample
 PyTorch warns for some losses, and not for those that are written by hand.
 
 Shapes that are broadcast to the shape of one of the two, such as a constant target, are not
-reported, and neither are pairs whose rows are ranked, such as distances to centers of which the
-least counts. In a run, losses of torch are seen, and differences of a target and the output of a
-model as it was returned; comparisons, as for an accuracy, are not seen.
+reported. Neither are pairs if the values of each row are ranked, such as distances to centers by
+`amin(1)` or `softmax(1)`. In a run, losses of torch are seen, and differences of a target and the
+output of a model as it was returned; comparisons, as for an accuracy, are not seen.
 
 Source: https://docs.pytorch.org/docs/stable/notes/broadcasting.html
 """
@@ -17,10 +17,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.graphs import attach_token, is_marked, take_marks
+from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.dimensions import Shape, shape_of
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.modules import traverse_inputs
@@ -30,7 +31,7 @@ from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe_source
 from surestep.doctor.source.values import Call as CallValue
 from surestep.doctor.source.values import Collection, Constant, Item, Operation, Value, walk
-from surestep.doctor.watcher import Call, Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Call, Observation, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,6 +45,7 @@ _LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _COMPARISONS = ("-", "==", "!=")
 _GRIDS = ("arange", "linspace")
 _FEWEST = 2  # calls
+_MOST_STEPS = 4  # between a difference and the backward pass of its loss, of several optimizers
 _OUTPUT, _DIFFERENCE = "SS405 output", "SS405 difference"  # marks in the graph
 # Operations on each value; `view` and `unsqueeze` are how all pairs are compared on purpose.
 _ELEMENTWISE = frozenset(
@@ -53,10 +55,10 @@ _ELEMENTWISE = frozenset(
         *("Mul", "Div", "Add", "Sub", "Neg"),
     )
 )
-_RANKING = frozenset(  # the values of a row; MinBackward1 is of the least of all
+_RANKING = {"MedianBackward1"} | {  # of the values of a row; MinBackward1 is of the least of all
     f"{name}Backward0"
-    for name in "Softmax LogSoftmax Logsumexp Sort Topk Amin Amax Min Max Kthvalue".split()
-)
+    for name in "Softmax LogSoftmax Logsumexp Sort Topk Amin Amax Min Max Kthvalue Gather".split()
+}
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -146,9 +148,8 @@ class Watch(Watcher):
     SAMPLED = ("after_forward", "on_call", "on_backward")
 
     def __init__(self) -> None:
-        self._calls = self._mistakes = 0
-        self._first: _Table | None = None
-        self._last_step = -1  # with a difference of all pairs
+        self._all, self._in_losses = Tally(), Tally()
+        self._last_step = -_MOST_STEPS  # with a difference of all pairs
 
     def after_forward(
         self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
@@ -159,55 +160,41 @@ class Watch(Watcher):
 
     def on_call(self, run: Run, call: Call) -> None:
         if call.name != "sub":
-            self._calls += 1
             if _is_table(call["input"], call["target"]):
-                self._count(_Table.read(run, call.name, call["input"], call["target"]))
+                reason = _describe_shapes(call.name, call["input"], call["target"])
+                self._all.add(run, reason)
+                self._in_losses.add(run, reason)
             return
         left, right = call["input"], call["other"]
         for prediction, target in ((left, right), (right, left)):
-            if not _is_output_and_target(prediction, target):
-                continue
-            self._calls += 1
-            if _is_table(prediction, target) and call.result.grad_fn is not None:
-                table = _Table.read(run, "A difference", prediction, target)
-                call.result.grad_fn.metadata[_DIFFERENCE] = table
+            node = getattr(call.result, "grad_fn", None)
+            if node and _is_output_and_target(prediction, target) and _is_table(prediction, target):
+                reason = _describe_shapes("A difference", prediction, target)
+                node.metadata[_DIFFERENCE] = run.locate(), run.step + 1, reason
+                self._all.add_seen(*node.metadata[_DIFFERENCE])
                 self._last_step = run.step
 
     def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         """Count the differences in a loss, unless the values of each row are ranked."""
-        if self._last_step == run.step:
-            for table in take_marks(losses, _DIFFERENCE, stop_at=_RANKING):
-                self._count(table)
-
-    def _count(self, table: _Table) -> None:
-        self._mistakes += 1
-        self._first = self._first or table
+        if run.step - self._last_step < _MOST_STEPS:
+            for location, step, reason in take_marks(losses, _DIFFERENCE, behind=_RANKING):
+                self._in_losses.add_seen(location, step, reason)
 
     def observe(self, run: Run) -> Iterator[Observation]:
-        first = self._first
-        if first is not None and self._mistakes >= _FEWEST:
-            yield Observation(
-                first.location,
-                f"{first.name} broadcast predictions of shape {first.prediction} and targets of "
-                f"shape {first.target} in {self._mistakes} of {self._calls} calls: it compared "
-                "each with all.",
-                first.step,
-                {"input": first.prediction, "target": first.target, "calls": self._mistakes},
-            )
+        tally = self._in_losses if run.backwards else self._all  # of torch.autograd.grad
+        for found in tally:
+            if found.count >= _FEWEST:
+                yield Observation(
+                    found.location,
+                    f"{found.reason}, in {found.count} calls.",
+                    found.since_step,
+                    {"calls": found.count},
+                )
 
 
-class _Table(NamedTuple):
-    """A comparison of all pairs: where, since which step, and of which shapes."""
-
-    name: str
-    location: Location
-    step: int
-    prediction: tuple[int, ...]
-    target: tuple[int, ...]
-
-    @classmethod
-    def read(cls, run: Run, name: str, prediction: Tensor, target: Tensor) -> _Table:
-        return cls(name, run.locate(), run.step + 1, tuple(prediction.shape), tuple(target.shape))
+def _describe_shapes(name: str, prediction: Tensor, target: Tensor) -> str:
+    shapes = f"{tuple(prediction.shape)} and {tuple(target.shape)}"
+    return f"{name} of shapes {shapes} compared each prediction with all targets"
 
 
 def _is_output_and_target(prediction: Any, target: Any) -> bool:

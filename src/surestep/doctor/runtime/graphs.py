@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable
 from typing import Any
 
 _MOST_BETWEEN = 6  # nodes
-_MOST_NODES = 300  # of a graph that are searched for a mark
+_MOST_NODES = 2000  # of a graph that are searched for a mark
 
 
 class Token:
@@ -48,21 +48,34 @@ def is_marked(node: Any, owner: str, through: Container[str]) -> bool:
     return False
 
 
-def take_marks(losses: Iterable[Any], owner: str, *, stop_at: Container[str]) -> Iterator[Any]:
-    """Yield what the nodes near the losses have in their metadata, and remove it from there.
+def take_marks(losses: Iterable[Any], owner: str, *, behind: Container[str]) -> list[Any]:
+    """Return what nodes of the graph have in their metadata, and remove it from there.
 
     Args:
-        losses: of a backward pass.
+        losses: of a backward pass: tensors, or edges of the graph.
         owner: the key in the metadata.
-        stop_at: the names of nodes behind which the search does not continue.
+        behind: the names of nodes behind which nothing is returned, only removed, unless they have
+            one-dimensional inputs.
     """
-    waiting = deque(loss.grad_fn for loss in losses)
+    found, hidden = dict[Any, Any](), set[Any]()
+    nodes = (getattr(loss, "grad_fn", getattr(loss, "node", None)) for loss in losses)
+    waiting = deque((node, False) for node in nodes)
     seen = set[Any]()
     while waiting and len(seen) < _MOST_NODES:
-        node = waiting.popleft()
-        if node is None or node in seen or node.name() in stop_at:
+        node, is_behind = waiting.popleft()
+        if node is None or (node, is_behind) in seen:
             continue
-        seen.add(node)
+        seen.add((node, is_behind))
         if owner in node.metadata:
-            yield node.metadata.pop(owner)
-        waiting.extend(function for function, _ in node.next_functions)
+            found[node] = node.metadata[owner]
+            if is_behind:
+                hidden.add(node)
+        is_behind = is_behind or (node.name() in behind and not _has_one_dimension(node))
+        waiting.extend((function, is_behind) for function, _ in node.next_functions)
+    for node in found:
+        node.metadata.pop(owner)
+    return [mark for node, mark in found.items() if node not in hidden]
+
+
+def _has_one_dimension(node: Any) -> bool:
+    return len(getattr(node, "_saved_self_sym_sizes", (0, 0))) == 1

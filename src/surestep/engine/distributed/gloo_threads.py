@@ -54,6 +54,6 @@ def _read_states() -> list[str]:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(errors="replace").strip()  # a long name is cut within a character
+        return file.read_text(errors="replace").strip()  # a long name may end within a character
     except OSError:  # the thread has ended
         return ""
