@@ -287,37 +287,6 @@ VARIATIONS = [
         {"to_levels.amin(1)": "torch.softmax(-to_levels, 1).amin()"},
     ),
     Variation(
-        "a callback gets the object with the schedule",
-        "SS305",
-        "bad_in_class",
-        {"print(epoch, self.scheduler.get_last_lr())": "report(self)"},
-    ),
-    Variation(
-        "a base class may step the schedule",
-        "SS305",
-        "bad_in_class",
-        {"class Trainer:": "class Trainer(Base):"},
-    ),
-    Variation(
-        "a caller may step the schedule after each epoch",
-        "SS305",
-        "bad_in_class",
-        {"for epoch in range(epochs):": "if epoch := epochs:"},
-    ),
-    Variation(
-        "a schedule in an attribute is stepped through another object",
-        "SS305",
-        "bad_in_class",
-        {"self.scheduler.get_last_lr()": "self.owner.scheduler.step()"},
-    ),
-    Variation(
-        "the schedule of another class is stepped",
-        "SS305",
-        "bad_in_class",
-        {"self.scheduler.get_last_lr()": "self.schedule.step()"},
-        findings=1,
-    ),
-    Variation(
         "the mean is of each sample",
         "SS604",
         "bad_mean_by_hand",

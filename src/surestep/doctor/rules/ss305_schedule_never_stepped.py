@@ -16,9 +16,10 @@ from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.schedules import ScheduleWatcher
+from surestep.doctor.source.attributes import is_attribute_used
 from surestep.doctor.source.order import Order
 from surestep.doctor.source.schedules import TORCH, creations
-from surestep.doctor.source.trace import Program
+from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe, is_made_by, is_same
 from surestep.doctor.watcher import Observation, Run
 
@@ -41,74 +42,59 @@ def check(program: Program) -> Iterator[Problem]:
             if not is_made_by(made, TORCH) or event.branches or event.file is not program.file:
                 continue
             optimizer = next(creations(made)).argument(0, "optimizer")
-            # Code in another file may train for one epoch and step the attribute of an object.
-            depth = 1 if isinstance(target, ast.Name) else 2
+            # If an object trains for one epoch only, whoever calls it may step its schedule.
+            fewest_loops = 2 if isinstance(target, ast.Attribute) else 1
             is_trained = any(
                 action.kind in ("step", "scaler_step")
-                and len(action.event.loops) >= depth
+                and len(action.event.loops) >= fewest_loops
                 and is_same(action.target, optimizer)
                 for action in order.actions
             )
-            if is_trained and not _is_used(target, program):
-                yield Problem(
-                    event.node,
-                    event.file,
-                    f"Nothing steps `{ast.unparse(target)}`, so the learning rate keeps the first "
-                    f"value of `{describe(made)}`.",
-                )
+            if not is_trained:
+                continue
+            if isinstance(target, ast.Name):
+                is_used = _is_used(event, target.id)
+            else:
+                is_used = is_attribute_used(event, program, _READS)
+            if is_used:
+                continue
+            yield Problem(
+                event.node,
+                event.file,
+                f"Nothing steps `{ast.unparse(target)}`, so the learning rate keeps the first "
+                f"value of `{describe(made)}`.",
+            )
 
 
-def _is_used(target: ast.Name | ast.Attribute, program: Program) -> bool:
-    """Return whether a variable or an attribute is used for more than to read from it."""
-    nodes = [node for file in program.files for node in ast.walk(file.tree)]
+def _is_used(event: Event, name: str) -> bool:
+    """Return whether a name is used in its file for more than to read from it."""
+    tree = event.file.tree
     reads = {
-        node.value for node in nodes if isinstance(node, ast.Attribute) and node.attr in _READS
-    }
-    ignored = [
         node.value
-        for node in nodes
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in _READS
+    }
+    ignored = {
+        node.value
+        for node in ast.walk(tree)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Attribute)
-    ]
+    }
     reads |= {node.value for node in ignored if isinstance(node, ast.Attribute)}
-    name, kind = _name_of(target), type(target)
-    is_loaded = any(
-        isinstance(node, kind)
-        and _name_of(node) == name
-        and isinstance(node.ctx, ast.Load)
-        and node not in reads
-        for node in nodes
-    )
-    is_shared = isinstance(target, ast.Attribute) and _is_shared(target, nodes)
-    return is_loaded or is_shared or _is_exported(nodes, name)
+    names = {
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+    }
+    return bool(names - reads) or _is_exported(event, name)
 
 
-def _name_of(node: ast.Name | ast.Attribute) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr
-
-
-def _is_shared(target: ast.Attribute, nodes: list[ast.AST]) -> bool:
-    """Return whether other code gets the object that has an attribute, or its class derives."""
-    owner = next(
-        (node for node in nodes if isinstance(node, ast.ClassDef) and target in ast.walk(node)),
-        None,
-    )
-    if owner is None or owner.bases or owner.keywords or not isinstance(target.value, ast.Name):
-        return True
-    inside = list(ast.walk(owner))
-    bases = {node.value for node in inside if isinstance(node, ast.Attribute)}
-    return any(
-        isinstance(node, ast.Name) and node.id == target.value.id and node not in bases
-        for node in inside
-    )
-
-
-def _is_exported(nodes: list[ast.AST], name: str) -> bool:
+def _is_exported(event: Event, name: str) -> bool:
     """Return whether other code may reach a name: as a global, an attribute or in `__all__`."""
     return any(
         (isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names)
         or (isinstance(node, ast.Name) and node.id in ("globals", "locals", "vars"))
         or (isinstance(node, ast.Constant) and node.value == name)
-        for node in nodes
+        for node in ast.walk(event.file.tree)
     )
 
 
