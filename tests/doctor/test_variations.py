@@ -287,53 +287,6 @@ VARIATIONS = [
         {"to_levels.amin(1)": "torch.softmax(-to_levels, 1).amin()"},
     ),
     Variation(
-        "the mean is of each sample",
-        "SS604",
-        "bad_mean_by_hand",
-        {"X.mean(dim=0)": "X.mean(dim=1, keepdim=True)"},
-    ),
-    Variation(
-        "the mean is of some samples",
-        "SS604",
-        "bad_mean_by_hand",
-        {"X.mean(dim=0)": "X[:30].mean(dim=0)"},
-    ),
-    Variation(
-        "the mean is of other data",
-        "SS604",
-        "bad_mean_by_hand",
-        {"X.mean(dim=0)": "torch.load('old.pt').mean(dim=0)"},
-    ),
-    Variation(
-        "the mean is of all features together",
-        "SS604",
-        "bad_mean_by_hand",
-        {"X.mean(dim=0)": "X.mean()"},
-    ),
-    Variation(
-        "centered data is not split",
-        "SS604",
-        "bad_mean_by_hand",
-        {"X = (X - mean) / std": "print((X - mean) / std)"},
-    ),
-    Variation(
-        "the least of each feature is subtracted in place",
-        "SS604",
-        "bad_mean_by_hand",
-        {"X = (X - mean) / std": "X -= X.amin(0)"},
-        findings=1,
-    ),
-    Variation(
-        "parts of a split are centered by the mean of all",
-        "SS604",
-        "bad_mean_by_hand",
-        {
-            "X = (X - mean) / std": "a, b = random_split(X, [30, 10])",
-            "train_set, val_set = random_split(TensorDataset(X, y), [30, 10])": "print(b - mean)",
-        },
-        findings=1,
-    ),
-    Variation(
         "samples for evaluation are transformed only",
         "SS604",
         "bad_scaler_fitted_again",

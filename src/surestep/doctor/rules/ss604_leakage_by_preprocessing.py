@@ -2,8 +2,9 @@
 
 A scaler, an imputer, a PCA or a selection of features that is fitted on all samples, before the
 split or after it, has seen those for evaluation: their mean, their range, and with a selection of
-features or oversampling even their labels or copies of them. The same goes for a mean of each
-feature that is subtracted by hand. Nothing fails: the evaluation is better than the model is.
+features or oversampling even their labels or copies of them. The same goes for features that are
+standardized by hand, as in `(X - X.mean(0)) / X.std(0)`. Nothing fails: the evaluation is better
+than the model is.
 
 A scaler that is fitted on the samples for evaluation again transforms them differently from those
 for training.
@@ -20,7 +21,6 @@ import re
 from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem
-from surestep.doctor.source.centering import find_centerings
 from surestep.doctor.source.preprocessing import FITS, find_learner, learns
 from surestep.doctor.source.splits import (
     Split,
@@ -30,6 +30,7 @@ from surestep.doctor.source.splits import (
     is_training_name,
     is_training_part,
 )
+from surestep.doctor.source.standardizations import find_standardizations
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.training import describe, is_same
 from surestep.doctor.source.values import Call, Instance, Item, Value, last_name, walk
@@ -48,7 +49,7 @@ def check(program: Program) -> Iterator[Problem]:
     for trace in program.traces:
         splits = find_splits(trace)
         if splits:
-            yield from _check_centerings(trace, splits)
+            yield from _check_standardizations(trace, splits)
             yield from _check_refits(trace, splits)
             fits = [event for event in trace.events if _is_fit(event)]
             for fit in fits:
@@ -62,16 +63,16 @@ def check(program: Program) -> Iterator[Problem]:
                     yield _report(fit, split, "splits them for an evaluation")
 
 
-def _check_centerings(trace: Trace, splits: list[Split]) -> Iterator[Problem]:
+def _check_standardizations(trace: Trace, splits: list[Split]) -> Iterator[Problem]:
     reported: set[Value] = set()
-    for found in find_centerings(trace):
-        text = ast.unparse(found.source.node) if found.source.node else ""
-        if found.statistic in reported or is_training_part(found.source, text):
+    for found in find_standardizations(trace):
+        if found.statistic in reported or is_training_part(found.source, found.text):
             continue
         for split in splits:
             is_later = trace.index(split.event) >= trace.index(found.event)
             if is_later and _has_same_samples(found.samples, found.source):
-                leaks = any(_holds(data, found.value, text, split, trace) for data in split.data)
+                given = (found.value, found.text, split, trace)
+                leaks = any(_holds(data, *given) for data in split.data)
             else:
                 leaks = _is_part_of(found.samples, split) and any(
                     _has_same_samples(data, found.source) for data in split.data
@@ -82,8 +83,8 @@ def _check_centerings(trace: Trace, splits: list[Split]) -> Iterator[Problem]:
                 yield Problem(
                     found.value.node or found.event.node,
                     found.value.file or found.event.file,
-                    f"`{describe(found.statistic)}` is of all samples, and line {line} splits "
-                    "them for an evaluation.",
+                    f"`{describe(found.statistic)}` is computed from all samples, also from those "
+                    f"that line {line} keeps for an evaluation.",
                     {"split_line": line},
                 )
                 break
@@ -482,10 +483,9 @@ def bad_mean_by_hand():
     import torch
     from torch.utils.data import TensorDataset, random_split
 
-    X, y = torch.randn(40, 3), torch.randint(2, (40,))
-    mean, std = X.mean(dim=0), X.std(dim=0)
-    X = (X - mean) / std
-    train_set, val_set = random_split(TensorDataset(X, y), [30, 10])
+    X = torch.randn(40, 3)
+    X = (X - X.mean(dim=0)) / X.std(dim=0)
+    train_set, val_set = random_split(TensorDataset(X), [30, 10])
 
 
 def bad_scaler_fitted_again():
