@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from surestep.doctor.rules import ss405_shapes_broadcast
 from surestep.doctor.source.dimensions import count_samples, shape_of
 from surestep.doctor.source.files import Project, parse_source
 from surestep.doctor.source.interpreter import follow
+from surestep.doctor.source.operators import find_operations
 from surestep.doctor.source.values import Constant, Operation
 
 HEADER = """
@@ -91,4 +91,4 @@ def test_operations_that_share_their_operands_are_found_once():
     value = Constant(1.0)
     for _ in range(16):
         value = Operation("+", (value, value))
-    assert len(list(ss405_shapes_broadcast._operations_in(value))) == 16
+    assert len(list(find_operations(value))) == 16
