@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import ref
 
@@ -37,8 +37,13 @@ if TYPE_CHECKING:
 SEVERITY = "error"
 FIX = "Call optimizer.zero_grad() once for each step, before backward() or after step()."
 _MOST = 100  # optimizers with the mistake
+_FEWEST = 3  # steps with the mistake
 WATCH_SKIPS = ("bad_lightning_module", "bad_ignite_step", "good_zeroed_in_a_hook")  # need a library
 _ZEROES = re.compile("zero_grad")
+_ZEROES_BY_HAND = re.compile(  # beside `p.grad = None` and `p.grad.zero_()`, which are followed
+    r"\.grad\b[\w.()]*\.((zero|fill|copy|set)_\(|mul_\(0)|\.grad\.data\s*=[^=]|\.grad\b[\w.]*\[.*\]\s*=[^=]"
+    r"|del .*\.grad\b|setattr\(.*grad|_foreach_zero_|lambda.*zero_grad"
+)
 _ENGINES = ("ignite.engine.Engine", "ignite.engine.engine.Engine")
 
 
@@ -60,6 +65,8 @@ def check(program: Program) -> Iterator[Problem]:
                 continue
             if any(_is_given_away(event, step) for event in events):
                 continue
+            if program.contains(_ZEROES_BY_HAND):
+                return
             yield at_event(
                 step.event,
                 f"`{describe(step.event.value)}` uses the gradients of all batches so far: nothing "
@@ -126,6 +133,7 @@ class _Seen:
         is_called: whether a call zeroed them since its last step.
         mistakes: steps with gradients of batches that were used already.
         most: batches whose gradients such a step used.
+        looks: whether the gradients were 0 although nothing is known to have zeroed them.
     """
 
     optimizer: ref[Optimizer]
@@ -138,9 +146,22 @@ class _Seen:
     most: int = 0
     first: int = 0
     location: Location = NOWHERE
+    looks: list[bool] = field(default_factory=list)
 
     def zero(self, backwards: int) -> None:
         self.zeroed_at, self.stepped_at = backwards, -1
+
+    def is_zero(self) -> bool:
+        """Return whether the gradients are 0: `p.grad.data.zero_()` leaves their versions.
+
+        It waits for a device, so what the first looks showed is taken to hold for the rest.
+        """
+        if len(self.looks) < _FEWEST:
+            parameters = (probe() for probe in self.parameters)
+            gradients = [p.grad for p in parameters if p is not None and p.grad is not None]
+            is_plain = all(type(g) is type(g.data) and not g.is_sparse for g in gradients)
+            self.looks.append(is_plain and not any(bool(g.any()) for g in gradients))
+        return self.looks[-1]
 
 
 class Watch(Watcher):
@@ -165,7 +186,9 @@ class Watch(Watcher):
     def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         for seen in self._seen.values():
             is_unknown = seen.versions is None
-            if seen.stepped_at >= 0 and (is_unknown or _versions(seen.parameters) != seen.versions):
+            if seen.stepped_at >= 0 and (
+                is_unknown or _versions(seen.parameters) != seen.versions or seen.is_zero()
+            ):
                 seen.zero(run.backwards - 1)  # the script may have changed them by hand
 
     def after_backward(self, run: Run, losses: Sequence[Tensor]) -> None:
@@ -197,11 +220,12 @@ class Watch(Watcher):
 
     def observe(self, run: Run) -> Iterator[Observation]:
         for seen in self._mistaken:
-            if seen.mistakes >= 3:
+            if seen.mistakes >= _FEWEST:
+                batches = f"{seen.most} batch{'es' * (seen.most > 1)}"
                 yield Observation(
                     seen.location,
-                    f"Gradients grew from {seen.most} batches: {seen.mistakes} steps used gradients"
-                    " that an earlier step had used already.",
+                    f"Gradients grew from {batches}: {seen.mistakes} steps used gradients that an "
+                    "earlier step had used already.",
                     seen.first,
                     {"batches": seen.most, "steps": seen.mistakes},
                 )

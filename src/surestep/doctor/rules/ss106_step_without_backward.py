@@ -179,6 +179,9 @@ class Watch(WindowWatcher):
     def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
         forwards, self._forwards = self._forwards, 0
         lost = _find_lost(window)
+        other_steps = run.step - window.began_at - 1
+        if other_steps >= len(lost):  # one line may compute the gradients of several optimizers
+            lost = []
         kinds = {event.kind for event in window.events}
         if lost:
             tally.add(run, lost[0].location, len(lost))
@@ -189,8 +192,8 @@ class Watch(WindowWatcher):
     def describe(self, tally: Tally) -> str:
         if tally.most:
             return (
-                f"The gradients of up to {tally.most} batches were zeroed before a step used them, "
-                f"in {tally.mistakes} of {tally.steps} steps."
+                f"In {tally.mistakes} of {tally.steps} steps, the gradients of {tally.most} "
+                f"batch{'es' * (tally.most > 1)} were zeroed before a step used them."
             )
         return (
             f"{tally.mistakes} of {tally.steps} steps had no gradient: backward() was not called."
@@ -436,3 +439,17 @@ def good_test_of_backward() -> None:
             optimizer.zero_grad()
             model(torch.randn(8, 4)).pow(2).mean().backward()
             assert model.bias.is_leaf
+
+
+def good_alternating_optimizers() -> None:
+    import torch
+    from torch import nn
+
+    first, second = nn.Linear(4, 8), nn.Linear(8, 1)
+    optimizers = [torch.optim.Adam(part.parameters(), lr=1e-2) for part in (first, second)]
+    for step in range(20):
+        x, optimizer = torch.randn(16, 4), optimizers[step % 2]
+        optimizer.zero_grad()
+        loss = (second(first(x).tanh()) - x.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        optimizer.step()

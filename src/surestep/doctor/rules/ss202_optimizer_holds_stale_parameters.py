@@ -34,7 +34,7 @@ from surestep.doctor.source.training import (
     is_same,
     strip,
 )
-from surestep.doctor.source.values import Call, Instance, Value
+from surestep.doctor.source.values import Call, Instance, Value, walk
 from surestep.doctor.watcher import Observation, Run, Watcher
 
 if TYPE_CHECKING:
@@ -56,11 +56,11 @@ def check(program: Program) -> Iterator[Problem]:
         for step in (action for action in actions if action.kind == "step"):
             if not is_made_by(step.target, "torch.optim."):
                 continue
-            yield from _find_other_model(actions, step)
+            yield from _find_other_model(trace, actions, step)
             yield from _find_replaced_layers(trace, step)
 
 
-def _find_other_model(actions: list[Action], step: Action) -> Iterator[Problem]:
+def _find_other_model(trace: Trace, actions: list[Action], step: Action) -> Iterator[Problem]:
     """Find a step whose loss comes from models that the optimizer does not hold."""
     held = models_of(step.target)
     used: list[Value] = []
@@ -77,11 +77,23 @@ def _find_other_model(actions: list[Action], step: Action) -> Iterator[Problem]:
         return
     if any(is_same(a, b) or contains(a, b) or contains(b, a) for a in held for b in used):
         return
+    if any(_puts_into(event, a, b) for event in trace.events for a in held for b in used):
+        return
     yield at_event(
         step.event,
         f"The optimizer holds the parameters of a model that is not in the loss: "
         f"`{describe(used[0])}` was created again.",
     )
+
+
+def _puts_into(event: Event, layer: Value, model: Value) -> bool:
+    """Return whether a model gets a layer, as by `model[2] = layer` or `model.append(layer)`."""
+    call = event.call
+    owner = event.base if call is None else call.receiver
+    given = [event.value] if call is None else [*call.args, *call.keywords.values()]
+    if owner is None or not is_same(owner, model):
+        return False
+    return any(part is strip(layer) for value in given for part in walk(value))
 
 
 def _is_new(value: Value | None) -> bool:
@@ -332,4 +344,33 @@ def good_one_optimizer_for_a_part():
     for _ in range(3):
         optimizer.zero_grad()
         model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def good_head_in_a_sequential() -> None:
+    import torch
+    from torch import nn
+
+    body = nn.Sequential(nn.Linear(8, 16), nn.ReLU()).requires_grad_(False)
+    model = nn.Sequential(body, nn.Linear(16, 4))
+    head = nn.Linear(16, 2)
+    model[1] = head
+    optimizer = torch.optim.Adam(head.parameters(), lr=1e-2)
+    for _ in range(5):
+        x = torch.randn(64, 8)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), (x[:, 0] > 0).long()).backward()
+        optimizer.step()
+
+
+def good_appended_head() -> None:
+    import torch
+    from torch import nn
+
+    model, head = nn.Sequential(nn.Linear(8, 16), nn.ReLU()), nn.Linear(16, 1)
+    model.append(head)
+    optimizer = torch.optim.SGD(head.parameters(), lr=1e-2)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(16, 8)).square().mean().backward()
         optimizer.step()
