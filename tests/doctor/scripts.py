@@ -1,6 +1,10 @@
 """Scripts with and without a mistake."""
 
-from surestep.doctor.rule import read_example
+from pathlib import Path
+
+from surestep.doctor.check import check_file
+from surestep.doctor.rule import load_rules, read_example
+from surestep.doctor.source.files import Project, parse_source
 
 GOOD = """\
 import torch
@@ -14,6 +18,12 @@ for _ in range(10):
     optimizer.step()
 """
 BAD = GOOD.replace("    optimizer.zero_grad()\n", "")  # SS101 in line 8, columns 5 to 20
+
+
+def check_text(text, code):
+    """Return what a rule finds in a script."""
+    rules = [rule for rule in load_rules() if rule.code == code]
+    return check_file(parse_source(Path("script.py"), text.encode()), rules, Project())
 
 
 def notebook(*cells):

@@ -4,13 +4,11 @@ Each of the changes is one thing that distinguishes a correct script from one wi
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-from surestep.doctor.check import check_file
 from surestep.doctor.rule import load_rules, read_example
-from surestep.doctor.source.files import Project, parse_source
+from tests.doctor.scripts import check_text
 
 RULES = {rule.code: rule for rule in load_rules()}
 
@@ -351,6 +349,4 @@ VARIATIONS = [
 
 @pytest.mark.parametrize("variation", VARIATIONS, ids=lambda variation: variation.title)
 def test_changed_example_is_reported(variation):
-    file = parse_source(Path("script.py"), variation.write().encode())
-    found = check_file(file, [RULES[variation.code]], Project())
-    assert len(found) == variation.findings
+    assert len(check_text(variation.write(), variation.code)) == variation.findings

@@ -1,13 +1,15 @@
 """Gradients that a script changes itself: some ways zero them, and others do not (SS101)."""
 
 import runpy
+from weakref import ref
 
 import pytest
+import torch
 
-from surestep.doctor.check import check_file
 from surestep.doctor.rule import load_rules
-from surestep.doctor.source.files import Project, parse_source
+from surestep.doctor.rules.ss101_missing_zero_grad import _Seen
 from surestep.doctor.watch.watch import Watch
+from tests.doctor.scripts import check_text
 
 SCRIPT = """
 import torch
@@ -39,7 +41,7 @@ KEEPS = ["p.grad.norm(dim=0)", "print(p.grad == 0)", "p.grad.data.clamp_(-1, 1)"
 
 
 def check(file):
-    return check_file(parse_source(file, file.read_bytes()), RULES, Project())
+    return check_text(file.read_text(), "SS101")
 
 
 def watch(file):
@@ -64,3 +66,17 @@ def test_gradients_that_are_kept_are_reported(tmp_path, find, line):
     file = tmp_path / "script.py"
     file.write_text(SCRIPT.replace("LINE", line))
     assert [finding.rule for finding in find(file)] == ["SS101"]
+
+
+class Unreadable(torch.Tensor):
+    """A gradient whose values cannot be read by one process alone, as of a sharded parameter."""
+
+    def any(self):
+        raise AssertionError("the values were read")
+
+
+def test_values_of_sharded_gradients_are_not_read():
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.zeros(3).as_subclass(Unreadable)
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    assert not _Seen(ref(optimizer), [ref(parameter)]).is_zero()

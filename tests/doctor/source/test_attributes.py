@@ -1,12 +1,8 @@
 """Schedules in attributes, which other code may step."""
 
-from pathlib import Path
-
 import pytest
 
-from surestep.doctor.check import check_file
-from surestep.doctor.rule import load_rules
-from surestep.doctor.source.files import Project, parse_source
+from tests.doctor.scripts import check_text
 
 SCRIPT = """
 import torch
@@ -67,9 +63,7 @@ MAY_BE_STEPPED = {
 
 def check(old, new):
     assert old in SCRIPT
-    rules = [rule for rule in load_rules() if rule.code == "SS305"]
-    text = SCRIPT.replace(old, new, 1) if old else SCRIPT
-    return check_file(parse_source(Path("script.py"), text.encode()), rules, Project())
+    return check_text(SCRIPT.replace(old, new, 1) if old else SCRIPT, "SS305")
 
 
 @pytest.mark.parametrize("change", NEVER_STEPPED.values(), ids=NEVER_STEPPED)

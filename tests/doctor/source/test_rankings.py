@@ -1,12 +1,8 @@
 """Losses of all pairs of outputs and targets: those that rank the pairs of a row are meant."""
 
-from pathlib import Path
-
 import pytest
 
-from surestep.doctor.check import check_file
-from surestep.doctor.rule import load_rules
-from surestep.doctor.source.files import Project, parse_source
+from tests.doctor.scripts import check_text
 
 SCRIPT = """
 import torch
@@ -44,9 +40,7 @@ RANKINGS = [
 
 
 def check(lines):
-    text = SCRIPT.replace("LINES", lines)
-    rules = [rule for rule in load_rules() if rule.code == "SS405"]
-    return check_file(parse_source(Path("script.py"), text.encode()), rules, Project())
+    return check_text(SCRIPT.replace("LINES", lines), "SS405")
 
 
 @pytest.mark.parametrize("lines", MISTAKES)

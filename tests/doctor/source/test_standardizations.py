@@ -1,12 +1,8 @@
 """Features that are standardized by hand before the samples are split."""
 
-from pathlib import Path
-
 import pytest
 
-from surestep.doctor.check import check_file
-from surestep.doctor.rule import load_rules
-from surestep.doctor.source.files import Project, parse_source
+from tests.doctor.scripts import check_text
 
 SCRIPT = """
 import numpy as np
@@ -65,10 +61,7 @@ CORRECT = {
 
 
 def check(lines):
-    rules = [rule for rule in load_rules() if rule.code == "SS604"]
-    return check_file(
-        parse_source(Path("script.py"), f"{SCRIPT}{lines}\n".encode()), rules, Project()
-    )
+    return check_text(f"{SCRIPT}{lines}\n", "SS604")
 
 
 @pytest.mark.parametrize("lines", LEAKS.values(), ids=LEAKS)

@@ -94,30 +94,25 @@ def test_loss_after_the_step_of_another_optimizer_is_reported():
     assert report(train) == [3]
 
 
-def test_loss_is_reported_if_its_gradients_are_returned():
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def train():
-        for _ in range(3):
-            loss = (model(X) - Y).square().mean()
-            gradients = torch.autograd.grad(loss, list(model.parameters()))
-            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                parameter.grad = gradient
-            optimizer.step()
-
-    assert report(train) == [3]
+def set_gradients(loss, parameters):
+    gradients = torch.autograd.grad(loss, parameters)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
 
 
-def test_backward_pass_from_an_edge_of_the_graph_is_seen():
+def start_at_edge(loss, parameters):
+    torch.autograd.backward([torch.autograd.graph.get_gradient_edge(loss)])
+
+
+@pytest.mark.parametrize("differentiate", [set_gradients, start_at_edge])
+def test_loss_is_reported_if_it_has_no_backward_call(differentiate):
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def train():
         for _ in range(3):
             optimizer.zero_grad()
-            loss = (model(X) - Y).square().mean()
-            torch.autograd.backward([torch.autograd.graph.get_gradient_edge(loss)])
+            differentiate((model(X) - Y).square().mean(), list(model.parameters()))
             optimizer.step()
 
     assert report(train) == [3]

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import ref
 
+from surestep.base.text import format_count
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import (
@@ -157,9 +158,11 @@ class _Seen:
         It waits for a device, so what the first looks showed is taken to hold for the rest.
         """
         if len(self.looks) < _FEWEST:
+            import torch
+
             parameters = (probe() for probe in self.parameters)
             gradients = [p.grad for p in parameters if p is not None and p.grad is not None]
-            is_plain = all(type(g) is type(g.data) and not g.is_sparse for g in gradients)
+            is_plain = all(type(g) is torch.Tensor and not g.is_sparse for g in gradients)
             self.looks.append(is_plain and not any(bool(g.any()) for g in gradients))
         return self.looks[-1]
 
@@ -221,7 +224,7 @@ class Watch(Watcher):
     def observe(self, run: Run) -> Iterator[Observation]:
         for seen in self._mistaken:
             if seen.mistakes >= _FEWEST:
-                batches = f"{seen.most} batch{'es' * (seen.most > 1)}"
+                batches = format_count(seen.most, "batch", "batches")
                 yield Observation(
                     seen.location,
                     f"Gradients grew from {batches}: {seen.mistakes} steps used gradients that an "

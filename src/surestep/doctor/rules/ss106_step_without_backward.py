@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from surestep.base.text import format_count
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.values import read_part
 from surestep.doctor.runtime.windows import Tally, Window, WindowWatcher, has_gradient
@@ -192,8 +193,9 @@ class Watch(WindowWatcher):
     def describe(self, tally: Tally) -> str:
         if tally.most:
             return (
-                f"In {tally.mistakes} of {tally.steps} steps, the gradients of {tally.most} "
-                f"batch{'es' * (tally.most > 1)} were zeroed before a step used them."
+                f"In {tally.mistakes} of {tally.steps} steps, the gradients of "
+                f"{format_count(tally.most, 'batch', 'batches')} were zeroed before a step used "
+                "them."
             )
         return (
             f"{tally.mistakes} of {tally.steps} steps had no gradient: backward() was not called."

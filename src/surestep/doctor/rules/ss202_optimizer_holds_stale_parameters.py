@@ -93,7 +93,8 @@ def _puts_into(event: Event, layer: Value, model: Value) -> bool:
     given = [event.value] if call is None else [*call.args, *call.keywords.values()]
     if owner is None or not is_same(owner, model):
         return False
-    return any(part is strip(layer) for value in given for part in walk(value))
+    layer = strip(layer) or layer
+    return any(part is layer for value in given for part in walk(value))
 
 
 def _is_new(value: Value | None) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.schedules import ScheduleWatcher
-from surestep.doctor.source.attributes import is_attribute_used
+from surestep.doctor.source.attributes import find_reads, is_attribute_used
 from surestep.doctor.source.order import Order
 from surestep.doctor.source.schedules import TORCH, creations
 from surestep.doctor.source.trace import Event, Program
@@ -68,21 +68,11 @@ def check(program: Program) -> Iterator[Problem]:
 
 def _is_used(event: Event, name: str) -> bool:
     """Return whether a name is used in its file for more than to read from it."""
-    tree = event.file.tree
-    reads = {
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and node.attr in _READS
-    }
-    ignored = {
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Attribute)
-    }
-    reads |= {node.value for node in ignored if isinstance(node, ast.Attribute)}
+    nodes = list(ast.walk(event.file.tree))
+    reads = find_reads(nodes, _READS)
     names = {
         node
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
     }
     return bool(names - reads) or _is_exported(event, name)

@@ -31,7 +31,7 @@ from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe_source
 from surestep.doctor.source.values import Call as CallValue
 from surestep.doctor.source.values import Collection, Constant, Item, Operation, Value, walk
-from surestep.doctor.watcher import Call, Observation, Run, Watcher
+from surestep.doctor.watcher import Call, Location, Observation, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -161,24 +161,24 @@ class Watch(Watcher):
     def on_call(self, run: Run, call: Call) -> None:
         if call.name != "sub":
             if _is_table(call["input"], call["target"]):
-                reason = _describe_shapes(call.name, call["input"], call["target"])
-                self._all.add(run, reason)
-                self._in_losses.add(run, reason)
+                seen = _describe(run, call.name, call["input"], call["target"])
+                self._all.add_seen(*seen)
+                self._in_losses.add_seen(*seen)
             return
         left, right = call["input"], call["other"]
         for prediction, target in ((left, right), (right, left)):
             node = getattr(call.result, "grad_fn", None)
             if node and _is_output_and_target(prediction, target) and _is_table(prediction, target):
-                reason = _describe_shapes("A difference", prediction, target)
-                node.metadata[_DIFFERENCE] = run.locate(), run.step + 1, reason
-                self._all.add_seen(*node.metadata[_DIFFERENCE])
+                seen = _describe(run, "A difference", prediction, target)
+                node.metadata[_DIFFERENCE] = seen
+                self._all.add_seen(*seen)
                 self._last_step = run.step
 
     def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         """Count the differences in a loss, unless the values of each row are ranked."""
         if run.step - self._last_step < _MOST_STEPS:
-            for location, step, reason in take_marks(losses, _DIFFERENCE, behind=_RANKING):
-                self._in_losses.add_seen(location, step, reason)
+            for seen in take_marks(losses, _DIFFERENCE, behind=_RANKING):
+                self._in_losses.add_seen(*seen)
 
     def observe(self, run: Run) -> Iterator[Observation]:
         tally = self._in_losses if run.backwards else self._all  # of torch.autograd.grad
@@ -192,9 +192,11 @@ class Watch(Watcher):
                 )
 
 
-def _describe_shapes(name: str, prediction: Tensor, target: Tensor) -> str:
+def _describe(run: Run, name: str, prediction: Tensor, target: Tensor) -> tuple[Location, int, str]:
+    """Return where, since which step, and what is wrong."""
     shapes = f"{tuple(prediction.shape)} and {tuple(target.shape)}"
-    return f"{name} of shapes {shapes} compared each prediction with all targets"
+    reason = f"{name} of shapes {shapes} compared each prediction with all targets"
+    return run.locate(), run.step + 1, reason
 
 
 def _is_output_and_target(prediction: Any, target: Any) -> bool:

@@ -50,9 +50,9 @@ def check(program: Program) -> Iterator[Problem]:
         splits = find_splits(trace)
         if splits:
             yield from _check_standardizations(trace, splits)
-            yield from _check_refits(trace, splits)
-            fits = [event for event in trace.events if _is_fit(event)]
-            for fit in fits:
+            fits = [event for event in trace.events if event.call and learns(event.call)]
+            yield from _check_refits(trace, splits, fits)
+            for fit in filter(_is_of_all, fits):
                 later = [s for s in splits if trace.index(s.event) > trace.index(fit)]
                 split = next((s for s in later if _leaks(fit, s, trace)), None)
                 if split is not None:
@@ -90,9 +90,8 @@ def _check_standardizations(trace: Trace, splits: list[Split]) -> Iterator[Probl
                 break
 
 
-def _check_refits(trace: Trace, splits: list[Split]) -> Iterator[Problem]:
+def _check_refits(trace: Trace, splits: list[Split], fits: list[Event]) -> Iterator[Problem]:
     """Find what learned from a part for training, and learns from one for evaluation again."""
-    fits = [event for event in trace.events if event.call is not None and learns(event.call)]
     for fit in fits:
         call = fit.call
         if call is None or call.name not in FITS or not _is_learned_from(trace, call):
@@ -131,14 +130,10 @@ def _report(fit: Event, split: Split, what: str) -> Problem:
     return Problem(fit.node, fit.file, message, {"split_line": line})
 
 
-def _is_fit(event: Event) -> bool:
+def _is_of_all(fit: Event) -> bool:
     """Return whether a call learns from data that is not only the part for training."""
-    call = event.call
-    return (
-        call is not None
-        and learns(call)
-        and not is_training_part(call.args[0], argument_text(call))
-    )
+    call = fit.call
+    return call is not None and not is_training_part(call.args[0], argument_text(call))
 
 
 def _leaks(fit: Event, split: Split, trace: Trace) -> bool:

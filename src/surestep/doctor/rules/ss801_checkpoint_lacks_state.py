@@ -140,9 +140,9 @@ def _gets(event: Event, value: Value) -> bool:
         return False
     given = (*call.args, *call.keywords.values())
     # A call that saves the state of an object cannot restore it; some write into a state.
-    stop_at = "" if _MAY_RESTORE.search(call.name) else ".state_dict"
-    parts = (part for argument in given for part in walk(argument, stop_at=stop_at))
-    return any(part is value for part in parts)
+    may_restore = _MAY_RESTORE.search(call.name)
+    stop_at = None if may_restore else lambda part: getattr(part, "path", "") == ".state_dict"
+    return any(part is value for entry in given for part in walk(entry, stop_at=stop_at))
 
 
 @dataclass(eq=False)

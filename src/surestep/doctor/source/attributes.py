@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from surestep.doctor.source.trace import Event, Program
-from surestep.doctor.source.values import Attribute, Call, Class, Collection, Instance, Value
+from surestep.doctor.source.values import Attribute, Call, Class, Instance, Value, walk
 
 _DYNAMIC = frozenset(  # ways to an attribute without its name
     "globals locals vars getattr setattr attrgetter methodcaller eval exec __dict__ "
@@ -60,14 +60,7 @@ def _is_empty(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 def _is_mentioned(name: str, program: Program, reads: frozenset[str]) -> bool:
     """Return whether an attribute of this name is used, or any attribute in a dynamic way."""
     nodes = [node for file in program.files for node in ast.walk(file.tree)]
-    ignored = {
-        node.value
-        for node in nodes
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in reads
-    }
-    for node in nodes:
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Attribute):
-            ignored.add(node.value.value)  # `self.scheduler.step` without a call
+    ignored = find_reads(nodes, reads)
     for node in nodes:
         if isinstance(node, ast.Attribute):
             is_load = isinstance(node.ctx, ast.Load) and node not in ignored
@@ -78,15 +71,35 @@ def _is_mentioned(name: str, program: Program, reads: frozenset[str]) -> bool:
     return False
 
 
+def find_reads(nodes: Iterable[ast.AST], reads: frozenset[str]) -> set[ast.expr]:
+    """Return the expressions that are only read from, by the names of attributes in `reads`."""
+    found: set[ast.expr] = set()
+    for node in nodes:
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Load)
+            and node.attr in reads
+        ):
+            found.add(node.value)
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Attribute):
+            found.add(node.value.value)  # `scheduler.step` without a call
+    return found
+
+
 def _is_given_away(stored: Event, cls: Class, program: Program, reads: frozenset[str]) -> bool:
     """Return whether something else gets the value of an attribute, or the object that has it."""
+
+    def is_read(part: Value) -> bool:
+        # What is read from an object is not the object.
+        return isinstance(part, Attribute) or (isinstance(part, Call) and part.name in reads)
+
     for trace in program.traces:
         for event in trace.events:
             call = event.call
             given = (event.value,) if call is None else (*call.args, *call.keywords.values())
             is_assigned = event.kind != "store" or event.target is not stored.target
             for value in given:
-                parts = list(_traverse(value, reads))
+                parts = list(walk(value, _MOST_PARTS, stop_at=is_read))
                 if is_assigned and any(part is stored.value for part in parts):
                     return True
                 if call is not None and any(
@@ -96,19 +109,3 @@ def _is_given_away(stored: Event, cls: Class, program: Program, reads: frozenset
             if call is not None and call.receiver is stored.value and call.name not in reads:
                 return True
     return False
-
-
-def _traverse(value: Value, reads: frozenset[str]) -> Iterator[Value]:
-    """Yield a value and what it holds, but not through calls that only read."""
-    seen: set[Value] = set()
-    waiting = [value]
-    while waiting and len(seen) < _MOST_PARTS:
-        part = waiting.pop()
-        if part in seen or (isinstance(part, Call) and part.name in reads):
-            continue
-        seen.add(part)
-        yield part
-        if not isinstance(part, Instance | Attribute):  # what is read from an object is not it
-            waiting.extend(part.inputs)
-        if isinstance(part, Collection):
-            waiting.extend(part.elements)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from surestep.doctor.source.trace import Trace
 from surestep.doctor.source.training import find_actions, is_made_by, tensor_of
-from surestep.doctor.source.values import Call, Collection, Constant, Operation, Value
+from surestep.doctor.source.values import Call, Collection, Constant, Operation, Value, walk
 
 _MOST_PARTS = 500  # of a loss, or of what is ranked
 _RANKS = frozenset("softmax log_softmax softmin gumbel_softmax logsumexp cross_entropy".split())
@@ -25,27 +23,14 @@ def is_ranked(table: Value, trace: Trace) -> bool:
     something else ranks it.
     """
     losses = [action.target for action in find_actions(trace) if action.kind == "backward"]
-    contents = [list(_traverse(loss)) for loss in losses if loss is not None]
+    contents = [
+        list(walk(loss, _MOST_PARTS, stop_at=_is_end)) for loss in losses if loss is not None
+    ]
     contents = [parts for parts in contents if table in parts]
     calls = [part for parts in contents for part in parts]
     if not contents:
         calls = [event.call for event in trace.events if event.call is not None]
     return any(isinstance(call, Call) and _ranks(call, table) for call in calls)
-
-
-def _traverse(value: Value, *, without: frozenset[str] = _ENDS) -> Iterator[Value]:
-    """Yield a value and what it was made from, but not through some calls."""
-    seen: set[Value] = set()
-    waiting = [value]
-    while waiting and len(seen) < _MOST_PARTS:
-        part = waiting.pop()
-        if part in seen or (isinstance(part, Call) and part.name in without):
-            continue
-        seen.add(part)
-        yield part
-        waiting.extend(part.inputs)
-        if isinstance(part, Call) and part.result is not None:
-            waiting.append(part.result)
 
 
 def _ranks(call: Call, table: Value) -> bool:
@@ -58,7 +43,15 @@ def _ranks(call: Call, table: Value) -> bool:
             return False
     else:
         return False
-    return ranked is not None and table in _traverse(ranked, without=_ENDS | _RESHAPES)
+    return ranked is not None and table in walk(ranked, _MOST_PARTS, stop_at=_is_end_or_reshape)
+
+
+def _is_end(value: Value) -> bool:
+    return isinstance(value, Call) and value.name in _ENDS
+
+
+def _is_end_or_reshape(value: Value) -> bool:
+    return isinstance(value, Call) and value.name in _ENDS | _RESHAPES
 
 
 def _has_dimension(call: Call) -> bool:

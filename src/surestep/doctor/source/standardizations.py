@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from surestep.doctor.source.splits import argument_text
 from surestep.doctor.source.trace import Event, Trace
 from surestep.doctor.source.training import is_made_by, options_of, tensor_of
 from surestep.doctor.source.values import (
@@ -108,9 +109,7 @@ def _is_table(source: Value) -> bool:
 
 def _text_of(statistic: Call) -> str:
     """Return the expression of what a statistic is of, such as "X" in `X.mean(0)`."""
-    node = statistic.node
-    if not isinstance(node, ast.Call):
-        return ""
-    if statistic.is_method and isinstance(node.func, ast.Attribute):
-        return ast.unparse(node.func.value)
-    return ast.unparse(node.args[0]) if node.args else ""
+    function = statistic.node.func if isinstance(statistic.node, ast.Call) else None
+    if statistic.is_method and isinstance(function, ast.Attribute):
+        return ast.unparse(function.value)
+    return argument_text(statistic)

@@ -370,13 +370,15 @@ _MODULE_BASES = frozenset(
 )
 
 
-def walk(value: Value, limit: int = 1000, *, stop_at: str = "") -> Iterator[Value]:
+def walk(
+    value: Value, limit: int = 1000, *, stop_at: Callable[[Value], bool] | None = None
+) -> Iterator[Value]:
     """Yield a value and everything that it was made from, each once.
 
     Args:
         value: of the script.
         limit: how many values are yielded.
-        stop_at: the path of calls; what they were made from is left out.
+        stop_at: returns whether to leave out what a value was made from.
     """
     seen: set[int] = set()
     waiting = [value]
@@ -386,7 +388,7 @@ def walk(value: Value, limit: int = 1000, *, stop_at: str = "") -> Iterator[Valu
             continue
         seen.add(id(found))
         yield found
-        if isinstance(found, Call) and found.path == stop_at:
+        if stop_at is not None and stop_at(found):
             continue
         waiting.extend(found.inputs)
         if isinstance(found, Call) and found.result is not None:
