@@ -1,7 +1,6 @@
 """What the programs of this folder share: the comparison, and options as a plain loop has them."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import surestep
+from surestep.trainer.session import Session
 
+OPENED: list[Session] = []  # closed when the test ends
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6}  # of the largest value of a tensor
 
 
@@ -81,9 +82,16 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
-def train(task: surestep.Task, config: surestep.Config, run: Path | None = None) -> Any:
-    """Take all steps of a run, in memory if there is no folder; return the open session."""
-    session = surestep.prepare(task, config, run=run)
+def prepare(task: surestep.Task, config: surestep.Config, **more: Any) -> Session:
+    """Open a run that is closed when the test ends."""
+    session = surestep.prepare(task, config, **more)
+    OPENED.append(session)
+    return session
+
+
+def train(task: surestep.Task, config: surestep.Config, **more: Any) -> Session:
+    """Open a run and take all its steps."""
+    session = prepare(task, config, **more)
     for _ in session.steps():
         pass
     return session
