@@ -1,4 +1,4 @@
-"""Each program runs in a folder of its own, and the sessions that it opened are closed."""
+"""Each program runs in its own folder, and the sessions that it opened are closed."""
 
 import pytest
 
