@@ -118,7 +118,7 @@ def computed_us(samples: int) -> dict[str, float]:
 
     def stream() -> object:
         layout = BatchLayout(samples, size, size)
-        reader = StreamReader(OneByOne(samples), seed=0)
+        reader = StreamReader(OneByOne(samples), 0, "train")
         read = StreamLoader(reader, layout, part="train", collate=None, options=options)
         return list(read.batches(0, 0))
 

@@ -1,11 +1,16 @@
+import ast
 import os
 import random
+from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import surestep
 from surestep.engine.rng import (
+    PURPOSES,
     ModelRNG,
     derive_seed,
     preserve_rng,
@@ -25,9 +30,76 @@ def test_seed_is_a_function_of_its_position():
 
 
 def test_seeds_have_63_bits_and_differ():
-    seeds = {derive_seed("load", 0, 0, position) for position in range(1000)}
+    seeds = {derive_seed("load", 0, 0, position, "train") for position in range(1000)}
     assert len(seeds) == 1000
     assert 0 <= min(seeds) <= max(seeds) < 2**63
+
+
+SOURCE = Path(surestep.__file__).parent
+USER_CODE = ("recipes", "testing", "doctor/rules")  # code as a user may write it
+SEEDERS = {"manual_seed", "seed_loading", "set_seed", "seeded"}
+
+
+def calls_of(names):
+    """Yield the calls of functions with these names in the package, with the file."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        file = path.relative_to(SOURCE).as_posix()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", None))
+                if name in names:
+                    yield file, node
+
+
+def test_each_derived_seed_has_a_purpose_of_the_table():
+    used = set()
+    for file, call in calls_of({"derive_seed", "seed_for"}):
+        if isinstance(call.args[0], ast.Name):  # within seed_for
+            assert (file, ast.unparse(call)) == (
+                "engine/rng.py",
+                "derive_seed(purpose, self.seed, *place)",
+            )
+            continue
+        purpose = ast.literal_eval(call.args[0])
+        place = [arg for arg in call.args[1:] if not isinstance(arg, ast.Starred)]
+        of_run = getattr(call.func, "attr", "") == "seed_for"  # which adds the seed
+        more = len(place) + of_run - len(PURPOSES[purpose])
+        is_manual = file == "engine/step/manual_step.py"  # which adds the number of the pass
+        assert more == is_manual, f"{file}: {ast.unparse(call)}"
+        used.add(purpose)
+    assert used == set(PURPOSES)
+
+
+def test_every_generator_is_seeded_with_a_derived_seed():
+    for file, call in calls_of(SEEDERS):
+        if file.startswith(USER_CODE) or file in ("engine/rng.py", "engine/own_generators.py"):
+            continue
+        shown = ast.unparse(call.args[0])
+        assert shown.startswith("derive_seed(") or shown in ("seed", "own"), f"{file}: {shown}"
+
+
+def seeds_of(purpose, values):
+    """Yield seeds of a purpose for all combinations of some values; the text is the last one."""
+    for place in product(values, repeat=len(PURPOSES[purpose])):
+        if PURPOSES[purpose][-1] in ("split", "dataset"):
+            place = (*place[:-1], f"{place[-1]} 0")  # a name may look like numbers
+        yield derive_seed(purpose, *place)
+
+
+def test_no_two_purposes_or_places_share_a_seed_with_each_other_or_with_plain_seeds():
+    seeds = [seed for purpose in PURPOSES for seed in seeds_of(purpose, (0, 1, 2, 17))]
+    for seed in seeds[::3]:
+        seeds += [derive_seed(name, seed) for name in ("numpy", "python", "worker", "generator")]
+    assert len(seeds) > 2000
+    # torch's generator on a CPU and numpy's use 32 bits of a seed.
+    used = [seed % 2**32 for seed in seeds]
+    assert len(set(used)) == len(used)
+    assert min(used) > 10_000
+
+
+def test_name_of_a_split_cannot_look_like_another_place():
+    places = [(1, 2, "3"), (1, 2, "3 4"), (1, 2, "2 3"), (12, 3, ""), (1, 23, "")]
+    assert len({derive_seed("evaluate", 0, *place) for place in places}) == len(places)
 
 
 @pytest.fixture
@@ -115,7 +187,7 @@ def test_model_draws_depend_on_step_and_position():
     randomness = ModelRNG(0, torch.device("cpu"))
 
     def at(*place):
-        randomness.seed_micro_batch(*place)
+        randomness.seed_for("model", *place)
         return float(torch.rand(()))
 
     assert at(3, 8) == at(3, 8)

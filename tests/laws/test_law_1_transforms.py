@@ -36,8 +36,8 @@ def flat_mlp() -> nn.Module:
 
 def seeded(step: int) -> None:
     seed = plain.seed_of(f"transform 0 {step}")
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
+    random.seed(plain.seed_of(f"python {seed}"))
+    np.random.seed(plain.seed_of(f"numpy {seed}") % 2**32)
     torch.manual_seed(seed)
 
 

@@ -154,11 +154,11 @@ def test_embeddings_and_norms_have_no_weight_decay(folder):
     check_usual(folder, GIVEN["tensors"], model=partial(tagger, torch.float32), data=tokens)
 
 
-def test_model_built_by_a_function_starts_as_after_manual_seed(folder):
+def test_model_built_by_a_function_starts_as_after_its_derived_seed(folder):
     def build() -> nn.Module:
         return nn.Linear(10, 3)
 
-    torch.manual_seed(5)
+    torch.manual_seed(surestep.derive_seed("build", 5))
     expected = build()
     torch.manual_seed(0)
     task = surestep.Task(build, nn.CrossEntropyLoss(), rows())

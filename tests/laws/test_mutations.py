@@ -309,7 +309,7 @@ MUTATIONS = [
             instead(weights, "order_generator", lambda *_: ONE_GENERATOR),
             lambda folder: check_order(folder, "weighted"),
         ),
-        ("dropout by history", by_history(rng.ModelRNG, "seed_micro_batch"), check_resume),
+        ("dropout by history", by_history(rng.ModelRNG, "seed_for"), check_resume),
         ("augmentation by history", unknown_data_by_history, check_resume),
         (
             "a callback's memory is not loaded",
@@ -338,7 +338,7 @@ MUTATIONS = [
         ),
         (
             "a step is taken again with dropout by history",
-            by_history(rng.ModelRNG, "seed_micro_batch"),
+            by_history(rng.ModelRNG, "seed_for"),
             check_replay,
         ),
         (
@@ -432,7 +432,7 @@ MUTATIONS = [
             after(build, "make_lr_factor", lambda at, *_: lambda n: at(n + 1)),
             lambda folder: check_rates(folder, "warm-up, cosine"),
         ),
-        ("dropout by history", by_history(rng.ModelRNG, "seed_micro_batch"), check_exact),
+        ("dropout by history", by_history(rng.ModelRNG, "seed_for"), check_exact),
     ),
     *of_law(
         4,
@@ -443,7 +443,7 @@ MUTATIONS = [
         ),
         (
             "dropout by history",
-            by_history(rng.ModelRNG, "seed_micro_batch"),
+            by_history(rng.ModelRNG, "seed_for"),
             lambda folder: check_callback(folder, "on_step", None),
         ),
         ("augmentation by history", by_history(sources, "seed_loading"), check_workers),

@@ -28,8 +28,8 @@ def trained(folder, epochs, **options):
 
 
 def test_balanced_weights_increase_the_recall_of_the_rare_class(tmp_path):
-    with_weights = trained(tmp_path / "with", 4)
-    without = trained(tmp_path / "without", 4, balanced=False)
+    with_weights = trained(tmp_path / "with", 6)
+    without = trained(tmp_path / "without", 6, balanced=False)
     assert with_weights["test/recall"] > without["test/recall"] + 0.05
     assert with_weights["test/balanced_accuracy"] > without["test/balanced_accuracy"] + 0.01
     assert with_weights["test/balanced_accuracy"] > 0.9

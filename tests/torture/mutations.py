@@ -27,7 +27,7 @@ def _augmentation_by_history() -> None:
 
 
 def _dropout_by_history() -> None:
-    _set("surestep.engine.rng", "ModelRNG.seed_micro_batch", _nothing)
+    _set("surestep.engine.rng", "ModelRNG.seed_for", _nothing)
 
 
 def _no_scaler() -> None:

@@ -338,6 +338,55 @@ def test_best_metric_restarts_if_the_monitor_changes(tmp_path, before, now):
     assert (run.best.step, run.best.metrics["val/score"]) == (9, pytest.approx(0.7))
 
 
+def other_set():
+    x, y = tiny.data(12, seed=5)
+    return x + 1, y
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [({"val": other_set()}, {}), ({}, {"limit_val_batches": 1})],
+    ids=["other samples", "fewer samples"],
+)
+def test_best_metric_restarts_if_it_is_measured_on_other_samples(tmp_path, capsys, parts, said):
+    more = {"epochs": 4, "validation": {"batch_size": 4}, **PLAIN}
+    allow = ("limit_val_batches",)
+    with prepare(tmp_path, {"val": tiny.data(12)}, **more) as session:
+        tiny.evaluate_twice(session)
+        assert session.state.best.best is not None
+    own = {"val": tiny.data(12)} | parts
+    for _ in range(2):  # a run that is killed immediately resumes the same way
+        with prepare(tmp_path, own, allow=allow, **more, **said) as session:
+            best = session.state.best
+            assert (best.best, best.best_step, best.latest, best.since_best) == (None, None, {}, 0)
+        allow = ()
+    assert "measured on other samples" in (text := capsys.readouterr().err) or "of other" in text
+    run = tiny.fit(tmp_path, own, **more, **said)
+    assert run.best.step > 6
+
+
+def test_best_metric_stays_if_a_set_that_is_not_monitored_changes(tmp_path, capsys):
+    more = {"epochs": 4, "validation": {"metric": "near/loss"}, **PLAIN}
+    with prepare(
+        tmp_path, {"val": {"near": tiny.data(12), "far": tiny.data(9)}}, **more
+    ) as session:
+        tiny.evaluate_twice(session)
+        best = session.state.best.best
+    with prepare(tmp_path, {"val": {"near": tiny.data(12), "far": other_set()}}, **more) as session:
+        assert session.state.best.best == best
+    assert "far: " in capsys.readouterr().err
+
+
+def test_run_with_the_seeds_of_an_older_version_says_that_numbers_differ(tmp_path, capsys):
+    unfinished(tmp_path, **PLAIN)
+    path = tmp_path / "config.json"
+    known = json.loads(path.read_text())
+    del known["seeds"], known["validation"]  # as older versions wrote it
+    path.write_text(json.dumps(known))
+    assert recorded(resume_run(tmp_path, **PLAIN)) == [("seeds", "not bitwise")]
+    assert "numpy and random draw other numbers than so far" in capsys.readouterr().err
+
+
 def built(*modules):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), *modules, nn.Linear(8, 3))

@@ -229,7 +229,7 @@ def _read_stream(data: Any, name: str, task: Task, plan: Plan, seconds: float) -
     shared = {"collate_fn": collate, **({} if _is_copied(stream) else {"stream": stream})}
     if OwnGenerators(*shared.items()).found:
         return None
-    reader = StreamReader(stream, plan.seed)
+    reader = StreamReader(stream, plan.seed, name)
     with preserve_rng(), closing(_read_pass(reader, collate or default_collate, name)) as batches:
         try:
             read = list(_limit(islice(chain(batches, [_END]), _ROWS), seconds))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from surestep.doctor.data_case import Split, spread_indices
+from surestep.engine.rng import derive_seed
 
 _NEAR = 0.01  # of the usual distance to a neighbor, below which two samples are near duplicates
 _NEIGHBOR = 11  # which neighbor, with the sample itself as the first
@@ -150,7 +151,7 @@ def _close_numbers(train: Tensor, other: Tensor) -> Tensor:
         return torch.full((len(other),), -1)
     train, other = (part[:, used] / spread[used] for part in (train, other))
     if train.shape[1] > _PROJECTED:
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(derive_seed("check", 0))
         onto = torch.randn(train.shape[1], _PROJECTED, generator=generator)
         train, other = train @ onto, other @ onto
     train, other = train.double(), other.double()
@@ -188,7 +189,7 @@ def _similar_tokens(train: Tensor, other: Tensor) -> Tensor:
 
 def _min_hashes(tokens: Tensor) -> Tensor:
     """Return the smallest hash of the windows of each row, for several hashes."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(derive_seed("check", 0))
     prime = 2**31 - 1
     factors = torch.randint(1, prime, (_HASHES, 2), generator=generator)
     windows = tokens.unfold(1, _WINDOW, 1)

@@ -1,25 +1,15 @@
 """Global generators and their seeds, which follow from the position in the run, not from draws.
 
-Four things are random. Before each of them, the generators are seeded from its position:
-
-- the order of an epoch: `derive_seed("order", seed, epoch)`
-- loading a sample: `derive_seed("load", seed, epoch, position)`
-- a transform of a global batch: `derive_seed("transform", seed, step)`
-- the model and the loss, such as dropout: `derive_seed("model", seed, step, first_position)`
-
-A manual step may iterate over a batch several times. Its seeds are
-`derive_seed("model", seed, step, first_position, pass_index)`, and those of `manual_step.randn`
-`derive_seed("noise", seed, step, pass_index, call)`.
-
-So no generator state is saved, evaluations and callbacks do not change the training, the number of
-workers does not matter, and any step can be repeated. Generators that the user's objects own are
-in `own_generators.py`.
+PURPOSES lists everything that is random. Before each of them, the generators are seeded from its
+purpose and its position. So no generator state is saved, evaluations and callbacks do not change
+the training, the number of workers does not matter, and any step can be repeated. Generators that
+the user's objects own are in `own_generators.py`.
 """
 
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import c_char
 from hashlib import blake2b
@@ -36,6 +26,38 @@ _WORDS = 4 * 624  # bytes of the words of an MT19937, before the index of the ne
 _SIZE = _WORDS + 4
 _PYTHON_LAYOUT = Struct("@i624I")  # the index of the next word, and the words
 _PYTHON: Any = getattr(random, "_inst", None)  # the generator of the functions of `random`
+
+
+SEEDS = 2  # the version of PURPOSES, in the record of a run
+PURPOSES: Mapping[str, tuple[str, ...]] = {
+    # before training
+    "recipe": ("seed",),  # the function of a recipe that returns the Task
+    "build": ("seed",),  # the function of Task(model=) that builds the model
+    "batches": ("seed",),  # batch_by_tokens: samples of one length
+    # which sample is at a position
+    "order": ("seed", "epoch"),
+    "mixture": ("seed", "pass", "dataset"),  # the order within one of several datasets
+    "sampler": ("seed", "epoch", "number"),  # 0: global draws of a custom one; 1: its batches
+    "buffer": ("seed", "epoch", "worker"),  # the shuffle buffer of a stream
+    # what a sample is
+    "load": ("seed", "epoch", "position", "split"),
+    "stream": ("seed", "epoch", "worker", "split"),  # the beginning of a pass over a stream
+    "inputs": ("seed", "epoch", "position", "split"),  # Task(inputs=), by micro-batch
+    "own batch": ("seed", "step", "position"),  # Task(inputs=), of a batch given to train_step()
+    "transform": ("seed", "step"),  # Task(batch_transform=)
+    # the model and the loss, by micro-batch
+    "model": ("seed", "step", "position"),  # and the pass of a manual step
+    "noise": ("seed", "step", "pass", "call"),  # manual_step.randn(), and the position
+    "evaluate": ("seed", "position", "pass", "split"),  # pass 0, or a pass of Monte-Carlo dropout
+    "statistics": ("seed", "position"),  # BatchNorm's, of averaged weights
+    "trial": ("seed", "number"),  # of the model, in a check
+    "check": ("number",),  # everything else of a check: no result depends on it
+    # the generators beside torch's, from torch's seed
+    "numpy": ("torch_seed",),
+    "python": ("torch_seed",),
+    "worker": ("torch_seed",),  # get_worker_info().seed
+    "generator": ("torch_seed",),  # the argument of a batch_transform
+}
 
 
 def derive_seed(*place: str | int) -> int:
@@ -64,6 +86,9 @@ def derive_seed(*place: str | int) -> int:
 def set_seed(seed: int, *, deterministic: bool = False) -> None:
     """Seed Python's, numpy's and torch's generators, on every device.
 
+    torch gets `seed`, and the others get seeds derived from it: from one seed, numpy and torch on a
+    CPU would draw the same integers.
+
     Args:
         seed: an integer from 0 to 2**63 - 1.
         deterministic: also use torch's deterministic algorithms, for cudnn and cuBLAS too; an
@@ -71,9 +96,8 @@ def set_seed(seed: int, *, deterministic: bool = False) -> None:
 
     Source: https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
-    random.seed(seed)
     clear_numpy_gauss_cache()  # np.random.seed forgets it for numpy's usual bit generator only
-    np.random.seed(seed % 2**32)
+    _seed_globals(seed)
     torch.manual_seed(seed)
     if deterministic:
         use_deterministic_algorithms()
@@ -255,8 +279,9 @@ class GlobalGenerators:
 
 
 def _seed_globals(seed: int) -> None:
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
+    """Seed numpy's and Python's; both are MT19937 like torch's, so each gets other bits."""
+    np.random.seed(derive_seed("numpy", seed) % 2**32)
+    random.seed(derive_seed("python", seed))
 
 
 def _python_memory() -> memoryview | None:
@@ -287,6 +312,16 @@ def _numpy_memory(bits: Any) -> memoryview | None:
     return memory if memory == expected else None
 
 
+def torch_generators(device: torch.device) -> list[Any]:
+    """Return torch's global generators that code on a device draws from, the CPU's first."""
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return [torch.default_generator, torch.cuda.default_generators[index]]
+    if device.type == "mps":
+        return [torch.default_generator, torch.mps]  # its generator is seeded by the module
+    return [torch.default_generator]
+
+
 class ModelRNG:
     """Seeds the generators that a model on `device` draws from.
 
@@ -301,19 +336,11 @@ class ModelRNG:
         self.training = training
         self._is_first = True
         self.device = device
-        self.generators: list[Any] = [torch.default_generator]
-        if device.type == "cuda":
-            index = torch.cuda.current_device() if device.index is None else device.index
-            self.generators.append(torch.cuda.default_generators[index])
-        elif device.type == "mps":
-            self.generators.append(torch.mps)  # it has one generator, seeded by the module
+        self.generators: list[Any] = torch_generators(device)
 
-    def seed_micro_batch(self, step: int, position: int, *number: int) -> None:
-        """Seed for the micro-batch of `step` whose first sample is at `position`.
-
-        In a manual step, `number` is the number of the pass over the batch.
-        """
-        seed = derive_seed("model", self.seed, step, position, *number)
+    def seed_for(self, purpose: str, *place: str | int) -> None:
+        """Seed for a micro-batch; `place` is that of PURPOSES after the seed of the run."""
+        seed = derive_seed(purpose, self.seed, *place)
         for generator in self.generators:
             generator.manual_seed(seed)
         if self.training is not None:

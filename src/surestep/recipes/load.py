@@ -22,7 +22,7 @@ from surestep.config.config import Config
 from surestep.config.group import Locations, not_allowed, placed
 from surestep.engine.device import use_device
 from surestep.engine.plan.system import SystemInfo, read_system
-from surestep.engine.rng import set_seed
+from surestep.engine.rng import derive_seed, set_seed
 from surestep.engine.rules.resolve import resolve_device, resolve_seed
 from surestep.engine.step.callback import Callback
 from surestep.engine.task.task import Task
@@ -143,7 +143,7 @@ class Recipe:
             RecipeError: it raised, or returned no Task.
             ConfigError: the device is not available.
         """
-        set_seed(resolve_seed(config))
+        set_seed(derive_seed("recipe", resolve_seed(config)))
         device = resolve_device(config, system or read_system())
         try:
             with use_device(device):  # "cuda" in a recipe is the Plan's device

@@ -140,6 +140,7 @@ _STATE = _adapter(
             latest_step=Count | None,
             latest=dict[str, Numbers],
             measured=Literal["weights", "average"],
+            data=NotRequired[str | None],  # since format 7
             is_due=bool,
         ),
         plateau=_exact(scale=Share, best=Number | None, bad=Count, cooling=Count),

@@ -1,7 +1,10 @@
 """What an evaluation changes: the best metric, the plateau schedule, and which weights stay."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.plan.plan import Plan
@@ -49,6 +52,20 @@ def _is_after_start(plan: Plan, progress: Progress) -> bool:
     return bool(progress.step > start.steps(plan.steps_per_epoch))
 
 
+def measure_on(plan: Plan, state: State, sets: Mapping[str, Any]) -> None:
+    """Note which samples the metric is measured on from now on, and forget values of others.
+
+    `sets` describes the validation sets, as the identity of the run.
+    """
+    split = str(plan.validation_metric).partition("/")[0]
+    described = sets.get(split)
+    if described is None:
+        return
+    content = json.dumps([described, plan.limit_val_batches], sort_keys=True)
+    if state.best.measure_on(blake2b(content.encode(), digest_size=8).hexdigest()):
+        state.plateau.forget()
+
+
 def reset_best(plan: Plan, state: State) -> None:
     """Forget the best of another metric or another run, except what the current step measured."""
     metric, best, step = plan.validation_metric, state.best, state.progress.step
@@ -90,5 +107,5 @@ class TopK:
             good = scan_checkpoints(self._checkpoints).good
         except CheckpointError:  # a save reports it; until then one checkpoint too many is saved
             return []
-        ranked = best_first(good, metric, plan.validation_mode)
+        ranked = best_first(good, metric, plan.validation_mode, self._loop.state.best.data)
         return [(saved.step, number(saved.metrics[metric])) for saved in ranked]

@@ -43,6 +43,11 @@ NOT_OPTIONS: Mapping[str, ResumeEffect] = {  # an option declares its own effect
     "recipe.path": safe("the same file in another folder"),
     "code": not_bitwise("it may compute differently than so far"),
     "data": blocked("it would train on other samples"),
+    "data.val": not_bitwise("values so far are of other samples, so a best one does not count"),
+    "seeds": not_bitwise(
+        "numpy and random draw other numbers than so far, and so do data that is made when it is "
+        "read and models that draw in evaluations"
+    ),
     "loss": blocked("another function would be minimized"),
     "model": incompatible("a checkpoint of one does not fit the other"),
     "modules": blocked("another function would be trained than so far"),
@@ -91,7 +96,9 @@ def compare(
         *_run_length(before, planned, progress),
         *_recipe_and_code(before, now),
         *_options(before, now),
+        *_single("seeds", before.get("seeds", 1), now["seeds"]),
         *_data(before.get("data") or {}, now["data"]),
+        *_validation(before.get("validation") or {}, now["validation"]),
         *_single("loss", before.get("loss"), now["loss"]),
         *_single("model", before.get("model"), now["model"]),
         *_modules(before, now),
@@ -185,6 +192,16 @@ def _data(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ConfigC
             yield _change("data", *short, shown=name)
 
 
+def _validation(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ConfigChange]:
+    """List the validation sets that have other samples."""
+    for name in before.keys() & now.keys():
+        known = before[name]
+        for what, value in now[name].items():
+            if known.get(what) not in (None, value) and value is not None:
+                short = (str(one)[:8] for one in (known[what], value))
+                yield _change("data.val", *short, shown=f"{name}: {what}")
+
+
 def _single(name: str, before: Any, now: Any) -> Iterator[ConfigChange]:
     """Compare a part in one row; a part that is not known is ignored."""
     if before is None or now is None or before == now:
@@ -247,7 +264,8 @@ def _length_effect(before: Mapping[str, Any], planned: PreparedTask, taken: int)
     kept = {
         name: value
         for name, value in before["config"].items()
-        if resume_effect(name).effect == "blocked" and not name.startswith("parallel.")
+        if resume_effect(name).effect in ("blocked", "incompatible")
+        and not name.startswith("parallel.")
     }
     try:
         plan = planned.decide(Config.from_options(kept))

@@ -45,7 +45,7 @@ from surestep.engine.profile.memory_estimate import (
     RankMemory,
     estimate_rank_memory,
 )
-from surestep.engine.rng import preserve_torch_rng, set_seed
+from surestep.engine.rng import derive_seed, preserve_torch_rng, set_seed
 from surestep.engine.rules.optimizers import plan_optimizers
 from surestep.engine.rules.resolve import resolve, resolve_device, resolve_seed
 from surestep.engine.state.average import BATCH_NORM
@@ -94,7 +94,7 @@ def plan_task(
     for name, data in task.val_sets().items():
         check_no_sampler(data, name)
     if not isinstance(task.model, nn.Module):
-        set_seed(resolve_seed(config))
+        set_seed(derive_seed("build", resolve_seed(config)))
     with use_device(resolve_device(config, system)), _meta_init(task, config, system):
         model = unwrap_compiled(task.build_model())
     for name, data in task.val_sets().items():

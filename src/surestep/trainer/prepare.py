@@ -43,7 +43,7 @@ from surestep.record.run_writer import RunWriter
 from surestep.tracking.graph import WriteGraph
 from surestep.tracking.histograms import RecordHistograms
 from surestep.tracking.tracker import Tracker
-from surestep.trainer.best_metric import reset_best
+from surestep.trainer.best_metric import measure_on, reset_best
 from surestep.trainer.build import build
 from surestep.trainer.checkpointing import check_disk_space
 from surestep.trainer.config_diff import table
@@ -298,6 +298,7 @@ def _open_session(
     if checkpoint is not None:
         load_checkpoint(world, checkpoint, session.state)
     check_can_be_saved(session.state, is_started=False)
+    measure_on(plan, session.state, decision.identity["validation"])
     if decision.is_other_metric:
         session.state.plateau.forget()
     if decision.resets_best:

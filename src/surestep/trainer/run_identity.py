@@ -4,6 +4,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
 from inspect import isroutine
@@ -22,6 +23,7 @@ from surestep.engine.data.stream import PROBED, StreamReader, digest, fingerprin
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.plan.plan import Plan
 from surestep.engine.plan.system import device_name
+from surestep.engine.rng import SEEDS
 from surestep.engine.task.task import Task
 from surestep.record.io import to_jsonable
 from surestep.record.schemas import CONFIG_FORMAT
@@ -59,7 +61,9 @@ def run_identity(origin: TaskOrigin, planned: PreparedTask) -> dict[str, Any]:
             for decision in decisions
             if decision.option not in DERIVED
         },
+        "seeds": SEEDS,
         "data": _data(planned),
+        "validation": _validation(planned),
         "loss": _loss(planned.loss),
         "model": _model(planned.model),
         "modules": {
@@ -124,9 +128,18 @@ def _data(planned: PreparedTask) -> dict[str, Any]:
             SOME_SAMPLES: dataset_fingerprint(task.train, "train", task=task, plan=plan),
             EXCLUDED: [] if excluded is None else list(excluded.samples),
         }
-    reader = StreamReader(dataset_of(task.train, "train"), plan.seed)
+    reader = StreamReader(dataset_of(task.train, "train"), plan.seed, "train")
     workers = max(1, plan.data_num_workers)  # one worker gives the same order as none
     return {WORKERS: workers, FIRST_SAMPLES: fingerprint(reader)}
+
+
+def _validation(planned: PreparedTask) -> dict[str, Any]:
+    """Describe each validation set that can be read; its evaluation reports an error."""
+    task, plan, described = planned.task, planned.plan, {}
+    for name, data in task.val_sets().items():
+        with suppress(Exception):  # of the user's data
+            described[name] = describe_split(data, name, task=task, plan=plan)
+    return described
 
 
 def describe_split(
@@ -138,7 +151,7 @@ def describe_split(
     """
     known: dict[str, Any] = {"samples": count_samples(data, split)}
     if is_stream(data):
-        reader = StreamReader(dataset_of(data, split), plan.seed)
+        reader = StreamReader(dataset_of(data, split), plan.seed, split)
         last = min(max(also, default=0), _LAST)
         return {**known, FIRST_SAMPLES: fingerprint(reader, max(PROBED, 1 + last))}
     found = dataset_fingerprint(data, split, task=task, plan=plan, also=also)

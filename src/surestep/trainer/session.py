@@ -189,7 +189,7 @@ class Session:
         self._notice_once(self.ignored)
         loader, progress = self.loop.loader, self.state.progress
         position = (progress.epoch, progress.position, progress.position)
-        batch = loader.make_batch(micro_batches, position)
+        batch = loader.make_batch(micro_batches, position, progress.step)
         if self.loop.world.size > 1:
             batch = offset_positions(self.loop.world, batch)
         self.loop.manual_batches[progress.step] = batch

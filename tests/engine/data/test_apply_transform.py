@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from surestep import batch_transforms, derive_seed
+from surestep import batch_transforms, derive_seed, set_seed
 from surestep.base.errors import TaskError
 from surestep.engine.batch import Batch, MicroBatch, as_empty
 from surestep.engine.data.apply_transform import BatchTransform, name_of
@@ -96,10 +96,7 @@ def test_transform_is_seeded_by_step_and_preserves_the_random_state():
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()
     assert before[2] == np.random.get_state()[1].tolist()
-    seed = derive_seed("transform", 3, 5)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    set_seed(derive_seed("transform", 3, 5))
     assert torch.equal(first, draws(X[:4], None)[0])
 
 
@@ -111,7 +108,7 @@ def test_transform_with_a_generator_parameter_gets_a_seeded_generator():
         return inputs, targets
 
     transform(look)(batch_of(*CUT), 9)
-    assert seen == [(CPU, derive_seed("transform", 3, 9))]
+    assert seen == [(CPU, derive_seed("generator", derive_seed("transform", 3, 9)))]
 
 
 def test_transform_runs_without_grad():

@@ -70,7 +70,7 @@ def test_stream_that_returns_the_same_iterator_each_time_is_rejected():
 
 def test_stream_function_is_called_for_each_epoch():
     assert peek(lambda: iter("abc"), 2) == ["a", "b"]
-    assert list(StreamReader(lambda epoch: [epoch] * 2, seed=0).samples(3)) == [3, 3]
+    assert list(StreamReader(lambda epoch: [epoch] * 2, 0, "train").samples(3)) == [3, 3]
 
 
 def test_set_epoch_of_a_stream_is_called():
@@ -81,7 +81,7 @@ def test_set_epoch_of_a_stream_is_called():
         def __iter__(self):
             return iter([self.epoch])
 
-    assert list(StreamReader(Knows(), seed=0).samples(7)) == [7]
+    assert list(StreamReader(Knows(), 0, "train").samples(7)) == [7]
 
 
 def draws(epoch=0, worker=0, workers=1, seed=0):
@@ -89,7 +89,7 @@ def draws(epoch=0, worker=0, workers=1, seed=0):
         for _ in range(4):
             yield float(torch.rand(())), float(np.random.rand()), random.random()
 
-    return list(StreamReader(stream, seed=seed).samples(epoch, worker, workers))
+    return list(StreamReader(stream, seed, "train").samples(epoch, worker, workers))
 
 
 def test_random_numbers_of_a_streamed_sample_depend_only_on_its_position():
@@ -102,13 +102,13 @@ def test_random_numbers_of_a_streamed_sample_depend_only_on_its_position():
 
 
 def test_seed_of_a_streamed_sample_equals_that_of_map_style_data():
-    torch.manual_seed(derive_seed("load", 0, 0, 2))
+    torch.manual_seed(derive_seed("load", 0, 0, 2, "train"))
     assert float(torch.rand(())) == draws()[2][0]
 
 
 def test_shuffle_buffer_depends_on_seed_and_epoch_and_drops_no_sample():
     def mixed(epoch=0, seed=0, size=10, worker=0):
-        return list(StreamReader(range(44), seed, buffer=size).samples(epoch, worker))
+        return list(StreamReader(range(44), seed, "train", buffer=size).samples(epoch, worker))
 
     assert sorted(mixed()) == list(range(44))
     assert mixed() == mixed()
@@ -133,7 +133,7 @@ def test_stream_that_starts_differently_each_time_is_rejected():
         yield from ((chance.random(), "x") for _ in range(3))
 
     with pytest.raises(DataError, match=r"train stream begins with different samples .*seed=epoch"):
-        check_repeats(StreamReader(stream, 0), "train")
+        check_repeats(StreamReader(stream, 0, "train"), "train")
 
 
 SAMPLES = {
@@ -146,7 +146,7 @@ SAMPLES = {
 
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_repeatable_stream_is_accepted(kind):
-    check_repeats(StreamReader(lambda: (SAMPLES[kind]() for _ in range(3)), 0), "train")
+    check_repeats(StreamReader(lambda: (SAMPLES[kind]() for _ in range(3)), 0, "train"), "train")
 
 
 @pytest.mark.parametrize("kind", ["tensors", "arrays", "dicts"])
@@ -157,20 +157,20 @@ def test_differences_between_passes_are_detected_in_any_type(kind):
         yield {"a": [SAMPLES[kind](), *([torch.tensor(next(count))])]}
 
     with pytest.raises(DataError, match="begins with different samples"):
-        check_repeats(StreamReader(stream, 0), "train")
+        check_repeats(StreamReader(stream, 0, "train"), "train")
 
 
 def test_probing_a_stream_preserves_the_random_state():
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    check_repeats(StreamReader(lambda: (torch.rand(2) for _ in range(3)), 0), "train")
+    check_repeats(StreamReader(lambda: (torch.rand(2) for _ in range(3)), 0, "train"), "train")
     peek(lambda: (torch.rand(2) for _ in range(3)), 2)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_probing_a_stream_reads_a_fixed_number_of_samples():
     count = []
-    check_repeats(StreamReader(lambda: (count.append(i) for i in range(1000)), 0), "train")
+    check_repeats(StreamReader(lambda: (count.append(i) for i in range(1000)), 0, "train"), "train")
     assert len(count) == 2 * PROBED
 
 

@@ -117,5 +117,6 @@ def test_finite_set_is_read_only_once(tmp_path):
     with tiny.prepare(
         tmp_path / "run", {"val": Counting(X)}, doctor={"check_data": "off"}
     ) as session:
+        Counting.reads = 0
         session.evaluate()
     assert Counting.reads == len(X)

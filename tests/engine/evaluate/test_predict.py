@@ -258,7 +258,7 @@ def by_hand(net, passes, size, seed=0):
     for number in range(1, passes + 1):
         outputs = []
         for first in range(0, len(X), size):
-            torch.manual_seed(derive_seed("model", seed, -1, first, number))
+            torch.manual_seed(derive_seed("evaluate", seed, first, number, "test"))
             outputs.append(net(X[first : first + size]).detach())
         every.append(torch.cat(outputs))
     return torch.stack(every).double()

@@ -25,6 +25,7 @@ BEST = {
     "latest_step": 6,
     "latest": {"val/loss": 0.25, "val/confusion": [[1.0, 2.0], [3.0, 4.0]]},
     "measured": "average",
+    "data": "0123abcd",
     "is_due": True,
 }
 

@@ -46,6 +46,7 @@ def test_current_formats_have_fixtures():
 @pytest.mark.parametrize("path", CHECKPOINTS, ids=lambda path: path.parent.name)
 def test_checkpoint_of_a_released_format_is_loaded(path):
     expected = json.loads((path.parent / "expected.json").read_text())
+    expected["best"].setdefault("data", None)  # format 6 has no such key
     state = fresh()
     assert all(seen(state)[part] != expected[part] for part in expected)
     load_checkpoint(path, state)

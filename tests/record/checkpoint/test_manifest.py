@@ -7,6 +7,7 @@ from surestep.base.errors import CheckpointError, CorruptCheckpointError
 from surestep.record.checkpoint.manifest import (
     FORMAT,
     MANIFEST,
+    OLDEST,
     add_self_hash,
     read_manifest,
     verify,
@@ -83,7 +84,7 @@ def test_every_flipped_bit_of_a_manifest_is_detected(path):
 
 
 def test_format_below_one_is_rejected(path):
-    rewritten(path, format=FORMAT - 1)
+    rewritten(path, format=OLDEST - 1)
     with pytest.raises(CheckpointError, match="older than surestep's first release"):
         read_manifest(path)
 

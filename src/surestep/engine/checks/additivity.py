@@ -266,7 +266,7 @@ def _first_wide(terms: Terms, trials: Iterable[Trial]) -> Gap | None:
     randomness = ModelRNG(terms.batch.loader.seed, terms.batch.loader.device)
 
     def run(trial: Trial, seed: int) -> Gap:
-        randomness.seed_micro_batch(-1, seed)
+        randomness.seed_for("trial", seed)
         return trial(seed)
 
     for trial in trials:

@@ -117,7 +117,7 @@ def check_first_batch(
         torch.no_grad(),
         preserve_torch_rng(loader.device),
     ):
-        ModelRNG(loader.seed, loader.device).seed_micro_batch(-1, 0)
+        ModelRNG(loader.seed, loader.device).seed_for("trial", 0)
         _warn_of_batch_count(loader, micro)
         with autocast:
             narrow, tried, signature = checks.run(micro)
@@ -169,7 +169,7 @@ class _Checks:
         draws counts against the declared denominator.
         """
         model, loss = self.model, self.loader.loss
-        ModelRNG(self.loader.seed, self.loader.device).seed_micro_batch(-1, 0)
+        ModelRNG(self.loader.seed, self.loader.device).seed_for("trial", 0)
         with preserve_buffers(model), preserve_modes(model.modules()):
             TrainModes(model, tuple(self.task.keep_eval))
             value = compute_checked_loss(loss, self.forward(micro), micro.targets, micro)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from surestep.engine.batch import flatten_tensors, map_tensors
+from surestep.engine.rng import derive_seed
 
 TRIALS = 8  # with varied outputs, half of them down to single samples
 _SINGLES = 8  # the most samples that are split into single ones
@@ -42,7 +43,7 @@ class Split(NamedTuple):
         taken = take_samples(outputs, self.rows)
         if self.seed is None:
             return taken
-        return vary_outputs(taken, torch.Generator().manual_seed(self.seed))
+        return vary_outputs(taken, torch.Generator().manual_seed(derive_seed("check", self.seed)))
 
 
 def draw_splits(samples: int, numbers: int, most: int | None = None) -> Iterator[Split]:
@@ -56,7 +57,7 @@ def draw_splits(samples: int, numbers: int, most: int | None = None) -> Iterator
     if 2 * size > _LARGEST_TRIAL:
         return
     for seed in range(TRIALS):
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(derive_seed("check", seed))
 
         def draw(below: int, generator: torch.Generator = generator) -> int:
             return int(torch.randint(below, (), generator=generator))

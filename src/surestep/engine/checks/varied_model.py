@@ -10,6 +10,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from surestep.engine.batch import map_tensors
 from surestep.engine.losses.base import HALF
+from surestep.engine.rng import derive_seed
 
 _LAYERS = 3  # the last ones with a weight of their own
 _VARIED = (torch.float64, torch.float32, *HALF)  # no arithmetic is defined for 8 bits
@@ -37,7 +38,7 @@ class VariedModel:
 
     def vary(self, seed: int) -> None:
         """Add noise to the last weights as they were at first."""
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(derive_seed("check", seed))
         for name, values in self._last.items():
             noise = torch.randn(values.shape, generator=generator).to(values.device, values.dtype)
             rms = float(values.square().mean().sqrt())

@@ -19,10 +19,11 @@ from surestep.engine.batch import (
     sum_part_items,
 )
 from surestep.engine.data.batch_transforms import MixTransform
+from surestep.engine.data.seeded_call import SeededCalls
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.multi import with_items
 from surestep.engine.plan.plan import Plan
-from surestep.engine.rng import ModelRNG, derive_seed, preserve_rng, seed_loading
+from surestep.engine.rng import derive_seed
 from surestep.engine.task.task import Task
 
 BatchFunction = Callable[..., tuple[Any, Any]]
@@ -45,7 +46,7 @@ class BatchTransform:
         self.seed = plan.seed
         self.device = plan.device
         self.rank, self.ranks = plan.parallel_rank, plan.parallel_ranks
-        self._generators = ModelRNG(self.seed, self.device).generators
+        self._calls = SeededCalls("batch_transform", self.function, self.device)
         self._wants_generator = "generator" in inspect.signature(self.function).parameters
 
     @torch.no_grad()
@@ -88,13 +89,11 @@ class BatchTransform:
         )
 
     def _call(self, inputs: Any, targets: Any, seed: int) -> tuple[Any, Any]:
-        with preserve_rng():
-            seed_loading(seed)
-            for generator in self._generators[1:]:
-                generator.manual_seed(seed)
-            more = {}
-            if self._wants_generator:
-                more["generator"] = torch.Generator(self.device).manual_seed(seed)
+        more = {}
+        if self._wants_generator:
+            own = derive_seed("generator", seed)  # the function may draw from torch's as well
+            more["generator"] = torch.Generator(self.device).manual_seed(own)
+        with self._calls.seeded(seed):
             found = self.function(inputs, targets, **more)
         if not isinstance(found, tuple) or len(found) != 2:
             raise TaskError(

@@ -32,6 +32,7 @@ from surestep.engine.data.failures import check_targets
 from surestep.engine.data.make_source import make_source
 from surestep.engine.data.order import FilteredOrder
 from surestep.engine.data.samplers.basic import BasicOrder
+from surestep.engine.data.seeded_call import SeededCalls
 from surestep.engine.data.sources import InMemory, MapStyleSource, Source
 from surestep.engine.data.stream_loader import RawBatch, StreamLoader
 from surestep.engine.losses.adapt import IGNORED, Loss, items_only_loss
@@ -39,6 +40,7 @@ from surestep.engine.losses.model_loss import inputs_with_targets
 from surestep.engine.losses.multi import with_items
 from surestep.engine.plan.batching import BatchLayout, SampleOrder, positions_or_dummy
 from surestep.engine.plan.plan import Plan
+from surestep.engine.rng import derive_seed
 from surestep.engine.task.task import Task
 
 _NOTHING: Mapping[str, Any] = {}
@@ -53,6 +55,7 @@ class BatchLoader:
     Attributes:
         subset: the name of the data: "train", "val", ...
         transform: what the step applies to a batch first; it is not applied here.
+        inputs: seeds Task(inputs=); None if the Task has none.
         is_ready: each element of the data is a batch already.
         leave: called before each measured batch; returns whether to stop.
         retry: called when a data worker died; returns whether to continue with new workers.
@@ -69,6 +72,7 @@ class BatchLoader:
         plan: Plan,
         order: SampleOrder,
         transform: BatchTransform | None,
+        inputs: SeededCalls | None,
     ) -> None:
         self.source = make_source(layout)
         self.subset = part
@@ -81,6 +85,7 @@ class BatchLoader:
         self.loss = loss
         self.order = order
         self.transform = transform
+        self.inputs = inputs
         self.seed = plan.seed
         self.device = plan.device
         self.pin = plan.data_pin_memory and isinstance(self.source, InMemory)
@@ -116,7 +121,7 @@ class BatchLoader:
         ):
             micro_batches = []
             for where in ranges:
-                micro = self.micro_batch(next(raws), where.start, len(where))
+                micro = self.micro_batch(next(raws), where.start, len(where), epoch)
                 micro_batches.append(micro if where else as_empty(micro))
             batch = self.batch(micro_batches, (epoch, first, end), ends_epoch=is_last)
             yield batch._replace(samples=end - first) if self.shared else batch
@@ -157,12 +162,20 @@ class BatchLoader:
             return found
         return found._replace(part_items=sum_part_items(micro_batches))
 
-    def micro_batch(self, raw: Any, position: int, samples: int) -> MicroBatch:
+    def split_seeded(self, raw: Any, seed: int) -> tuple[Any, Any, Any]:
+        """Split a batch into (args, kwargs, targets), which may draw in `Task(inputs=)`."""
+        if self.inputs is None:
+            return self.split(raw)
+        with self.inputs.seeded(seed):
+            return self.split(raw)
+
+    def micro_batch(self, raw: Any, position: int, samples: int, epoch: int = 0) -> MicroBatch:
         """Split a micro-batch as read into inputs and targets, and count its items."""
         if self._is_plain and type(raw) is tuple:
             args, targets, kwargs = raw[:-1], raw[-1], _NOTHING
         else:
-            args, kwargs, targets = self.split(raw)
+            seed = derive_seed("inputs", self.seed, epoch, position, self.subset)
+            args, kwargs, targets = self.split_seeded(raw, seed)
         if self.loss.components:
             micro = MicroBatch(args, kwargs, targets, 0, samples, position)
             return with_items(micro._replace(is_ready=self.is_ready), self.loss, raw)
@@ -186,7 +199,8 @@ class BatchLoader:
         for (*_, ranges), raws in chain(own_share, self._first_of_all_ranks()):
             for where in ranges:
                 raw = next(raws)
-                check_targets(self.split(raw)[2], self.loss.kind)
+                seed = derive_seed("inputs", self.seed, 0, where.start, self.subset)
+                check_targets(self.split_seeded(raw, seed)[2], self.loss.kind)
                 micro = self.micro_batch(raw, where.start, len(where))
                 if where and micro.items:
                     micro = micro._replace(samples=micro.rows, is_ready=False)
@@ -222,11 +236,12 @@ class BatchLoader:
         """End the workers."""
         self.source.close()
 
-    def make_batch(self, raws: Iterable[Any], span: tuple[int, int, int]) -> Batch:
-        """Return one batch whose micro-batches are batches that the user made."""
+    def make_batch(self, raws: Iterable[Any], span: tuple[int, int, int], step: int) -> Batch:
+        """Return one batch whose micro-batches are batches that the user made, for `step`."""
         found, position = list[MicroBatch](), 0
         for raw in raws:
-            args, kwargs, targets = self.split(raw)
+            seed = derive_seed("own batch", self.seed, step, position)
+            args, kwargs, targets = self.split_seeded(raw, seed)
             in_lists = self.loss.is_in_training_only
             samples = self.loss.count(targets) if in_lists else batch_size_of(raw)
             micro = MicroBatch(args, kwargs, targets, 0, samples, position)
@@ -280,6 +295,7 @@ def make_loader(
     data: Any, part: str, *, task: Task, loss: Loss, plan: Plan, training: bool = False
 ) -> BatchLoader:
     """Return the loader of a split, to train on, or to measure: then all of it in stored order."""
+    inputs = seeded_inputs(task, plan)
     if isinstance(data, NoData):
         task, loss = replace(task, inputs=lambda _: ((), None)), items_only_loss(lambda _: 1.0)
     if training and loss.is_in_training_only:
@@ -320,7 +336,13 @@ def make_loader(
         plan=plan,
         order=order,
         transform=transform,
+        inputs=inputs,
     )
+
+
+def seeded_inputs(task: Task, plan: Plan) -> SeededCalls | None:
+    """Return what seeds `Task(inputs=)`, if the Task has it."""
+    return None if task.inputs is None else SeededCalls("inputs", task.inputs, plan.device)
 
 
 def _ignored_class(loss: Loss) -> int | None:

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 from surestep.base.errors import DataError
 from surestep.engine.batch import only_element
 from surestep.engine.data.dataloader import check_batched
-from surestep.engine.plan.batching import order_generator
+from surestep.engine.rng import derive_seed
 from surestep.engine.task.task import Task
 
 
@@ -88,7 +88,8 @@ def batch_by_tokens(
                 f"Sample {int(index)} has {int(found[index])} tokens, which is not in 1 to "
                 f"max_tokens={max_tokens}. Leave it out, truncate it, or set a larger max_tokens."
             )
-    shuffled = torch.randperm(len(found), generator=order_generator(seed, 0))
+    generator = torch.Generator().manual_seed(derive_seed("batches", seed))
+    shuffled = torch.randperm(len(found), generator=generator)
     in_order = shuffled[torch.argsort(found[shuffled], stable=True)].tolist()
     batches: list[list[int]] = [[]]
     for index in in_order:  # lengths rise, so the newest sample is the longest of its batch

@@ -12,7 +12,7 @@ from surestep.base.errors import DataError
 from surestep.engine.data.samplers.basic import CustomOrder
 from surestep.engine.data.stream import is_stream
 from surestep.engine.plan.batching import SampleOrder, order_generator
-from surestep.engine.rng import preserve_rng, seed_loading
+from surestep.engine.rng import derive_seed, preserve_rng, seed_loading
 
 
 def loader_settings(data: Any) -> dict[str, Any] | None:
@@ -46,7 +46,7 @@ def loader_batching(loader: "DataLoader[Any]") -> dict[str, Any]:
     if type(batches) is BatchSampler:
         return {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
     with preserve_rng():
-        seed_loading(0)
+        seed_loading(derive_seed("check", 0))
         _set_position(batches, 0, 0)
         first = next(iter(batches), ())
     return {"batch_size": max(1, len(first)), "drop_last": False}
@@ -130,13 +130,16 @@ def sampler_order(loader: "DataLoader[Any]") -> SampleOrder | None:
 
 def _set_position(sampler: Any, seed: int, epoch: int) -> list[tuple[Any, Any]]:
     """Put a sampler, and one within it, at an epoch; return the generators that they had."""
-    before = []
-    for holder in (sampler, getattr(sampler, "sampler", None)):
+    before: list[tuple[Any, Any]] = []
+    for holder in (getattr(sampler, "sampler", None), sampler):
         if callable(getattr(holder, "set_epoch", None)):
             cast(Any, holder).set_epoch(epoch)
         if isinstance(getattr(holder, "generator", 0), torch.Generator | None):
             before.append((holder, cast(Any, holder).generator))
-            cast(Any, holder).generator = order_generator(seed, epoch)
+            generator = order_generator(seed, epoch)
+            if len(before) > 1:  # of a batch sampler around the sampler
+                generator.manual_seed(derive_seed("sampler", seed, epoch, 1))
+            cast(Any, holder).generator = generator
     return before
 
 

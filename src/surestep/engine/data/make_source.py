@@ -49,7 +49,7 @@ def make_source(
     if not training and (part == "train" or not isinstance(data, DataLoader)):
         # Several workers would each need their own shard, and no one asked for several.
         options["num_workers"] = min(options["num_workers"], 1)
-    reader = StreamReader(dataset, plan.seed, plan.data_shuffle_buffer if training else None)
+    reader = StreamReader(dataset, plan.seed, part, plan.data_shuffle_buffer if training else None)
     saves = training and plan.data_resume == BY_STATE
     stream = StreamLoader(
         reader, layout, part=part, collate=collate, options=options, saves_state=saves

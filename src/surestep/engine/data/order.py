@@ -17,7 +17,7 @@ from surestep.engine.data.sources import InMemory
 from surestep.engine.data.stream import is_stream
 from surestep.engine.plan.batching import BatchLayout, DatasetView, SampleOrder
 from surestep.engine.plan.specs import ExcludedSamples
-from surestep.engine.rng import preserve_rng, seed_loading
+from surestep.engine.rng import derive_seed, preserve_rng, seed_loading
 from surestep.engine.task.task import Task
 
 
@@ -28,7 +28,7 @@ def dataset_view(task: Task) -> DatasetView:
 
     def load_all() -> Iterator[Any]:
         with preserve_rng():
-            seed_loading(0)
+            seed_loading(derive_seed("check", 0))
             yield from (dataset[index] for index in range(count))
 
     def targets() -> Tensor | None:

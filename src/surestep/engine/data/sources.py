@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Subset, default_collate, get_worker_info
+from torch.utils.data import Dataset, StackDataset, Subset, default_collate, get_worker_info
 
 from surestep.base.errors import DataError
 from surestep.engine.data.failures import Failed, checked, name_sample, name_samples
@@ -159,22 +159,33 @@ class SeededDataset(Dataset[Any]):
             raise name_samples(error, self.part, batch, samples, self.collate) from error
 
     def _seed(self, epoch: int, position: int) -> None:
-        seed = derive_seed("load", self.seed, epoch, position)
+        seed = derive_seed("load", self.seed, epoch, position, self.part)
         seed_loading(seed)
         info = get_worker_info()
         if info is not None:
             # torch's depends on the worker, and on how often loading began in this process.
-            object.__setattr__(info, "seed", seed)
+            object.__setattr__(info, "seed", derive_seed("worker", seed))
         if self._own is not None and self._own.found:
             self._own.reseed(seed)
 
 
 def batched_getter(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
     """Return what loads several samples at once, if a dataset has it."""
-    # A Subset has __getitems__ only to forward to its dataset's, which may have none.
-    holder = dataset.dataset if type(dataset) is Subset else dataset
     many: Callable[[list[int]], list[Any]] | None = getattr(dataset, "__getitems__", None)
-    return many if hasattr(holder, "__getitems__") else None
+    return many if _loads_batches(dataset) else None
+
+
+def _loads_batches(dataset: Any) -> bool:
+    """Return whether a dataset has its own `__getitems__`.
+
+    torch's Subset and StackDataset have one only to forward to those of their datasets.
+    """
+    if type(dataset) is Subset:
+        return _loads_batches(dataset.dataset)
+    if type(dataset) is StackDataset:
+        parts = dataset.datasets
+        return any(map(_loads_batches, parts.values() if isinstance(parts, dict) else parts))
+    return callable(getattr(dataset, "__getitems__", None))
 
 
 class _RequestSampler:

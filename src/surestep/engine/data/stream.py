@@ -67,6 +67,7 @@ class StreamReader:
 
     stream: Any
     seed: int  # of the run
+    split: str
     buffer: int | None = None  # samples in the shuffle buffer; None keeps the order
 
     def samples(
@@ -83,12 +84,12 @@ class StreamReader:
 
     def seed_position(self, epoch: int, position: int) -> None:
         """Seed what the sample at a position may draw."""
-        seed_loading(derive_seed("load", self.seed, epoch, position))
+        seed_loading(derive_seed("load", self.seed, epoch, position, self.split))
 
     def _in_order(
         self, epoch: int, worker: int, workers: int, own: StreamStateTracker
     ) -> Iterator[Any]:
-        seed_loading(derive_seed("stream", self.seed, epoch, worker))
+        seed_loading(derive_seed("stream", self.seed, epoch, worker, self.split))
         samples = own.start(self.stream, epoch)
         position = worker + own.read * workers
         while True:
@@ -121,7 +122,7 @@ def _shuffled(samples: Iterator[Any], size: int, seed: int) -> Iterator[Any]:
 def peek(stream: Any, samples: int) -> list[Any]:
     """Return at most the first samples of the first epoch."""
     with preserve_rng():
-        return list(islice(StreamReader(stream, seed=0).samples(0), samples))
+        return list(islice(StreamReader(stream, 0, "train").samples(0), samples))
 
 
 def empty_stream_error(part: str) -> DataError:
@@ -219,11 +220,11 @@ def find_state_problem(stream: Any) -> str:
 
     What follows some samples is compared with what follows after loading the state there.
     """
-    half, reader, own = PROBED // 2, StreamReader(stream, seed=0), StreamStateTracker()
+    half, reader, own = PROBED // 2, StreamReader(stream, 0, "train"), StreamStateTracker()
     tried = "reading its first samples"
     with preserve_rng():
         try:
-            seed_loading(0)
+            seed_loading(derive_seed("check", 0))
             own.start(stream, 0)
             if own.owner is None:
                 return "it has no state_dict() and load_state_dict()"

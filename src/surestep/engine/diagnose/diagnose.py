@@ -20,7 +20,7 @@ from surestep.engine.distributed.shards import to_local
 from surestep.engine.metrics.base import pop_logged
 from surestep.engine.model.compile import disable_compile
 from surestep.engine.model.preserve import preserve_buffers, preserve_modes
-from surestep.engine.rng import preserve_torch_rng, seed_loading
+from surestep.engine.rng import derive_seed, preserve_torch_rng, seed_loading
 from surestep.engine.state.average import BATCH_NORM
 from surestep.engine.step.log_point import LogPoint
 from surestep.engine.step.multi_optimizer import OptimizerSnapshot
@@ -187,7 +187,7 @@ def preserve_state(parts: StepContext) -> Iterator[None]:
     scale: dict[str, Any] = state.scaler.state_dict()
     with ExitStack() as stack:
         stack.enter_context(preserve_torch_rng(parts.randomness.device))
-        seed_loading(0)
+        seed_loading(derive_seed("check", 0))
         stack.enter_context(preserve_modes(model.modules()))
         stack.enter_context(preserve_buffers(model, parts.loss.module))
         stack.enter_context(disable_compile(model))

@@ -235,7 +235,7 @@ def _micro_batches(loader: BatchLoader, model: nn.Module, loss: Loss) -> Iterato
         if loader.leave is not None and loader.leave():
             raise EvaluationInterrupted
         for micro in batch.micro_batches:
-            randomness.seed_micro_batch(-1, micro.position)
+            randomness.seed_for("evaluate", micro.position, 0, loader.subset)
             yield micro
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from surestep.base.errors import ConfigError, DataError, TaskError
 from surestep.engine.batch import TARGETS, MicroBatch, batch_as_inputs, map_tensors
-from surestep.engine.data.batch_loader import BatchLoader, make_loader
+from surestep.engine.data.batch_loader import BatchLoader, make_loader, seeded_inputs
 from surestep.engine.data.stream import is_stream
 from surestep.engine.evaluate.evaluate import inference, model_rng
 from surestep.engine.losses.adapt import Loss, items_only_loss
@@ -69,9 +69,10 @@ def make_predict_loader(data: Any, part: str, *, task: Task, plan: Plan) -> Batc
             worker_init_fn=data.worker_init_fn,
         )
     lenient = replace(task, inputs=partial(_inputs_and_targets, task))
-    return make_loader(
-        data, part, task=lenient, loss=items_only_loss("samples"), plan=plan.single_process()
-    )
+    plan, loss = plan.single_process(), items_only_loss("samples")
+    loader = make_loader(data, part, task=lenient, loss=loss, plan=plan)
+    loader.inputs = seeded_inputs(task, plan)  # without what is around it
+    return loader
 
 
 def _inputs_and_targets(task: Task, batch: Any) -> tuple[Any, Any]:
@@ -125,9 +126,9 @@ def predict(
     rows = PredictionBuffer(folder)
     randomness = model_rng(loader, model, loss)
 
-    def forward(micro: MicroBatch, *number: int) -> Any:
+    def forward(micro: MicroBatch, number: int = 0) -> Any:
         """Return the outputs under the seed of the position, and of the number of the pass."""
-        randomness.seed_micro_batch(-1, micro.position, *number)
+        randomness.seed_for("evaluate", micro.position, number, loader.subset)
         with autocast:
             return loss.predictions(model(*micro.args, **micro.kwargs))
 

@@ -60,7 +60,7 @@ def _forward(parts: StepContext, task: Task, plan: Plan) -> None:
     try:
         for batch in islice(training.batches(epoch=0), count):
             for micro in batch.micro_batches:
-                parts.randomness.seed_micro_batch(-1, micro.position)
+                parts.randomness.seed_for("statistics", micro.position)
                 with parts.autocast:
                     parts.state.model(*micro.args, **micro.kwargs)
     finally:

@@ -18,9 +18,9 @@ from surestep.engine.rng import derive_seed
 LISTED = 256  # batches that are split at a time
 
 
-def order_generator(*place: str | int) -> torch.Generator:
-    """Return a generator seeded by a position in the order."""
-    return torch.Generator().manual_seed(derive_seed("order", *place))
+def order_generator(seed: int, epoch: int) -> torch.Generator:
+    """Return the generator of the order of an epoch."""
+    return torch.Generator().manual_seed(derive_seed("order", seed, epoch))
 
 
 def epoch_permutation(samples: int, seed: int, epoch: int) -> Tensor:

@@ -60,7 +60,7 @@ def measure_activations(
     ):
         try:
             TrainModes(model, keep_eval)
-            ModelRNG(plan.seed, plan.device).seed_micro_batch(0, micro.position)
+            ModelRNG(plan.seed, plan.device).seed_for("trial", 0)
             without = kept = _kept_bytes(model, micro, loader, plan, "off")
             if plan.activation_checkpointing != "off":
                 kept = _kept_bytes(model, micro, loader, plan, plan.activation_checkpointing)

@@ -57,8 +57,9 @@ class StepCounts:
 class BestMetric:
     """The best evaluation, and the number of evaluations since.
 
-    `measured` is what the latest metrics are of: the weights, or their average. `is_due` is whether
-    this step was not evaluated yet: a run that was stopped does so first.
+    `measured` is what the latest metrics are of: the weights, or their average. `data` is a digest
+    of the samples that the metric is measured on, None if it is not known. `is_due` is whether this
+    step was not evaluated yet: a run that was stopped does so first.
     """
 
     metric: str | None = None
@@ -68,7 +69,20 @@ class BestMetric:
     latest_step: int | None = None
     latest: dict[str, Value] = field(default_factory=dict)
     measured: Literal["weights", "average"] = "weights"
+    data: str | None = None
     is_due: bool = False
+
+    def measure_on(self, data: str | None) -> bool:
+        """Measure on these samples from now on; return whether the values so far are of others.
+
+        Then nothing of them counts.
+        """
+        is_other = None not in (data, self.data) and data != self.data
+        if is_other:
+            self.reset()
+            self.latest_step, self.latest = None, {}
+        self.data = data if data is not None else self.data
+        return is_other
 
     def reset(self) -> None:
         """Forget the best one, and the evaluations since."""

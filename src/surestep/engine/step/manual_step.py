@@ -113,7 +113,7 @@ class ManualStep:
         self._ready |= dict.fromkeys(names, current)
         step = self._context.state.progress.step
         for micro in self._micro_batches:
-            self._context.randomness.seed_micro_batch(step, micro.position, current.index)
+            self._context.randomness.seed_for("model", step, micro.position, current.index)
             self._micro_batch, self._draws = micro, 0
             yield micro
             self._take_logged(current.index, self._share_of(micro))

@@ -215,7 +215,7 @@ def forward_backward(context: StepContext, batch: Batch, divisor: float) -> Grad
     total: Tensor | None = None
     logged: list[Named] = []
     for micro_batch in micro_batches:
-        context.randomness.seed_micro_batch(step, micro_batch.position)
+        context.randomness.seed_for("model", step, micro_batch.position)
         with strategy.sync_grads(when=micro_batch is micro_batches[-1]):
             with context.autocast:
                 outputs = strategy.module(*micro_batch.args, **micro_batch.kwargs)

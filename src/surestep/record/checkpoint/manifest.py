@@ -24,7 +24,8 @@ from surestep.record.io import dumps, open_regular, parse_json, read_regular, si
 from surestep.record.safetensors_writer import DTYPES, FileDigest, dtype_of
 from surestep.record.schemas import MAX_INT, format_value
 
-FORMAT = 6
+FORMAT = 7
+OLDEST = 6  # without the samples that a metric is of
 MANIFEST = "manifest.json"
 RECORD = "state.json"  # what a checkpoint holds besides tensors
 _MAX_SPLIT = 8  # dimensions along which a tensor can be split
@@ -133,7 +134,7 @@ def read_manifest(path: Path) -> Manifest:
             f"{path} has format {version}, and this surestep reads up to {FORMAT}. Install a newer "
             "one: pip install -U surestep."
         )
-    if version < FORMAT:
+    if version < OLDEST:
         raise CheckpointError(
             f"{path} has format {version}, which is older than surestep's first release. Read it "
             "with the surestep that wrote it."

@@ -44,6 +44,7 @@ class CheckpointInfo:
         metrics: measured at this step; empty if it was not evaluated.
         path: the folder.
         evaluated: whether the metrics are of the weights or of their average.
+        data: digest of the samples that the monitored metric is of; None if it is not known.
         epoch: epochs completed.
         position: samples consumed in the current epoch.
         cycle: the cycle of the schedule that ended there, from 1.
@@ -54,6 +55,7 @@ class CheckpointInfo:
     metrics: dict[str, Value]
     path: Path
     evaluated: Literal["weights", "average"] = "weights"
+    data: str | None = None
     epoch: int = 0
     position: int = 0
     cycle: int | None = None
@@ -165,6 +167,7 @@ def info_from_record(path: Path, record: Mapping[str, Any]) -> CheckpointInfo:
         metrics=best["latest"] if best["latest_step"] == progress["step"] else {},
         path=path,
         evaluated=best["measured"],
+        data=best.get("data"),
         epoch=progress["epoch"],
         position=progress["position"],
         cycle=record["cycle"],

@@ -19,11 +19,21 @@ from surestep.record.schemas import PLAN
 
 
 def best_first(
-    checkpoints: list[CheckpointInfo], metric: str, mode: Literal["min", "max"]
+    checkpoints: list[CheckpointInfo],
+    metric: str,
+    mode: Literal["min", "max"],
+    data: str | None = None,
 ) -> list[CheckpointInfo]:
-    """List the checkpoints that were evaluated with `metric`, best first."""
-    by_step = {checkpoint.step: checkpoint for checkpoint in checkpoints}
-    values = {step: number(saved.metrics.get(metric, math.nan)) for step, saved in by_step.items()}
+    """List the checkpoints that were evaluated with `metric`, best first.
+
+    Values of other samples than `data` (by default those of the newest one) do not compare.
+    """
+    evaluated = [checkpoint for checkpoint in checkpoints if metric in checkpoint.metrics]
+    if data is None and evaluated:
+        data = evaluated[-1].data
+    same = {data, None} if data is not None else {saved.data for saved in evaluated}
+    by_step = {checkpoint.step: checkpoint for checkpoint in evaluated if checkpoint.data in same}
+    values = {step: number(saved.metrics[metric]) for step, saved in by_step.items()}
     return [by_step[step] for step in best_steps(values, mode)]
 
 

@@ -79,7 +79,7 @@ class CustomOrder:
 
     def _read(self, seed: int, epoch: int) -> Tensor:
         with preserve_rng():
-            seed_loading(derive_seed("order", seed, epoch))
+            seed_loading(derive_seed("sampler", seed, epoch, 0))
             found = self.read(seed, epoch)
             if not isinstance(found, Tensor):
                 found = torch.tensor([int(index) for index in found], dtype=torch.int64)

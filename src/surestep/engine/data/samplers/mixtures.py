@@ -9,6 +9,7 @@ from torch import Tensor
 
 from surestep.base.errors import DataError
 from surestep.engine.plan.batching import BatchLayout, DatasetView, SampleOrder, order_generator
+from surestep.engine.rng import derive_seed
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +72,12 @@ class MixtureOrder:
 def _passes(name: str, size: int, seed: int, first: int, end: int) -> Tensor:
     """Return positions `first` to `end` of a dataset's passes, one after the other."""
     passes = range(first // size, (end - 1) // size + 1)
-    rows = [torch.randperm(size, generator=order_generator(seed, name, n)) for n in passes]
+    rows = [
+        torch.randperm(
+            size, generator=torch.Generator().manual_seed(derive_seed("mixture", seed, n, name))
+        )
+        for n in passes
+    ]
     skipped = first - passes.start * size
     return torch.cat(rows)[skipped : skipped + end - first]
 
