@@ -147,6 +147,7 @@ def broadcast_resume_decision(
             "finished": decision.finished,
             "parent": None if parent is None else str(parent),
             "is_other_metric": decision.is_other_metric,
+            "identity": {"validation": decision.identity["validation"]},
         }
 
     def decode(values: dict[str, Any]) -> ResumeDecision:
@@ -155,6 +156,6 @@ def broadcast_resume_decision(
             "checkpoint": None if checkpoint is None else open_verified(checkpoint),
             "parent": None if parent is None else Path(parent),
         }
-        return ResumeDecision(identity={}, **(values | opened))
+        return ResumeDecision(**(values | opened))
 
     return run_on_rank_zero(world, decide, encode=encode, decode=decode)

@@ -36,7 +36,8 @@ class ResumeDecision:
     """How a run starts or resumes.
 
     Attributes:
-        identity: of the run from now on, for its folder, which rank 0 writes.
+        identity: of the run from now on, for its folder, which rank 0 writes. Other ranks have its
+            validation sets only.
         checkpoint: the checkpoint to load; None starts from scratch.
         finished: there are no steps left.
         changes: what differs from before, on rank 0.
