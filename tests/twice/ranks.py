@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
 import surestep
 from surestep.trainer.session import Session
@@ -40,10 +41,9 @@ def train_plain(
     clip: float | None = None,
     change: Callable[[Tensor, int], Tensor] = lambda x, step: x,
     after: Callable[[int], object] = lambda step: None,
-    more: tuple[nn.Parameter, ...] = (),
 ) -> list[float]:
     """Train by hand with SGD; return the losses of the steps."""
-    optimizer = torch.optim.SGD([*(p for p in net.parameters() if p.requires_grad), *more], lr=0.1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     losses: list[float] = []
     for _ in range(epochs):
         for x, y in in_batches(BATCH, *data):
@@ -358,6 +358,111 @@ def plateau_lowers_the_rate_at_the_same_step(folder: Path, strategy: str) -> Pai
     trainer.session.loop.add_callback(Keep())
     trainer.fit()
     return weights(net), ours
+
+
+@program
+def batch_size_of_a_dataloader_is_that_of_a_rank(folder: Path, strategy: str) -> Pair:
+    net = mlp()
+    optimizer, losses = torch.optim.SGD(net.parameters(), lr=0.1), []
+    for x, y in in_batches(2 * 5, X, Y):
+        optimizer.zero_grad()
+        value = functional.mse_loss(net(x), y)
+        value.backward()
+        optimizer.step()
+        losses.append(value.item())
+    loader = DataLoader(TensorDataset(X, Y), 5)
+    task = surestep.Task(mlp(), nn.MSELoss(), train=loader)
+    options: dict[str, Any] = {"parallel": {"strategy": strategy}}
+    with surestep.prepare(task, plain_config(epochs=1, **options), run=folder) as session:
+        ours = [float(result.loss) for result in session.steps()]
+        return [losses, weights(net)], [ours, full_weights(session)]
+
+
+@program
+def limited_validation_reads_the_first_batches_of_all_ranks(folder: Path, strategy: str) -> Pair:
+    net = mlp()
+    train_plain(net, functional.mse_loss)
+    with torch.no_grad():
+        plain = {"val/loss": float(functional.mse_loss(net(X[:12]), Y[:12]))}
+    task = surestep.Task(mlp(), nn.MSELoss(), train=(X, Y), val=(X, Y))
+    options: dict[str, Any] = {"limit_val_batches": 2, "validation": {"batch_size": 3}}
+    return plain, train_ranks(task, folder, strategy, **options)["metrics"]
+
+
+@program
+def stream_is_split_as_data_with_positions(folder: Path, strategy: str) -> Pair:
+    net = mlp()
+    losses = train_plain(net, functional.mse_loss, epochs=1)
+    task = surestep.Task(mlp(), nn.MSELoss(), train=lambda: zip(X, Y, strict=True))
+    config = plain_config(max_steps=7, batch_size=BATCH, parallel={"strategy": strategy})
+    with surestep.prepare(task, config, run=folder) as session:
+        ours = [float(result.loss) for result in session.steps()]
+        return [losses, weights(net)], [ours, full_weights(session)]
+
+
+class Tied(nn.Module):
+    """An autoencoder whose decoder has the transposed weight of the encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder, self.decoder = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.decoder.weight = self.encoder.weight
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.encoder(x).tanh()
+        return self.decoder(hidden)[:, :1]
+
+
+@program
+def tied_weight_gets_both_gradients(folder: Path, strategy: str) -> Pair:
+    net = Tied()
+    losses = train_plain(net, functional.mse_loss)
+    ours = train_ranks(surestep.Task(Tied(), nn.MSELoss(), train=(X, Y)), folder, strategy)
+    return [losses, weights(net)], [ours["losses"], ours["weights"]]
+
+
+@program
+def gradient_values_are_clipped_after_the_sum_over_ranks(folder: Path, strategy: str) -> Pair:
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for x, y in in_batches(BATCH, X, Y):
+        optimizer.zero_grad()
+        functional.mse_loss(net(x), y).backward()
+        nn.utils.clip_grad_value_(net.parameters(), 0.02)
+        optimizer.step()
+    task = surestep.Task(mlp(), nn.MSELoss(), train=(X, Y))
+    options: dict[str, Any] = {"clip_value": 0.02, "micro_batch_size": 2}
+    return weights(net), train_ranks(task, folder, strategy, epochs=1, **options)["weights"]
+
+
+@program
+def metrics_of_classes_are_summed_over_ranks(folder: Path, strategy: str) -> Pair:
+    net = mlp(3)
+    train_plain(net, functional.cross_entropy, (X, CLASSES))
+    with torch.no_grad():
+        out, y = net(X[:11]), CLASSES[:11]
+    chosen = out.argmax(1)
+    plain = {
+        "val/loss": float(functional.cross_entropy(out, y)),
+        "val/accuracy": float((chosen == y).double().mean()),
+        "val/recall": float((chosen[y == 2] == 2).double().mean()),
+    }
+
+    def recall(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        truth = targets == 2
+        return (truth & (outputs.argmax(1) == 2)).sum(), truth.sum()
+
+    task = surestep.Task(
+        mlp(3),
+        nn.CrossEntropyLoss(),
+        train=(X, CLASSES),
+        val=(X[:11], CLASSES[:11]),
+        metrics={"accuracy": lambda o, t: (o.argmax(1) == t).double().mean(), "recall": recall},
+    )
+    options: dict[str, Any] = {"validation": {"batch_size": 3, "metric": "val/loss"}}
+    return plain, train_ranks(task, folder, strategy, **options)["metrics"]
 
 
 def main(folder: Path) -> None:
