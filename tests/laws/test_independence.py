@@ -156,7 +156,8 @@ class Drawing(nn.Module):
         return self.linear(x[:, :1].float())
 
 
-def test_draws_of_a_run_are_independent(tmp_path):
+def check_run_is_independent(folder):
+    """Train two epochs and evaluate; compare the draws of all libraries and places."""
     model, in_inputs, in_transform, loaded = Drawing(), [], [], []
 
     def inputs(batch):
@@ -169,22 +170,46 @@ def test_draws_of_a_run_are_independent(tmp_path):
         return x, y
 
     task = surestep.Task(
-        model, nn.MSELoss(), train=Draws(), inputs=inputs, batch_transform=transform
+        model, nn.MSELoss(), train=Draws(), val=Draws(), inputs=inputs, batch_transform=transform
     )
-    config = tiny.config(epochs=2, batch_size=1, data={"shuffle": False, "num_workers": 0})
-    with surestep.prepare(task, config, run=tmp_path / "run") as session:
-        drawn = {"load": loaded, "inputs": in_inputs, "transform": in_transform}
-        drawn["model"] = model.rows
+    options = {"validation": {"batch_size": 1}, "doctor": {"check_data": "off"}}
+    config = tiny.config(
+        epochs=2, batch_size=1, data={"shuffle": False, "num_workers": 0}, **options
+    )
+    drawn = {"load": loaded, "inputs": in_inputs, "transform": in_transform, "model": model.rows}
+    with surestep.prepare(task, config, run=folder()) as session:
         for rows in drawn.values():
             rows.clear()  # of the checks
         for _ in session.steps():
             pass
+        session.evaluate()
     samples, sequences = len(Draws()), {}
-    assert {len(rows) for rows in drawn.values()} == {2 * samples}
     for place, rows in drawn.items():
-        for epoch in (0, 1):
-            columns = zip(*rows[epoch * samples :][:samples], strict=True)
-            sequences |= {
-                (name, place, epoch): seq for name, seq in zip(INTEGERS, columns, strict=True)
-            }
+        passes = 2 if place == "transform" else 3  # two epochs, and the validation set
+        assert len(rows) == passes * samples
+        for number in range(passes):
+            columns = zip(*rows[number * samples :][:samples], strict=True)
+            named = zip(INTEGERS, columns, strict=True)
+            sequences |= {(library, place, number): column for library, column in named}
     assert find_dependent(sequences) == []
+
+
+def test_draws_of_a_run_are_independent(folder):
+    check_run_is_independent(folder)
+
+
+def check_student(folder):
+    """The model that a function builds is not the one that the user built from the same seed."""
+
+    def build():
+        return nn.Linear(4, 3)
+
+    torch.manual_seed(0)
+    teacher, x = build(), torch.randn(20, 4)
+    task = surestep.Task(build, nn.MSELoss(), train=(x, teacher(x).detach()))
+    with surestep.prepare(task, tiny.config(max_steps=1, seed=0), run=folder()) as session:
+        assert not torch.equal(session.model.weight, teacher.weight)
+
+
+def test_student_is_not_its_teacher(folder):
+    check_student(folder)

@@ -5,6 +5,7 @@ check that passes under its mutation proves nothing, and fails here.
 """
 
 import pickle
+import random
 import runpy
 from bisect import bisect_left
 from collections.abc import Callable
@@ -20,7 +21,7 @@ import torch
 
 from surestep.config.duration import parse_duration
 from surestep.engine import own_generators, rng, rules
-from surestep.engine.data import apply_transform, batch_loader, sources
+from surestep.engine.data import apply_transform, batch_loader, seeded_call, sources
 from surestep.engine.data.samplers import basic, weights
 from surestep.engine.diagnose import diagnose
 from surestep.engine.evaluate import evaluate
@@ -45,9 +46,10 @@ from surestep.record.checkpoint import (
 from surestep.record.checkpoint.manifest import read_manifest
 from surestep.record.run import Run
 from surestep.record.run_writer import RunWriter
-from surestep.trainer import build, config_diff, run_identity
+from surestep.trainer import build, config_diff, planning, run_identity
 from tests.laws.test_buffers import Observed, task_of
 from tests.laws.test_buffers import check_resume as check_buffers
+from tests.laws.test_independence import check_run_is_independent, check_student
 from tests.laws.test_law_1_several_losses import check_cut as check_several
 from tests.laws.test_law_1_splitting import check_cut, check_nothing_to_learn
 from tests.laws.test_law_1_transforms import check_mixed, check_own
@@ -154,6 +156,15 @@ ALWAYS_TAKEN = after(loop, "train_step", schedule_moved)
 def by_history(owner: Any, name: str) -> Callable[[Patch], None]:
     """Draw from the current state of the generators, as most loops do."""
     return instead(owner, name, nothing)
+
+
+def seed_as_torch(seed: int) -> None:
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+def without_split(purpose: str, *place: str | int) -> int:
+    return rng.derive_seed(purpose, *place[:3], "train")
 
 
 def unknown_data_by_history(patch: Patch) -> None:
@@ -274,7 +285,7 @@ MUTATIONS = [
         ),
         (
             "a share is drawn by history",
-            by_history(apply_transform, "seed_loading"),
+            by_history(seeded_call, "seed_loading"),
             lambda folder: check_mixed(folder, "cutmix", 16),
         ),
         (
@@ -433,6 +444,21 @@ MUTATIONS = [
             lambda folder: check_rates(folder, "warm-up, cosine"),
         ),
         ("dropout by history", by_history(rng.ModelRNG, "seed_for"), check_exact),
+        (
+            "numpy and Python draw the numbers of torch",
+            instead(rng, "_seed_globals", seed_as_torch),
+            check_run_is_independent,
+        ),
+        (
+            "all sets are loaded with the seeds of the training data",
+            instead(sources, "derive_seed", without_split),
+            check_run_is_independent,
+        ),
+        (
+            "the model function is seeded as by manual_seed()",
+            instead(planning, "derive_seed", lambda _, seed: seed),
+            check_student,
+        ),
     ),
     *of_law(
         4,

@@ -23,7 +23,7 @@ def _set(module: str, name: str, value: Any) -> None:
 
 def _augmentation_by_history() -> None:
     _set("surestep.engine.data.sources", "seed_loading", _nothing)
-    _set("surestep.engine.data.apply_transform", "seed_loading", _nothing)
+    _set("surestep.engine.data.seeded_call", "seed_loading", _nothing)
 
 
 def _dropout_by_history() -> None:
