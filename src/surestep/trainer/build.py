@@ -24,7 +24,8 @@ from surestep.engine.model.activation_checkpointing import activation_checkpoint
 from surestep.engine.model.compile import compile_model, disable_compile, recompile_counter
 from surestep.engine.model.frozen_weights import fingerprints
 from surestep.engine.model.precision import autocast, grad_scaler
-from surestep.engine.model.preserve import BufferSnapshot, TrainModes
+from surestep.engine.model.preserve import BufferSnapshot
+from surestep.engine.modes import TrainModes, preserve_weights, set_modes
 from surestep.engine.optim.build import build_optimizer
 from surestep.engine.optim.freezing import (
     detect_unfreezing,
@@ -91,9 +92,10 @@ def build(
     settings.callback(loader.close)
     with disable_compile(model):
         monitor, skips = plan.validation_metric, plan.on_nonfinite == "skip"
-        first = check_first_batch(
-            model, loader, task, autocast(plan), fresh=fresh, judged_by=monitor, skips=skips
-        )
+        with preserve_weights(model):
+            first = check_first_batch(
+                model, loader, task, autocast(plan), fresh=fresh, judged_by=monitor, skips=skips
+            )
     settings.enter_context(compile_model(model, plan, in_blocks=strategy.gathers_blocks))
     parts, groups = _make_step_context(plan, task, model, loss, settings, world)
     trained = trained_modules(parts.train_modes, model, plan, groups)
@@ -108,8 +110,7 @@ def build(
     check_own_generators(found, model, plan.activation_checkpointing)
     parts.randomness.generators += found.found
     parts.transform = loader.transform
-    for module, mode in modes:
-        settings.callback(setattr, module, "training", mode)
+    settings.callback(set_modes, modes)
     if world.size > 1 and task.step is None and strategy.allows_warm_up:
         warm_up_ddp(parts, loader, plan)
     loop = Loop(parts, loader, plan, callbacks=list(callbacks), on_log=[detect_unfreezing(model)])
@@ -142,9 +143,10 @@ def _make_step_context(
             WHOLE: build_optimizer(plan, task.optimizer, model, groups, strategy.make_optimizer)
         }
     state = State(model, optimizers, grad_scaler(plan))
+    train_modes = TrainModes(model, tuple(keep_eval))
     if plan.average.kind != "none":
         trained = [p for optimizer in optimizers.values() for p in parameters_of(optimizer)]
-        state.average = AveragedWeights(plan.average, model, trained)
+        state.average = AveragedWeights(plan.average, model, trained, train_modes)
     plans = plan.optimizers or {WHOLE: plan}
     handles = OptimizerSet(
         {name: _optimizer_handle(plans[name], task, state, name, world) for name in optimizers}
@@ -160,7 +162,7 @@ def _make_step_context(
         state=state,
         loss=loss,
         strategy=first.strategy,
-        train_modes=TrainModes(model, tuple(keep_eval)),
+        train_modes=train_modes,
         buffers=BufferSnapshot(model, own_module(loss)),
         randomness=ModelRNG(plan.seed, plan.device, generators),
         generators=generators,

@@ -20,6 +20,7 @@ from surestep.engine.evaluate.nonfinite_inputs import check_in_memory, forward_o
 from surestep.engine.evaluate.predict import Predictions, check_passes, make_predict_loader, predict
 from surestep.engine.evaluate.update_bn import recompute_statistics
 from surestep.engine.model.precision import autocast, place_model, torch_settings
+from surestep.engine.modes import preserve_weights
 from surestep.engine.parallel.manual_allreduce import broadcast_module
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.average import AveragedWeights
@@ -86,7 +87,7 @@ class Evaluator:
             return
         forward = forward_of(model, parts.autocast)
         for name in self.task.val_sets():
-            with inference(model, self.loaders[name], parts.loss):
+            with preserve_weights(model), inference(model, self.loaders[name], parts.loss):
                 check_in_memory(name, self.loaders[name], parts.loss, forward)
 
     def evaluate(self, split: str | None, warn: Warn) -> dict[str, Value]:

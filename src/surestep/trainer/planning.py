@@ -33,7 +33,7 @@ from surestep.engine.model.layers import blocks_of
 from surestep.engine.model.lazy import initialize_lazy, lazy_names
 from surestep.engine.model.load_weights import has_adapters
 from surestep.engine.model.precision import torch_settings
-from surestep.engine.model.preserve import preserve_modes
+from surestep.engine.modes import preserve_modes
 from surestep.engine.optim.param_roles import param_info
 from surestep.engine.parallel.wrap_policy import select_wrap_units
 from surestep.engine.plan.plan import Plan, TaskInfo

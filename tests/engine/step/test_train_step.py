@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from surestep.base.errors import NonFiniteError
-from surestep.engine.model.preserve import BufferSnapshot, TrainModes
+from surestep.engine.model.preserve import BufferSnapshot
+from surestep.engine.modes import TrainModes
 from tests import tiny
 
 X, Y = tiny.data()

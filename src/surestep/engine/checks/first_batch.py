@@ -56,7 +56,8 @@ from surestep.engine.losses.multi import (
 from surestep.engine.metrics.base import OpenMetric, init_metrics, input_metric_outputs, pop_logged
 from surestep.engine.metrics.whole_set import WholeSetMetric, metric_error
 from surestep.engine.model.forward_errors import FAILURES, explain_forward
-from surestep.engine.model.preserve import TrainModes, preserve_buffers, preserve_modes
+from surestep.engine.model.preserve import preserve_buffers
+from surestep.engine.modes import TrainModes, preserve_modes
 from surestep.engine.rng import ModelRNG, preserve_torch_rng
 from surestep.engine.state.average import BATCH_NORM
 from surestep.engine.task.task import Task

@@ -19,7 +19,7 @@ from surestep.engine.diagnose.nonfinite_tracker import (
 from surestep.engine.distributed.shards import to_local
 from surestep.engine.metrics.base import pop_logged
 from surestep.engine.model.compile import disable_compile
-from surestep.engine.model.preserve import preserve_buffers, preserve_modes
+from surestep.engine.model.preserve import preserve_buffers
 from surestep.engine.rng import derive_seed, preserve_torch_rng, seed_loading
 from surestep.engine.state.average import BATCH_NORM
 from surestep.engine.step.log_point import LogPoint
@@ -188,13 +188,11 @@ def preserve_state(parts: StepContext) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(preserve_torch_rng(parts.randomness.device))
         seed_loading(derive_seed("check", 0))
-        stack.enter_context(preserve_modes(model.modules()))
+        stack.enter_context(parts.train_modes.use())
         stack.enter_context(preserve_buffers(model, parts.loss.module))
         stack.enter_context(disable_compile(model))
         for snapshot in optimizers:
             snapshot.save()
-        for module, training in parts.train_modes.wanted:
-            module.training = training
         parts.on_backward, generators.seeded = [], True  # the step may be the first of a process
         try:
             yield

@@ -27,7 +27,8 @@ from surestep.engine.metrics.base import (
 )
 from surestep.engine.metrics.whole_set import metric_error
 from surestep.engine.model.forward_errors import FAILURES, explain_forward
-from surestep.engine.model.preserve import preserve_buffers, preserve_modes
+from surestep.engine.model.preserve import preserve_buffers
+from surestep.engine.modes import preserve_modes
 from surestep.engine.own_generators import own_generators
 from surestep.engine.rng import ModelRNG, preserve_torch_rng
 from surestep.engine.value import Value, number
@@ -50,8 +51,8 @@ def inference(
     train with an inference tensor.
     """
     with (
-        preserve_buffers(model, own_module(loss)),  # observers move theirs in eval mode too
         eval_mode(model),
+        preserve_buffers(model, own_module(loss)),  # observers move theirs in eval mode too
         grad_off(),
         preserve_torch_rng(loader.device),
     ):

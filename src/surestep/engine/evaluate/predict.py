@@ -24,6 +24,7 @@ from surestep.engine.evaluate.evaluate import inference, model_rng
 from surestep.engine.losses.adapt import Loss, items_only_loss
 from surestep.engine.losses.base import at_least_fp32
 from surestep.engine.metrics.row_buffer import RowBuffer
+from surestep.engine.modes import set_modes
 from surestep.engine.plan.plan import Plan
 from surestep.engine.task.task import Task
 
@@ -122,7 +123,7 @@ def predict(
         DataError: there is no sample.
     """
     check_passes(passes)
-    dropping = [] if passes is None else dropout_modules(model)
+    dropping = set[nn.Module]() if passes is None else set(dropout_modules(model))
     rows = PredictionBuffer(folder)
     randomness = model_rng(loader, model, loss)
 
@@ -133,8 +134,8 @@ def predict(
             return loss.predictions(model(*micro.args, **micro.kwargs))
 
     with inference(model, loader, loss, grad_off):
-        for module in dropping:
-            module.training = True
+        if dropping:
+            set_modes([(module, module in dropping) for module in model.modules()])
         for batch in loader.batches(epoch=0):
             for micro in batch.micro_batches:
                 if passes is None:

@@ -6,7 +6,7 @@ import torch
 
 from surestep.engine.data.batch_loader import make_loader
 from surestep.engine.metrics.base import pop_logged
-from surestep.engine.model.preserve import preserve_buffers, preserve_modes
+from surestep.engine.model.preserve import preserve_buffers
 from surestep.engine.plan.plan import Plan
 from surestep.engine.rng import preserve_torch_rng
 from surestep.engine.state.average import BATCH_NORM, AveragedWeights
@@ -29,15 +29,13 @@ def recompute_statistics(
     norms = [module for module, trains in wanted if trains and isinstance(module, BATCH_NORM)]
     momenta = [norm.momentum for norm in norms]
     with (
-        preserve_modes(module for module, _ in wanted),
+        parts.train_modes.use(),
         preserve_buffers(parts.state.model),
         preserve_torch_rng(plan.device),
         average.swapped_in(),
         torch.no_grad(),
     ):
         try:
-            for module, trains in wanted:
-                module.training = trains
             for norm in norms:
                 norm.reset_running_stats()
                 norm.momentum = None  # a plain mean

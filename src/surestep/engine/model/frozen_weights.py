@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from surestep.engine.distributed.shards import full_tensor
+from surestep.engine.modes import mode_dependent
 from surestep.engine.state.state import State
 
 
@@ -34,12 +35,16 @@ def fingerprint(tensor: Tensor) -> str:
 def omitted_weights(state: State) -> dict[str, str]:
     """Return what a checkpoint leaves out now, with fingerprints.
 
-    A parameter that was unfrozen in between was trained, even if it is frozen again.
+    A parameter that was unfrozen in between was trained, even if it is frozen again. One that a
+    custom `train()` may change, as merging an adapter does, is compared with what it was.
     """
     trained = {id(p) for optimizer in state.optimizers.values() for p in optimizer.state}
     own = dict(state.model.named_parameters(remove_duplicate=False))
+    changing = {id(parameter) for parameter in mode_dependent(state.model)}
     return {
         name: sha
         for name, sha in state.base.items()
-        if not own[name].requires_grad and id(own[name]) not in trained
+        if not own[name].requires_grad
+        and id(own[name]) not in trained
+        and (id(own[name]) not in changing or fingerprint(own[name]) == sha)
     }

@@ -1,13 +1,12 @@
-"""Restore the modes and buffers of a model."""
+"""Restore the buffers of a model."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from surestep.base.errors import TaskError
 from surestep.engine.buffers import every_buffer
 from surestep.engine.step_outcome import StepOutcome
 
@@ -86,34 +85,6 @@ def _copy(now: Tensor | None, before: _Kept | None) -> _Kept | None:
 
 def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
-
-
-class TrainModes:
-    """The train or eval mode that each module should have in training."""
-
-    def __init__(self, model: nn.Module, keep_eval: tuple[nn.Module, ...] = ()) -> None:
-        # By the model itself, since a module's train() may keep a part in eval mode.
-        model.train()
-        modules = set(model.modules())
-        for module in keep_eval:
-            if module not in modules:
-                raise TaskError(
-                    f"keep_eval has a {type(module).__name__} that is not a part of the model. "
-                    "Name a module of the model itself."
-                )
-            module.eval()
-        self.wanted = [(module, module.training) for module in model.modules()]
-
-
-@contextmanager
-def preserve_modes(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Restore the mode of each module, train or eval."""
-    modes = [(module, module.training) for module in modules]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from torch import nn
 
 from surestep.base.errors import TaskError
 from surestep.config.param_groups import parse_param_group
-from surestep.engine.model.preserve import NORMS, TrainModes
+from surestep.engine.model.preserve import NORMS
+from surestep.engine.modes import TrainModes
 from surestep.engine.optim.param_groups import ParameterGroup, match_params, unfreeze_step
 from surestep.engine.plan.plan import Plan
 

@@ -20,7 +20,8 @@ from surestep.engine.model.activation_checkpointing import (
 )
 from surestep.engine.model.compile import DispatchMode
 from surestep.engine.model.precision import autocast, place_model
-from surestep.engine.model.preserve import TrainModes, preserve_buffers, preserve_modes
+from surestep.engine.model.preserve import preserve_buffers
+from surestep.engine.modes import TrainModes, preserve_modes, preserve_weights
 from surestep.engine.plan.plan import Plan
 from surestep.engine.rng import ModelRNG, preserve_torch_rng
 
@@ -53,8 +54,9 @@ def measure_activations(
     _, micro = loader.first()
     recorder = _AttentionRecorder()
     with (
-        preserve_modes(model.modules()),
+        preserve_weights(model),
         preserve_buffers(model, loader.loss.module),
+        preserve_modes(model.modules()),
         preserve_torch_rng(plan.device),
         recorder,
     ):

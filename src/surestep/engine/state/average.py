@@ -16,6 +16,7 @@ from surestep.base.errors import CheckpointError
 from surestep.engine.buffers import Slot, every_buffer
 from surestep.engine.distributed.shards import is_sharded, to_local
 from surestep.engine.losses.base import HALF
+from surestep.engine.modes import TrainModes
 from surestep.engine.plan.specs import AveragingSpec
 from surestep.engine.schedule.registry import Factor
 from surestep.engine.step_outcome import StepOutcome
@@ -33,9 +34,14 @@ class AveragedWeights:
     """
 
     def __init__(
-        self, averaging: AveragingSpec, model: nn.Module, trained: Iterable[Tensor]
+        self,
+        averaging: AveragingSpec,
+        model: nn.Module,
+        trained: Iterable[Tensor],
+        modes: TrainModes | None = None,
     ) -> None:
         self.averaging = averaging
+        self._modes = modes or TrainModes(model)
         wanted = {id(parameter) for parameter in trained}
         named = model.named_parameters()
         self._weights = {name: tensor for name, tensor in named if id(tensor) in wanted}
@@ -92,22 +98,27 @@ class AveragedWeights:
     def swapped_in(self) -> Iterator[None]:
         """Use the averaged tensors as the model's; restore its own afterwards.
 
-        Nothing is copied but what is sharded over ranks: it is gathered.
+        Nothing is copied but what is sharded over ranks, which is gathered, and what a custom
+        `train()` may change.
         """
-        weights = {
-            name: weight.data.clone() if is_sharded(weight) else weight.data
-            for name, weight in self._weights.items()
-        }
-        buffers = self._own_buffers()
+        with self._modes.for_weights():
+            weights = {
+                name: weight.data.clone() if is_sharded(weight) else weight.data
+                for name, weight in self._weights.items()
+            }
+            buffers = self._own_buffers()
         try:
-            for name, parameter in self._weights.items():
-                _put(parameter, self.tensors[name].to(parameter.dtype))
-            self._set_buffers({name: self.tensors[name] for name in buffers})
+            with self._modes.for_weights():
+                for name, parameter in self._weights.items():
+                    own = self.tensors[name].to(parameter.dtype, copy=self._modes.has_own)
+                    _put(parameter, own)
+                self._set_buffers({name: self.tensors[name] for name in buffers})
             yield
         finally:
-            for name, parameter in self._weights.items():
-                _put(parameter, weights[name])
-            self._set_buffers(buffers)
+            with self._modes.for_weights():
+                for name, parameter in self._weights.items():
+                    _put(parameter, weights[name])
+                self._set_buffers(buffers)
 
     @torch.no_grad()
     def begin(self, steps_taken: int) -> None:

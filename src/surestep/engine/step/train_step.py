@@ -19,7 +19,8 @@ from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.base import HALF
 from surestep.engine.losses.multi import weighted_sum
 from surestep.engine.metrics import base as metrics
-from surestep.engine.model.preserve import BufferSnapshot, TrainModes
+from surestep.engine.model.preserve import BufferSnapshot
+from surestep.engine.modes import TrainModes
 from surestep.engine.parallel.single import SingleProcessStrategy
 from surestep.engine.rng import GlobalGenerators, ModelRNG
 from surestep.engine.schedule.registry import Factor
@@ -134,9 +135,7 @@ def train_step(context: StepContext, batch: Batch) -> StepResult:
     if items:
         if context.freeze is not None:
             context.freeze(before.steps_taken)
-        for module, training in context.train_modes.wanted:
-            if module.training is not training:
-                module.training = training
+        context.train_modes.apply()
         if context.buffers.slots:
             context.buffers.save()
         divisor = items if context.loss.divides else 1.0
