@@ -204,3 +204,28 @@ def test_export_uses_the_newest_good_checkpoint_and_logs_the_damaged_one(tmp_pat
         run.export(tmp_path / "w.pt", 6)
     assert run.export(tmp_path / "w.pt", "last").step == 3
     assert "step-00000006 is damaged" in caplog.text
+
+
+class Centered(nn.Module):
+    """Subtracts a running mean, which no state dict holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("mean", torch.zeros(4), persistent=False)
+
+    def forward(self, x):
+        if self.training:
+            self.mean.lerp_(x.detach().mean(0), 0.5)
+        return self.linear(x - self.mean)
+
+
+@pytest.mark.parametrize("which", ["best", "last"])
+def test_buffers_that_no_state_dict_holds_are_named_and_left_out(tmp_path, which):
+    x, y = tiny.data()
+    parts = {"model": Centered(), "val": (x, y)}
+    run = tiny.fit(tmp_path / "r", parts, average={"kind": "ema", "buffers": "average"})
+    exported = run.export(tmp_path / "w.pt", which)
+    assert (exported.average, exported.left_out) == (which == "best", ("mean",))
+    state = torch.load(tmp_path / "w.pt", weights_only=True)
+    assert state.keys() == Centered().state_dict().keys()

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import surestep
 from surestep.base.errors import CheckpointError, DataError
-from surestep.record.run import Run
+from surestep.record.run import SelectedWeights
 from surestep.trainer import dry_run as rehearse
 from surestep.trainer.dry_run import dry_run, overfit
 from tests import tiny
@@ -102,21 +102,20 @@ def test_dry_run_calls_the_callbacks_with_the_run():
 
 
 def test_dry_run_detects_a_checkpoint_that_loads_differently(monkeypatch):
-    load = Run.load_model
+    load = SelectedWeights.load_state
 
-    def corrupted(run, model, which):
-        found = load(run, model, which)
+    def corrupted(chosen, state, modes):
+        load(chosen, state, modes)
         with torch.no_grad():
-            model[0].weight[0, 0] += 1
-        return found
+            state.model[0].weight[0, 0] += 1
 
-    monkeypatch.setattr(Run, "load_model", corrupted)
+    monkeypatch.setattr(SelectedWeights, "load_state", corrupted)
     with pytest.raises(CheckpointError, match=r"have other values: 0\.weight"):
         dry_run(tiny.task(), tiny.config())
 
 
 def test_dry_run_detects_a_checkpoint_that_does_not_load(monkeypatch):
-    monkeypatch.setattr(Run, "load_model", lambda run, model, which: run.last)
+    monkeypatch.setattr(SelectedWeights, "load_state", lambda chosen, state, modes: None)
     with pytest.raises(CheckpointError, match="have other values"):
         dry_run(tiny.task(), tiny.config())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,7 +32,7 @@ from surestep.record.checkpoint.discovery import (
 from surestep.record.checkpoint.reader import open_checkpoint
 from surestep.record.checkpoint.retention import explain_retention
 from surestep.record.checkpoint_ref import find_folder, is_run, resolve_checkpoint, split_name
-from surestep.record.export import ENDINGS, export
+from surestep.record.export import ENDINGS, ExportResult, export
 from surestep.record.io import check_output, dumps
 from surestep.record.run import Run
 
@@ -244,15 +244,7 @@ def export_weights(
         average=average or chosen.average,
         overwrite=overwrite,
     )
-    if exported.lacks:
-        more = len(exported.lacks) - 3
-        names = ", ".join(exported.lacks[:3]) + (f" and {more} more" if more > 0 else "")
-        print_escaped(
-            "The file has only the trained weights, as the checkpoint does: "
-            f"{len(exported.lacks)} tensors of the frozen base are missing: {names}. Build the "
-            "model with its base, and then call model.load_state_dict(weights, strict=False).",
-            file=sys.stderr,
-        )
+    _print_missing(exported)
     if json:
         paths = {"path": str(exported.path), "checkpoint": str(exported.checkpoint)}
         print_json(dumps({**asdict(exported), **paths}))
@@ -266,6 +258,30 @@ def export_weights(
     )
     print_escaped(str(path))
     return 0
+
+
+def _print_missing(exported: ExportResult) -> None:
+    """Print the tensors that a model needs and the file lacks."""
+    if exported.lacks:
+        print_escaped(
+            "The file has only the trained weights, as the checkpoint does: "
+            f"{len(exported.lacks)} tensors of the frozen base are missing: "
+            f"{_first_names(exported.lacks)}. Build the "
+            "model with its base, and then call model.load_state_dict(weights, strict=False).",
+            file=sys.stderr,
+        )
+    if exported.left_out:
+        print_escaped(
+            "Training changed buffers with persistent=False, which a state dict does not hold: "
+            f"{_first_names(exported.left_out)}. Load them with "
+            "surestep.Run(path).load_model(model), or register them with persistent=True.",
+            file=sys.stderr,
+        )
+
+
+def _first_names(names: Sequence[str]) -> str:
+    more = len(names) - 3
+    return ", ".join(names[:3]) + (f" and {more} more" if more > 0 else "")
 
 
 @command("ckpt diff")

@@ -85,7 +85,8 @@ def restore_buffers(
             continue
         now, value = owner._buffers[key], values.get(name, before.get(name))
         if now is None or value is None:
-            device = next((p.device for p in model.parameters()), torch.device("cpu"))
+            tensors = (*model.parameters(), *model.buffers())
+            device = next((tensor.device for tensor in tensors), torch.device("cpu"))
             owner._buffers[key] = None if value is None else value.to(device, copy=True)
         elif now.shape == value.shape and now.layout == value.layout:
             now.copy_(value)

@@ -92,6 +92,21 @@ def preserve_modes(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 @contextmanager
+def use_train_modes(model: nn.Module, keep_eval: Iterable[nn.Module] = ()) -> Iterator[None]:
+    """Have a model in train mode while its weights are replaced, as `TrainModes.for_weights` does.
+
+    Nothing is called if no module that defines what a mode does is in eval mode.
+    """
+    kept = set(keep_eval)
+    own = [module for module in model.modules() if has_own_modes(module)]
+    with preserve_modes(model.modules()):
+        if not all(module.training is (module not in kept) for module in own):
+            model.train()
+        set_modes((module, False) for module in model.modules() if module in kept)
+        yield
+
+
+@contextmanager
 def preserve_weights(model: nn.Module) -> Iterator[None]:
     """Restore the parameters that a custom `train()` or `eval()` may change, from host copies.
 

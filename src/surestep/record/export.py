@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.distributed.shards import TensorMeta
+from surestep.record.checkpoint.manifest import BUFFERS
 from surestep.record.checkpoint.reader import CheckpointReader
 from surestep.record.io import check_output, dumps, explain_write_errors, replace_file
 from surestep.record.safetensors_writer import stream_tensors
@@ -36,6 +37,8 @@ class ExportResult:
         tied: how many of these are other names of the same tensor.
         bytes: the size of the file.
         lacks: names of the frozen base, which the checkpoint leaves out.
+        left_out: names of buffers with persistent=False that training changed; no state dict holds
+            them.
     """
 
     path: Path
@@ -46,6 +49,7 @@ class ExportResult:
     tied: int
     bytes: int
     lacks: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
 
 
 class _Location(NamedTuple):
@@ -106,6 +110,7 @@ def export(
         tied=len(record["aliases"]),
         bytes=size,
         lacks=tuple(sorted(record["base"])),
+        left_out=tuple(sorted(found.manifest.tensors.get(BUFFERS, ()))),
     )
 
 
@@ -122,8 +127,10 @@ def _locate(found: CheckpointReader, *, average: bool) -> dict[str, _Location]:
                 "or leave out --average (average=True in Python)."
             )
         for name, tensor in found.entries("average").items():
+            if name not in locations:  # a buffer that no state dict holds
+                continue
             # The average of half-precision weights is in fp32; export the dtype of the model.
-            dtype = getattr(locations.get(name), "described", tensor.described).dtype
+            dtype = locations[name].described.dtype
             locations[name] = _Location("average", name, TensorMeta(tensor.shape, dtype))
     return found.with_aliases(locations)
 

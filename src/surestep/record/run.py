@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -45,6 +45,9 @@ if TYPE_CHECKING:  # a run is read without torch
     from torch import nn
 
     from surestep.engine.distributed.shards import ShardedStateProvider
+    from surestep.engine.losses.base import Loss
+    from surestep.engine.modes import TrainModes
+    from surestep.engine.state.state import State
     from surestep.record.export import ExportResult
 
 Which = Literal["best", "last", "average"]
@@ -64,15 +67,52 @@ class SelectedWeights(NamedTuple):
         """Whether frozen parameters are missing, which the model must have already."""
         return bool(self.opened.record["base"])
 
-    def load(self, model: nn.Module, keeper: ShardedStateProvider | None = None) -> None:
-        """Load the weights into a model, or into the parameters that a keeper has.
+    def load(
+        self,
+        model: nn.Module,
+        *,
+        loss: Loss | None = None,
+        keep_eval: Sequence[nn.Module] = (),
+    ) -> None:
+        """Load weights and buffers into a model that was built again, and buffers into its loss.
 
         Raises:
             CheckpointError: they are of another model.
         """
+        from surestep.engine.losses.state import NAME, state_of_loss
+        from surestep.engine.modes import use_train_modes
         from surestep.record.checkpoint.load import load_weights
 
-        load_weights(self.opened, model, average=self.average, keeper=keeper)
+        states = {} if loss is None else state_of_loss(loss)
+        with use_train_modes(model, keep_eval):
+            load_weights(self.opened, model, average=self.average, loss=states.get(NAME))
+
+    def load_state(
+        self, state: State, modes: TrainModes, keeper: ShardedStateProvider | None = None
+    ) -> None:
+        """Load weights and buffers into the model and the loss of an open run.
+
+        Args:
+            state: of the run; only what an evaluation uses changes.
+            modes: of its model in training.
+            keeper: has the parameters that the model lacks.
+
+        Raises:
+            CheckpointError: they are of another model.
+        """
+        from surestep.engine.losses.state import NAME
+        from surestep.record.checkpoint.load import load_weights
+
+        loss, built = state.callback_states.get(NAME), state.built
+        with modes.for_weights():
+            load_weights(
+                self.opened,
+                state.model,
+                average=self.average,
+                keeper=keeper,
+                loss=loss,
+                built=built,
+            )
 
 
 @dataclass(frozen=True)
@@ -185,7 +225,10 @@ class Run:
         return summarize_skips(self.events())
 
     def load_model(self, model: nn.Module, which: Which | int = "best") -> CheckpointInfo:
-        """Verify a checkpoint and load its weights into a model.
+        """Verify a checkpoint and load its weights and buffers into a model.
+
+        Buffers with persistent=False are loaded too if training changed them. In eval mode, a
+        module with its own train() has the weights that it would have after model.eval().
 
         Args:
             model: a model of the same architecture.

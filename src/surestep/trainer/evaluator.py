@@ -19,7 +19,9 @@ from surestep.engine.evaluate.evaluate import evaluate_parts, inference
 from surestep.engine.evaluate.nonfinite_inputs import check_in_memory, forward_of
 from surestep.engine.evaluate.predict import Predictions, check_passes, make_predict_loader, predict
 from surestep.engine.evaluate.update_bn import recompute_statistics
+from surestep.engine.losses.state import own_module
 from surestep.engine.model.precision import autocast, place_model, torch_settings
+from surestep.engine.model.preserve import preserve_buffers
 from surestep.engine.modes import preserve_weights
 from surestep.engine.parallel.manual_allreduce import broadcast_module
 from surestep.engine.plan.plan import Plan
@@ -128,18 +130,20 @@ class Evaluator:
 
     @contextmanager
     def using_checkpoint(self, run: Run, which: Which) -> Iterator[CheckpointInfo]:
-        """Load the weights of a checkpoint, and restore the model's own at the end.
+        """Load weights and buffers of a checkpoint, and restore those of the run at the end.
 
         Weights that DeepSpeed holds outside of the model are copied to the host meanwhile.
         """
-        model, keeper = self.loop.state.model, self.loop.state.keeper
+        state, parts = self.loop.state, self.loop.parts
+        model, keeper = state.model, state.keeper
         kept, apart = copy.deepcopy(model.state_dict()), {}
         if keeper is not None and any(not p.numel() for p in model.parameters()):
             apart = {name: w.local.to("cpu", copy=True) for name, w in keeper.weights()}
         chosen = choose_checkpoint(self.loop.world, run, which)
-        chosen.load(model, keeper if apart else None)
         try:
-            yield chosen.saved
+            with preserve_buffers(model, own_module(parts.loss)):
+                chosen.load_state(state, parts.train_modes, keeper if apart else None)
+                yield chosen.saved
         finally:
             own = {
                 name: value
@@ -237,12 +241,15 @@ def predict_run(
 def load_checkpoint_model(
     run: Run, planned: PreparedTask, which: Which | int
 ) -> tuple[nn.Module, CheckpointInfo]:
-    """Return the model on its device with the weights of a checkpoint, and the checkpoint."""
+    """Return the model on its device with a checkpoint in it and in the loss, and the checkpoint.
+
+    The loss is not moved to the device.
+    """
     chosen = run.choose(which)
     if chosen.needs_base:
         load_init_weights(planned.model, planned.task.init)
     model = place_model(planned.model, planned.plan)
-    chosen.load(model)
+    chosen.load(model, loss=planned.loss, keep_eval=planned.task.keep_eval)
     return model, chosen.saved
 
 

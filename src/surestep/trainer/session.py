@@ -338,7 +338,8 @@ class Session:
         Args:
             checkpoint: the checkpoint, of which every byte was verified.
         """
-        load_checkpoint(self.loop.world, checkpoint, self.state)
+        with self.loop.parts.train_modes.for_weights():
+            load_checkpoint(self.loop.world, checkpoint, self.state)
         self.saving.step = None
         self.loop.on_rollback()
         self._progress.rewind(self.state.progress.step)

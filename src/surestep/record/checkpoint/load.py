@@ -11,21 +11,27 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError
-from surestep.engine.buffers import empty_buffers, every_buffer, restore_buffers
+from surestep.engine.buffers import (
+    empty_buffers,
+    every_buffer,
+    left_out_of_state,
+    restore_buffers,
+)
 from surestep.engine.data.stream_state import STREAM
 from surestep.engine.distributed.shards import ShardedStateProvider, TensorMeta, is_model_sharded
+from surestep.engine.losses.state import NAME as LOSS
 from surestep.engine.model.compile import unwrap_module
 from surestep.engine.model.frozen_weights import fingerprint
 from surestep.engine.state.loss_spikes import SpikeDetector
 from surestep.engine.state.state import BestMetric, Progress, State, Stateful, StepCounts
 from surestep.engine.task.init_weights import summarize_names
 from surestep.record.checkpoint.encoding import CALLBACK_STATES, decode
-from surestep.record.checkpoint.manifest import RECORD, checkpoint_error
+from surestep.record.checkpoint.manifest import BUFFERS, RECORD, checkpoint_error
 from surestep.record.checkpoint.optimizer_state import load_states, match_optimizer_states
 from surestep.record.checkpoint.reader import CheckpointReader
-from surestep.record.checkpoint.staging import BUFFERS
 
 _NONE: Mapping[str, str] = MappingProxyType({})
+_NO_BUFFERS: Mapping[str, Tensor | None] = MappingProxyType({})
 
 
 def prepare_load(found: CheckpointReader, state: State) -> Callable[[], None]:
@@ -40,7 +46,7 @@ def prepare_load(found: CheckpointReader, state: State) -> Callable[[], None]:
     progress, counts = Progress(**record["progress"]), StepCounts(**record["counts"])
     weights = _match_weights(found, state.model, state.base, state.keeper)
     optimizer_states = match_optimizer_states(found, state)
-    callback_states, buffers = decode_states(found), _match_buffers(found, state)
+    callback_states, buffers = decode_states(found), _match_buffers(found, state.built)
     averaged: dict[str, Tensor] | None = None
     has_updates = average is not None and average.n_updates(progress.steps_taken)
     if average is not None and has_updates and "average" in found.manifest.tensors:
@@ -117,15 +123,15 @@ def unmatched_states(record: Mapping[str, Any], state: State) -> list[str]:
     ]
 
 
-def _match_buffers(found: CheckpointReader, state: State) -> dict[str, Tensor]:
+def _match_buffers(found: CheckpointReader, own: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     """Return the buffers that the model's state_dict leaves out; the model must have them."""
     tensors = found.tensors(BUFFERS) if BUFFERS in found.manifest.tensors else {}
-    if foreign := sorted(tensors.keys() - state.built.keys()):
+    if foreign := sorted(tensors.keys() - own.keys()):
         raise CheckpointError(
             f"{found.name} is of a different model: it also has the buffers {_few(foreign)}. Build "
             "the model that was trained."
         )
-    known = {name: tensor for name, tensor in state.built.items() if tensor is not None}
+    known = {name: tensor for name, tensor in own.items() if tensor is not None}
     _check_types(found, tensors, known)
     return tensors
 
@@ -140,10 +146,19 @@ def load_weights(
     *,
     average: bool,
     keeper: ShardedStateProvider | None = None,
+    loss: Stateful | None = None,
+    built: Mapping[str, Tensor | None] = _NO_BUFFERS,
 ) -> None:
-    """Load the weights and buffers of a verified checkpoint, or their average, into a model.
+    """Load all of a verified checkpoint that an evaluation uses into a model and its loss.
 
-    A keeper has the parameters that the model lacks.
+    Args:
+        found: the checkpoint.
+        model: in the modes of training, in which its weights were saved.
+        average: load the average of the weights.
+        keeper: has the parameters that the model lacks.
+        loss: has the buffers of the loss.
+        built: the first values of buffers that the model's state_dict leaves out. Those that are in
+            neither do not change.
 
     Raises:
         CheckpointError: names or shapes differ, or the model has only shards of its parameters;
@@ -162,12 +177,19 @@ def load_weights(
             f"The average in {found.path} cannot be loaded where the processes keep their weights. "
             "Load it in one process: surestep evaluate, or run.load_model(model)."
         )
+    left_out = {name: owner._buffers[key] for name, owner, key in left_out_of_state(model)}
+    buffers = _match_buffers(found, left_out)
     if average:
-        own = {name: v for name, v in model.state_dict().items() if isinstance(v, Tensor)}
+        own = {**model.state_dict(), **left_out}
+        own = {name: v for name, v in own.items() if isinstance(v, Tensor)}
         averaged = found.with_aliases(found.tensors("average", own), partial=True)
         _check_shapes(found, averaged, own)
+        buffers |= {name: averaged.pop(name) for name in averaged.keys() & left_out.keys()}
         weights |= averaged
+    if loss is not None:  # it checks the names before it loads
+        loss.load_state_dict(decode_states(found).get(LOSS, {}))
     _load_weights(found, model, weights, keeper)
+    restore_buffers(model, built, buffers)
 
 
 def _match_weights(

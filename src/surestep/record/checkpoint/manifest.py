@@ -28,6 +28,7 @@ FORMAT = 7
 OLDEST = 6  # without the samples that a metric is of
 MANIFEST = "manifest.json"
 RECORD = "state.json"  # what a checkpoint holds besides tensors
+BUFFERS = "buffers"  # those that the model's state_dict leaves out, if training changed them
 _MAX_SPLIT = 8  # dimensions along which a tensor can be split
 _MAX_DIMENSIONS = 64  # as in torch
 _NO_HASH = "0" * 64  # in place of the manifest's own hash while that is computed

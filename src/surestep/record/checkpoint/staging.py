@@ -21,12 +21,10 @@ from surestep.record.checkpoint.encoding import (
     collect_shards,
     encode,
 )
+from surestep.record.checkpoint.manifest import BUFFERS
 from surestep.record.checkpoint.optimizer_state import encode_optimizer
 from surestep.record.io import dumps
 from surestep.record.safetensors_writer import TensorFile, allocate_file, safetensors_dtype
-
-BUFFERS = "buffers"  # those that the model's state_dict leaves out, if training changed them
-
 
 Named = Mapping[str, Mapping[str, Tensor]]  # by kind ("model", "optimizer", ...) and name
 # Where the shards of this rank begin: the shape of the full tensor, and the offset in it.
