@@ -25,7 +25,7 @@ from surestep.base.errors import DataError
 from surestep.engine.batch import flatten_tensors, only_element
 from surestep.engine.checks.samples import has_opaque
 from surestep.engine.data.batched import NoData
-from surestep.engine.data.dataset import count_samples, in_memory, unwrap_loader
+from surestep.engine.data.dataset import count_samples, find_collate, in_memory, unwrap_loader
 from surestep.engine.data.make_source import is_in_memory, make_source
 from surestep.engine.data.origins import list_entries
 from surestep.engine.data.stream import StreamReader, digest, fingerprint, is_stream
@@ -225,7 +225,7 @@ def _read_stream(data: Any, name: str, task: Task, plan: Plan, seconds: float) -
     owns: these would draw other numbers in later passes, so nothing is read then. That a stream to
     train on can be read again was checked; of another one, the first sample is compared.
     """
-    stream, collate = unwrap_loader(data), task.collate_fn or getattr(data, "collate_fn", None)
+    stream, collate = unwrap_loader(data), find_collate(data, task)
     shared = {"collate_fn": collate, **({} if _is_copied(stream) else {"stream": stream})}
     if OwnGenerators(*shared.items()).found:
         return None

@@ -1,15 +1,25 @@
 """What you may pass as data, and how many samples it has."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Subset,
+    TensorDataset,
+    default_collate,
+    default_convert,
+)
 
 from surestep.base.errors import DataError
+from surestep.engine.batch import only_element
 from surestep.engine.data.sources import InMemory
 from surestep.engine.data.stream import check_restarts, is_stream, length_of, peek
+from surestep.engine.task.task import Task
 
 
 def in_memory(data: Any) -> InMemory | None:
@@ -40,6 +50,20 @@ def is_mixture(data: Any) -> bool:
 def unwrap_loader(data: Any) -> Any:
     """Return the dataset of a DataLoader; other data as it is."""
     return data.dataset if isinstance(data, DataLoader) else data
+
+
+def find_collate(data: Any, task: Task) -> Callable[[list[Any]], Any] | None:
+    """Return the collate function of one split; None for torch's default.
+
+    The DataLoader's own, which is of this split alone, comes before the Task's. If it is torch's
+    default, no one may have chosen it.
+    """
+    own = getattr(data, "collate_fn", None)
+    is_chosen = isinstance(data, DataLoader) and own not in (default_collate, default_convert)
+    if is_chosen and task.collate_fn is not only_element:
+        return own
+    collate = task.collate_fn or own
+    return None if collate is default_collate else collate
 
 
 def dataset_of(data: Any, part: str) -> Any:

@@ -3,9 +3,15 @@
 from collections.abc import Collection
 from typing import Any
 
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
-from surestep.engine.data.dataset import count_samples, dataset_of, in_memory, unwrap_loader
+from surestep.engine.data.dataset import (
+    count_samples,
+    dataset_of,
+    find_collate,
+    in_memory,
+    unwrap_loader,
+)
 from surestep.engine.data.sources import InMemory, MapStyleSource, Source, batched_getter
 from surestep.engine.data.stream import (
     StreamReader,
@@ -37,7 +43,7 @@ def make_source(
     if isinstance(data, DataLoader):
         own = () if training else _PLAN_OPTIONS  # to measure, it loads with its own settings
         options |= {name: getattr(data, name) for name in (*own, *_LOADER_OPTIONS)}
-    collate = task.collate_fn or getattr(data, "collate_fn", None)
+    collate = find_collate(data, task)
     if not is_stream(data):
         if (
             isinstance(dataset, InMemory)
@@ -68,8 +74,7 @@ def is_in_memory(data: Any, task: Task) -> bool:
 
 def _plain_tensors(data: Any, task: Task) -> InMemory | None:
     """Return data that is tensors in memory with torch's default collation."""
-    collate = task.collate_fn or getattr(data, "collate_fn", None)
-    return in_memory(unwrap_loader(data)) if collate in (None, default_collate) else None
+    return in_memory(unwrap_loader(data)) if find_collate(data, task) is None else None
 
 
 def describe_randomness(task: Task) -> tuple[str, str]:
@@ -86,11 +91,7 @@ def describe_randomness(task: Task) -> tuple[str, str]:
             "each sample is read with a seed of its position in the stream",
         )
     dataset = dataset_of(task.train, "train")
-    collate = task.collate_fn
-    if collate is None and isinstance(task.train, DataLoader):
-        collate = task.train.collate_fn
-    if collate is default_collate:
-        collate = None
+    collate = find_collate(task.train, task)
     found = OwnGenerators(("dataset", dataset), ("collate_fn", collate)).found
     for rng in found:
         if rng.seed is None:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, RandomSampler, Subset
 from surestep.base.errors import ConfigError, DataError
 from surestep.engine.data.bptt import BPTTDataset
 from surestep.engine.data.dataloader import sampler_of, sampler_order
-from surestep.engine.data.dataset import count_samples, dataset_of, is_mixture
+from surestep.engine.data.dataset import count_samples, dataset_of, find_collate, is_mixture
 from surestep.engine.data.samplers.basic import BasicOrder
 from surestep.engine.data.sources import InMemory
 from surestep.engine.data.stream import is_stream
@@ -166,6 +166,5 @@ def remaining_data(task: Task, skips: ExcludedSamples | None) -> Task:
     """Return the task with its remaining training data, in stored order."""
     if skips is None:
         return task
-    collate: Any = task.collate_fn or getattr(task.train, "collate_fn", None)
     rest = Subset(dataset_of(task.train, "train"), skips.kept().nonzero().flatten().tolist())
-    return replace(task, train=rest, collate_fn=collate, sampler=None)
+    return replace(task, train=rest, collate_fn=find_collate(task.train, task), sampler=None)

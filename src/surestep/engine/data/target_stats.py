@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from surestep.base.errors import DataError
-from surestep.engine.data.dataset import count_samples, dataset_of
+from surestep.engine.data.dataset import count_samples, dataset_of, find_collate
 from surestep.engine.data.sources import InMemory, MapStyleSource
 from surestep.engine.data.stream import is_stream
 from surestep.engine.losses.adapt import Loss
@@ -68,9 +68,8 @@ def read_targets(task: Task, seed: int, purpose: str) -> Iterator[Any]:
             f"{purpose} reads the training data once before the run, and a stream is not read "
             "twice. Set a number for each class in place of 'balanced'."
         )
-    source = dataset_of(data, "train")
-    if not isinstance(source, InMemory):
-        collate = task.collate_fn or getattr(data, "collate_fn", None)
+    source, collate = dataset_of(data, "train"), find_collate(data, task)
+    if collate is not None or not isinstance(source, InMemory):
         source = MapStyleSource(source, seed=seed, collate=collate, options={"num_workers": 0})
     samples = len(source)
     ranges = [range(start, min(start + BATCH, samples)) for start in range(0, samples, BATCH)]

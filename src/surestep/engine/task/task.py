@@ -93,7 +93,8 @@ class Task:
             each sample once per epoch in a new random order.
         batch_transform: a function of (inputs, targets) that returns both. It changes each global
             training batch on the device: from `surestep.batch_transforms`, or your own.
-        collate_fn: a function from a list of samples to a batch.
+        collate_fn: a function from a list of samples to a batch, for each part of the data. That of
+            a DataLoader, unless it is torch's default, comes first for its part.
         groups: the group of each sample, such as its patient, for "train" and other parts of the
             data by name: a list, an array or a tensor each. A group whose samples are in the
             training data and in another part is a finding.
