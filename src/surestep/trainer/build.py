@@ -46,7 +46,8 @@ from surestep.engine.parallel.strategy import strategy_class
 from surestep.engine.plan.batching import BatchLayout
 from surestep.engine.plan.plan import Plan
 from surestep.engine.rng import GlobalGenerators, ModelRNG
-from surestep.engine.schedule.lr import make_lr_factor, momentum_writer
+from surestep.engine.schedule.groups import GroupSchedule
+from surestep.engine.schedule.lr import make_lr_factor
 from surestep.engine.state.average import AveragedWeights, with_swa_lr
 from surestep.engine.state.state import WHOLE, State, trainable_parameters
 from surestep.engine.step.callback import Callback, stateful_callbacks
@@ -167,9 +168,7 @@ def _make_step_context(
         randomness=ModelRNG(plan.seed, plan.device, generators),
         generators=generators,
         autocast=autocast(plan, cached=task.step is None),
-        lr_factor=first.lr_factor,
-        peak_rates=first.peak_rates,
-        momentum=first.momentum,
+        schedule=first.schedule,
     )
     if task.step is not None and plan.guard == "line_search":
         raise ConfigError(
@@ -187,20 +186,14 @@ def _optimizer_handle(
     plan: Plan, task: Task, state: State, name: str, world: Communicator
 ) -> OptimizerHandle:
     optimizer = state.optimizers[name]
-    peak_lrs = [float(group["lr"]) for group in optimizer.param_groups]
     factor = make_lr_factor(plan.schedule, state.plateau, task.schedule)
     strategy = strategy_class(plan.parallel_strategy)
     if task.step is not None and world.size > 1:
         strategy = ManualAllReduceStrategy
-    momentum = momentum_writer(plan.schedule, optimizer)
-    if momentum is not None:
-        state.scheduled[name] = ("betas", "momentum")
+    factor = with_swa_lr(factor, plan.average, float(optimizer.param_groups[0]["lr"]))
+    schedule = state.schedules[name] = GroupSchedule(optimizer, factor, plan.schedule)
     return OptimizerHandle(
-        strategy(plan, state, world, name),
-        with_swa_lr(factor, plan.average, peak_lrs[0]),
-        peak_lrs,
-        OptimizerSnapshot(optimizer),
-        momentum,
+        strategy(plan, state, world, name), schedule, OptimizerSnapshot(optimizer)
     )
 
 

@@ -229,7 +229,7 @@ class Session:
             best.latest, best.latest_step, best.measured = metrics, step, measured
             best.is_due = False
             self.saving.step = None  # a checkpoint of this step does not have the metrics
-            for line in update_best(self.plan, self.state, metrics, self.loop.parts.peak_rates[0]):
+            for line in update_best(self.plan, self.state, metrics, self.loop.parts.schedule.peak):
                 self.print_line(line)
             for callback in self.loop.callbacks:
                 self.loop.queue_request(callback.on_evaluate(self.state, metrics))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from surestep.base.errors import ConfigError, TaskError
+from surestep.base.errors import TaskError
 from surestep.engine.schedule.curves import lr_factor
 from surestep.engine.schedule.lr import (
     PlateauState,
@@ -16,7 +16,6 @@ from surestep.engine.schedule.lr import (
     lr_summary,
     make_lr_factor,
     momentum,
-    momentum_writer,
 )
 from surestep.engine.schedule.registry import ScheduleSpec
 from tests.tiny import GIVEN, decide
@@ -279,18 +278,6 @@ def test_cycles_end_at_the_lowest_learning_rate(said, ends):
     else:
         assert found == tuple(math.ceil(3 + 57 * cycle / 7) for cycle in range(1, 8))
     assert cycle_ends(shape(**said)) == ()
-
-
-def test_cycled_momentum_is_written_to_momentum_or_betas():
-    adam = torch.optim.Adam([torch.zeros(1, requires_grad=True)], betas=(0.9, 0.99))
-    write = momentum_writer(shape(name="one_cycle"), adam)
-    adam.load_state_dict(adam.state_dict())  # makes new groups
-    write(0)
-    assert adam.param_groups[0]["betas"] == (0.95, 0.99)
-    rprop = torch.optim.Rprop([torch.zeros(1, requires_grad=True)])
-    with pytest.raises(ConfigError, match=r"say\s.*cycle_momentum=False|cycle_momentum=False"):
-        momentum_writer(shape(name="one_cycle"), rprop)
-    assert momentum_writer(shape(name="one_cycle", cycle_momentum=False), rprop) is None
 
 
 @pytest.mark.parametrize("answer", [-0.1, math.inf, math.nan, None, "1", torch.ones(())])

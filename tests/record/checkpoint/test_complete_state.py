@@ -82,7 +82,7 @@ CHANGES = {
     "callback_states": lambda state: None,
     "keeper": None,  # its tensors are those of the model and the optimizers
     "spikes": lambda state: vars(state.spikes).update(SPIKES),
-    "scheduled": None,  # follows from the Plan, as do the options that it names
+    "schedules": None,  # what the user's code has set is stored with the optimizers
     "built_options": None,  # how the optimizers are built; a checkpoint stores it separately
 }
 SEEN = {

@@ -191,6 +191,8 @@ def preserve_state(parts: StepContext) -> Iterator[None]:
         stack.enter_context(parts.train_modes.use())
         stack.enter_context(preserve_buffers(model, parts.loss.module))
         stack.enter_context(disable_compile(model))
+        for schedule in state.schedules.values():
+            stack.enter_context(schedule.preserve())
         for snapshot in optimizers:
             snapshot.save()
         parts.on_backward, generators.seeded = [], True  # the step may be the first of a process
@@ -227,8 +229,7 @@ def _rerun_step(
         }
         seen = {"": loss_sum, **seen}
     else:
-        rate = parts.lr_factor(parts.state.progress.steps_taken)
-        update = parts.custom_update(parts, batch, divisor, rate)
+        update = parts.custom_update(parts, batch, divisor)
         assert update.loss_sum is not None
         loss_sum, seen = update.loss_sum, {"": update.loss_sum}
         if update.norms is not None:

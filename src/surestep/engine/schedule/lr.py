@@ -5,14 +5,12 @@ has the right rate because it knows how many steps it took. Only `reduce_on_plat
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal
 
-import torch
-
-from surestep.base.errors import ConfigError, TaskError
+from surestep.base.errors import TaskError
 from surestep.engine.schedule.curves import (
     HAIR,
     anneal,
@@ -160,32 +158,6 @@ def _checked(function: UserFunction, total: int) -> Factor:
                 f"{type(error).__name__}: {error}. It is called as schedule(steps_taken, total)."
             ) from error
     return at
-
-
-def momentum_writer(
-    shape: ScheduleSpec, optimizer: torch.optim.Optimizer
-) -> Callable[[int], None] | None:
-    """Return what writes the cycled momentum into parameter groups; None if it is not cycled.
-
-    Raises:
-        ConfigError: a group has neither a momentum nor betas.
-    """
-    at = momentum(shape)
-    if at is None:
-        return None
-    for group in optimizer.param_groups:
-        if "betas" not in group and "momentum" not in group:
-            raise ConfigError(no_momentum_message(shape.name))
-
-    def write(steps_taken: int) -> None:
-        value = at(steps_taken)
-        for group in optimizer.param_groups:  # loading a state replaces them
-            if "betas" in group:
-                group["betas"] = (value, *group["betas"][1:])
-            else:
-                group["momentum"] = value
-
-    return write
 
 
 def no_momentum_message(name: str) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
 from surestep.engine.distributed.shards import ShardedStateProvider
+from surestep.engine.schedule.groups import GroupSchedule
 from surestep.engine.schedule.lr import PlateauState
 from surestep.engine.state.average import AveragedWeights
 from surestep.engine.state.loss_spikes import SpikeDetector
@@ -144,7 +145,7 @@ class State:
         spikes: recent losses and skipped ranges of the spike detection.
         keeper: provides the full tensors of a strategy that stores parameters and optimizer state
             outside of `model` and `optimizers`.
-        scheduled: the options that the schedule sets before each step, by optimizer.
+        schedules: what sets learning rates and momenta before each step, by optimizer.
         built_options: the options of each optimizer's groups before the first step.
     """
 
@@ -162,7 +163,7 @@ class State:
     callback_states: dict[str, Stateful] = field(default_factory=dict)
     spikes: SpikeDetector = field(default_factory=SpikeDetector)
     keeper: ShardedStateProvider | None = None
-    scheduled: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    schedules: dict[str, GroupSchedule] = field(default_factory=dict)
     built_options: dict[str, list[dict[str, Any]]] = field(init=False)
 
     def __post_init__(self) -> None:

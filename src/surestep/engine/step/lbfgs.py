@@ -17,7 +17,7 @@ class _NonFiniteEvaluation(Exception):
     """The loss or a gradient is not finite; the arguments are loss_sum and norms."""
 
 
-def lbfgs_update(context: StepContext, batch: Batch, divisor: float, factor: float) -> UpdateResult:
+def lbfgs_update(context: StepContext, batch: Batch, divisor: float) -> UpdateResult:
     """Update the parameters by a search over the batch, or not at all.
 
     Every evaluation uses the same micro-batches with the same items and seeds. If one is not
@@ -41,8 +41,7 @@ def lbfgs_update(context: StepContext, batch: Batch, divisor: float, factor: flo
         norms = context.strategy.clip_grad_norm()
         evaluated = [(loss_sum, norms)]  # the gradients of the first evaluation are already there
         optimizer: Any = context.strategy.optimizer
-        for group, peak in zip(optimizer.param_groups, context.peak_rates, strict=True):
-            group["lr"] = peak * factor
+        context.schedule.write(context.state.progress.steps_taken)
         snapshot = OptimizerSnapshot(optimizer)
         snapshot.save(copy_value=copy.copy)  # the history is lists of tensors that never change
         try:

@@ -226,6 +226,8 @@ class Loop:
             self._started = True
             for callback in self.callbacks:
                 self.queue_request(callback.on_start(self.state))
+            for schedule in self.state.schedules.values():
+                schedule.start(self.state.progress.steps_taken)
             self.run_requests()
 
     def queue_request(self, request: Request | None) -> None:
@@ -342,6 +344,8 @@ class Loop:
     def on_rollback(self) -> None:
         """Continue from the checkpoint that was just loaded."""
         self.rolled_back = True
+        for schedule in self.state.schedules.values():
+            schedule.show(self.state.progress.steps_taken)
         self._skips, self._asked = [], []
         self.parts.strategy.reset_guard()
         if not self.interrupted:

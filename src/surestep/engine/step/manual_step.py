@@ -382,7 +382,6 @@ def manual_update(
     context: StepContext,
     batch: Batch,
     divisor: float,
-    lr_factor: float,
 ) -> UpdateResult:
     """Call the step function of a Task; undo its updates if a value is not finite."""
     manual_step = ManualStep(context, optimizers, batch)

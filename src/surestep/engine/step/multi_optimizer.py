@@ -11,7 +11,7 @@ from torch import Tensor
 
 from surestep.base.warn import warn
 from surestep.engine.parallel.single import DeviceGuard, SingleProcessStrategy, all_finite
-from surestep.engine.schedule.registry import Factor
+from surestep.engine.schedule.groups import GroupSchedule
 from surestep.engine.state.state import copied_options
 from surestep.engine.step_outcome import StepOutcome
 
@@ -79,13 +79,11 @@ class OptimizerSnapshot:
 
 @dataclass
 class OptimizerHandle:
-    """An optimizer with its strategy, its learning rates and a snapshot."""
+    """An optimizer with its strategy, its schedule and a snapshot."""
 
     strategy: SingleProcessStrategy
-    lr_factor: Factor
-    peak_rates: list[float]
+    schedule: GroupSchedule
     snapshot: OptimizerSnapshot
-    momentum: Callable[[int], None] | None = None
 
 
 class OptimizerSet:
@@ -140,14 +138,9 @@ class OptimizerSet:
 
     def set_rate(self, name: str, steps_taken: int) -> float:
         """Set the learning rates of an optimizer; return that of its first group."""
-        handle = self.by_name[name]
-        factor = handle.lr_factor(steps_taken)
-        groups = handle.strategy.optimizer.param_groups
-        for group, peak in zip(groups, handle.peak_rates, strict=True):
-            group["lr"] = peak * factor
-        if handle.momentum is not None:
-            handle.momentum(steps_taken)
-        return handle.peak_rates[0] * factor
+        schedule = self.by_name[name].schedule
+        schedule.write(steps_taken)
+        return schedule.groups[0].written
 
     def step(self, name: str, loss: Tensor, grad_norm: Tensor, *, pending: bool) -> None:
         """Update the parameters of one optimizer.

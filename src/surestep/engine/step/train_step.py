@@ -23,7 +23,7 @@ from surestep.engine.model.preserve import BufferSnapshot
 from surestep.engine.modes import TrainModes
 from surestep.engine.parallel.single import SingleProcessStrategy
 from surestep.engine.rng import GlobalGenerators, ModelRNG
-from surestep.engine.schedule.registry import Factor
+from surestep.engine.schedule.groups import GroupSchedule
 from surestep.engine.state.state import Progress, State
 from surestep.engine.step_outcome import Gradients, GradNorm, Named, StepOutcome
 
@@ -94,8 +94,8 @@ class StepContext:
         on_backward: called after the backward pass, before clipping.
         freeze: freezes and unfreezes parameters for a number of steps taken.
         custom_update: replaces forward, backward, clipping and the optimizer step, for a Task with
-            its own step and for L-BFGS. Its arguments are the context, the batch, the divisor of
-            the loss, and the factor of the learning rates.
+            its own step and for L-BFGS. Its arguments are the context, the batch and the divisor of
+            the loss.
         transform: transforms the global batch.
     """
 
@@ -107,12 +107,10 @@ class StepContext:
     randomness: ModelRNG
     generators: GlobalGenerators
     autocast: AbstractContextManager[Any]
-    lr_factor: Factor
-    peak_rates: list[float]
-    momentum: Callable[[int], None] | None = None
+    schedule: GroupSchedule
     on_backward: list[Callable[[State], None]] = field(default_factory=list)
     freeze: Callable[[int], None] | None = None
-    custom_update: Callable[["StepContext", Batch, float, float], UpdateResult] | None = None
+    custom_update: Callable[["StepContext", Batch, float], UpdateResult] | None = None
     transform: BatchTransform | None = None
 
 
@@ -126,7 +124,8 @@ def train_step(context: StepContext, batch: Batch) -> StepResult:
     items updates nothing.
     """
     state, strategy, before = context.state, context.strategy, context.state.progress
-    lr_factor = context.lr_factor(before.steps_taken)
+    schedule = context.schedule
+    lr_factor = schedule.factor_at(before.steps_taken)
     if context.transform is not None and batch.samples:
         batch = context.transform(batch, before.step)
     if strategy.world.size > 1:
@@ -135,12 +134,15 @@ def train_step(context: StepContext, batch: Batch) -> StepResult:
     if items:
         if context.freeze is not None:
             context.freeze(before.steps_taken)
-        context.train_modes.apply()
+        for module, training in context.train_modes.wanted:
+            if module.training is not training:
+                context.train_modes.apply()
+                break
         if context.buffers.slots:
             context.buffers.save()
         divisor = items if context.loss.divides else 1.0
         if context.custom_update is not None:
-            update = context.custom_update(context, batch, divisor, lr_factor)
+            update = context.custom_update(context, batch, divisor)
         else:
             loss_sum, items, logged = _compute_gradients(context, batch, divisor)
             if items:  # under DDP the items of all ranks may arrive with the gradients
@@ -149,10 +151,13 @@ def train_step(context: StepContext, batch: Batch) -> StepResult:
                     hook(state)
                 norms = strategy.clip_grad_norm()
                 groups = strategy.optimizer.param_groups
-                for group, peak in zip(groups, context.peak_rates, strict=True):
-                    group["lr"] = peak * lr_factor
-                if context.momentum is not None:
-                    context.momentum(before.steps_taken)
+                for group, own in zip(groups, schedule.groups, strict=True):
+                    if group["lr"] is not own.written:
+                        schedule.note_changes()
+                    group["lr"] = own.written = own.lr * (lr_factor / own.factor)
+                schedule.factor = lr_factor
+                if schedule.cycles_momentum:
+                    schedule.write_momentum(before.steps_taken)
                 outcome = strategy.step(loss_sum, norms.total)
                 update = UpdateResult(outcome, norms, loss_sum, logged)
         if context.buffers.slots:
@@ -165,7 +170,8 @@ def train_step(context: StepContext, batch: Batch) -> StepResult:
     step, steps_taken, seen = before.step + 1, before.steps_taken + took_step, before.items + items
     epoch, position = (before.epoch + 1, 0) if batch.ends_epoch else (before.epoch, batch.end)
     state.progress = Progress(step, steps_taken, epoch, position, seen)
-    lr, divisor = context.peak_rates[0] * lr_factor, items if context.loss.divides else 1.0
+    first, divisor = schedule.groups[0], items if context.loss.divides else 1.0
+    lr = first.lr * (lr_factor / first.factor)
     return StepResult(step, batch.epoch, lr, items, divisor, batch.samples, before, *update)
 
 

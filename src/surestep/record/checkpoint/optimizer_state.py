@@ -17,11 +17,13 @@ from surestep.engine.distributed.shards import ShardedStateProvider, TensorShard
 from surestep.engine.optim.param_groups import parameters_of
 from surestep.engine.state.state import State, copied_options
 from surestep.record.checkpoint.encoding import collect_shards, decode, encode
+from surestep.record.checkpoint.manifest import RECORD, checkpoint_error
 from surestep.record.checkpoint.reader import CheckpointReader
 from surestep.record.schemas import format_value
 
 _PARAMETER_LIKE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum")
 _NEVER_SAVED = ("params", "lr")  # the learning rate is set from the schedule before each step
+_OWN_VALUES = "$schedule"  # of a group: what the user's code has set beside the schedule
 _CONSTANTS = (type, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum)
 _NUMBERS = (int, float, np.number, Tensor)
 # Slots that torch creates only if an option is set, filled with zeros.
@@ -65,25 +67,29 @@ def encode_optimizer(
 def _encode_options(called: str, state: State, tensors: dict[str, Tensor]) -> list[dict[str, Any]]:
     """Return the options of each group that are not as they were built."""
     never, found = _never_saved(called, state), []
-    built = state.built_options[called]
+    built, schedule = state.built_options[called], state.schedules.get(called)
     for index, group in enumerate(state.optimizers[called].param_groups):
         first = built[index] if index < len(built) else {}
         changed = {}
         for name, value in group.items():
             if name in never or callable(value) or isinstance(value, _CONSTANTS):
                 continue
+            if schedule is not None:
+                value = schedule.unscheduled(index, name, value)
             key, own = f"{called}/$groups/{index}/{name}", dict[str, Tensor]()
             encoded = encode(key, value, own)
             if name not in first or not _is_built(key, encoded, own, first[name]):
                 changed[name] = encoded
                 tensors |= own
+        if schedule is not None and (own_values := schedule.changes(index)):
+            changed[_OWN_VALUES] = encode("", own_values, {})
         found.append(changed)
     return found
 
 
 def _never_saved(called: str, state: State) -> tuple[str, ...]:
     left_out = getattr(state.optimizers[called], "left_out", ())
-    return (*_NEVER_SAVED, *left_out, *state.scheduled.get(called, ()))
+    return (*_NEVER_SAVED, *left_out)
 
 
 def _is_built(key: str, encoded: Any, tensors: Mapping[str, Tensor], built: Any) -> bool:
@@ -124,7 +130,7 @@ def match_optimizer_states(found: CheckpointReader, state: State) -> dict[str, d
     for called in state.optimizers:
         match = _OptimizerMatch(found, called, state)
         if state.keeper is not None:
-            states[called] = match.sharded(state.keeper)
+            states[called] = match.sharded(state.keeper) | {_OWN_VALUES: match.own_values}
             continue
         # Clone: tensors of a mapped file can have any alignment, which can change a last digit.
         own = {
@@ -132,7 +138,7 @@ def match_optimizer_states(found: CheckpointReader, state: State) -> dict[str, d
             for key, tensor in tensors.items()
             if key.startswith(f"{called}/")
         }
-        states[called] = match.by_index(own)
+        states[called] = match.by_index(own) | {_OWN_VALUES: match.own_values}
     return states
 
 
@@ -150,6 +156,7 @@ class _OptimizerMatch:
         self.state = state
         self.optimizer = state.optimizers[called]
         self.record = found.record["optimizers"][called]
+        self.own_values: list[dict[str, float]] = [{} for _ in self.optimizer.param_groups]
         if self.record["class"] != _class_name(self.optimizer):
             raise CheckpointError(
                 f"{found.name} holds the state of {self.record['class']}, and the optimizer here "
@@ -230,6 +237,9 @@ class _OptimizerMatch:
             if parameter not in saved:
                 raise CheckpointError(f"{self.found.name} has no optimizer state for {parameter}.")
             for name, value in saved[parameter].items():
+                if name == _OWN_VALUES:
+                    self.own_values[number] = self._check_own_values(value)
+                    continue
                 may_be_new = name not in group and not _is_of_torch(self.optimizer)
                 fits = may_be_new or (name in group and _has_type(value, group[name]))
                 if name in _NEVER_SAVED or not fits:
@@ -244,6 +254,18 @@ class _OptimizerMatch:
                     value = value.to(like.device)
                 options[name] = value
         return options
+
+    def _check_own_values(self, values: Any) -> dict[str, float]:
+        """Return values that `GroupSchedule.load` takes.
+
+        Raises:
+            CheckpointError: one is not a number.
+        """
+        named = values if isinstance(values, Mapping) else {}
+        are_numbers = all(isinstance(value, float) for value in named.values())
+        if not named or not are_numbers or not named.get("factor", 1.0):
+            raise checkpoint_error(self.found.path, RECORD, f"its {_OWN_VALUES} are not numbers")
+        return dict(named)
 
     def _check_slots(self, parameter: Tensor, name: str, slots: Mapping[str, Any]) -> None:
         """Check the slots whose shape and dtype torch's fused kernels do not check."""
@@ -294,16 +316,18 @@ def load_states(
 ) -> None:
     """Load what `match_optimizer_states` returned into the optimizers."""
     for called, loaded in states.items():
-        optimizer = state.optimizers[called]
+        optimizer, own_values = state.optimizers[called], loaded.pop(_OWN_VALUES)
         if state.keeper is None:
             _load_optimizer(optimizer, loaded)
-            continue
-        for group, options in zip(optimizer.param_groups, loaded["options"], strict=True):
-            group.update(options)
-        with found.open_tensors("optimizer") as read:
-            for name, keys in loaded["slots"].items():
-                slots = {slot: read(key, None) for slot, key in keys.items()}
-                state.keeper.put_slots(called, name, slots)
+        else:
+            for group, options in zip(optimizer.param_groups, loaded["options"], strict=True):
+                group.update(options)
+            with found.open_tensors("optimizer") as read:
+                for name, keys in loaded["slots"].items():
+                    slots = {slot: read(key, None) for slot, key in keys.items()}
+                    state.keeper.put_slots(called, name, slots)
+        if called in state.schedules:
+            state.schedules[called].load(own_values)
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, loaded: dict[str, Any]) -> None:
