@@ -10,7 +10,7 @@ checkers only.
 import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -144,12 +144,9 @@ class DataCase:
         """Among how many classes the outputs choose; None if that is not known."""
         loss, signature = self.loop.loader.loss, self.loop.signature
         outputs = [] if signature is None else signature["outputs"]
-        if loss.kind != "classes" or loss.classes is None or len(outputs) != 1:
+        if loss.class_dim is None or len(outputs) != 1 or len(outputs[0]["shape"]) < 2:
             return None
-        shape = [max(1, size) for size in outputs[0]["shape"]]
-        with suppress(Exception):  # the outputs may be something that only the loss can read
-            return loss.classes(torch.empty(shape, device="meta"))
-        return None
+        return int(outputs[0]["shape"][loss.class_dim])
 
     @property
     def ignored_class(self) -> int:

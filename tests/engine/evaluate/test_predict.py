@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
+from surestep import losses
 from surestep.base.errors import ConfigError, TaskError
 from surestep.engine.evaluate.predict import make_predict_loader, predict
 from surestep.engine.model.precision import autocast
@@ -279,6 +280,26 @@ def test_monte_carlo_dropout_equals_a_plain_loop():
     assert (found["prediction"] == chance.argmax(1).numpy()).all()
     assert (found["spread"] > 0).any()
     assert net[4].num_batches_tracked == 0
+
+
+@pytest.mark.parametrize("loss", ["classes last", "classes second", "torch"])
+@pytest.mark.parametrize("passes", [None, 3])
+def test_classes_are_those_of_the_dimension_that_the_loss_reads(loss, passes):
+    x, classes = torch.randn(20, 3, 4), torch.zeros(20, 3, dtype=torch.int64)
+    net = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))  # as many positions as classes
+    dim, given = {
+        "classes last": (-1, losses.multiclass(class_dim=-1)),
+        "classes second": (1, losses.multiclass()),
+        "torch": (1, nn.CrossEntropyLoss()),
+    }[loss]
+    found = predicted({"test": (x, classes), "model": net, "loss": given}, passes=passes)
+    scores = found["output" if passes is None else "probability"]
+    assert (found["prediction"] == scores.argmax(dim)).all()
+    assert found["prediction"].shape == (20, 3)
+    if passes:
+        np.testing.assert_allclose(scores.sum(dim), 1, rtol=1e-5)
+        entropy = -(scores * np.log(scores)).sum(dim)
+        np.testing.assert_allclose(found["entropy"], entropy, rtol=1e-5)
 
 
 def test_monte_carlo_dropout_is_repeatable_and_preserves_the_random_state():

@@ -124,8 +124,9 @@ def check_first_batch(
             narrow, tried, signature = checks.run(micro)
         pop_logged()
     for head, value in tried if fresh else ():
-        if head.loss.classes is not None and head.loss.divides:
-            classes = head.loss.classes(head.outputs)
+        class_dim = head.loss.find_class_dim(head.outputs)
+        if class_dim is not None and head.loss.divides:
+            classes = head.outputs.shape[class_dim]
             check_first_loss(float(value) / head.micro_batch.items, classes, head.name)
     # Of ready batches, the sizes of the others are not known.
     return FirstBatchResult(set() if loader.is_ready else narrow, signature)

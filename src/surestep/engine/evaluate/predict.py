@@ -167,8 +167,8 @@ def _find_problems(arrays: Mapping[str, NDArray[Any]]) -> Iterator[str]:
 def _name_outputs(outputs: Any, loss: Loss) -> dict[str, Any]:
     """Return the outputs, and the class if there is one."""
     named = {"output": outputs}
-    if _has_classes(outputs, loss):
-        named["prediction"] = _choose(outputs)
+    if (class_dim := loss.find_class_dim(outputs)) is not None:
+        named["prediction"] = _choose(outputs, class_dim)
     return named
 
 
@@ -183,30 +183,25 @@ def _mc_dropout(
         kwargs = map_tensors(dict(micro.kwargs), Tensor.clone)
         outputs = forward(micro._replace(args=args, kwargs=kwargs), number)
         tensors = flatten_outputs(outputs, "output")
-        if _has_classes(outputs, loss):
-            tensors["probability"] = at_least_fp32(outputs).softmax(dim=1)
+        if (class_dim := loss.find_class_dim(outputs)) is not None:
+            tensors["probability"] = at_least_fp32(outputs).softmax(class_dim)
         return tensors
 
     named, spread = mean_and_std(run_pass, passes)
     probability = named.pop("probability", None)
     for name in list(named):
         named[name.replace("output", "spread", 1)] = spread[name]
-    if probability is not None:
+    if probability is not None and loss.class_dim is not None:
         named["probability"] = probability
-        named["prediction"] = _choose(probability)
-        named["entropy"] = torch.special.entr(probability).sum(dim=1)
+        named["prediction"] = _choose(probability, loss.class_dim)
+        named["entropy"] = torch.special.entr(probability).sum(loss.class_dim)
     return named
 
 
-def _has_classes(outputs: Any, loss: Loss) -> bool:
-    scores = isinstance(outputs, Tensor) and outputs.is_floating_point()
-    return scores and loss.kind == "classes" and outputs.dim() > 1
-
-
-def _choose(scores: Tensor) -> Tensor:
-    """Return the class of the largest score, classes in dimension 1; -1 if one is NaN."""
-    known = ~scores.isnan().any(dim=1)
-    return scores.argmax(dim=1).where(known, -1)
+def _choose(scores: Tensor, class_dim: int) -> Tensor:
+    """Return the class of the largest score; -1 if one is NaN."""
+    known = ~scores.isnan().any(class_dim)
+    return scores.argmax(class_dim).where(known, -1)
 
 
 def check_passes(passes: int | None) -> None:

@@ -150,7 +150,7 @@ def _from_module(given: LossModule) -> Loss:
         label=repr(own),
         divides_by=own.doc.divides_by,
         check=own.check,
-        classes=own.count_classes if isinstance(own, MultiClass) else None,
+        class_dim=own.class_dim if isinstance(own, MultiClass) else None,
         module=own,
         is_separable=own.is_separable,
     )

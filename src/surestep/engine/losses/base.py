@@ -46,7 +46,7 @@ class Loss:
         label: its name, for messages.
         divides_by: what its mean is over, for messages.
         check: checks the first batch.
-        classes: number of classes that the outputs choose among, if uniform guessing is a start.
+        class_dim: dimension of the outputs that has the classes; None if they do not choose a class.
         module: what has tensors to move to the device.
         is_separable: False if it compares the samples of a batch with each other.
         in_fp32: `value`, summed in fp32; used if `value` returns a sum in 16 bits.
@@ -64,7 +64,7 @@ class Loss:
     label: str = "a function"
     divides_by: str = "samples"
     check: Callable[[FirstBatch], None] | None = None
-    classes: Callable[[Tensor], int] | None = None
+    class_dim: int | None = None
     module: nn.Module | None = None
     is_separable: bool = True
     in_fp32: Callable[[Any, Any], Tensor] | None = None
@@ -111,6 +111,11 @@ class Loss:
         scale = 1.0 if self.is_sum else items
         parts = {name: at_least_fp32(part) * scale for name, part in value.items()}
         return cast(Tensor, sum(parts.values())), parts
+
+    def find_class_dim(self, outputs: Any) -> int | None:
+        """Return the dimension of outputs that has scores of classes; None if they are others."""
+        is_scores = isinstance(outputs, Tensor) and outputs.is_floating_point()
+        return self.class_dim if is_scores and outputs.dim() > 1 else None
 
     def to(self, device: torch.device) -> None:
         """Move class weights and the teacher to the device; the teacher goes to eval mode."""

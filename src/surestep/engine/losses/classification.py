@@ -156,15 +156,6 @@ class MultiClass(WeightedLossModule):
             return targets
         return targets.flatten(0, -2) if targets.is_floating_point() else targets.flatten()
 
-    def count_classes(self, outputs: Tensor) -> int:
-        """Return how many classes the outputs choose among.
-
-        Args:
-            outputs: logits (N, C, ...), or (N, ..., C) with class_dim=-1.
-        """
-        rows = outputs if self.class_dim == 1 else outputs.flatten(0, -2)
-        return int(torch.atleast_2d(rows).shape[1])
-
     def count(self, targets: Tensor) -> int:
         """Count targets that are not ignored, or samples if targets are probabilities."""
         return targets.shape[0] if targets.is_floating_point() else super().count(targets)

@@ -134,7 +134,7 @@ def _classes(summing: Any, reduction: str) -> Loss:
         if summing.weight is not None
         else "targets that are not ignored",
         check=check,
-        classes=like.count_classes,
+        class_dim=like.class_dim,
         module=summing,
     )
 
