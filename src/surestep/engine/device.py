@@ -32,6 +32,16 @@ def sum_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+def as_summand(value: Any) -> torch.Tensor:
+    """Return a number as a tensor of a type in which many can be added.
+
+    In its own type, a sum may stop or wrap: at 256 in bf16, 2048 in fp16, 255 in uint8.
+    """
+    if not isinstance(value, torch.Tensor):
+        return torch.as_tensor(value, dtype=torch.float64)
+    return value.to(sum_dtype(value.device) if value.is_floating_point() else torch.int64)
+
+
 def peak_memory(device: torch.device) -> int:
     """Return the most bytes that torch had on a CUDA device, or this process on the host."""
     if device.type == "cuda":

@@ -88,6 +88,13 @@ def test_balanced_pos_weight_is_zeros_divided_by_ones(loss, targets, expected):
     torch.testing.assert_close(found.reshape(-1), wanted, rtol=1e-15, atol=0)
 
 
+def test_balanced_pos_weight_counts_more_targets_than_fp32_can():
+    loss = surestep.losses.binary(pos_weight="balanced")
+    many = torch.ones((), dtype=torch.uint8).expand(2**24)
+    loss.fit([many, *[torch.ones(1)] * 5, torch.zeros(3)])
+    assert float(loss.weights) == 3 / (2**24 + 5)
+
+
 def test_ignored_labels_do_not_count_for_balanced_pos_weight():
     loss = surestep.losses.binary(pos_weight="balanced", ignore_index=-1)
     targets = torch.tensor([[1.0], [0.0], [-1.0], [0.0]])

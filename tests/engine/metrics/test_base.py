@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 import torchmetrics
@@ -45,6 +46,35 @@ def measured(metric, cut):
 )
 def test_metric_does_not_depend_on_the_batch_size(metric, cut):
     assert measured(metric, cut) == {"m": pytest.approx(float(accuracy(OUTPUTS, TARGETS)))}
+
+
+SUMMANDS = [torch.bfloat16, torch.float16, torch.float32, torch.uint8, torch.int32, torch.bool]
+NUMPY = [np.float16, np.float32, np.uint8]
+
+
+@pytest.mark.parametrize("kind", [*SUMMANDS, *NUMPY], ids=str)
+def test_sum_and_count_of_any_type_are_added_up_exactly(kind):
+    def some(outputs, targets):
+        rows = int(outputs[0])
+        return tuple(
+            torch.tensor(n, dtype=kind) if isinstance(kind, torch.dtype) else kind(n)
+            for n in (rows > 1, rows)
+        )
+
+    (opened,) = init_metrics({"m": some}, CPU)
+    sizes = [1 if kind == torch.bool else 1 + row % 7 for row in range(5000)]
+    for size in sizes:
+        opened.update(torch.tensor([size]), None, 1, range(1))
+    right = sum(size > 1 for size in sizes) / sum(sizes)
+    assert opened.compute() == {"m": right}
+
+
+def test_count_in_fp32_does_not_stop_at_2_to_24():
+    (opened,) = init_metrics({"m": lambda o, t: (o.sum(), o.sum())}, CPU)
+    for value in (2.0**24, *[1.0] * 100):
+        opened.update(torch.tensor([value]), None, 1, range(1))
+    assert float(opened.count) == 2**24 + 100
+    assert opened.compute() == {"m": 1.0}
 
 
 def test_metric_object_is_reset_before_each_evaluation():

@@ -46,7 +46,7 @@ class Loss:
         label: its name, for messages.
         divides_by: what its mean is over, for messages.
         check: checks the first batch.
-        class_dim: dimension of the outputs that has the classes; None if they do not choose a class.
+        class_dim: dimension of the outputs that has the classes; None if there are none.
         module: what has tensors to move to the device.
         is_separable: False if it compares the samples of a batch with each other.
         in_fp32: `value`, summed in fp32; used if `value` returns a sum in 16 bits.

@@ -248,7 +248,7 @@ class Binary(WeightedLossModule):
 
     def balanced(self, targets: Iterable[Any]) -> Tensor:
         """Return targets of 0 / targets of 1: of each label (dim 1), or of all."""
-        positives = negatives = torch.zeros(())
+        positives = negatives = torch.zeros((), dtype=torch.int64)
         for batch in targets:
             yes, no = batch == 1, batch == 0
             if bool((~yes & ~no & (batch != self.ignore_index)).any()):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
 from surestep.engine.batch import MicroBatch
-from surestep.engine.device import sum_dtype
+from surestep.engine.device import as_summand, sum_dtype
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.losses.base import at_least_fp32
 from surestep.engine.metrics.whole_set import WholeSet, WholeSetMetric, named_values
@@ -99,16 +99,15 @@ class MeanMetric:
             return
         value = self.function(outputs, targets)
         if isinstance(value, tuple) and len(value) == 2:
-            total, counted = value
+            total, counted = map(as_summand, value)
         else:
-            kind = value.dtype if isinstance(value, Tensor) else self.total.dtype
-            total, counted = torch.as_tensor(value, dtype=kind, device=self.total.device), count
+            total, counted = as_summand(value), torch.tensor(count)
             if total.numel() != 1:
                 raise TaskError(
                     f"metrics[{self.name!r}] returned a tensor of shape {tuple(total.shape)}. "
                     "Return a mean over the batch, or a pair (sum, count)."
                 )
-            total = total.reshape(()).double() * count
+            total = total.reshape(()) * counted
         self.total += total
         self.count = self.count + counted
 
