@@ -88,7 +88,7 @@ class Logged(surestep.Callback):
 
     def on_step(self, state, result):
         found = {}
-        for name, loss in result.logged:
+        for name, loss, _ in result.logged:
             found[name] = found.get(name, 0.0) + float(loss)
         self.losses.append(found)
         self.samples.append(result.samples)

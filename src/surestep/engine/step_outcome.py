@@ -4,7 +4,19 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-Named = tuple[str, Tensor]
+
+class Logged(NamedTuple):
+    """A part of a value that a step logs: of a sum, or of a mean over items.
+
+    Attributes:
+        name: its name in the events.
+        value: the part, (); of a mean the mean over `items`, times `items`.
+        items: what a part of a mean is over; 0 for a part of a sum.
+    """
+
+    name: str
+    value: Tensor
+    items: float = 0.0
 
 
 class Gradients(NamedTuple):
@@ -13,12 +25,12 @@ class Gradients(NamedTuple):
     Attributes:
         loss_sum: the loss summed over the items, ().
         items: items of the global batch.
-        logged: values that the Task or the loss logged, by name.
+        logged: parts of the values that the Task or the loss logged.
     """
 
     loss_sum: Tensor
     items: float
-    logged: list[Named]
+    logged: list[Logged]
 
 
 class GradNorm(NamedTuple):

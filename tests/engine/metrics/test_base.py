@@ -129,7 +129,7 @@ def test_log_rejects_values_that_are_not_scalar_tensors():
 def test_log_detaches_the_value():
     weight = torch.ones(1, requires_grad=True)
     surestep.log("x", weight * 2)
-    ((name, value),) = pop_logged()
+    ((name, value, _),) = pop_logged()
     assert (name, float(value), value.requires_grad, value.shape) == ("x", 2.0, False, ())
     assert pop_logged() == []
 
@@ -142,6 +142,56 @@ class Logging(nn.Module):
     def forward(self, x):
         surestep.log("rows", torch.tensor(float(len(x))))
         return self.inner(x)
+
+
+class LoggingSome(Logging):
+    """Logs in the micro-batches that have a first feature above a limit, and how many are large."""
+
+    def forward(self, x):
+        if x[0, 0] > 0:
+            surestep.log("first", x[0, 0])
+            surestep.log("large", (x > 0).sum())
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+@pytest.mark.parametrize("manual", [False, True])
+def test_value_that_some_micro_batches_log_is_their_mean_by_items(tmp_path, size, manual):
+    x, y = tiny.data()
+    x = x.roll(9, 0)
+    parts = {"model": LoggingSome(), "train": (x, y)}
+    if manual:
+
+        def step(manual_step):
+            for micro in manual_step.micro_batches("inner"):
+                loss = nn.functional.cross_entropy(manual_step.model(*micro.args), micro.targets)
+                manual_step.backward(loss, micro)
+            manual_step.step("inner")
+
+        optimizers = {"inner": surestep.Optim()}
+        parts |= {"loss": None, "step": step, "optimizers": optimizers}
+        parts["inputs"] = lambda batch: batch
+    options = {"data": {"shuffle": False}, "micro_batch_size": size, "epochs": 1}
+    found = logged(tiny.fit(tmp_path, parts, **options))
+    expected = {"first": [], "large": []}
+    for batch in x.split(8):
+        micro = [each for each in batch.split(size) if each[0, 0] > 0]
+        items = sum(map(len, micro))
+        first = sum(float(each[0, 0]) * len(each) for each in micro)
+        large = sum(int((each > 0).sum()) * len(each) for each in micro)
+        expected["first"].append(pytest.approx(first / items, rel=1e-12) if items else None)
+        expected["large"].append(pytest.approx(large / items, rel=1e-12) if items else None)
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_logged_integer_keeps_its_digits(tmp_path):
+    class Counting(Logging):
+        def forward(self, x):
+            surestep.log("tokens", torch.tensor(2**24 + 1))
+            return self.inner(x)
+
+    found = logged(tiny.fit(tmp_path, {"model": Counting()}, epochs=1, micro_batch_size=3))
+    assert found["tokens"] == [2**24 + 1] * 3
 
 
 def noted_loss(outputs, targets):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from surestep.base.errors import DataError, TaskError, suggest_names
 from surestep.engine.batch import MicroBatch, batch_size_of, flatten_tensors, zero_loss
 from surestep.engine.losses.base import Loss, WeightedLoss, never_called
+from surestep.engine.step_outcome import Logged
 
 
 class LossHead(NamedTuple):
@@ -95,14 +96,14 @@ def weighted_sum(
     items: tuple[float, ...],
     *,
     reach_all: bool = False,
-) -> tuple[Tensor, list[tuple[str, Tensor]]]:
+) -> tuple[Tensor, list[Logged]]:
     """Return what a micro-batch adds to the weighted sum of several losses, and to each.
 
     `items` are those of each loss in the global batch. With `reach_all`, a loss without items here
     gets gradients of 0, for which other ranks wait.
     """
     total: Tensor | None = None
-    logged: list[tuple[str, Tensor]] = []
+    logged: list[Logged] = []
     for part, own, full in zip(loss.components, micro_batch.part_items, items, strict=True):
         if not own:
             reached = get_named(outputs, part.name, "outputs") if reach_all else None
@@ -117,8 +118,10 @@ def weighted_sum(
             own,
         )
         mean = value / divisor
-        logged.append((f"loss_{part.name}", mean.detach()))
-        logged += [(f"{part.name}_{key}", term.detach() / divisor) for key, term in named.items()]
+        logged.append(Logged(f"loss_{part.name}", mean.detach()))
+        logged += [
+            Logged(f"{part.name}_{key}", term.detach() / divisor) for key, term in named.items()
+        ]
         total = part.weight * mean if total is None else total + part.weight * mean
     assert total is not None
     return total, logged

@@ -21,8 +21,8 @@ from surestep.base.errors import TaskError
 from surestep.engine.batch import MicroBatch
 from surestep.engine.device import as_summand, sum_dtype
 from surestep.engine.distributed.communicator import ALONE, Communicator
-from surestep.engine.losses.base import at_least_fp32
 from surestep.engine.metrics.whole_set import WholeSet, WholeSetMetric, named_values
+from surestep.engine.step_outcome import Logged
 from surestep.engine.value import Value
 
 _BY_SUMS = "Give a function of (outputs, targets) that returns (sum, count)"
@@ -32,8 +32,9 @@ logged: list[tuple[str, Tensor]] = []
 def log(name: str, value: Tensor) -> None:
     """Log a scalar tensor from inside a loss or a model, without waiting for the device.
 
-    The events have its mean over the step, under `name`. Several calls in one micro-batch are
-    averaged; micro-batches are weighted by their items.
+    The events have its mean over the step, under `name`: over the micro-batches of all ranks that
+    log it, weighted by their items. Several calls in one micro-batch are averaged. What an
+    evaluation logs is dropped.
 
     Args:
         name: its name in the events.
@@ -45,17 +46,18 @@ def log(name: str, value: Tensor) -> None:
     if not isinstance(value, Tensor) or value.numel() != 1:
         shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise TaskError(f"log({name!r}, ...) takes a scalar tensor, and got {shape}.")
-    logged.append((name, at_least_fp32(value.detach().reshape(()))))
+    logged.append((name, value.detach().reshape(()).to(sum_dtype(value.device))))
 
 
-def pop_logged(share: float = 1.0) -> list[tuple[str, Tensor]]:
-    """Return what was logged since the last call; of each name, values that add up to their mean.
+def pop_logged(items: float = 1.0) -> list[Logged]:
+    """Return what was logged since the last call, as parts of means.
 
     Args:
-        share: of the micro-batch in its batch, by items.
+        items: of the micro-batch that logged it.
     """
     times = Counter(name for name, _ in logged)
-    taken = [(name, value * (share / times[name])) for name, value in logged]
+    shares = {name: items / count for name, count in times.items()}
+    taken = [Logged(name, value * shares[name], shares[name]) for name, value in logged]
     logged.clear()
     return taken
 

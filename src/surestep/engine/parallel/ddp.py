@@ -150,12 +150,14 @@ class DDPStrategy(DistributedStrategy):
         return self._piggyback.loss_sum().to(loss_sum.dtype)
 
     def _divide_again(self, gradients: Gradients, items: float) -> Gradients:
-        """Divide gradients and logged values by `items` instead of the samples."""
+        """Divide gradients and logged sums by `items` instead of the samples."""
         logged, ratio = gradients.logged, gradients.items / items if items else 1.0
         if ratio != 1:
             grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
             torch._foreach_mul_(grads, ratio)
-            logged = [(name, value * ratio) for name, value in logged]
+            logged = [
+                part if part.items else part._replace(value=part.value * ratio) for part in logged
+            ]
         return Gradients(gradients.loss_sum, items, logged)
 
 

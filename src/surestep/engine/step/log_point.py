@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -9,6 +10,7 @@ import torch
 
 from surestep.base.errors import NonFiniteError
 from surestep.engine.batch import Batch
+from surestep.engine.device import sum_dtype
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import Progress
@@ -16,7 +18,7 @@ from surestep.engine.step.layer_norms import LayerNorms
 from surestep.engine.step.train_step import StepResult
 
 Reason = Literal["overflow", "nonfinite", "no_items", "spike"]
-Logged = dict[str, list[float | None]]  # by name, an entry for each step
+LoggedSeries = dict[str, list[float | None]]  # by name, an entry for each step
 
 
 class SkippedStep(NamedTuple):
@@ -74,42 +76,56 @@ def read_scalars(values: list[torch.Tensor | None]) -> list[float | None]:
     """Copy scalars from the device to the host at once."""
     there = [value for value in values if value is not None]
     if len({value.dtype for value in there}) > 1:
-        there = [value.double() for value in there]
+        there = [value.to(sum_dtype(value.device)) for value in there]
     host = iter(torch.stack(there).tolist() if there else [])
     return [None if value is None else next(host) for value in values]
 
 
 def read_logged(
     results: list[StepResult], seconds: float, world: Communicator = ALONE, *, gone: bool = False
-) -> tuple[Logged, float]:
+) -> tuple[LoggedSeries, float]:
     """Return what was logged by name, an entry for each step, and the time that all took.
 
-    An entry is None if the step logged no such value. The time is that of rank 0, so that all ranks
-    report one speed.
+    An entry is None if the step logged no such value; a mean is over the items that logged it. The
+    time is that of rank 0, so that all ranks report one speed.
 
     Args:
         results: of the steps.
         seconds: that they took, by the clock of this rank.
-        world: the ranks; each has logged its share of the means.
+        world: the ranks; each has logged its parts of the sums and means.
         gone: a rank may have left: the values of the others are not read.
     """
-    flat = [(i, name, value) for i, result in enumerate(results) for name, value in result.logged]
-    values = read_scalars([value for _, _, value in flat])
-    table: Logged = {}
-    for (index, name, _), value in zip(flat, values, strict=True):
-        row = table.setdefault(name, [None] * len(results))
-        row[index] = (row[index] or 0.0) + (value or 0.0)
+    flat = [(index, part) for index, result in enumerate(results) for part in result.logged]
+    values = read_scalars([part.value for _, part in flat])
+    own: dict[str, list[list[float] | None]] = {}
+    for (index, part), value in zip(flat, values, strict=True):
+        row = own.setdefault(part.name, [None] * len(results))
+        _add(row, index, [value or 0.0, part.items])
     if world.size == 1 or gone:
-        return table if world.size == 1 else {}, seconds
-    gathered = [json.loads(text) for text in world.all_gather_text(json.dumps([table, seconds]))]
-    summed: Logged = {}
-    for shares, _ in gathered:
-        for name, entries in shares.items():
+        return {} if world.size > 1 else _finish(own), seconds
+    gathered = [json.loads(text) for text in world.all_gather_text(json.dumps([own, seconds]))]
+    summed: dict[str, list[list[float] | None]] = {}
+    for table, _ in gathered:
+        for name, entries in table.items():
             row = summed.setdefault(name, [None] * len(entries))
             for index, entry in enumerate(entries):
                 if entry is not None:
-                    row[index] = (row[index] or 0.0) + entry
-    return summed, float(gathered[0][1])
+                    _add(row, index, entry)
+    return _finish(summed), float(gathered[0][1])
+
+
+def _add(row: list[list[float] | None], index: int, entry: list[float]) -> None:
+    """Add a value and its items to those of a step."""
+    before = row[index]
+    row[index] = entry if before is None else [a + b for a, b in zip(before, entry, strict=True)]
+
+
+def _finish(table: Mapping[str, list[list[float] | None]]) -> LoggedSeries:
+    """Return sums as they are, and means divided by their items."""
+    return {
+        name: [None if entry is None else entry[0] / (entry[1] or 1.0) for entry in row]
+        for name, row in table.items()
+    }
 
 
 def is_fatal(result: StepResult, loss: float | None, norm: float | None) -> bool:

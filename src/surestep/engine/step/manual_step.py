@@ -18,7 +18,7 @@ from surestep.engine.parallel.single import NO_GRADIENT
 from surestep.engine.rng import preserve_globals
 from surestep.engine.step.multi_optimizer import OptimizerHandle, OptimizerSet, StepRolledBack
 from surestep.engine.step.train_step import StepContext, UpdateResult
-from surestep.engine.step_outcome import GradNorm
+from surestep.engine.step_outcome import GradNorm, Logged
 
 
 @dataclass
@@ -71,7 +71,7 @@ class ManualStep:
         self.epoch = batch.epoch
         self.losses: dict[str, list[Tensor]] = {}
         self.norms: list[GradNorm] = []
-        self.logged: dict[str, dict[int, Tensor]] = {}
+        self.logged: list[Logged] = []
         self._context = context
         self._optimizers = optimizers
         self._batch = batch
@@ -116,7 +116,7 @@ class ManualStep:
             self._context.randomness.seed_for("model", step, micro.position, current.index)
             self._micro_batch, self._draws = micro, 0
             yield micro
-            self._take_logged(current.index, self._share_of(micro))
+            self._take_logged(micro.items if self._has_items else 0.0)
         self._micro_batch = self._pass = None
 
     def backward(
@@ -236,15 +236,17 @@ class ManualStep:
         if not any(current.loss is loss for loss in self.losses.get(label, ())):
             self.losses.setdefault(label, []).append(current.loss)
         rate = self._optimizers.set_rate(name, self.index)
-        if self._world.is_first:  # logged values are summed over the ranks
-            self._log(f"{name}/grad_norm", norm.total, current.index)
+        if self._world.is_first:  # other ranks have the same
+            self.logged.append(Logged(f"{name}/grad_norm", norm.total, 1.0))
             device = norm.total.device
             shown = torch.full((), rate, dtype=sum_dtype(device), device=device)
-            self._log(f"{name}/lr", shown, current.index)
+            self.logged.append(Logged(f"{name}/lr", shown, 1.0))
         self._optimizers.step(name, current.loss, norm.total, pending=bool(self._ready))
 
     def log(self, name: str, value: Tensor) -> None:
         """Log the mean of a scalar tensor over the step, without waiting for the device.
+
+        It is the mean over the micro-batches of all ranks that log it, weighted by their items.
 
         Args:
             name: its name in the events.
@@ -300,7 +302,7 @@ class ManualStep:
                 "The step updated nothing: it called manual_step.step() for no optimizer. Known: "
                 f"{', '.join(self._optimizers.by_name)}."
             )
-        self._take_logged(-1, 1 / self._world.size)
+        self._take_logged(self._batch.items / self._world.size)
 
     def _handle(self, name: str) -> OptimizerHandle:
         known = self._optimizers.by_name
@@ -364,16 +366,10 @@ class ManualStep:
             return torch.autocast(kind, enabled=False)
         return nullcontext()
 
-    def _take_logged(self, index: int, share: float) -> None:
+    def _take_logged(self, items: float) -> None:
         if metrics.logged:
-            taken = metrics.pop_logged(share)
-            for name, value in taken if share else ():
-                self._log(name, value, index)
-
-    def _log(self, name: str, value: Tensor, index: int) -> None:
-        """Add to the value of a name in a pass; the mean over passes is logged."""
-        by_pass = self.logged.setdefault(name, {})
-        by_pass[index] = by_pass[index] + value if index in by_pass else value
+            taken = metrics.pop_logged(items)
+            self.logged += taken if items else []
 
 
 def manual_update(
@@ -398,8 +394,8 @@ def manual_update(
     if world.size > 1:
         broadcast_module(context.state.model, weights=False)
     losses = {name: _mean(values) for name, values in manual_step.losses.items()}
-    logged = [(f"{name}/loss", value) for name, value in losses.items() if world.is_first]
-    logged += [(name, _mean([*values.values()])) for name, values in manual_step.logged.items()]
+    logged = [Logged(f"{name}/loss", value) for name, value in losses.items() if world.is_first]
+    logged += manual_step.logged
     total = torch.stack([loss.float() for loss in losses.values()]).sum() * divisor
     norms = manual_step.norms
     norm = norms[0]

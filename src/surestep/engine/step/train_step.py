@@ -25,7 +25,7 @@ from surestep.engine.parallel.single import SingleProcessStrategy
 from surestep.engine.rng import GlobalGenerators, ModelRNG
 from surestep.engine.schedule.groups import GroupSchedule
 from surestep.engine.state.state import Progress, State
-from surestep.engine.step_outcome import Gradients, GradNorm, Named, StepOutcome
+from surestep.engine.step_outcome import Gradients, GradNorm, Logged, StepOutcome
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +43,7 @@ class StepResult:
         outcome: whether it updated the parameters, as far as the host knows.
         norms: norms of the gradients, before clipping; None if the batch had no items.
         loss_sum: the loss summed over its items, (); None if the batch had no items.
-        logged: the values that the Task logged.
+        logged: parts of the values that the Task logged.
         is_fatal: the host knows that it was not finite, and it must not be skipped.
     """
 
@@ -57,7 +57,7 @@ class StepResult:
     outcome: StepOutcome
     norms: GradNorm | None
     loss_sum: Tensor | None
-    logged: list[Named]
+    logged: list[Logged]
     is_fatal: bool = False
 
     @property
@@ -83,7 +83,7 @@ class UpdateResult(NamedTuple):
     outcome: StepOutcome
     norms: GradNorm | None
     loss_sum: Tensor | None
-    logged: list[Named]
+    logged: list[Logged]
 
 
 @dataclass
@@ -218,7 +218,7 @@ def forward_backward(context: StepContext, batch: Batch, divisor: float) -> Grad
     if len(micro_batches) > 1 and not is_shared:
         micro_batches = [micro_batch for micro_batch in micro_batches if micro_batch.items]
     total: Tensor | None = None
-    logged: list[Named] = []
+    logged: list[Logged] = []
     for micro_batch in micro_batches:
         context.randomness.seed_for("model", step, micro_batch.position)
         with strategy.sync_grads(when=micro_batch is micro_batches[-1]):
@@ -239,11 +239,12 @@ def _loss_sum(
     micro_batch: MicroBatch,
     outputs: Any,
     divisor: float,
-    logged: list[Named],
+    logged: list[Logged],
 ) -> Tensor:
     """Return the loss of a micro-batch summed over its items; add to `logged` what it logs."""
     loss, targets = context.loss, micro_batch.targets
     if not micro_batch.items:
+        metrics.pop_logged()
         return zero_loss(outputs)
     if loss.teacher is not None:
         targets = loss.targets_of(micro_batch)
@@ -254,9 +255,9 @@ def _loss_sum(
         value, means = weighted_sum(loss, outputs, micro_batch, batch.part_items, reach_all=several)
         logged += means
     if metrics.logged:
-        logged += metrics.pop_logged(micro_batch.items / batch.items)
+        logged += metrics.pop_logged(micro_batch.items)
     if loss.is_sum and isinstance(value, Tensor) and value.dtype not in HALF:
         return value
     summed, named = loss.to_sum(loss.widen(value, outputs, targets), micro_batch.items)
-    logged += [(name, part.detach() / divisor) for name, part in named.items()]
+    logged += [Logged(name, part.detach() / divisor) for name, part in named.items()]
     return summed
