@@ -163,7 +163,7 @@ def as_mean(loss):
     def mean(outputs, targets):
         items = loss.items((outputs, targets) if targets is not None else outputs, targets)
         value = loss.value(outputs, targets)
-        return loss.to_sum(value, 1.0)[0] / items
+        return loss.to_sum(value, items)[0] / items
 
     return mean
 

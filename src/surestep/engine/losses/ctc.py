@@ -21,7 +21,7 @@ def unpack_ctc_targets(targets: Any) -> tuple[Tensor, Tensor, Tensor]:
         targets = tuple(targets[name] for name in _PARTS)
     if isinstance(targets, (tuple, list)) and len(targets) == len(_PARTS):
         labels, frames, lengths = targets
-        return labels, frames, lengths
+        return labels, torch.as_tensor(frames), torch.as_tensor(lengths)
     raise TaskError(
         "CTC takes the targets (labels, input_lengths, label_lengths), as a tuple or a dict. Use "
         "Task(inputs=lambda batch: (batch[0], tuple(batch[1:])))."

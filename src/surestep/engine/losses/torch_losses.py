@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn import functional
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.batch import batch_size_of
 from surestep.engine.losses import input_checks as expect
-from surestep.engine.losses.base import FirstBatch, Loss, LossFunction, at_least_fp32
+from surestep.engine.losses.base import FirstBatch, Loss, at_least_fp32
 from surestep.engine.losses.classification import MultiClass
 from surestep.engine.losses.ctc import CTC, check_lengths, ctc_total, unpack_ctc_targets
 
@@ -32,6 +33,12 @@ FUNCTIONS: dict[Any, Callable[[], nn.Module]] = {
     functional.multilabel_soft_margin_loss: nn.MultiLabelSoftMarginLoss,
     functional.hinge_embedding_loss: nn.HingeEmbeddingLoss,
     functional.kl_div: nn.KLDivLoss,
+    functional.gaussian_nll_loss: nn.GaussianNLLLoss,
+    functional.margin_ranking_loss: nn.MarginRankingLoss,
+    functional.cosine_embedding_loss: nn.CosineEmbeddingLoss,
+    functional.triplet_margin_loss: nn.TripletMarginLoss,
+    functional.triplet_margin_with_distance_loss: nn.TripletMarginWithDistanceLoss,
+    functional.ctc_loss: nn.CTCLoss,
 }
 
 
@@ -41,19 +48,21 @@ class _Denominator(NamedTuple):
     Attributes:
         over: elements of the targets, samples, or rows: elements without the last dimension.
         stacked: the model returns several tensors, with these names.
-        compares: outputs and targets are compared element with element.
+        compares: outputs and targets have one shape, and are compared element with element.
+        has_targets: it compares the outputs with targets, not with each other.
     """
 
     over: Literal["elements", "samples", "rows"] = "elements"
     stacked: tuple[str, ...] = ()
     compares: bool = False
+    has_targets: bool = True
 
 
 _COMPARED = (
     *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss),
     *(nn.SoftMarginLoss, nn.KLDivLoss, nn.PoissonNLLLoss),
 )
-_TRIPLET = _Denominator("samples", ("anchor", "positive", "negative"))
+_TRIPLET = _Denominator("samples", ("anchor", "positive", "negative"), has_targets=False)
 KNOWN: dict[type[nn.Module], _Denominator] = {
     **dict.fromkeys(_COMPARED, _Denominator(compares=True)),
     nn.HingeEmbeddingLoss: _Denominator(),
@@ -88,21 +97,23 @@ def from_torch(module: nn.Module) -> Loss | None:
     summing.reduction = "sum"
     if kind is nn.CTCLoss:
         return _ctc(summing, reduction)
+    if kind in KNOWN and not KNOWN[kind].compares:
+        summing.reduction = "none"
+        return _combined(summing, reduction)
     known = (_compared if kind in KNOWN else _classes)(summing, reduction)
-    return replace(known, in_fp32=_in_fp32(summing, known.value))
+    return replace(known, in_fp32=_in_fp32(summing))
 
 
-def _in_fp32(summing: Any, value: LossFunction) -> Callable[[Any, Any], Tensor]:
-    """Return `value` summed in fp32, with items in their own precision as in torch's mean."""
+def _in_fp32(summing: Any) -> Callable[[Any, Any], Tensor]:
+    """Return `summing` in fp32, with items in their own precision as in torch's mean."""
 
     def in_fp32(outputs: Any, targets: Any) -> Tensor:
         summing.reduction = "none"
         try:
-            losses: Any = value(outputs, targets)
+            losses: Tensor = summing(outputs, targets)
         finally:
             summing.reduction = "sum"
-        total: Tensor = losses.sum(dtype=torch.float32)
-        return total
+        return losses.sum(dtype=torch.float32)
 
     return in_fp32
 
@@ -140,32 +151,72 @@ def _classes(summing: Any, reduction: str) -> Loss:
 
 
 def _compared(summing: Any, reduction: str) -> Loss:
-    name, (over, stacked, compares) = type(summing).__name__, KNOWN[type(summing)]
-    over = "samples" if reduction == "batchmean" else over
-
-    def value(outputs: Any, targets: Any) -> Any:
-        parts = expect.as_tuple(outputs, stacked, name)
-        if isinstance(summing, nn.GaussianNLLLoss):
-            return summing(parts[0], targets, parts[1])
-        return summing(*parts) if len(parts) == 3 else summing(*parts, targets)
-
-    def items(batch: Any, targets: Any) -> float:
-        if over == "samples":
-            return batch_size_of(batch if targets is None else targets)
-        elements = int(targets.numel())
-        return elements // targets.shape[-1] if over == "rows" else elements
-
+    """Return a loss of outputs and targets of one shape."""
+    over = "samples" if reduction == "batchmean" else KNOWN[type(summing)].over
     return Loss(
-        value if stacked else summing,
+        summing,
         is_sum=True,
-        items=items,
+        items=partial(_count, over),
         count=batch_size_of,
         kind="known",
         divides=reduction != "sum",
-        label=name,
-        divides_by=over if over != "rows" else "samples",
-        check=_check_compared(summing) if compares else None,
+        label=type(summing).__name__,
+        divides_by=over,
+        check=_check_compared(summing),
         module=summing,
+    )
+
+
+def _count(over: str, batch: Any, targets: Any) -> int:
+    if over == "samples":
+        return batch_size_of(batch if targets is None else targets)
+    elements = int(targets.numel())
+    return elements // targets.shape[-1] if over == "rows" else elements
+
+
+def _combined(module: Any, reduction: str) -> Loss:
+    """Return a loss whose shape is not that of the targets: they broadcast, or are not compared.
+
+    Only `module`, which returns a loss for each element, knows what torch's mean is over. So a
+    micro-batch has torch's mean, times the items that its targets hold.
+    """
+    name, denominator = type(module).__name__, KNOWN[type(module)]
+    stacked, has_targets = denominator.stacked, denominator.has_targets
+    divides = reduction != "sum"
+    items = partial(_count, denominator.over)
+
+    def compute(outputs: Any, targets: Any) -> Tensor:
+        losses: Tensor
+        if not stacked:
+            losses = module(outputs, targets)
+            return losses
+        parts = expect.as_tuple(outputs, stacked, name)
+        if isinstance(module, nn.GaussianNLLLoss):
+            losses = module(parts[0], targets, parts[1])
+        else:
+            losses = module(*parts, targets) if has_targets else module(*parts)
+        return losses
+
+    def value(outputs: Any, targets: Any, dtype: torch.dtype | None = None) -> Tensor:
+        losses = compute(outputs, targets)
+        if divides and not has_targets:
+            return losses.mean(dtype=dtype)
+        elements = items(None, targets) if divides else losses.numel()
+        if elements == losses.numel():
+            return losses.sum(dtype=dtype)
+        return losses.mean(dtype=dtype) * elements
+
+    return Loss(
+        value,
+        is_sum=has_targets or not divides,
+        items=items,
+        count=batch_size_of,
+        kind="known",
+        divides=divides,
+        label=name,
+        divides_by="elements" if denominator.over == "elements" else "samples",
+        module=module,
+        in_fp32=partial(value, dtype=torch.float32),
     )
 
 
