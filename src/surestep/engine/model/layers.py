@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from torch import nn
 
+from surestep.engine.model.parametrized import own_children, own_parameters
+
 STACKS = (nn.Sequential, nn.ModuleList)
 NORMS = (
     nn.modules.batchnorm._NormBase,
@@ -89,7 +91,7 @@ def _with_norms(parts: Iterable[_ModulePart]) -> list[list[_ModulePart]]:
 
 def _open(module: nn.Module, name: str) -> Iterator[_ModulePart]:
     """Yield a module's own parameters, then its children in order, opened in the same way."""
-    own, children = list(module.parameters(recurse=False)), _parts(module)
+    own, children = own_parameters(module), _parts(module)
     if own:
         yield _ModulePart(name or "(itself)", module, own, is_block=False, alone=False)
     alone = isinstance(module, STACKS) and any(_parts(child) for _, child in children)
@@ -106,7 +108,7 @@ def _parts(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return the children that have parameters."""
     return [
         (name, child)
-        for name, child in module.named_children()
+        for name, child in own_children(module)
         if next(child.parameters(), None) is not None
     ]
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from surestep.base.errors import TaskError
 from surestep.config.param_groups import parse_param_group
+from surestep.engine.model.parametrized import own_parameters
 from surestep.engine.model.preserve import NORMS
 from surestep.engine.modes import TrainModes
 from surestep.engine.optim.param_groups import ParameterGroup, match_params, unfreeze_step
@@ -42,8 +43,8 @@ def frozen_norm_modules(model: nn.Module, before: Iterable[nn.Parameter]) -> lis
         module
         for module in model.modules()
         if isinstance(module, NORMS)
-        and not any(weight.requires_grad for weight in module.parameters(recurse=False))
-        and any(id(weight) in frozen for weight in module.parameters(recurse=False))
+        and not any(weight.requires_grad for weight in own_parameters(module))
+        and any(id(weight) in frozen for weight in own_parameters(module))
     ]
 
 
@@ -93,7 +94,7 @@ def norm_starts(model: nn.Module, plan: Plan, groups: Sequence[ParameterGroup]) 
     norms: dict[int, float] = {}
     for module in model.modules():
         if isinstance(module, NORMS):
-            tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+            tensors = (*own_parameters(module), *module.buffers(recurse=False))
             own = [starts[id(tensor)] for tensor in tensors if id(tensor) in starts]
             if own:
                 norms[id(module)] = min(math.inf if start is None else start for start in own)

@@ -16,6 +16,7 @@ from surestep.base.errors import ConfigError, TaskError, suggest_names
 from surestep.config.duration import parse_duration
 from surestep.config.param_groups import parse_param_group
 from surestep.engine.model.layers import layers_of
+from surestep.engine.model.parametrized import made_shapes, own_parameters
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import trainable_parameters
 from surestep.engine.task.init_weights import summarize_names
@@ -36,16 +37,23 @@ WITHOUT_DECAY = (
 def no_decay_params(model: nn.Module) -> set[int]:
     """Return the ids of the parameters without weight decay.
 
-    Those of normalization and embedding modules, by their type, and everything with fewer than two
-    dimensions elsewhere: biases, scales, gates. A weight shared with an embedding is one of its.
+    Those of normalization and embedding modules, by their type, the biases of attention, and
+    everything with fewer than two dimensions elsewhere: biases, scales, gates. A weight shared with
+    an embedding is one of its. A parameter that makes a tensor of a module has the dimensions of
+    that tensor.
     """
-    of_modules = {
+    of_modules: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, WITHOUT_DECAY):
+            of_modules |= set(map(id, own_parameters(module)))
+        if isinstance(module, nn.MultiheadAttention):
+            of_modules |= set(map(id, own_parameters(module, "bias_k", "bias_v")))
+    shapes = made_shapes(model)
+    return of_modules | {
         id(parameter)
-        for module in model.modules()
-        if isinstance(module, WITHOUT_DECAY)
-        for parameter in module.parameters(recurse=False)
+        for parameter in model.parameters()
+        if (len(shapes[id(parameter)]) if id(parameter) in shapes else parameter.dim()) < 2
     }
-    return of_modules | {id(parameter) for parameter in model.parameters() if parameter.dim() < 2}
 
 
 @dataclass(frozen=True)
