@@ -5,8 +5,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import surestep
 from surestep import batch_transforms
 from surestep.base.errors import DataError, TaskError
+from surestep.engine.losses.adapt import as_loss
 from tests import tiny
 
 X, Y = tiny.data(12)
@@ -72,11 +74,15 @@ def test_invalid_alpha_is_rejected(make, alpha):
 MIXUP = batch_transforms.mixup(classes=3)
 
 
+def custom(outputs, targets):
+    return functional.cross_entropy(outputs, targets)
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
         (
-            {"batch_transform": batch_transforms.mixup()},
+            {"batch_transform": batch_transforms.mixup(), "loss": custom},
             r"is not set\. Use mixup\(0\.2, classes=10\)",
         ),
         (
@@ -84,16 +90,8 @@ MIXUP = batch_transforms.mixup(classes=3)
             "targets run from 0 to 2, with classes=2",
         ),
         (
-            {
-                "batch_transform": MIXUP,
-                "loss": nn.NLLLoss(),
-                "model": nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1)),
-            },
-            r"NLLLoss does not take\. Use nn\.CrossEntropyLoss",
-        ),
-        (
-            {"batch_transform": batch_transforms.mixup(classes=4)},
-            r"shape \(8, 4\).*the outputs' shape \(8, 3\)",
+            {"batch_transform": batch_transforms.mixup(classes=4), "loss": custom},
+            r"The loss fails on the first batch, .* shapes \[\(8, 3\), \(8, 4\)\]",
         ),
         (
             {"batch_transform": batch_transforms.cutmix(classes=3)},
@@ -127,3 +125,91 @@ def test_mixup_of_targets_that_are_not_a_tensor_is_rejected():
 def test_cutmix_of_class_maps_is_rejected():
     with pytest.raises(TaskError, match="one target for each image"):
         batch_transforms.cutmix(classes=3)(IMAGES, torch.zeros(12, 8, 6).long())
+
+
+CHECKED = torch.tensor([0, 1, -1, 1, 0, -1, -1, 0, 1, 1, 0, 1])
+LABELS = torch.stack([CHECKED, CHECKED.roll(1), CHECKED.roll(2)], 1)
+WEIGHT = torch.tensor([0.2, 1.0, 3.0])
+MULTICLASS = surestep.losses.multiclass
+PAIRS = {
+    "CE": (nn.CrossEntropyLoss(), Y.masked_fill(CHECKED < 0, -100)),
+    "CE weight": (nn.CrossEntropyLoss(weight=WEIGHT), Y.masked_fill(CHECKED < 0, -100)),
+    "CE smoothed": (
+        nn.CrossEntropyLoss(label_smoothing=0.2, ignore_index=255),
+        Y.masked_fill(CHECKED < 0, 255),
+    ),
+    "CE ignoring a class": (nn.CrossEntropyLoss(ignore_index=1), Y),
+    "NLL": (nn.NLLLoss(), Y.masked_fill(CHECKED < 0, -100)),
+    "multiclass weight": (MULTICLASS(weight=WEIGHT), Y.masked_fill(CHECKED < 0, -100)),
+    "multilabel": (surestep.losses.multilabel(ignore_index=-1), LABELS.float()),
+    "multilabel of integers": (
+        surestep.losses.multilabel(ignore_index=-1, label_smoothing=0.1),
+        LABELS,
+    ),
+    "focal": (surestep.losses.focal(ignore_index=-1), LABELS.float()),
+    "MultiMargin": (nn.MultiMarginLoss(), Y),
+}
+
+
+def plain_mean(name, loss, outputs, targets):
+    """Return torch's mean over the targets that are not ignored."""
+    if name.startswith("multilabel"):
+        kept = targets >= 0
+        share = 0.1 if "integers" in name else 0.0
+        wanted = targets[kept].float() * (1 - share) + share / 2
+        return functional.binary_cross_entropy_with_logits(outputs[kept], wanted)
+    if name == "focal":
+        kept = targets >= 0
+        outputs, wanted = outputs[kept], targets[kept]
+        losses = functional.binary_cross_entropy_with_logits(outputs, wanted, reduction="none")
+        return (losses * (outputs.sigmoid() - wanted).abs() ** 2).mean()
+    if name == "multiclass weight":
+        loss = nn.CrossEntropyLoss(weight=WEIGHT)
+    return loss(outputs.log_softmax(1) if name == "NLL" else outputs, targets)
+
+
+@pytest.mark.parametrize("size", [12, 5, 1])
+@pytest.mark.parametrize("name", PAIRS)
+def test_ignored_targets_stay_ignored_as_in_a_mix_of_two_losses(tmp_path, monkeypatch, name, size):
+    loss, targets = PAIRS[name]
+    drawn = []
+    plain_mix = batch_transforms.MixTransform.mix_targets
+
+    def mix(self, inputs, targets, partner, share):
+        drawn.append((partner, share))
+        return plain_mix(self, inputs, targets, partner, share)
+
+    monkeypatch.setattr(batch_transforms.MixTransform, "mix_targets", mix)
+    net = nn.Sequential(*tiny.model(), *([nn.LogSoftmax(1)] if "NLL" in name else []))
+    parts = {"model": net, "loss": loss, "train": (X, targets)}
+    parts["batch_transform"] = batch_transforms.mixup(0.4)
+    sgd = {"optim": {"name": "sgd", "lr": 1.0, "weight_decay": 0.0, "momentum": 0.0}}
+    options = {"micro_batch_size": size, "batch_size": 12, "max_steps": 1, "max_grad_norm": "off"}
+    options |= sgd | {"schedule": {"name": "constant"}, "data": {"shuffle": False}}
+    plain = tiny.model()
+    with tiny.prepare(tmp_path / "run", parts, **options) as session:
+        value = float(next(session.steps()).loss)
+        after = [weight.detach().clone() for weight in session.state.model.parameters()]
+    partner, share = drawn[-1]
+    outputs = plain(share * X + (1 - share) * X[partner])
+    expected = share * plain_mean(name, loss, outputs, targets)
+    expected = expected + (1 - share) * plain_mean(name, loss, outputs, targets[partner])
+    assert value == pytest.approx(expected.item(), rel=1e-5)
+    expected.backward()
+    for weight, own in zip(plain.parameters(), after, strict=True):
+        torch.testing.assert_close(own, weight.detach() - weight.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_probabilities_are_blended_for_a_loss_of_classes():
+    soft = torch.rand(12, 3).softmax(1)
+    task = tiny.plan({"train": (X, soft), "batch_transform": batch_transforms.mixup()})
+    own = batch_transforms.mixup().for_loss(task.loss)
+    _, targets = seeded(own, X, soft)
+    assert torch.equal(targets, seeded(batch_transforms.mixup(), X, soft)[1])
+
+
+def test_cutmix_keeps_ignored_targets_apart():
+    loss = as_loss(surestep.losses.multilabel(ignore_index=-1), "samples")
+    _, targets = seeded(batch_transforms.cutmix().for_loss(loss), IMAGES, LABELS.float())
+    assert torch.equal(targets.first, LABELS.float())
+    assert sorted(targets.second[:, 0].tolist()) == sorted(LABELS[:, 0].tolist())

@@ -21,6 +21,7 @@ from surestep.engine.batch import (
 from surestep.engine.data.batch_transforms import MixTransform
 from surestep.engine.data.seeded_call import SeededCalls
 from surestep.engine.losses.adapt import Loss
+from surestep.engine.losses.mixed import MixedTargets
 from surestep.engine.losses.multi import with_items
 from surestep.engine.plan.plan import Plan
 from surestep.engine.rng import derive_seed
@@ -40,7 +41,10 @@ class BatchTransform:
 
     def __init__(self, task: Task, loss: Loss, plan: Plan) -> None:
         assert task.batch_transform is not None
-        self.function = task.batch_transform
+        function = task.batch_transform
+        self.function: BatchFunction = function
+        if isinstance(function, MixTransform):
+            self.function = function.for_loss(loss)
         self.loss = loss
         self.counts_targets = task.counts_targets()
         self.seed = plan.seed
@@ -66,6 +70,8 @@ class BatchTransform:
             self._check(new_targets, full, "targets")
         changed_targets = new_targets is not targets or _versions(targets) != before
         recount = self.counts_targets and changed_targets
+        if isinstance(new_targets, MixedTargets):  # a permutation has as many items
+            recount, batch = False, _with_items_for_all(batch, self.function)
         changed, row = [], 0
         own = len(batch.micro_batches) // self.ranks
         for index, micro in enumerate(batch.micro_batches):
@@ -110,6 +116,22 @@ class BatchTransform:
                 f"batch_transform returned {what} of {found} for {samples} samples. Return "
                 "(inputs, targets) with a row for each sample."
             )
+
+
+def _with_items_for_all(batch: Batch, function: BatchFunction) -> Batch:
+    """Return a batch whose micro-batches with samples all have items: one with none is skipped."""
+    full = [micro for micro in batch.micro_batches if micro.samples]
+    items = batch.items
+    if isinstance(function, MixTransform) and function.counts_all:
+        items = sum(micro.targets.numel() for micro in full)
+    elif all(micro.items for micro in full):
+        return batch
+    per_sample = items / sum(micro.samples for micro in full)
+    return batch._replace(
+        micro_batches=tuple(
+            micro._replace(items=per_sample * micro.samples) for micro in batch.micro_batches
+        )
+    )
 
 
 def _versions(value: Any) -> list[int]:

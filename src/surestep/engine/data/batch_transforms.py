@@ -11,15 +11,18 @@ which are seeded by the step. You can write your own in the same way.
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from surestep.base.errors import TaskError
 from surestep.engine.batch import flatten_tensors, map_tensors
+from surestep.engine.device import sum_dtype
 from surestep.engine.losses.adapt import Loss
+from surestep.engine.losses.base import LossModule
+from surestep.engine.losses.mixed import MixedTargets
 
 __all__ = ["cutmix", "mixup"]
 
@@ -28,12 +31,19 @@ __all__ = ["cutmix", "mixup"]
 class MixTransform:
     """What mixup and cutmix share: a partner for each sample, and targets mixed by share.
 
-    The share of a batch is drawn from Beta(alpha, alpha). `classes` is the number of classes, if
-    targets are class indices.
+    Attributes:
+        alpha: the share of a batch is drawn from Beta(alpha, alpha).
+        classes: number of classes, if targets are class indices.
+        pairs_indices: the loss gets both targets of a sample, if they are integers.
+        pairs_numbers: likewise, if they are floating point numbers.
+        counts_all: the mean is over all targets, as torch's over probabilities.
     """
 
     alpha: float
     classes: int | None = None
+    pairs_indices: bool = False
+    pairs_numbers: bool = False
+    counts_all: bool = False
     name = "mix"
 
     def __post_init__(self) -> None:
@@ -47,21 +57,41 @@ class MixTransform:
         more = "" if self.classes is None else f", classes={self.classes}"
         return f"{self.name}({self.alpha:g}{more})"
 
+    def for_loss(self, loss: Loss) -> "MixTransform":
+        """Return the transform that gives a loss both targets where a blend is not the same.
+
+        Integers cannot be blended. Nor can numbers that may be ignored, but probabilities of
+        classes are never ignored.
+        """
+        is_known = loss.kind in ("classes", "known") and loss.is_sum
+        module = loss.module
+        ignores = isinstance(module, LossModule) and module.ignores_targets
+        return replace(
+            self,
+            pairs_indices=is_known,
+            pairs_numbers=is_known and ignores and loss.kind != "classes",
+            counts_all=self.classes is not None and getattr(module, "weight", None) is not None,
+        )
+
     def check(self, loss: Loss, targets: Any) -> None:
         """Check that the loss takes mixed targets, and that the first ones can be mixed."""
         if isinstance(targets, Tensor) and not targets.is_floating_point():
-            low, high = int(targets.min()), int(targets.max())
-            if low < 0 or (self.classes is not None and high >= self.classes):
+            ignored = getattr(loss.module, "ignore_index", None) if self.pairs_indices else None
+            kept = targets if ignored is None else targets[targets != ignored]
+            low, high = (int(kept.min()), int(kept.max())) if len(kept) else (0, 0)
+            is_below = low < 0 and not self.pairs_indices
+            if is_below or (self.classes is not None and high >= self.classes):
                 raise TaskError(
                     f"{self.name} makes probabilities of class indices, and the targets run from "
-                    f"{low} to {high}, with classes={self.classes}. Ignored targets cannot be "
-                    "mixed; leave such samples out, or set the number of classes."
+                    f"{low} to {high}, with classes={self.classes}. Set the number of classes. If "
+                    "some targets are ignored, use one of surestep's or torch's losses, which "
+                    "gets both targets."
                 )
-        if isinstance(loss.module, nn.NLLLoss) or loss.kind == "model":
-            of = "the loss that the model computes itself" if loss.kind == "model" else "NLLLoss"
+        if loss.kind == "model":
             raise TaskError(
-                f"{self.name} mixes targets into probabilities, which {of} does not take. Use "
-                "nn.CrossEntropyLoss(), and let the model return its values before log_softmax."
+                f"{self.name} mixes targets into probabilities, which the loss that the model "
+                "computes itself does not take. Use nn.CrossEntropyLoss(), and let the model "
+                "return its logits."
             )
 
     def partners(self, inputs: Any, targets: Any) -> Tensor:
@@ -80,11 +110,18 @@ class MixTransform:
         drawn = torch.randperm(len(targets))
         return drawn.to(targets.device, non_blocking=True)
 
-    def mix_targets(self, inputs: Any, targets: Tensor, partner: Tensor, share: float) -> Tensor:
+    def mix_targets(
+        self, inputs: Any, targets: Tensor, partner: Tensor, share: float
+    ) -> Tensor | MixedTargets:
         """Return share x targets + (1 - share) x the partners' targets, as probabilities.
 
-        Class indices become one-hot rows; (samples, ...) becomes (samples, classes, ...).
+        Class indices become one-hot rows; (samples, ...) becomes (samples, classes, ...). If the
+        loss takes pairs, it gets both targets.
         """
+        if self.pairs_numbers if targets.is_floating_point() else self.pairs_indices:
+            dtype, device = sum_dtype(targets.device), targets.device
+            shares = torch.full((len(targets),), share, dtype=dtype, device=device)
+            return MixedTargets(targets, targets.index_select(0, partner), shares)
         if not targets.is_floating_point():
             if self.classes is None:
                 raise TaskError(
@@ -146,13 +183,14 @@ class Cutmix(MixTransform):
 def mixup(alpha: float = 0.2, *, classes: int | None = None) -> MixTransform:
     """Return the transform x = s x_i + (1 - s) x_j, y = s y_i + (1 - s) y_j.
 
-    One share s per batch is drawn from Beta(alpha, alpha), and one partner j per sample. Class
-    indices become probabilities, so the loss is a cross-entropy with probability targets (a mean
-    over samples), or any loss that takes floating-point targets.
+    One share s per batch is drawn from Beta(alpha, alpha), and one partner j per sample. If targets
+    are integers or the loss ignores some, one of surestep's or torch's losses gets both targets:
+    s loss(x, y_i) + (1 - s) loss(x, y_j), divided by its usual items. So an ignored target stays
+    ignored. Your own loss gets class indices as probabilities.
 
     Args:
         alpha: parameter of the Beta distribution; larger values mix more.
-        classes: number of classes, if targets are class indices.
+        classes: number of classes, if targets are class indices and the loss is your own.
 
     Source: https://arxiv.org/abs/1710.09412
     """
@@ -163,11 +201,11 @@ def cutmix(alpha: float = 1.0, *, classes: int | None = None) -> MixTransform:
     """Return a transform that pastes a rectangle of another image into each image.
 
     The rectangle has 1 - s of the area, with s from Beta(alpha, alpha), around a uniformly drawn
-    center, and is clipped at the edges. Targets are mixed by its actual area.
+    center, and is clipped at the edges. Targets are mixed by its actual area, as by `mixup`.
 
     Args:
         alpha: parameter of the Beta distribution; 1 draws the area uniformly.
-        classes: number of classes, if targets are class indices.
+        classes: number of classes, if targets are class indices and the loss is your own.
 
     Source: https://arxiv.org/abs/1905.04899
     """

@@ -278,6 +278,11 @@ class LossModule(nn.Module):
         )
 
     @property
+    def ignores_targets(self) -> bool:
+        """Whether targets of the value `ignore_index` are left out of the mean."""
+        return self.over == "kept" and self.ignore_index is not None
+
+    @property
     def needs_targets(self) -> bool:
         """Whether `fit` is to be called with the training targets before the run."""
         return False
