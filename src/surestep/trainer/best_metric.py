@@ -17,8 +17,8 @@ from surestep.trainer.rank_zero import run_on_rank_zero
 
 
 def update_best(plan: Plan, state: State, metrics: dict[str, Value], lr: float) -> Iterator[str]:
-    """Update the best metric and the plateau schedule by an evaluation; yield lines to print."""
-    metric, schedule = plan.validation_metric, plan.schedule
+    """Update the best metric and the plateau schedules by an evaluation; yield lines to print."""
+    metric = plan.validation_metric
     if metric is None:
         return
     state.best.metric, value = metric, number(metrics[metric])
@@ -31,15 +31,19 @@ def update_best(plan: Plan, state: State, metrics: dict[str, Value], lr: float) 
         delta=plan.early_stop_min_delta,
         counts=_is_after_start(plan, state.progress),
     )
-    if schedule.name == "reduce_on_plateau" and state.plateau.update(
-        value,
-        schedule.curve_options,
-        mode=plan.validation_mode,
-        min_lr_ratio=schedule.min_lr_ratio,
-        lr=lr,
-    ):
-        scale = state.plateau.scale
-        yield f"{metric} is on a plateau: the learning rate falls to {scale:.4g} of its peak."
+    plateaus = [("", plan, state.plateau)]
+    plateaus += [(f" of {name}", plan.optimizers[name], p) for name, p in state.plateaus.items()]
+    for of, own, plateau in plateaus:
+        schedule = own.schedule
+        if schedule.name == "reduce_on_plateau" and plateau.update(
+            value,
+            schedule.curve_options,
+            mode=plan.validation_mode,
+            min_lr_ratio=schedule.min_lr_ratio,
+            lr=own.optim_lr or lr,
+        ):
+            peak = f"{plateau.scale:.4g} of its peak"
+            yield f"{metric} is on a plateau: the learning rate{of} falls to {peak}."
 
 
 def _is_after_start(plan: Plan, progress: Progress) -> bool:
@@ -52,18 +56,17 @@ def _is_after_start(plan: Plan, progress: Progress) -> bool:
     return bool(progress.step > start.steps(plan.steps_per_epoch))
 
 
-def measure_on(plan: Plan, state: State, sets: Mapping[str, Any]) -> None:
-    """Note which samples the metric is measured on from now on, and forget values of others.
+def measure_on(plan: Plan, state: State, sets: Mapping[str, Any]) -> bool:
+    """Note which samples the metric is measured on from now on; return if they are others so far.
 
     `sets` describes the validation sets, as the identity of the run.
     """
     split = str(plan.validation_metric).partition("/")[0]
     described = sets.get(split)
     if described is None:
-        return
+        return False
     content = json.dumps([described, plan.limit_val_batches], sort_keys=True)
-    if state.best.measure_on(blake2b(content.encode(), digest_size=8).hexdigest()):
-        state.plateau.forget()
+    return state.best.measure_on(blake2b(content.encode(), digest_size=8).hexdigest())
 
 
 def reset_best(plan: Plan, state: State) -> None:

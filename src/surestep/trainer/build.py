@@ -47,7 +47,7 @@ from surestep.engine.plan.batching import BatchLayout
 from surestep.engine.plan.plan import Plan
 from surestep.engine.rng import GlobalGenerators, ModelRNG
 from surestep.engine.schedule.groups import GroupSchedule
-from surestep.engine.schedule.lr import make_lr_factor
+from surestep.engine.schedule.lr import PlateauState, make_lr_factor
 from surestep.engine.state.average import AveragedWeights, with_swa_lr
 from surestep.engine.state.state import WHOLE, State, trainable_parameters
 from surestep.engine.step.callback import Callback, stateful_callbacks
@@ -106,7 +106,9 @@ def build(
     if plan.checkpoint_weights == "trained":
         state.base = fingerprints(model)
     stream_states = checkpoint_state(loader.source, plan, state)
+    plateaus = {f"plateau of {name}": plateau for name, plateau in state.plateaus.items()}
     state.callback_states = stateful_callbacks(callbacks) | stream_states | state_of_loss(loss)
+    state.callback_states |= plateaus
     found = own_generators(model, {**code_of_losses(loss), "step": task.step})
     check_own_generators(found, model, plan.activation_checkpointing)
     parts.randomness.generators += found.found
@@ -149,6 +151,9 @@ def _make_step_context(
         trained = [p for optimizer in optimizers.values() for p in parameters_of(optimizer)]
         state.average = AveragedWeights(plan.average, model, trained, train_modes)
     plans = plan.optimizers or {WHOLE: plan}
+    for name, own in plan.optimizers.items():
+        if own.schedule.name == "reduce_on_plateau" and own.schedule != plan.schedule:
+            state.plateaus[name] = PlateauState()
     handles = OptimizerSet(
         {name: _optimizer_handle(plans[name], task, state, name, world) for name in optimizers}
     )
@@ -186,7 +191,8 @@ def _optimizer_handle(
     plan: Plan, task: Task, state: State, name: str, world: Communicator
 ) -> OptimizerHandle:
     optimizer = state.optimizers[name]
-    factor = make_lr_factor(plan.schedule, state.plateau, task.schedule)
+    plateau = state.plateaus.get(name, state.plateau)
+    factor = make_lr_factor(plan.schedule, plateau, task.schedule)
     strategy = strategy_class(plan.parallel_strategy)
     if task.step is not None and world.size > 1:
         strategy = ManualAllReduceStrategy

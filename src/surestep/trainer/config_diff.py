@@ -28,6 +28,7 @@ WORKERS, FIRST_SAMPLES = "data.num_workers", "first samples"  # of a stream
 _LISTED = 24  # rows of a table
 _COMPARED_STEPS = 10_000  # two schedules are compared at each step, or at this many
 _WORKERS_SPLIT = blocked("each worker reads a share of the stream, so the batches would differ")
+_OF_STEPS = ("blocked", "incompatible")  # effects of the options that a step depends on
 _EVALUATIONS_COUNT = not_bitwise(
     "early stopping or the learning rate depends on the number of evaluations"
 )
@@ -162,7 +163,10 @@ def _options(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Conf
 def _option_effect(name: str, decided: Mapping[str, Any]) -> ResumeEffect:
     if name == "validation.every" and (
         decided.get("early_stop.patience") is not None
-        or decided.get("schedule.name") == "reduce_on_plateau"
+        or any(
+            value == "reduce_on_plateau" and option.endswith("schedule.name")
+            for option, value in decided.items()
+        )
     ):
         return _EVALUATIONS_COUNT
     if name.endswith("optim.lr"):
@@ -264,8 +268,7 @@ def _length_effect(before: Mapping[str, Any], planned: PreparedTask, taken: int)
     kept = {
         name: value
         for name, value in before["config"].items()
-        if resume_effect(name).effect in ("blocked", "incompatible")
-        and not name.startswith("parallel.")
+        if resume_effect(name).effect in _OF_STEPS and not name.startswith("parallel.")
     }
     try:
         plan = planned.decide(Config.from_options(kept))

@@ -298,9 +298,10 @@ def _open_session(
     if checkpoint is not None:
         load_checkpoint(world, checkpoint, session.state)
     check_can_be_saved(session.state, is_started=False)
-    measure_on(plan, session.state, decision.identity["validation"])
-    if decision.is_other_metric:
-        session.state.plateau.forget()
+    is_other_set = measure_on(plan, session.state, decision.identity["validation"])
+    if decision.is_other_metric or is_other_set:
+        for plateau in (session.state.plateau, *session.state.plateaus.values()):
+            plateau.forget()
     if decision.resets_best:
         reset_best(plan, session.state)
 

@@ -75,6 +75,7 @@ CHANGES = {
     "counts": lambda state: vars(state.counts).update(counted(StepCounts)),
     "best": lambda state: vars(state.best).update(BEST),
     "plateau": lambda state: vars(state.plateau).update(counted(PlateauState) | {"scale": 0.5}),
+    "plateaus": None,  # among the callback_states
     "metadata": lambda state: state.metadata.update(seen=[1, "two"]),
     "average": lambda state: None,
     "base": None,  # set before: the fingerprints of the weights that a checkpoint lacks

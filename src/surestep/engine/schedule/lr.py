@@ -78,6 +78,14 @@ class PlateauState:
         self.scale = lower
         return True
 
+    def state_dict(self) -> dict[str, float | None]:
+        """Return the state as it is now."""
+        return dict(vars(self))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a state in place, since the schedule has this object."""
+        vars(self).update(state)
+
     def forget(self) -> None:
         """Forget the values so far, when the metric changes; the rate stays."""
         self.best, self.bad = None, 0

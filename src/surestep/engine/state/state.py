@@ -136,6 +136,8 @@ class State:
         counts: number of skipped and clipped steps, by reason.
         best: the best metric so far.
         plateau: state of `reduce_on_plateau`.
+        plateaus: the same of optimizers with a `reduce_on_plateau` of their own, by name; saved
+            as `callback_states`.
         metadata: numbers and text to save with the run.
         average: the average of the weights, if there is one.
         base: fingerprints of frozen parameters that checkpoints leave out.
@@ -156,6 +158,7 @@ class State:
     counts: StepCounts = field(default_factory=StepCounts)
     best: BestMetric = field(default_factory=BestMetric)
     plateau: PlateauState = field(default_factory=PlateauState)
+    plateaus: dict[str, PlateauState] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
     average: AveragedWeights | None = None
     base: dict[str, str] = field(default_factory=dict)
