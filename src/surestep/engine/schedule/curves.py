@@ -188,22 +188,39 @@ def lr_factor(shape: ScheduleSpec) -> Factor:
 
     A warm-up of W steps is LinearLR(start_factor=1/W, total_iters=W); with warmup_start=0 it is
     that of transformers. The curve follows it, to the end of the run. With an `interval` above one
-    step the factor changes once per interval.
+    step the factor changes once per interval; a warm-up that is not several whole intervals rises
+    at each step all the same.
 
     Source: https://docs.pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate
     """
-    every, warmup = shape.interval, shape.warmup / shape.interval
+    every, start = shape.interval, curve_start(shape) / shape.interval
+    is_whole = shape.warmup - curve_start(shape) <= HAIR * every
+    by_steps = every == 1 or shape.warmup <= every or not is_whole
+    warmup = shape.warmup if by_steps else start
     rise = warm_up(warmup, shape.warmup_start)
     curve, ratio, is_cut = curve_of(shape), _floor(shape), shape.min_lr_mode == "cut"
 
     def at(steps_taken: int) -> float:
-        position = steps_taken if every == 1 else math.floor(steps_taken / every + HAIR)
-        if position < warmup:
-            return rise(position)
-        value = curve(position - warmup)
+        position = position_of(steps_taken, every)
+        rising = steps_taken if by_steps else position
+        if rising < warmup:
+            return rise(rising)
+        value = curve(position - start)
         return max(ratio, value) if is_cut else ratio + (1 - ratio) * value
 
     return at
+
+
+def position_of(steps_taken: int, interval: float) -> float:
+    """Return how many intervals have begun before a step."""
+    return steps_taken if interval == 1 else math.floor(steps_taken / interval + HAIR)
+
+
+def curve_start(shape: ScheduleSpec) -> float:
+    """Return the steps before the curve: the warm-up, or the full intervals in it."""
+    if shape.interval == 1:
+        return shape.warmup
+    return math.floor(shape.warmup / shape.interval + HAIR) * shape.interval
 
 
 def _floor(shape: ScheduleSpec) -> float:
@@ -221,7 +238,8 @@ def curve_of(shape: ScheduleSpec) -> Curve:
     if shape.name == "one_cycle":
         own["min_lr_ratio"] = shape.min_lr_ratio
     if shape.name == "multi_step":  # counted from the start of the run
-        own["milestones"] = [(step - shape.warmup) / shape.interval for step in own["milestones"]]
+        start = curve_start(shape)
+        own["milestones"] = [(step - start) / shape.interval for step in own["milestones"]]
     if shape.name == "reduce_on_plateau":
         own = {}
     if shape.name in CURVES:
@@ -231,5 +249,5 @@ def curve_of(shape: ScheduleSpec) -> Curve:
 
 
 def decay_steps(shape: ScheduleSpec) -> float:
-    """Return the length after the warm-up, in intervals."""
-    return (shape.total - shape.warmup) / shape.interval
+    """Return the length of the curve, in intervals."""
+    return (shape.total - curve_start(shape)) / shape.interval

@@ -15,9 +15,11 @@ from surestep.engine.schedule.curves import (
     HAIR,
     anneal,
     curve_of,
+    curve_start,
     decay_steps,
     lr_factor,
     phases,
+    position_of,
     restarts,
 )
 from surestep.engine.schedule.registry import Factor, ScheduleSpec, UserFunction
@@ -120,8 +122,8 @@ def momentum(shape: ScheduleSpec) -> Factor | None:
         def curve(position: float) -> float:
             return high - (high - low) * height(position)
 
-    every, warmup = shape.interval, shape.warmup / shape.interval
-    return lambda steps_taken: curve(max(math.floor(steps_taken / every + HAIR) - warmup, 0.0))
+    every, start = shape.interval, curve_start(shape) / shape.interval
+    return lambda steps_taken: curve(max(position_of(steps_taken, every) - start, 0.0))
 
 
 def make_lr_factor(shape: ScheduleSpec, plateau: PlateauState, own: UserFunction | None) -> Factor:
@@ -181,13 +183,14 @@ def cycle_ends(shape: ScheduleSpec) -> tuple[int, ...]:
     """List after how many steps a cycle ends, if a checkpoint is to be saved there."""
     if not shape.save_cycles:
         return ()
-    length, own = shape.total - shape.warmup, shape.curve_options
+    start, own = curve_start(shape), shape.curve_options
+    length = shape.total - start
     if shape.name == "cosine_restarts":
         positions = restarts(length, T_0=own["T_0"], T_mult=own["T_mult"], cycles=own["cycles"])[1:]
     else:
         period = own["step_size_up"] + own["step_size_down"]
         positions = [period * cycle for cycle in range(1, int(length / period + HAIR) + 1)]
-    ends = (shape.warmup + position for position in positions if position <= length + HAIR)
+    ends = (start + position for position in positions if position <= length + HAIR)
     return tuple(math.ceil(end - HAIR) for end in ends)
 
 
