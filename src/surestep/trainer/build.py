@@ -196,7 +196,8 @@ def _optimizer_handle(
     strategy = strategy_class(plan.parallel_strategy)
     if task.step is not None and world.size > 1:
         strategy = ManualAllReduceStrategy
-    factor = with_swa_lr(factor, plan.average, float(optimizer.param_groups[0]["lr"]))
+    peak = plan.optim_lr or float(optimizer.param_groups[0]["lr"])
+    factor = with_swa_lr(factor, plan.average, peak)
     schedule = state.schedules[name] = GroupSchedule(optimizer, factor, plan.schedule)
     return OptimizerHandle(
         strategy(plan, state, world, name), schedule, OptimizerSnapshot(optimizer)

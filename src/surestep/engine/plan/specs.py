@@ -9,7 +9,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class AveragingSpec:
-    """An average with every option decided; lengths are in optimizer steps."""
+    """An average with every option decided; lengths are in optimizer steps.
+
+    `counted_from` is the step from which the intervals are counted, at or before `start`.
+    """
 
     kind: Literal["none", "ema", "swa"]
     decay: float | None
@@ -19,6 +22,7 @@ class AveragingSpec:
     buffers: Literal["copy", "average", "recompute"]
     lr: float | None
     anneal: int
+    counted_from: int = 0
 
 
 def raw_name(part: str) -> str:

@@ -31,10 +31,8 @@ def every(ctx: PlanContext) -> Decision:
 def buffers(ctx: PlanContext) -> Decision:
     """Recompute BatchNorm statistics for SWA, and average them for EMA."""
     kind, task = ctx["average.kind"], ctx.task_info
-    first = ctx.length_in_steps(ctx["average.start"]) + max(
-        1, round(ctx.steps(ctx["average.every"]))
-    )
-    if kind != "none" and int(first) > ctx["total_steps"]:
+    first = _counted_from(ctx) + max(1, round(ctx.steps(ctx["average.every"])))
+    if kind != "none" and first > ctx["total_steps"]:
         ctx.reject(
             f"average.start={ctx['average.start']!r} and average.every='{ctx['average.every']}' "
             f"leave the average empty in a run of {ctx['total_steps']} steps. Use an earlier "
@@ -72,6 +70,14 @@ def lr(ctx: PlanContext) -> Decision:
     return ctx.declared()
 
 
+def _counted_from(ctx: PlanContext) -> int:
+    """Return the step from which intervals are counted: whole epochs end where epochs end."""
+    start, every = int(ctx.length_in_steps(ctx["average.start"])), ctx["average.every"]
+    epoch = ctx["steps_per_epoch"]
+    is_whole = every.unit == "epochs" and float(every.amount).is_integer()
+    return start // epoch * epoch if is_whole and epoch else start
+
+
 def make_averaging_spec(ctx: PlanContext) -> AveragingSpec:
     """Return the average that was decided."""
     anneal = 0 if ctx["average.lr"] is None else round(ctx.length_in_steps(ctx["average.anneal"]))
@@ -84,4 +90,5 @@ def make_averaging_spec(ctx: PlanContext) -> AveragingSpec:
         buffers=ctx["average.buffers"],
         lr=ctx["average.lr"],
         anneal=anneal,
+        counted_from=_counted_from(ctx),
     )

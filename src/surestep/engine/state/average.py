@@ -48,13 +48,15 @@ class AveragedWeights:
         self._buffers = _buffers(model, averaging.buffers)
         self.tensors: dict[str, Tensor] = {}
         for name, weight in (*self._weights.items(), *self._own_buffers().items()):
-            dtype = torch.float32 if weight.dtype in HALF else weight.dtype
+            is_averaged = name in self._weights or averaging.buffers == "average"
+            dtype = torch.float32 if is_averaged and weight.dtype in HALF else weight.dtype
             self.tensors[name] = weight.detach().to(dtype, copy=True)
         self.computed_at = 0
 
     def n_updates(self, steps_taken: int) -> int:
         """Return how many times the average has taken the weights in; 0: there is none yet."""
-        return max(0, steps_taken - self.averaging.start) // self.averaging.interval
+        since = steps_taken - self.averaging.counted_from
+        return max(0, since) // self.averaging.interval
 
     def update_weight(self, update: int) -> float:
         """Return the share of the new weights in an update, counted from 1.
@@ -112,7 +114,9 @@ class AveragedWeights:
                 for name, parameter in self._weights.items():
                     own = self.tensors[name].to(parameter.dtype, copy=self._modes.has_own)
                     _put(parameter, own)
-                self._set_buffers({name: self.tensors[name] for name in buffers})
+                self._set_buffers(
+                    {name: self.tensors[name].to(b.dtype) for name, b in buffers.items()}
+                )
             yield
         finally:
             with self._modes.for_weights():
