@@ -202,7 +202,13 @@ def _copied(value: Any) -> Any:
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that are trained, by name; one that is shared is in it once."""
+    """Return the parameters that are trained, by name; one that is shared is in it once.
+
+    A model whose `parameters()` leaves some out, such as a teacher, does not train those.
+    """
+    offered = {id(parameter) for parameter in model.parameters()}
     return {
-        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and id(parameter) in offered
     }
