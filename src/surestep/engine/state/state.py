@@ -136,7 +136,7 @@ class State:
         counts: number of skipped and clipped steps, by reason.
         best: the best metric so far.
         plateau: state of `reduce_on_plateau`.
-        plateaus: the same of optimizers with a `reduce_on_plateau` of their own, by name; saved
+        plateaus: the same of optimizers with their own `reduce_on_plateau`, by name; saved
             as `callback_states`.
         metadata: numbers and text to save with the run.
         average: the average of the weights, if there is one.
