@@ -267,10 +267,14 @@ def parameter_groups(groups: Iterable[ParameterGroup]) -> ParameterGroups:
 def scale_rates(optimizer: torch.optim.Optimizer, groups: Iterable[ParameterGroup]) -> None:
     """Multiply the rates of a custom optimizer by the groups' multiples.
 
+    An optimizer may have split a group in several, which have its name.
+
     Raises:
         TaskError: the optimizer does not have the groups.
     """
-    by_name = {group.get("name"): group for group in optimizer.param_groups}
+    by_name: dict[Any, list[dict[str, Any]]] = {}
+    for own in optimizer.param_groups:
+        by_name.setdefault(own.get("name"), []).append(own)
     for group in groups:
         if group.trained_from is None or group.multiple == 1:
             continue
@@ -279,8 +283,8 @@ def scale_rates(optimizer: torch.optim.Optimizer, groups: Iterable[ParameterGrou
                 f"The optimizer of Task(optimizer=...) lacks the group {group.name!r}, which has a "
                 "learning rate. Pass the groups on: lambda groups: SGD(groups, lr=0.1)."
             )
-        if group.multiple is not None:
-            by_name[group.name]["lr"] *= group.multiple
+        for own in by_name[group.name] if group.multiple is not None else ():
+            own["lr"] *= group.multiple
 
 
 def check_groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
