@@ -301,3 +301,19 @@ def test_norm_that_is_reported_is_that_before_clipping() -> None:
 
     assert_same(norms, found)
     assert session.state.counts.clipped == sum(norm > 0.4 for norm in norms)
+
+
+@pytest.mark.parametrize("on_nonfinite", ["raise", "skip"])
+def test_loss_that_only_double_precision_holds_is_finite(on_nonfinite: str) -> None:
+    x, y = X * 1e25, Y * 1e25
+
+    def make(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=1e-52, momentum=0.5)
+
+    def make_linear() -> nn.Module:
+        return nn.Linear(4, 1, bias=False).double()
+
+    plain = by_hand(seeded(make_linear), lambda net: None, make=make, data=(x, y))
+    optim = {"lr": 1e-52, "momentum": 0.5, "implementation": "foreach"}
+    options: Any = {"optim": optim, "on_nonfinite": on_nonfinite}
+    assert_same(plain, ours(seeded(make_linear), data=(x, y), **options))

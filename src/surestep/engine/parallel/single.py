@@ -424,5 +424,6 @@ class HostGuard:
 
 
 def all_finite(*values: Tensor) -> bool:
-    """Read the values, at once."""
-    return all(math.isfinite(value) for value in torch.stack([v.float() for v in values]).tolist())
+    """Read the values, at once, in fp32 or wider."""
+    wide = [value if value.dtype is torch.float64 else value.float() for value in values]
+    return all(math.isfinite(value) for value in torch.stack(wide).tolist())
