@@ -272,3 +272,25 @@ def test_several_optimizers_have_one_average_of_all_weights() -> None:
 
     assert_same(seen, evaluations(run))
     assert_same(weights(average.module), saved(run, "average", make_net))
+
+
+@pytest.mark.parametrize("kind", ["ema", "swa"])
+def test_average_that_is_switched_on_starts_with_the_weights_of_the_checkpoint(kind: str) -> None:
+    """Its first update is at step 14: 14 earlier ones are not made up; a later resume continues."""
+    net, history = make_net(), []
+    for step in steps_by_hand(net, 4):
+        if step >= 14:
+            history.append(weights(net))
+    average = history[0]
+    for count, now in enumerate(history[1:], start=1):
+        keep = count / (count + 1) if kind == "swa" else min(0.8, (1 + count) / (10 + count))
+        average = {name: keep * average[name] + (1 - keep) * now[name] for name in now}
+    switched: Any = {"kind": kind, "start": 0, "every": "1 step"}
+    switched |= {"decay": 0.8} if kind == "ema" else {}
+    for epochs, averaging in ((2, None), (3, switched), (4, switched)):
+        task = surestep.Task(make_net(), nn.MSELoss(), train=TRAIN, val=VAL)
+        changes = ("average", "epochs", "validation")
+        options = config(averaging, epochs=epochs)
+        run = surestep.Trainer(task, options, run="run", allow=changes).fit()
+
+    assert_same(average, saved(run, "average", make_net))

@@ -48,6 +48,7 @@ from surestep.engine.plan.plan import Plan
 from surestep.engine.rng import GlobalGenerators, ModelRNG
 from surestep.engine.schedule.groups import GroupSchedule
 from surestep.engine.schedule.lr import PlateauState, make_lr_factor
+from surestep.engine.state.average import NAME as AVERAGE
 from surestep.engine.state.average import AveragedWeights, with_swa_lr
 from surestep.engine.state.state import WHOLE, State, trainable_parameters
 from surestep.engine.step.callback import Callback, stateful_callbacks
@@ -109,6 +110,8 @@ def build(
     plateaus = {f"plateau of {name}": plateau for name, plateau in state.plateaus.items()}
     state.callback_states = stateful_callbacks(callbacks) | stream_states | state_of_loss(loss)
     state.callback_states |= plateaus
+    if state.average is not None:
+        state.callback_states[AVERAGE] = state.average
     found = own_generators(model, {**code_of_losses(loss), "step": task.step})
     check_own_generators(found, model, plan.activation_checkpointing)
     parts.randomness.generators += found.found

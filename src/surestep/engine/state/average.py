@@ -22,6 +22,7 @@ from surestep.engine.schedule.registry import Factor
 from surestep.engine.step_outcome import StepOutcome
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
+NAME = "average of the weights"  # of its entry in `callback_states`
 
 
 class AveragedWeights:
@@ -31,6 +32,8 @@ class AveragedWeights:
         tensors: what the model would hold if it were the average, by name; half-precision weights
             are averaged in fp32, where a share of 0.001 is not lost to rounding.
         computed_at: the number of updates after which BatchNorm's statistics were last computed.
+        missed: updates that were due before the average was switched on, but for one: it starts
+            with the weights of that step.
     """
 
     def __init__(
@@ -51,12 +54,12 @@ class AveragedWeights:
             is_averaged = name in self._weights or averaging.buffers == "average"
             dtype = torch.float32 if is_averaged and weight.dtype in HALF else weight.dtype
             self.tensors[name] = weight.detach().to(dtype, copy=True)
-        self.computed_at = 0
+        self.computed_at = self.missed = 0
 
     def n_updates(self, steps_taken: int) -> int:
         """Return how many times the average has taken the weights in; 0: there is none yet."""
         since = steps_taken - self.averaging.counted_from
-        return max(0, since) // self.averaging.interval
+        return max(0, max(0, since) // self.averaging.interval - self.missed)
 
     def update_weight(self, update: int) -> float:
         """Return the share of the new weights in an update, counted from 1.
@@ -129,7 +132,16 @@ class AveragedWeights:
         """Begin with the weights and buffers that the model has after `steps_taken` steps."""
         for name, weight in (*self._weights.items(), *self._own_buffers().items()):
             to_local(self.tensors[name]).copy_(to_local(weight))
+        self.missed += self.n_updates(steps_taken) - 1
         self.computed_at = self.n_updates(steps_taken)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return what does not follow from the steps taken."""
+        return {"missed": self.missed}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Take up what does not follow from the steps taken."""
+        self.missed = state["missed"]
 
     def load(self, tensors: dict[str, Tensor], steps_taken: int) -> None:
         """Take over averaged tensors that were saved after `steps_taken` steps.

@@ -22,6 +22,7 @@ from surestep.engine.distributed.shards import ShardedStateProvider, TensorMeta,
 from surestep.engine.losses.state import NAME as LOSS
 from surestep.engine.model.compile import unwrap_module
 from surestep.engine.model.frozen_weights import fingerprint
+from surestep.engine.state.average import NAME as AVERAGE
 from surestep.engine.state.loss_spikes import SpikeDetector
 from surestep.engine.state.state import BestMetric, Progress, State, Stateful, StepCounts
 from surestep.engine.task.init_weights import summarize_names
@@ -114,7 +115,8 @@ def decode_states(found: CheckpointReader) -> dict[str, Any]:
 
 def unmatched_states(record: Mapping[str, Any], state: State) -> list[str]:
     """Describe states that only the checkpoint has, or only the callbacks of this run."""
-    saved, here = {*record[CALLBACK_STATES], STREAM}, {*state.callback_states, STREAM}
+    always = {STREAM, AVERAGE}
+    saved, here = always.union(record[CALLBACK_STATES]), always.union(state.callback_states)
     gone = "The checkpoint has a state of {}, which this run does not have. It is not loaded."
     new = "{} has no state in the checkpoint, and starts with its own."
     return [
