@@ -15,6 +15,7 @@ from torch.nn.utils import get_total_norm
 
 from surestep.base.errors import TaskError
 from surestep.engine.batch import Batch
+from surestep.engine.device import sum_dtype
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.losses.base import HALF, Loss
 from surestep.engine.model.precision import place_model
@@ -239,7 +240,8 @@ class SingleProcessStrategy:
             norms = torch.stack(torch._foreach_norm(grads))
             total = torch.linalg.vector_norm(norms)
         else:
-            single = [get_total_norm([grad]).to(grads[0].device, torch.float32) for grad in grads]
+            device = grads[0].device
+            single = [get_total_norm([grad]).to(device, sum_dtype(device)) for grad in grads]
             norms, total = torch.stack(single), get_total_norm(grads)
         if self.max_norm is not None:
             factor = torch.add(total, 1e-6).reciprocal_().mul_(self.max_norm).clamp_(max=1.0)
@@ -424,6 +426,6 @@ class HostGuard:
 
 
 def all_finite(*values: Tensor) -> bool:
-    """Read the values, at once, in fp32 or wider."""
-    wide = [value if value.dtype is torch.float64 else value.float() for value in values]
-    return all(math.isfinite(value) for value in torch.stack(wide).tolist())
+    """Read the values, at once; one beyond the range of float32 is finite."""
+    wide = [value.to(sum_dtype(value.device)) for value in values]
+    return all(map(math.isfinite, torch.stack(wide).tolist()))

@@ -12,6 +12,7 @@ from torch import Tensor
 from surestep.base.errors import TaskError, suggest_names
 from surestep.engine.batch import Batch, MicroBatch, dummy_micro_batch
 from surestep.engine.device import sum_dtype
+from surestep.engine.losses.base import at_least_fp32
 from surestep.engine.metrics import base as metrics
 from surestep.engine.parallel.manual_allreduce import broadcast_module
 from surestep.engine.parallel.single import NO_GRADIENT
@@ -153,7 +154,7 @@ class ManualStep:
             )
         if not loss.requires_grad:
             raise TaskError(NO_GRADIENT)
-        loss = loss.float() if loss.dtype in (torch.bfloat16, torch.float16) else loss
+        loss = at_least_fp32(loss)
         share = self._share_of(micro)
         current.seen.add(micro.position)
         if not share:
@@ -396,7 +397,7 @@ def manual_update(
     losses = {name: _mean(values) for name, values in manual_step.losses.items()}
     logged = [Logged(f"{name}/loss", value) for name, value in losses.items() if world.is_first]
     logged += manual_step.logged
-    total = torch.stack([loss.float() for loss in losses.values()]).sum() * divisor
+    total = torch.stack([*losses.values()]).sum() * divisor
     norms = manual_step.norms
     norm = norms[0]
     if len(norms) > 1:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from surestep.base.warn import warn
+from surestep.engine.losses.base import at_least_fp32
 from surestep.engine.parallel.single import DeviceGuard, SingleProcessStrategy, all_finite
 from surestep.engine.schedule.groups import GroupSchedule
 from surestep.engine.state.state import copied_options
@@ -132,7 +133,7 @@ class OptimizerSet:
         if not self.scaler.is_enabled():
             return grads
         scale = self.scaler.scale(torch.ones((), device=outputs.device))
-        unscaled = tuple(grad.float() / scale for grad in grads)
+        unscaled = tuple(at_least_fp32(grad) / scale for grad in grads)
         self._graph_grads += [entry.detach() for entry in unscaled]
         return unscaled
 
