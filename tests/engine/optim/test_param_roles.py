@@ -51,6 +51,7 @@ def test_only_trained_embeddings_with_sparse_gradients_are_sparse():
 def test_param_info_describes_the_parameters_for_the_plan():
     assert param_info(Net()) == {
         "floating": True,
+        "half": False,
         "hidden": ("first.weight",),
         "sparse": ("table.weight",),
         "dense": True,
@@ -59,5 +60,6 @@ def test_param_info_describes_the_parameters_for_the_plan():
     alone = nn.Embedding(3, 2, sparse=True, dtype=torch.cfloat)
     assert param_info(alone)["dense"] is False
     assert param_info(alone)["floating"] is False
+    assert param_info(nn.Linear(2, 2).bfloat16())["half"] is True
     alone.register_parameter("scale", nn.Parameter(torch.tensor(1.0)))
     assert param_info(alone)["scalars"] == ("scale",)

@@ -106,6 +106,22 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
             "foreach",
             "fused takes",
         ),
+        *(
+            ("optim.implementation", options, FACTS, replace(GIVEN, half=True), kind, reason)
+            for options, kind, reason in (
+                ({}, "fused", "one kernel"),
+                ({"optim.name": "sgd"}, "foreach", "torch's fused SGD computes wrong updates"),
+                (
+                    {"optim.name": "sgd", "optim.implementation": "fused"},
+                    "foreach",
+                    "torch's fused SGD computes wrong updates",
+                ),
+            )
+        ),
+        (
+            *("optim.implementation", {"optim.name": "sgd"}, GPU, replace(GIVEN, half=True)),
+            *("fused", "one kernel"),
+        ),
         ("optim.name", {}, FACTS, SPARSE, "sparse_adam", "the gradient of table is sparse"),
         (
             "optim.split",

@@ -5,6 +5,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from surestep.engine.losses.base import HALF
 from surestep.engine.model.parametrized import made_shapes, own_parameters
 from surestep.engine.state.state import trainable_parameters
 
@@ -15,6 +16,7 @@ def param_info(model: nn.Module) -> dict[str, Any]:
     sparse = sparse_embeddings(model)
     return {
         "floating": not any(weight.is_complex() for weight in trained.values()),
+        "half": any(weight.dtype in HALF for weight in trained.values()),
         "hidden": tuple(hidden_matrices(model)),
         "sparse": tuple(sparse),
         "dense": len(sparse) < len(trained),

@@ -28,6 +28,7 @@ class TaskInfo:
         tables: metrics that are not a single number.
         objects: metrics with update and compute, which may return a dict.
         floating: no trained parameter is complex.
+        half: some trained parameters have 16 bits.
         hidden: names of the matrices between the first and the last layer, which Muon updates.
         sparse: names of the embedding tables whose gradients are sparse.
         dense: some trained parameters have dense gradients.
@@ -59,6 +60,7 @@ class TaskInfo:
     own_optimizer: bool = False
     own_schedule: bool = False
     floating: bool = True
+    half: bool = False
     hidden: tuple[str, ...] = ()
     sparse: tuple[str, ...] = ()
     dense: bool = True

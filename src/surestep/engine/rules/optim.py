@@ -186,6 +186,10 @@ def implementation(ctx: PlanContext) -> Decision:
             f"{foreach}'for_loop', or leave it "
             "out."
         )
+    on_host = ctx.device == "cpu" or ctx["parallel.offload"] != "off"
+    is_wrong = chosen == "sgd" and task.half and on_host and not task.sparse
+    if is_wrong and wanted in ("auto", "fused"):
+        return "foreach", "torch's fused SGD computes wrong updates of 16-bit parameters on a CPU"
     if wanted != "auto":
         return ctx.set_value()
     if "foreach" not in has:
