@@ -11,7 +11,11 @@ import surestep
 from surestep.trainer.session import Session
 
 OPENED: list[Session] = []  # closed when the test ends
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6}  # of the largest value of a tensor
+TOLERANCE = {
+    torch.float64: 1e-12,  # of the largest value of a tensor
+    torch.float32: 2e-6,
+    torch.complex64: 2e-6,
+}
 
 
 def assert_same(plain: Any, ours: Any, *, exact: bool = False, where: str = "") -> None:
