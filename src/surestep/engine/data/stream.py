@@ -6,6 +6,7 @@ or a function that returns an iterable; it takes no argument or the epoch. One p
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
@@ -22,6 +23,7 @@ from surestep.engine.data.stream_state import (
     WorkerProgress,
     copy_stream,
     encode_state,
+    has_state,
 )
 from surestep.engine.rng import derive_seed, preserve_rng, seed_loading
 
@@ -90,18 +92,40 @@ class StreamReader:
         self, epoch: int, worker: int, workers: int, own: StreamStateTracker
     ) -> Iterator[Any]:
         seed_loading(derive_seed("stream", self.seed, epoch, worker, self.split))
-        samples = own.start(self.stream, epoch)
-        position = worker + own.read * workers
-        while True:
-            self.seed_position(epoch, position)
-            try:
-                sample = next(samples)
-            except StopIteration:
-                return
-            except Exception as error:
-                raise name_stream(error, epoch, position) from error
-            yield sample
-            position += workers
+        with _reading(self.stream, epoch):
+            samples = own.start(self.stream, epoch)
+            position = worker + own.read * workers
+            while True:
+                self.seed_position(epoch, position)
+                try:
+                    sample = next(samples)
+                except StopIteration:
+                    return
+                except Exception as error:
+                    raise name_stream(error, epoch, position) from error
+                yield sample
+                position += workers
+
+
+_READING: list[tuple[Any, int]] = []  # the streams that this process reads, with their epochs
+
+
+@contextmanager
+def _reading(stream: Any, epoch: int) -> Iterator[None]:
+    """Note that a stream is read; at the end, set again the epoch of a pass that continues.
+
+    An evaluation on the training data interrupts a pass over the same stream.
+    """
+    _READING.append(own := (stream, epoch))
+    try:
+        yield
+    finally:
+        before = [entry for entry in _READING if entry[0] is stream]
+        _READING[:] = [entry for entry in _READING if entry is not own]
+        set_epoch = getattr(stream, "set_epoch", None)
+        # One with a state was copied for the pass.
+        if callable(set_epoch) and not has_state(stream) and len(before) > 1 and before[-1] is own:
+            set_epoch(before[-2][1])
 
 
 def _shuffled(samples: Iterator[Any], size: int, seed: int) -> Iterator[Any]:
