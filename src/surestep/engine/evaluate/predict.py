@@ -20,6 +20,7 @@ from surestep.base.errors import ConfigError, DataError, TaskError
 from surestep.engine.batch import TARGETS, MicroBatch, batch_as_inputs, map_tensors
 from surestep.engine.data.batch_loader import BatchLoader, make_loader, seeded_inputs
 from surestep.engine.data.stream import is_stream
+from surestep.engine.device import sum_dtype
 from surestep.engine.evaluate.evaluate import inference, model_rng
 from surestep.engine.losses.adapt import Loss, items_only_loss
 from surestep.engine.losses.base import at_least_fp32
@@ -252,18 +253,18 @@ def mean_and_std(
     kinds: dict[str, torch.dtype] = {}
     for number in range(1, passes + 1):
         for name, value in run_pass(number).items():
-            wide = value if value.device.type == "mps" else value.double()
+            kinds[name] = torch.promote_types(value.dtype, torch.float32)
+            wide = value.to(torch.promote_types(value.dtype, sum_dtype(value.device)))
             if number == 1:
-                mean[name], squares[name] = wide.clone(), torch.zeros_like(wide)
-                kinds[name] = torch.float64 if value.dtype == torch.float64 else torch.float32
+                mean[name], squares[name] = wide.clone(), torch.zeros_like(wide.real)
                 continue
             away = wide - mean[name]
             mean[name] += away / number
-            squares[name] += away * (wide - mean[name])
+            squares[name] += (away * (wide - mean[name]).conj()).real
     spread = {name: (value / (passes - 1)).sqrt() for name, value in squares.items()}
     return (
         {name: value.to(kinds[name]) for name, value in mean.items()},
-        {name: value.to(kinds[name]) for name, value in spread.items()},
+        {name: value.to(kinds[name].to_real()) for name, value in spread.items()},
     )
 
 
