@@ -367,7 +367,10 @@ def _same_items(source: Source | StreamLoader, task: Task, loss: Loss) -> _SameI
     """Count the items of targets in the device's memory once: each count waits for the device."""
     if not isinstance(source, InMemory) or task.inputs is not None or _ignored_class(loss) is None:
         return None
-    targets = task.split_batch(source.tensors)[2]
+    try:
+        targets = task.split_batch(source.tensors)[2]
+    except DataError:  # data to predict has no targets; an evaluation reports it
+        return None
     if not isinstance(targets, Tensor) or targets.device.type == "cpu":
         return None
     if loss.items(source.tensors, targets) != targets.numel():
