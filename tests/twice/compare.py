@@ -15,6 +15,7 @@ TOLERANCE = {
     torch.float64: 1e-12,  # of the largest value of a tensor
     torch.float32: 2e-6,
     torch.complex64: 2e-6,
+    torch.complex128: 1e-12,
 }
 
 
