@@ -87,22 +87,24 @@ class CheckpointManager:
 
     def _results(self, *, wait: bool) -> list[SaveResult]:
         """Return the results on rank 0, on all ranks: what they do next depends on them."""
-        results = self._recorder.collect_saves(wait=wait)
-        if self._pending:
-            results = _broadcast_results(self._loop.world, results)
+        with self._loop.pause_clock():
+            results = self._recorder.collect_saves(wait=wait)
+            if self._pending:
+                results = _broadcast_results(self._loop.world, results)
         self._pending -= len(results)
         return results
 
     def _save(self) -> None:
         loop = self._loop
         loop.log_point()
-        self._evaluator.sync_buffers()
-        self._evaluator.average()
-        self._recorder.save(loop.state, loop.plan)
-        self._pending += 1
-        if loop.world.size > 1:
-            with _long_timeout(loop.world):  # so that no step waits while rank 0 writes
-                loop.world.barrier()
+        with loop.pause_clock():
+            self._evaluator.sync_buffers()
+            self._evaluator.average()
+            self._recorder.save(loop.state, loop.plan)
+            self._pending += 1
+            if loop.world.size > 1:
+                with _long_timeout(loop.world):  # so that no step waits while rank 0 writes
+                    loop.world.barrier()
         self.step, best = loop.state.progress.step, loop.state.best
         self._metrics.append(dict(best.latest) if best.latest_step == self.step else {})
 

@@ -215,8 +215,9 @@ class Session:
         self._check_open()
         self.loop.log_point()
         self._evaluator.check(split)
-        step, average = self.state.progress.step, self._average()
-        metrics = self._evaluate_weights(split, average)
+        with self.loop.pause_clock():
+            step, average = self.state.progress.step, self._average()
+            metrics = self._evaluate_weights(split, average)
         monitored = (self.plan.validation_metric or "").split("/")[0]
         is_raw = average is None or (
             self.plan.validation_weights == "both"
@@ -276,7 +277,10 @@ class Session:
             CheckpointError: there is no such checkpoint, or it is corrupted.
         """
         self._evaluator.check(split)
-        with self._evaluator.using_checkpoint(self.run, which) as saved:
+        with (
+            self.loop.pause_clock(),
+            self._evaluator.using_checkpoint(self.run, which) as saved,
+        ):
             metrics = self._evaluator.evaluate(split, self._notice_once)
         self._recorder.event("evaluation", step=saved.step, metrics=metrics, which=which)
         self.print_line(f"{which} checkpoint, step {saved.step}: {shown(metrics)}")
@@ -301,12 +305,13 @@ class Session:
             TaskError: the model has no dropout, or the outputs do not have one row per sample.
             CheckpointError: there is no such checkpoint, or it is corrupted.
         """
-        if which is not None:
-            with self._evaluator.using_checkpoint(self.run, which):
+        with self.loop.pause_clock():
+            if which is not None:
+                with self._evaluator.using_checkpoint(self.run, which):
+                    return self._evaluator.predict(split, mc_dropout)
+            average = self._average()
+            with nullcontext() if average is None else average.swapped_in():
                 return self._evaluator.predict(split, mc_dropout)
-        average = self._average()
-        with nullcontext() if average is None else average.swapped_in():
-            return self._evaluator.predict(split, mc_dropout)
 
     def save(self) -> Path:
         """Save a checkpoint, and wait until it is on disk.

@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -295,6 +296,15 @@ class Loop:
                     self.handlers[request]()
             finally:
                 self._doing = False
+
+    @contextmanager
+    def pause_clock(self) -> Iterator[None]:
+        """Leave an evaluation or a save out of the time of the steps that a log point reports."""
+        before = time.perf_counter() - self._clock
+        try:
+            yield
+        finally:
+            self._clock = time.perf_counter() - before
 
     def log_point(self) -> None:
         """Read the values of the steps since the last log point from the device.
