@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
 from surestep.engine.batch import MicroBatch
-from surestep.engine.device import as_summand, sum_dtype
+from surestep.engine.device import as_summand, ran_out, sum_dtype
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.metrics.whole_set import WholeSet, WholeSetMetric, named_values
 from surestep.engine.step_outcome import Logged
@@ -92,17 +92,27 @@ class MeanMetric:
     def __init__(self, name: str, function: Any, device: torch.device) -> None:
         self.name = name
         self.function = function
+        self._is_mean = False  # the function has returned a mean
         self.total = torch.zeros((), dtype=sum_dtype(device), device=device)
         self.count: Any = 0
 
     def update(self, outputs: Any, targets: Any, count: int, at: range) -> None:
-        """Add a batch, which holds `count` samples or unmasked tokens."""
-        if not count:
-            return
-        value = self.function(outputs, targets)
+        """Add a batch, which holds `count` samples or unmasked tokens.
+
+        A mean over nothing adds nothing. A pair (sum, count) may be over something else.
+        """
+        value = None
+        if count or not self._is_mean:
+            with _allow_undefined(count):
+                value = self.function(outputs, targets)
         if isinstance(value, tuple) and len(value) == 2:
             total, counted = map(as_summand, value)
+            if not count and not counted:
+                return  # the sum may be NaN: a mean of nothing times 0
+        elif not count:
+            return
         else:
+            self._is_mean = True
             total, counted = as_summand(value), torch.tensor(count)
             if total.numel() != 1:
                 raise TaskError(
@@ -130,14 +140,24 @@ class ObjectMetric:
         self.metric.reset()
 
     def update(self, outputs: Any, targets: Any, count: int, at: range) -> None:
-        """Add a batch, unless nothing in it counts."""
-        if count:
+        """Add a batch, of which `count` samples or tokens are not ignored."""
+        with _allow_undefined(count):
             self.metric.update(outputs, targets)
 
     def compute(self, world: Communicator = ALONE) -> dict[str, Value]:
         """Return its value over all ranks, or its values by "name_key" where it has several."""
         with sync_metrics(self.metric, world):
             return named_values(self.name, self.metric.compute())
+
+
+@contextmanager
+def _allow_undefined(count: int) -> Iterator[None]:
+    """Allow a metric to fail on a batch whose targets are all ignored."""
+    try:
+        yield
+    except Exception as error:  # whatever the user's metric raises
+        if count or ran_out(error):
+            raise
 
 
 OpenMetric = MeanMetric | ObjectMetric | WholeSetMetric

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -231,6 +232,8 @@ def plain_value(value: Any) -> Value:
     """Return a number as it is, and a table or a curve as nested lists of numbers."""
     if isinstance(value, (tuple, list)):
         return [plain_value(part) for part in value]
+    if isinstance(value, np.ndarray):
+        value = torch.as_tensor(value)
     if isinstance(value, Tensor) and value.numel() != 1:
         return list(value.tolist())
     return float(value)
