@@ -79,10 +79,17 @@ def test_host_reads_nothing_between_log_points(folder, mode):
 
 
 @pytest.mark.parametrize("micro_batch_size", [8, 16], ids=["split", "full"])
-def test_mixed_batches_are_not_read(folder, micro_batch_size, monkeypatch):
-    """Mixing partners and weights are drawn on the host; probabilities are counted by shape."""
+@pytest.mark.parametrize("targets", ["classes", "weighted", "some ignored"])
+def test_mixed_batches_are_not_read(folder, micro_batch_size, targets, monkeypatch):
+    """Mixing partners and shares are drawn on the host, and items counted before."""
     found = watch_the_step(monkeypatch)
-    task = task_of(batch_transform=surestep.batch_transforms.mixup(0.4, classes=3))
+    x, y = rows(200)
+    mixup = surestep.batch_transforms.mixup(0.4, classes=3)
+    loss: nn.Module = nn.CrossEntropyLoss(torch.ones(3) if targets == "weighted" else None)
+    if targets == "some ignored":
+        loss = surestep.losses.multilabel(ignore_index=-1)
+        y = functional.one_hot(y, 3).float().masked_fill(x[:, :3] > 1, -1)
+    task = surestep.Task(with_batchnorm(), loss, (x, y), batch_transform=mixup)
     options = OPTIONS | {"micro_batch_size": micro_batch_size}
     with session_of(task, folder(), **options) as session:
         for _ in session.steps():

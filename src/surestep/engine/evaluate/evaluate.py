@@ -56,8 +56,10 @@ def inference(
         grad_off(),
         preserve_torch_rng(loader.device),
     ):
-        yield
-        pop_logged()
+        try:
+            yield
+        finally:
+            pop_logged()
 
 
 @contextmanager
