@@ -283,3 +283,49 @@ def test_logged_values_are_means_over_the_samples_of_uneven_micro_batches() -> N
         )
     ]
     assert_same(plain, ours)
+
+
+def test_an_optimizer_has_the_options_of_the_config_if_it_has_its_name() -> None:
+    options: dict[str, Any] = {"weight_decay": 0.3, "betas": (0.5, 0.6), "eps": 1e-3}
+    plain_net = Pair()
+    start = weights(plain_net)
+    first = torch.optim.AdamW(plain_net.generator.parameters(), lr=0.05, **options)
+    second = torch.optim.SGD(plain_net.critic.parameters(), lr=0.02)
+    group = first.param_groups[0]
+    biases = [weight for weight in group["params"] if weight.dim() < 2]
+    group["params"] = [weight for weight in group["params"] if weight.dim() > 1]
+    first.add_param_group(group | {"params": biases, "weight_decay": 0.0})
+    for (x,) in in_batches(7, X):
+        first.zero_grad()
+        F.mse_loss(plain_net.generator(x[:, :3]), x).backward()
+        first.step()
+        second.zero_grad()
+        plain_net.critic(x).square().mean().backward()
+        second.step()
+
+    def step(manual_step: surestep.ManualStep) -> None:
+        models = manual_step.models
+        for micro in manual_step.micro_batches("generator"):
+            (x,) = micro.args
+            manual_step.backward(F.mse_loss(models["generator"](x[:, :3]), x), micro)
+        manual_step.step("generator")
+        for micro in manual_step.micro_batches("critic"):
+            manual_step.backward(models["critic"](micro.args[0]).square().mean(), micro)
+        manual_step.step("critic")
+
+    for name in ("adamw", surestep.NOT_SET):
+        for named in ("adamw", surestep.NOT_SET):
+            ours_net = Pair()
+            ours_net.load_state_dict(start)
+            task = surestep.Task(
+                ours_net,
+                train=(X,),
+                step=step,
+                optimizers={
+                    "generator": surestep.Optim(name=name, lr=0.05),
+                    "critic": surestep.Optim(name="sgd", lr=0.02),
+                },
+            )
+            optim = options | {"name": named, "momentum": surestep.NOT_SET}
+            train(task, plain_config(epochs=1, batch_size=7, optim=optim))
+            assert_same(weights(plain_net), weights(ours_net))

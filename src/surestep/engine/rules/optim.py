@@ -6,6 +6,7 @@ from surestep.config.optim import OF_ALL, Optim
 from surestep.config.param_groups import parse_param_group
 from surestep.engine.optim.registry import BUILT_IN, default_of, optimizer_info, options_of
 from surestep.engine.plan.context import Decision, PlanContext, rule
+from surestep.engine.plan.plan import TaskInfo
 
 # Options of the parameters, which hold with Task(optimizer=) too.
 _OF_PARAMETERS = ("optim.groups", "optim.layerwise_lr_decay")
@@ -31,12 +32,17 @@ def name(ctx: PlanContext) -> Decision:
                     "Task(optimizer=...) out."
                 )
         return "own", "the Task brings its optimizer"
-    wanted = ctx.get("optim.name", "sparse_adam" if task.sparse else "adamw")
+    wanted = ctx.get("optim.name", default_name(task))
     _check_name(ctx, wanted)
     if task.sparse:
         reason = f"the gradient of {task.sparse[0]} is sparse: only rows that were read are updated"
         return ctx.set_or("sparse_adam", reason)
     return ctx.set_or("adamw", "trains most models without tuning; decoupled weight decay")
+
+
+def default_name(task: TaskInfo) -> str:
+    """Return the name of the optimizer if none is set."""
+    return "sparse_adam" if task.sparse else "adamw"
 
 
 def _check_name(ctx: PlanContext, wanted: str) -> None:

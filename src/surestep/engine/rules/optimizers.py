@@ -15,6 +15,7 @@ from surestep.engine.optim.multi import get_trained_module
 from surestep.engine.optim.param_roles import param_info
 from surestep.engine.plan.plan import Guard, Plan, ResolvedOption, TaskInfo
 from surestep.engine.plan.system import SystemInfo
+from surestep.engine.rules.optim import default_name
 from surestep.engine.rules.resolve import resolve
 from surestep.engine.task.task import OptimizerSpec, Task
 
@@ -42,7 +43,8 @@ def plan_optimizers(
     for name, spec in task.optimizer_specs().items():
         roles = param_info(get_trained_module(model, name, spec))
         info = replace(task_info, own_optimizer=not isinstance(spec.optim, Optim), **roles)
-        plans[name] = resolve(_config_of(spec, config), system, info, origins=origins)
+        own = _config_of(spec, config, default=default_name(info))
+        plans[name] = resolve(own, system, info, origins=origins)
         if plans[name].guard == "line_search":
             raise ConfigError(
                 f"optim.name='lbfgs' of the optimizer {name!r} takes steps by itself, and a manual "
@@ -80,9 +82,10 @@ def _without_optim(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if not name.startswith("optim.")}
 
 
-def _config_of(spec: OptimizerSpec, config: Config) -> Config:
+def _config_of(spec: OptimizerSpec, config: Config, *, default: str) -> Config:
+    """Return the Config of one optimizer; `default` is the name of one that has none."""
     options = config.set_options()
-    chosen = options.get("optim.name")
+    chosen = options.get("optim.name", default)
     if not isinstance(spec.optim, Optim) or (spec.optim.name or chosen) != chosen:
         options = _without_optim(options)
     for group in (spec.optim, spec.schedule):
