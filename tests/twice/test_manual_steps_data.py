@@ -382,3 +382,73 @@ def test_evaluations_between_manual_steps_change_nothing() -> None:
         found.append(weights(model))
 
     assert_same(plain, ours, exact=True)
+
+
+def regress(manual_step: surestep.ManualStep) -> None:
+    """Take a usual step."""
+    for micro in manual_step.micro_batches():
+        manual_step.backward(F.mse_loss(manual_step.model(*micro.args), micro.targets), micro)
+    manual_step.step("model")
+
+
+def test_plateau_of_the_validation_loss_lowers_the_rate_of_manual_steps() -> None:
+    torch.manual_seed(0)
+    plain_net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+    ours_net = copy.deepcopy(plain_net)
+    optimizer = torch.optim.SGD(plain_net.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, factor=0.3, patience=0, threshold=0.0
+    )
+    for _ in range(8):
+        for x, z in in_batches(5, X[:13], Z[:13]):
+            optimizer.zero_grad()
+            F.mse_loss(plain_net(x), z).backward()
+            optimizer.step()
+        with torch.no_grad():
+            scheduler.step(F.mse_loss(plain_net(X[13:]), Z[13:]).item())
+    assert optimizer.param_groups[0]["lr"] < 0.5
+
+    task = surestep.Task(
+        ours_net, nn.MSELoss(), train=(X[:13], Z[:13]), val=(X[13:], Z[13:]), step=regress
+    )
+    schedule = {"name": "reduce_on_plateau", "factor": 0.3, "patience": 0, "warmup": "0 steps"}
+    config = plain_config(epochs=8, batch_size=5, optim={"lr": 0.5}, schedule=schedule)
+    surestep.Trainer(task, config).fit()
+
+    assert_same(weights(plain_net), weights(ours_net))
+
+
+def test_rate_of_stochastic_averaging_in_manual_steps_is_torchs() -> None:
+    torch.manual_seed(0)
+    plain_net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+    ours_net = copy.deepcopy(plain_net)
+    optimizer = torch.optim.SGD(plain_net.parameters(), lr=0.2)
+    average = torch.optim.swa_utils.AveragedModel(plain_net)
+    rates = torch.optim.swa_utils.SWALR(optimizer, swa_lr=0.05, anneal_epochs=3)
+    taken = 0
+    for _ in range(3):
+        for x, z in in_batches(5, X[:13], Z[:13]):
+            optimizer.zero_grad()
+            F.mse_loss(plain_net(x), z).backward()
+            optimizer.step()
+            taken += 1
+            if taken > 4:
+                average.update_parameters(plain_net)
+                rates.step()
+    with torch.no_grad():
+        plain = F.mse_loss(average(X[13:]), Z[13:]).item()
+
+    task = surestep.Task(
+        ours_net, nn.MSELoss(), train=(X[:13], Z[:13]), val=(X[13:], Z[13:]), step=regress
+    )
+    swa = {"kind": "swa", "start": "4 steps", "every": "1 step", "buffers": "copy"}
+    config = plain_config(
+        epochs=3,
+        batch_size=5,
+        optim={"lr": 0.2},
+        average=swa | {"lr": 0.05, "anneal": "3 steps"},
+    )
+    session = train(task, config)
+
+    assert_same(weights(plain_net), weights(ours_net))
+    assert_same(plain, session.evaluate()["val/loss"])

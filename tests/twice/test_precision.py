@@ -299,3 +299,35 @@ def test_a_double_loss_above_the_range_of_float32_is_a_number() -> None:
 
         assert_same(losses, ours)
         assert_same(weights(plain_net), weights(ours_net))
+
+
+def test_average_of_a_bf16_model_is_computed_in_float32() -> None:
+    torch.manual_seed(0)
+    plain_net = nn.Linear(4, 3).bfloat16()
+    ours_net = copy.deepcopy(plain_net)
+    optimizer = torch.optim.AdamW(plain_net.parameters(), lr=0.01, weight_decay=0.0, fused=True)
+    average: dict[str, Tensor] = {}
+    x16 = X.bfloat16()
+    for _ in range(2):
+        for x, y in in_batches(7, x16, Y):
+            optimizer.zero_grad()
+            F.cross_entropy(plain_net(x), y).backward()
+            optimizer.step()
+            for name, weight in plain_net.named_parameters():
+                now = weight.detach().float()
+                average[name] = average[name].lerp(now, 0.1) if name in average else now.clone()
+    with torch.no_grad():
+        rounded = {name: value.bfloat16() for name, value in average.items()}
+        plain = torch.func.functional_call(plain_net, rounded, (x16,)).float()
+
+    task = surestep.Task(ours_net, nn.CrossEntropyLoss(), train=(x16, Y), val=(x16, Y))
+    config = plain_config(
+        epochs=2,
+        batch_size=7,
+        optim=ADAMW | {"lr": 0.01},
+        average={"kind": "ema", "decay": 0.9, "warmup": False, "start": 0},
+    )
+    session = train(task, config)
+
+    assert_same(weights(plain_net), weights(ours_net), exact=True)
+    assert_same(plain, torch.from_numpy(session.predict("val")["output"]), exact=True)

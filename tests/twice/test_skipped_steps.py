@@ -1,6 +1,7 @@
 """Steps that are not finite: everything is as in a loop by hand that leaves them out."""
 
 import copy
+import random
 from typing import Any
 
 import torch
@@ -345,3 +346,34 @@ def test_manual_step_that_is_skipped_leaves_both_optimizers_as_they_were() -> No
 
     assert session.state.counts.nonfinite == 2
     assert_same(weights(plain_net), weights(ours_net))
+
+
+class Noisy(nn.Module):
+    """A model and a loss that draw from generators and keep buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.drop = net(), nn.Dropout(0.3)
+        self.noise = torch.Generator().manual_seed(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shift = torch.randn(x.shape, generator=self.noise, dtype=x.dtype)
+        return self.drop(self.net(x + 0.1 * shift)) + random.random()
+
+
+def test_search_for_the_bad_samples_changes_nothing() -> None:
+    runs = []
+    for searches in (True, False):
+        model, loss = Noisy(), RunningScale()
+        task = surestep.Task(model, loss, train=(BAD, Z), loss_is_separable=False)
+        average = {"kind": "ema", "decay": 0.9}
+        session = prepare(task, plain_config(**CONFIG, average=average))
+        assert session.loop.blame is not None
+        if not searches:
+            session.loop.blame = None
+        losses = [float(result.loss) for result in session.steps()]
+        scale = session.loop.parts.loss.module.scale
+        runs.append([losses, weights(model), session.state.average.tensors, scale])
+
+    assert session.state.counts.nonfinite == 4
+    assert_same(runs[0], runs[1], exact=True)

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import surestep
 from tests.twice.compare import assert_same, in_batches, plain_config, prepare, train, weights
-from tests.twice.test_streams import Rows, X, Z, by_hand, config, net
+from tests.twice.test_streams import Augmented, Rows, X, Z, augmented, by_hand, config, net
 
 
 def stack(samples: list[Any]) -> Any:
@@ -252,3 +252,109 @@ def test_statistics_of_the_average_are_those_of_the_stream() -> None:
     assert_same(plain, session.evaluate()["val/loss"])
     assert_same(before, weights(ours_net), exact=True)
     assert_same(weights(plain_net), before)
+
+
+class Halves(IterableDataset[Any]):
+    """A stream with a state, of which each worker reads its half; they have different lengths."""
+
+    def __init__(self) -> None:
+        self.read, self.generator = 0, torch.Generator().manual_seed(5)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"read": self.read, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.read = state["read"]
+        self.generator.set_state(state["generator"])
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        worker = 0 if info is None else info.id
+        while self.read < (31 if worker == 0 else 16):
+            self.read += 1
+            row = int(torch.randint(26, (), generator=self.generator)) + 26 * worker
+            yield X[row], Z[row]
+        self.read = 0
+
+
+def test_workers_with_states_of_their_own_resume_where_they_were() -> None:
+    rows: list[list[int]] = []
+    for worker, count in enumerate((31, 16)):
+        generator = torch.Generator().manual_seed(5)
+        draws = [int(torch.randint(26, (), generator=generator)) for _ in range(count)]
+        rows.append([draw + 26 * worker for draw in draws])
+    first = [rows[0][at : at + 7] for at in range(0, 28, 7)]
+    second = [rows[1][at : at + 7] for at in range(0, 14, 7)]
+    epoch = [first[0], second[0], first[1], second[1], first[2], first[3]]
+    epoch += [rows[0][28:] + rows[1][14:]]
+    plain_net = net()
+    plain = by_hand(plain_net, [(X[batch], Z[batch]) for batch in epoch * 2])
+
+    ours = []
+    for stop in (5, 100):
+        ours_net = net()
+        task = surestep.Task(ours_net, nn.MSELoss(), train=Halves())
+        options = config(max_steps=14, data={"num_workers": 2})
+        with surestep.prepare(task, options, run="run") as session:
+            assert session.plan.data_resume == "by its own state"
+            for result in session.steps():
+                ours.append(float(result.loss))
+                if result.step == stop:
+                    session.save()
+                    break
+
+    assert_same(plain, ours)
+    assert_same(weights(plain_net), weights(ours_net))
+
+
+class Split(IterableDataset[Any]):
+    """Each worker reads every n-th row."""
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        for row in range(worker, 23, workers):
+            yield X[row], Z[row]
+
+
+def test_predictions_of_a_stream_with_workers_are_in_its_order() -> None:
+    model = net()
+    with torch.no_grad():
+        outputs = model(X[:23])
+    val = DataLoader(Split(), batch_size=4, num_workers=2)
+    task = surestep.Task(model, nn.MSELoss(), train=(X, Z), val=val)
+    session = prepare(task, plain_config(epochs=1, batch_size=7))
+    found = session.predict("val")
+
+    assert_same(F.mse_loss(outputs, Z[:23]).item(), session.evaluate()["val/loss"])
+    assert_same(
+        [torch.arange(23), outputs, Z[:23]], [found[name] for name in ("index", "output", "target")]
+    )
+
+
+def test_loop_that_is_left_and_entered_again_reads_on() -> None:
+    plain_net = net()
+    batches = [batch for epoch in range(3) for batch in in_batches(7, *augmented(epoch))]
+    plain = by_hand(plain_net, batches)
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, input: Tensor) -> Tensor:
+            return self.net(input)
+
+    ours_net, ours = Named(), []
+    task = surestep.Task(ours_net, nn.MSELoss(), train=Augmented(), val=Augmented())
+    session = prepare(task, config(max_steps=12))
+    while len(ours) < 12:
+        for number, result in enumerate(session.steps(), start=1):
+            ours.append(float(result.loss))
+            if number == 3:
+                break
+        session.evaluate("train")
+        session.predict("val")
+
+    assert_same(plain, ours)
+    assert_same(weights(plain_net), weights(ours_net.net))
