@@ -452,3 +452,49 @@ def test_rate_of_stochastic_averaging_in_manual_steps_is_torchs() -> None:
 
     assert_same(weights(plain_net), weights(ours_net))
     assert_same(plain, session.evaluate()["val/loss"])
+
+
+def freezing(manual_step: surestep.ManualStep) -> None:
+    """Update both networks, each with the other one frozen, and leave the critic frozen."""
+    models = manual_step.models
+    for name, other in (("critic", "generator"), ("generator", "critic")):
+        models[name].requires_grad_(True)
+        models[other].requires_grad_(False)
+        for micro in manual_step.micro_batches(name):
+            (real,) = micro.args
+            loss = F.softplus(models["critic"](models["generator"](real[:, :3]))).mean()
+            if name == "critic":
+                loss = loss + F.softplus(-models["critic"](real)).mean()
+            manual_step.backward(loss if name == "critic" else -loss, micro)
+        manual_step.step(name)
+
+
+def test_networks_that_are_frozen_alternately_are_saved_and_trained() -> None:
+    plain_net = Pair()
+    critic, generator = plain_net.critic, plain_net.generator
+    of_critic = torch.optim.Adam(critic.parameters(), lr=0.01)
+    of_generator = torch.optim.SGD(generator.parameters(), lr=0.05, momentum=0.9)
+    for (real,) in (*in_batches(7, X), *in_batches(7, X)):
+        of_critic.zero_grad()
+        loss = F.softplus(critic(generator(real[:, :3]).detach())).mean()
+        (loss + F.softplus(-critic(real)).mean()).backward()
+        of_critic.step()
+        of_generator.zero_grad()
+        (-F.softplus(critic(generator(real[:, :3]))).mean()).backward()
+        of_generator.step()
+
+    optimizers = {
+        "critic": surestep.Optim(name="adam", lr=0.01, weight_decay=0.0),
+        "generator": surestep.Optim(**SGD | {"lr": 0.05, "momentum": 0.9}),
+    }
+    config = plain_config(epochs=2, batch_size=7, micro_batch_size=4)
+    for stop in (3, 100):
+        ours_net = Pair()
+        task = surestep.Task(ours_net, train=(X,), step=freezing, optimizers=optimizers)
+        with surestep.prepare(task, config, run="run") as session:
+            for result in session.steps():
+                if result.step == stop:
+                    session.save()
+                    break
+
+    assert_same(weights(plain_net), weights(ours_net))
