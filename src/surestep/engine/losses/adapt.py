@@ -17,7 +17,6 @@ from surestep.engine.losses.base import Loss as Loss
 from surestep.engine.losses.base import LossFunction as LossFunction
 from surestep.engine.losses.base import LossModule, WeightedLoss, never_called
 from surestep.engine.losses.classification import MultiClass
-from surestep.engine.losses.mixed import accept_mixed
 from surestep.engine.losses.multi import combine_losses, error_prefix
 from surestep.engine.losses.registry import get_loss
 from surestep.engine.losses.torch_losses import FUNCTIONS, from_torch
@@ -53,7 +52,7 @@ def as_loss(loss: LossFunction | str, items: Items, reduction: str = "mean") -> 
                     f"{option}={value!r} is set, but {known.label} brings its own. Leave {option} "
                     "out, or wrap the loss in a function."
                 )
-        return accept_mixed(known) if known.is_sum else known
+        return known
     count = _count_unmasked if items == "tokens" else batch_size_of
     return declared_loss(
         given,

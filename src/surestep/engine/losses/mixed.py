@@ -22,7 +22,12 @@ class MixedTargets(NamedTuple):
 
 
 def accept_mixed(loss: Loss) -> Loss:
-    """Return a loss that returns sums, for MixedTargets too."""
+    """Return a loss for MixedTargets too, if it is one of torch's or of surestep's, as sums."""
+    if loss.components:
+        parts = (replace(part, loss=accept_mixed(part.loss)) for part in loss.components)
+        return replace(loss, components=tuple(parts))
+    if not loss.is_sum or loss.kind not in ("classes", "known"):
+        return loss
 
     def mixed(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         def value(outputs: Any, targets: Any) -> Any:

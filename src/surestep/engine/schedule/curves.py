@@ -201,7 +201,7 @@ def lr_factor(shape: ScheduleSpec) -> Factor:
     curve, ratio, is_cut = curve_of(shape), _floor(shape), shape.min_lr_mode == "cut"
 
     def at(steps_taken: int) -> float:
-        position = position_of(steps_taken, every)
+        position = steps_taken if every == 1 else position_of(steps_taken, every)
         rising = steps_taken if by_steps else position
         if rising < warmup:
             return rise(rising)

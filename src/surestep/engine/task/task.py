@@ -22,6 +22,7 @@ from surestep.engine.losses.adapt import (
     as_losses,
     items_only_loss,
 )
+from surestep.engine.losses.mixed import accept_mixed
 from surestep.engine.losses.model_loss import (
     IN_TRAINING,
     batch_as_kwargs,
@@ -320,7 +321,8 @@ class Task:
         Raises:
             TaskError: the denominator is not known, or the teacher cannot be built.
         """
-        return self._loss_of(model).for_model(model)
+        loss = self._loss_of(model).for_model(model)
+        return loss if self.batch_transform is None else accept_mixed(loss)
 
     def _loss_of(self, model: nn.Module) -> Loss:
         if isinstance(self.loss, Mapping):
