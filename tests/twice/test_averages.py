@@ -337,3 +337,18 @@ def test_average_with_its_buffers_goes_on_after_a_resume(at: int) -> None:
 
     now = [weights(ours), dict(session.state.average.tensors), session.evaluate()]
     assert_same(plain, now, exact=True)
+
+
+@pytest.mark.parametrize("start", [0, 17, 26])
+def test_average_of_half_epochs_has_two_updates_in_each_epoch_of_seven_steps(start: int) -> None:
+    net, updates = make_net(), []
+    average = ema(net, 0.7)
+    for step in steps_by_hand(net, 5):
+        if step > start and step % 7 in (0, 4):  # at 3.5 steps, and at the end of an epoch
+            average.update_parameters(net)
+            updates.append(step)
+    averaging = {"kind": "ema", "decay": 0.7, "warmup": False, "every": "0.5 epochs"}
+    run = fit(make_net(), averaging | {"start": f"{start} steps" if start else 0}, epochs=5)
+
+    assert updates[-4:] == [25, 28, 32, 35] or start == 26
+    assert_same(weights(average.module), saved(run, "average", make_net))

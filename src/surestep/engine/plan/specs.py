@@ -6,6 +6,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from surestep.config.duration import count_periods
+
 
 @dataclass(frozen=True)
 class AveragingSpec:
@@ -18,11 +20,19 @@ class AveragingSpec:
     decay: float | None
     warmup: bool | None
     start: int
-    interval: int
+    interval: float
     buffers: Literal["copy", "average", "recompute"]
     lr: float | None
     anneal: int
     counted_from: int = 0
+
+    def count_updates(self, steps_taken: int) -> int:
+        """Return how many intervals have ended after `start`."""
+        before, now = (
+            count_periods(step - self.counted_from, self.interval)
+            for step in (self.start, max(self.start, steps_taken))
+        )
+        return now - before
 
 
 def raw_name(part: str) -> str:

@@ -1,5 +1,8 @@
 """The average of the weights."""
 
+from dataclasses import replace
+from typing import Literal
+
 from surestep.engine.plan.context import Decision, PlanContext, rule
 from surestep.engine.plan.specs import AveragingSpec
 
@@ -31,8 +34,7 @@ def every(ctx: PlanContext) -> Decision:
 def buffers(ctx: PlanContext) -> Decision:
     """Recompute BatchNorm statistics for SWA, and average them for EMA."""
     kind, task = ctx["average.kind"], ctx.task_info
-    first = _counted_from(ctx) + max(1, round(ctx.steps(ctx["average.every"])))
-    if kind != "none" and first > ctx["total_steps"]:
+    if kind != "none" and not _spec(ctx, "copy").count_updates(ctx["total_steps"]):
         ctx.reject(
             f"average.start={ctx['average.start']!r} and average.every='{ctx['average.every']}' "
             f"leave the average empty in a run of {ctx['total_steps']} steps. Use an earlier "
@@ -70,25 +72,26 @@ def lr(ctx: PlanContext) -> Decision:
     return ctx.declared()
 
 
-def _counted_from(ctx: PlanContext) -> int:
-    """Return the step from which intervals are counted: whole epochs end where epochs end."""
-    start, every = int(ctx.length_in_steps(ctx["average.start"])), ctx["average.every"]
-    epoch = ctx["steps_per_epoch"]
-    is_whole = every.unit == "epochs" and float(every.amount).is_integer()
-    return start // epoch * epoch if is_whole and epoch else start
-
-
 def make_averaging_spec(ctx: PlanContext) -> AveragingSpec:
     """Return the average that was decided."""
-    anneal = 0 if ctx["average.lr"] is None else round(ctx.length_in_steps(ctx["average.anneal"]))
+    lr, anneal = ctx["average.lr"], 0
+    if lr is not None:
+        anneal = round(ctx.length_in_steps(ctx["average.anneal"]))
+    return replace(_spec(ctx, ctx["average.buffers"]), lr=lr, anneal=anneal)
+
+
+def _spec(ctx: PlanContext, buffers: Literal["copy", "average", "recompute"]) -> AveragingSpec:
+    """Return the average without its learning rate; intervals in epochs begin with epochs."""
+    start, every = int(ctx.length_in_steps(ctx["average.start"])), ctx["average.every"]
+    epoch = ctx["steps_per_epoch"] if every.unit == "epochs" else None
     return AveragingSpec(
         kind=ctx["average.kind"],
         decay=ctx["average.decay"],
         warmup=ctx["average.warmup"],
-        start=int(ctx.length_in_steps(ctx["average.start"])),
-        interval=max(1, round(ctx.steps(ctx["average.every"]))),
-        buffers=ctx["average.buffers"],
-        lr=ctx["average.lr"],
-        anneal=anneal,
-        counted_from=_counted_from(ctx),
+        start=start,
+        interval=max(1.0, ctx.steps(every)),
+        buffers=buffers,
+        lr=None,
+        anneal=0,
+        counted_from=start // epoch * epoch if epoch else start,
     )

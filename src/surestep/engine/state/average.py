@@ -32,8 +32,8 @@ class AveragedWeights:
         tensors: what the model would hold if it were the average, by name; half-precision weights
             are averaged in fp32, where a share of 0.001 is not lost to rounding.
         computed_at: the number of updates after which BatchNorm's statistics were last computed.
-        missed: updates that were due before the average was switched on, but for one: it starts
-            with the weights of that step.
+        missed: updates that were due before the average was switched on, without the one that it
+            starts with.
     """
 
     def __init__(
@@ -58,8 +58,7 @@ class AveragedWeights:
 
     def n_updates(self, steps_taken: int) -> int:
         """Return how many times the average has taken the weights in; 0: there is none yet."""
-        since = steps_taken - self.averaging.counted_from
-        return max(0, max(0, since) // self.averaging.interval - self.missed)
+        return max(0, self.averaging.count_updates(steps_taken) - self.missed)
 
     def update_weight(self, update: int) -> float:
         """Return the share of the new weights in an update, counted from 1.
