@@ -84,9 +84,14 @@ def config(average: Any, **options: Any) -> surestep.Config:
 
 
 def fit(
-    net: nn.Module, average: Any, data: Any = TRAIN, task: Any = None, **options: Any
+    net: nn.Module,
+    average: Any,
+    data: Any = TRAIN,
+    task: Any = None,
+    val: Any = VAL,
+    **options: Any,
 ) -> surestep.Run:
-    made = surestep.Task(net, nn.MSELoss(), train=data, val=VAL, **task or {})
+    made = surestep.Task(net, nn.MSELoss(), train=data, val=val, **task or {})
     return surestep.Trainer(made, config(average, **options), run="run").fit()
 
 

@@ -294,3 +294,37 @@ def test_average_that_is_switched_on_starts_with_the_weights_of_the_checkpoint(k
         run = surestep.Trainer(task, options, run="run", allow=changes).fit()
 
     assert_same(average, saved(run, "average", make_net))
+
+
+class Phases(nn.Module):
+    """Complex weights, and a complex buffer that is replaced in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(4, 3, dtype=torch.complex64))
+        self.last = nn.Linear(3, 1)
+        self.register_buffer("mean", torch.ones(3, dtype=torch.complex64))
+
+    def forward(self, x: Any) -> Any:
+        hidden = x.to(torch.complex64) @ self.first
+        if self.training:
+            self.mean = (0.8 * self.mean + 0.2 * hidden.mean(dim=0)).detach()
+        return self.last((hidden - self.mean).abs())
+
+
+def make_phases() -> Any:
+    torch.manual_seed(0)
+    return Phases()
+
+
+def test_complex_weights_and_buffers_are_averaged() -> None:
+    data, net = (EVEN[0].float(), EVEN[1].float()), make_phases()
+    average = ema(net, 0.8, use_buffers=True)
+    for _ in steps_by_hand(net, 2, data, lr=0.02):
+        average.update_parameters(net)
+    run = fit(make_phases(), EMA, data, epochs=2, optim={"lr": 0.02}, val=data)
+    ours = saved(run, "average", make_phases)
+
+    for name, value in weights(average.module).items():
+        as_real = torch.view_as_real if value.is_complex() else (lambda tensor: tensor)
+        assert_same(as_real(value), as_real(ours[name]))

@@ -191,7 +191,8 @@ def _buffers(model: nn.Module, kind: str) -> dict[str, Slot]:
         if kind == "recompute":
             has_own = isinstance(owner, BATCH_NORM)
         else:
-            is_plain = buffer.is_floating_point() and buffer.layout is torch.strided
+            is_number = buffer.is_floating_point() or buffer.is_complex()
+            is_plain = is_number and buffer.layout is torch.strided
             has_own = kind == "average" and is_plain and bool(torch.isfinite(buffer).all())
         if has_own:
             slots[name] = slot
