@@ -328,3 +328,39 @@ def test_complex_weights_and_buffers_are_averaged() -> None:
     for name, value in weights(average.module).items():
         as_real = torch.view_as_real if value.is_complex() else (lambda tensor: tensor)
         assert_same(as_real(value), as_real(ours[name]))
+
+
+def test_value_of_an_object_on_the_raw_weights_of_the_second_set_decides() -> None:
+    class Off:
+        """The sum of distances, as one of the values of an object."""
+
+        higher_is_better = False
+
+        def reset(self) -> None:
+            self.total = 0.0
+
+        def update(self, outputs: Any, targets: Any) -> None:
+            self.total += float((outputs - targets).abs().sum())
+
+        def compute(self) -> dict[str, float]:
+            return {"sum": self.total}
+
+    net, seen = make_net(), {}
+    for step in steps_by_hand(net, 5, lr=0.75):
+        if step % 3 == 0:
+            with torch.no_grad():
+                seen[step] = float((net(EVEN[0]) - EVEN[1]).abs().sum())
+    raw = {"weights": "both", "metric": "two_raw/off_sum", "mode": "min", "every": "3 steps"}
+    run = fit(
+        make_net(),
+        EMA,
+        val={"one": VAL, "two": EVEN},
+        task={"metrics": {"off": Off()}},
+        validation=raw,
+        epochs=5,
+        optim={"lr": 0.75},
+    )
+    found = evaluations(run, "two_raw/off_sum")
+
+    assert_same(seen, {step: found[step] for step in seen})
+    assert run.best.step == min(found, key=found.__getitem__)

@@ -50,7 +50,7 @@ from surestep.engine.schedule.groups import GroupSchedule
 from surestep.engine.schedule.lr import PlateauState, make_lr_factor
 from surestep.engine.state.average import NAME as AVERAGE
 from surestep.engine.state.average import AveragedWeights, with_swa_lr
-from surestep.engine.state.state import WHOLE, State, trainable_parameters
+from surestep.engine.state.state import WHOLE, State, Stateful, trainable_parameters
 from surestep.engine.step.callback import Callback, stateful_callbacks
 from surestep.engine.step.lbfgs import lbfgs_update
 from surestep.engine.step.loop import Loop
@@ -107,11 +107,8 @@ def build(
     if plan.checkpoint_weights == "trained":
         state.base = fingerprints(model)
     stream_states = checkpoint_state(loader.source, plan, state)
-    plateaus = {f"plateau of {name}": plateau for name, plateau in state.plateaus.items()}
     state.callback_states = stateful_callbacks(callbacks) | stream_states | state_of_loss(loss)
-    state.callback_states |= plateaus
-    if state.average is not None:
-        state.callback_states[AVERAGE] = state.average
+    state.callback_states |= _states_of_options(state)
     found = own_generators(model, {**code_of_losses(loss), "step": task.step})
     check_own_generators(found, model, plan.activation_checkpointing)
     parts.randomness.generators += found.found
@@ -129,6 +126,16 @@ def build(
         loop.notices.append(recompile_counter())
     parts.freeze = make_unfreeze_schedule(model, plan, groups, parts.train_modes)
     return loop
+
+
+def _states_of_options(state: State) -> dict[str, Stateful]:
+    """Return the states of schedules and of the average, by their names in a checkpoint."""
+    found: dict[str, Stateful] = {
+        f"plateau of {name}": plateau for name, plateau in state.plateaus.items()
+    }
+    if state.average is not None:
+        found[AVERAGE] = state.average
+    return found
 
 
 def _make_step_context(

@@ -80,7 +80,7 @@ def metric(ctx: PlanContext) -> Decision:
             f"numbers: {names}."
         )
     elif full not in measured_names(ctx) and not (
-        split in task.val_sets and _metric_with_key(ctx, name)
+        split in _measured_sets(ctx) and _metric_with_key(ctx, name)
     ):
         known = [name.rpartition("/")[2] for name in measured_names(ctx)]
         close = get_close_matches(wanted.rpartition("/")[2], known, n=1)
@@ -105,10 +105,14 @@ def mode(ctx: PlanContext) -> Decision:
 def measured_names(ctx: PlanContext) -> list[str]:
     """List what evaluations measure, as "set/metric"."""
     names = [*(["loss"] if ctx.task_info.evaluates_loss else []), *ctx.task_info.metrics]
+    return [f"{split}/{name}" for split in _measured_sets(ctx) for name in names]
+
+
+def _measured_sets(ctx: PlanContext) -> list[str]:
+    """List the validation sets by the names under which they are reported."""
     sets = list(ctx.task_info.val_sets)
-    if ctx["validation.weights"] == "both":
-        sets += [raw_name(name) for name in ctx.task_info.val_sets]
-    return [f"{split}/{name}" for split in sets for name in names]
+    both = ctx["validation.weights"] == "both"
+    return [*sets, *map(raw_name, sets)] if both else sets
 
 
 def _metric_with_key(ctx: PlanContext, name: str) -> str | None:
