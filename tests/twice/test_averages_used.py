@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations
 from torch.optim.swa_utils import SWALR, AveragedModel
 
 import surestep
-from tests.twice.compare import assert_same, in_batches, prepare, weights
+from tests.twice.compare import assert_same, in_batches, plain_config, prepare, weights
 from tests.twice.test_averages import (
     EVEN,
     LR,
@@ -364,3 +364,47 @@ def test_value_of_an_object_on_the_raw_weights_of_the_second_set_decides() -> No
 
     assert_same(seen, {step: found[step] for step in seen})
     assert run.best.step == min(found, key=found.__getitem__)
+
+
+class Aliased(nn.Module):
+    """An autoencoder that keeps the transposed weight of its encoder, which is a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder, self.last = nn.Linear(4, 5, bias=False).double(), nn.Linear(4, 1).double()
+        self.back = self.encoder.weight.data.t()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.encoder(x)) @ self.back.t())
+
+
+def test_view_of_a_weight_has_the_average_in_evaluations() -> None:
+    x = torch.randn(17, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    y = x[:, :1] - x[:, 1:2]
+    net = Aliased()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    average = AveragedModel(net, multi_avg_fn=ema(net, 0.8).multi_avg_fn)
+    for _ in range(3):
+        for a, b in in_batches(7, x, y):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(net(a), b).backward()
+            optimizer.step()
+            average.update_parameters(net)
+    with torch.no_grad():
+        raw = float(nn.functional.mse_loss(net(x), y))
+        for weight, averaged in zip(net.parameters(), average.parameters(), strict=True):
+            weight.copy_(averaged)  # the copy in AveragedModel has no view of its weight
+        plain = float(nn.functional.mse_loss(net(x), y)), raw
+
+    own = Aliased()
+    task = surestep.Task(own, nn.MSELoss(), train=(x, y), val=(x, y))
+    session = prepare(task, plain_config(epochs=3, batch_size=7, average=EMA))
+    for _ in session.steps():
+        pass
+    ours = session.evaluate()["val/loss"]
+    with torch.no_grad():
+        after = float(nn.functional.mse_loss(own.eval()(x), y))
+
+    assert abs(plain[0] - plain[1]) > 1e-4
+    assert_same(plain, (ours, after))

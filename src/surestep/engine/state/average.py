@@ -6,7 +6,7 @@ Source: https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.buffers import Slot, every_buffer
-from surestep.engine.distributed.shards import is_sharded, to_local
+from surestep.engine.distributed.shards import to_local
 from surestep.engine.losses.base import HALF
 from surestep.engine.modes import TrainModes
 from surestep.engine.plan.specs import AveragingSpec
@@ -102,29 +102,30 @@ class AveragedWeights:
     def swapped_in(self) -> Iterator[None]:
         """Use the averaged tensors as the model's; restore its own afterwards.
 
-        Nothing is copied but what is sharded over ranks, which is gathered, and what a custom
-        `train()` may change.
+        Weights are copied in place: a model may have views of them, such as a transposed one. So
+        this takes the memory of the weights once more.
         """
         with self._modes.for_weights():
             weights = {
-                name: weight.data.clone() if is_sharded(weight) else weight.data
-                for name, weight in self._weights.items()
+                name: to_local(weight.detach()).clone() for name, weight in self._weights.items()
             }
             buffers = self._own_buffers()
         try:
             with self._modes.for_weights():
-                for name, parameter in self._weights.items():
-                    own = self.tensors[name].to(parameter.dtype, copy=self._modes.has_own)
-                    _put(parameter, own)
+                self._put_weights(self.tensors)
                 self._set_buffers(
                     {name: self.tensors[name].to(b.dtype) for name, b in buffers.items()}
                 )
             yield
         finally:
             with self._modes.for_weights():
-                for name, parameter in self._weights.items():
-                    _put(parameter, weights[name])
+                self._put_weights(weights)
                 self._set_buffers(buffers)
+
+    @torch.no_grad()
+    def _put_weights(self, values: Mapping[str, Tensor]) -> None:
+        for name, weight in self._weights.items():
+            to_local(weight).copy_(to_local(values[name]))
 
     @torch.no_grad()
     def begin(self, steps_taken: int) -> None:
@@ -167,13 +168,6 @@ class AveragedWeights:
         for name, tensor in tensors.items():
             _, owner, key = self._buffers[name]
             owner._buffers[key] = tensor
-
-
-def _put(parameter: Tensor, values: Tensor) -> None:
-    if is_sharded(parameter):
-        to_local(parameter).copy_(to_local(values))
-    else:
-        parameter.data = values
 
 
 def _buffers(model: nn.Module, kind: str) -> dict[str, Slot]:
