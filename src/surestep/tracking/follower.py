@@ -58,7 +58,7 @@ class Delivery:
         self._record_path = folder / "trackers" / f"{tracker.name}.json"
         self._is_started = self._is_abandoned = False
         self._lock = Lock()
-        self._evaluated: tuple[int | None, dict[str, float]] = (None, {})
+        self._evaluated: dict[int, dict[str, float]] = {}  # by step, since the last checkpoint
         record: dict[str, Any] = {"offset": 0, "state": {}}
         if self._record_path.exists():
             record = read_json(self._record_path, TRACKER)
@@ -107,8 +107,11 @@ class Delivery:
         points: list[Point] = []
         for event in events:
             points += read_points(event)
-            if event["event"] == "evaluation":
-                self._evaluated = event["step"], numbers_of(event["metrics"])
+            if event["event"] == "evaluation" and "which" not in event:
+                self._evaluated.setdefault(event["step"], {}).update(numbers_of(event["metrics"]))
+            if event["event"] in ("resume", "restart", "rollback"):  # what came later is undone
+                kept = event["step"]
+                self._evaluated = {at: m for at, m in self._evaluated.items() if at <= kept}
             if event["event"] in ("histograms", "checkpoint", "resume", "branch", "end"):
                 self._log(points)
                 self._call(event)
@@ -124,10 +127,11 @@ class Delivery:
             self.tracker.histograms(event["step"], event["time"], read_histograms(event))
             return
         run = Path(event["run"]) if event["event"] == "branch" else self.folder
-        step, (evaluated_step, metrics) = event["step"], self._evaluated
+        step = event["step"]
         path = run / "checkpoints" / checkpoint_name(step)
         if event["event"] == "checkpoint":
-            self.tracker.checkpoint(path, step, metrics if evaluated_step == step else {})
+            self._evaluated = {at: found for at, found in self._evaluated.items() if at >= step}
+            self.tracker.checkpoint(path, step, self._evaluated.get(step, {}))
         else:
             self.tracker.resume(path, step)
 
