@@ -240,6 +240,24 @@ def test_values_logged_in_a_loss_are_means_over_items() -> None:
         assert_same(plain, memory.values(f"train/{name}"))
 
 
+def test_term_that_is_called_loss_does_not_replace_the_total() -> None:
+    def loss(outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        kept = targets != -100
+        terms = {"size": outputs[kept].square().mean()}
+        return terms | {"loss": functional.cross_entropy(outputs, targets)}
+
+    net = model()
+    with torch.no_grad():
+        terms = [float(term) for term in loss(net(X[:7]), Y[:7]).values()]
+    memory = Memory()
+    task = surestep.Task(net, loss, items="tokens", train=(X, Y))
+    config = plain_config(max_steps=1, batch_size=7)
+    surestep.Trainer(task, config, run="run", trackers=[memory]).fit()
+    names = ("loss", "size", "logged_loss")
+    ours = [memory.values(f"train/{name}")[1] for name in names]
+    assert_same([sum(terms), *terms], ours)
+
+
 def test_rates_of_groups_are_those_of_the_last_step_of_a_window() -> None:
     net = model()
     memory = Memory()

@@ -9,8 +9,8 @@ from surestep.tracking.tracker import Histogram, Point
 def read_points(event: Mapping[str, Any]) -> Iterator[Point]:
     """Yield the points of an event: one for a log point or an evaluation, none for another event.
 
-    A log point has the means over its steps, at its last step. Tables, such as confusion matrices,
-    are left out.
+    A log point has the means over its steps, at its last step. A logged value that is called "loss"
+    is "train/logged_loss". Tables, such as confusion matrices, are left out.
     """
     if event["event"] == "evaluation" and (values := numbers_of(event["metrics"])):
         yield Point(event["step"], event["time"], values)
@@ -25,10 +25,13 @@ def read_points(event: Mapping[str, Any]) -> Iterator[Point]:
 
 def _log_point(event: Mapping[str, Any]) -> dict[str, float]:
     seconds = event["seconds"]
+    logged = dict(event.get("logged", {}))
+    if "loss" in logged:
+        logged["logged_loss"] = logged.pop("loss")
     series = {
         "train/loss": event["loss"],
         "grad_norm": event["grad_norm"],
-        **{f"train/{name}": entries for name, entries in event.get("logged", {}).items()},
+        **{f"train/{name}": entries for name, entries in logged.items()},
     }
     values = {name: _mean(entries) for name, entries in series.items()}
     values |= {"lr": event["lr"][-1], "epoch": float(event["epoch"])}
