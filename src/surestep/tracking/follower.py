@@ -109,7 +109,7 @@ class Delivery:
             points += read_points(event)
             if event["event"] == "evaluation" and "which" not in event:
                 self._evaluated.setdefault(event["step"], {}).update(numbers_of(event["metrics"]))
-            if event["event"] in ("resume", "restart", "rollback"):  # what came later is undone
+            if event["event"] in ("resume", "restart", "rollback"):  # it undoes later steps
                 kept = event["step"]
                 self._evaluated = {at: m for at, m in self._evaluated.items() if at <= kept}
             if event["event"] in ("histograms", "checkpoint", "resume", "branch", "end"):
