@@ -151,6 +151,15 @@ def test_torchmetrics_equal_one_update_with_all_samples(batch: int) -> None:
     )
 
 
+def test_object_with_two_names_gets_each_sample_once_for_each() -> None:
+    table, count = MulticlassConfusionMatrix(3), CountSamples()
+    outputs, ours = evaluate_classes(7, {"one": table, "two": table, "seen": count, "again": count})
+    plain = MulticlassConfusionMatrix(3)
+    plain.update(outputs, Y1)
+    assert_same([plain.compute().tolist()] * 2, [ours["val/one"], ours["val/two"]])
+    assert_same([67.0, 67.0], [ours["val/seen_samples"], ours["val/again_samples"]])
+
+
 def test_torchmetrics_that_ignores_targets_equals_one_update() -> None:
     outputs, ours = evaluate_tagger(7, {"accuracy": MulticlassAccuracy(3, ignore_index=-100)})
     plain = MulticlassAccuracy(3, ignore_index=-100)

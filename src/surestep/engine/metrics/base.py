@@ -4,6 +4,7 @@ torchmetrics gathers the states of several ranks. Its own way of gathering hangs
 where a rank had no sample, so it is given another one.
 """
 
+import copy
 import json
 import warnings
 from collections import Counter
@@ -170,7 +171,10 @@ def init_metrics(metrics: Mapping[str, Any], device: torch.device) -> list[OpenM
         if isinstance(metric, WholeSet):
             found.append(WholeSetMetric(name, metric))
         elif hasattr(metric, "compute"):
-            found.append(ObjectMetric(name, metric, device))
+            is_shared = any(isinstance(one, ObjectMetric) and one.metric is metric for one in found)
+            # An object with two names would get each batch twice.
+            own = copy.deepcopy(metric) if is_shared else metric
+            found.append(ObjectMetric(name, own, device))
         else:
             found.append(MeanMetric(name, metric, device))
     return found
