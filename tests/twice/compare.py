@@ -1,5 +1,7 @@
 """What the programs of this folder share: the comparison, and options as a plain loop has them."""
 
+import hashlib
+import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -61,6 +63,20 @@ def _as_tensor(value: Any) -> Tensor:
     if isinstance(value, float):
         return torch.tensor(value, dtype=torch.float64)
     return torch.as_tensor(np.asarray(value))
+
+
+def seed_of(*place: str | int) -> int:
+    """Return a seed as docs/step.md describes it."""
+    words = " ".join(map(str, place)).encode()
+    return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") >> 1
+
+
+def seed_all(*place: str | int) -> None:
+    """Seed the global generators of torch, numpy and Python as docs/step.md describes it."""
+    seed = seed_of(*place)
+    torch.manual_seed(seed)
+    np.random.seed(seed_of("numpy", seed) % 2**32)
+    random.seed(seed_of("python", seed))
 
 
 def plain_config(**options: Any) -> surestep.Config:

@@ -1,6 +1,5 @@
 """Programs of two ranks, each beside a plain loop of one process; torchrun runs this module."""
 
-import hashlib
 import os
 import sys
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import surestep
 from surestep.trainer.session import Session
-from tests.twice.compare import in_batches, plain_config, weights
+from tests.twice.compare import in_batches, plain_config, seed_of, weights
 
 N, BATCH = 43, 7  # on two ranks 4 and 3 samples, and a last batch of one
 X = torch.randn(N, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -186,13 +185,8 @@ def frozen_layer_stays_and_the_others_train(folder: Path, strategy: str) -> Pair
 
 @program
 def random_batch_transform_is_that_of_one_process(folder: Path, strategy: str) -> Pair:
-    def seed(step: int) -> None:
-        words = f"transform 0 {step}".encode()
-        digest = hashlib.blake2b(words, digest_size=8).digest()
-        torch.manual_seed(int.from_bytes(digest, "little") >> 1)
-
     def change(x: Tensor, step: int) -> Tensor:
-        seed(step)
+        torch.manual_seed(seed_of("transform", 0, step))
         return x + torch.randn(x.shape, dtype=x.dtype)
 
     net = mlp()

@@ -1,6 +1,5 @@
 """Manual steps: several optimizers, passes and losses equal loops by hand."""
 
-import hashlib
 from typing import Any
 
 import torch
@@ -8,19 +7,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import surestep
-from tests.twice.compare import assert_same, in_batches, plain_config, prepare, train, weights
+from tests.twice.compare import (
+    assert_same,
+    in_batches,
+    plain_config,
+    prepare,
+    seed_of,
+    train,
+    weights,
+)
 
 GENERATOR = torch.Generator().manual_seed(1)
 X = torch.randn(23, 4, generator=GENERATOR, dtype=torch.float64)
 Z = torch.randn(23, 2, generator=GENERATOR, dtype=torch.float64)
 Y = torch.randint(0, 2, (23,), generator=GENERATOR)
 SGD: dict[str, Any] = {"name": "sgd", "weight_decay": 0.0, "momentum": 0.0}
-
-
-def seed_of(*parts: str | int) -> int:
-    """Return a seed as the documentation describes it."""
-    words = " ".join(map(str, parts)).encode()
-    return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") >> 1
 
 
 def noise(step: int, number: int, call: int, *size: int, draw: Any = torch.randn) -> Tensor:

@@ -11,7 +11,15 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 import surestep
-from tests.twice.compare import assert_same, in_batches, plain_config, prepare, train, weights
+from tests.twice.compare import (
+    assert_same,
+    in_batches,
+    plain_config,
+    prepare,
+    seed_all,
+    train,
+    weights,
+)
 from tests.twice.test_manual_steps import SGD, Pair, X, Y, Z, noise, seed_of
 
 SMALL = X.float()
@@ -148,10 +156,7 @@ def test_step_without_data_draws_the_same_after_a_resume() -> None:
     optimizer = torch.optim.SGD(plain_net.parameters(), lr=0.1)
     rewards = []
     for step in range(9):
-        seed = seed_of("model", 0, step, step, 0)  # the data of a step is one element
-        torch.manual_seed(seed)
-        np.random.seed(seed % 2**32)
-        random.seed(seed)
+        seed_all("model", 0, step, step, 0)  # the data of a step is one element
         optimizer.zero_grad()
         loss, reward = play(plain_net)
         loss.backward()

@@ -1,6 +1,5 @@
 """Random numbers: of the place in the run alone, and different for each library and purpose."""
 
-import hashlib
 import random
 
 import numpy as np
@@ -11,17 +10,19 @@ from torch.utils.data import Dataset, StackDataset, Subset
 
 import surestep
 from surestep.recipes.load import load
-from tests.twice.compare import assert_same, plain_config, prepare, train, weights
+from tests.twice.compare import (
+    assert_same,
+    plain_config,
+    prepare,
+    seed_all,
+    seed_of,
+    train,
+    weights,
+)
 
 N = 47
 X = torch.randn(N, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 Y = (X[:, :1] - 2 * X[:, 1:2]).clone()
-
-
-def hashed(*place):
-    """The documented expression for a seed."""
-    words = " ".join(map(str, place)).encode()
-    return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") >> 1
 
 
 def linear(seed=0):
@@ -52,10 +53,7 @@ class Noisy(Dataset):
 
 
 def noisy_sample(index, *place):
-    seed = hashed("load", *place)
-    torch.manual_seed(seed)
-    np.random.seed(hashed("numpy", seed) % 2**32)
-    random.seed(hashed("python", seed))
+    seed_all("load", *place)
     return X[index] + float(torch.rand(())) + np.random.rand() + random.random(), Y[index]
 
 
@@ -64,7 +62,7 @@ def test_augmentation_is_that_of_a_plain_script_with_the_documented_seeds(worker
     batches = []
     for epoch in range(2):
         order = torch.randperm(
-            N, generator=torch.Generator().manual_seed(hashed("order", 5, epoch))
+            N, generator=torch.Generator().manual_seed(seed_of("order", 5, epoch))
         )
         samples = [noisy_sample(int(i), 5, epoch, n, "train") for n, i in enumerate(order)]
         for first in range(0, N, 7):
@@ -89,7 +87,7 @@ def test_dropout_is_that_of_a_plain_script_with_the_documented_seeds():
     batches = [(X[i : i + 7], Y[i : i + 7]) for i in range(0, N, 7)] * 2
 
     def seed(step, first):
-        torch.manual_seed(hashed("model", 2, step, first))
+        torch.manual_seed(seed_of("model", 2, step, first))
 
     plain = train_plain(build(), batches, seed)
     net = build()
@@ -116,9 +114,7 @@ def test_numpy_and_python_in_a_model_are_seeded_as_documented():
     batches = [(X[i : i + 7], Y[i : i + 7]) for i in range(0, N, 7)] * 2
 
     def seed(step, first):
-        model_seed = hashed("model", 0, step, first)
-        np.random.seed(hashed("numpy", model_seed) % 2**32)
-        random.seed(hashed("python", model_seed))
+        seed_all("model", 0, step, first)
 
     plain = train_plain(DropsByNumpy(), batches, seed)
     net = DropsByNumpy()
@@ -214,7 +210,7 @@ def test_inputs_that_draw_are_those_of_a_plain_script_with_the_documented_seeds(
     batches = []
     for epoch in range(2):
         for first in range(0, N, 7):
-            torch.manual_seed(hashed("inputs", 0, epoch, first, "train"))
+            torch.manual_seed(seed_of("inputs", 0, epoch, first, "train"))
             batches.append(hide((X[first : first + 7], Y[first : first + 7])))
     plain = train_plain(linear(), batches)
     assert_same(plain, run_with(hide, "runs/a", stops=(14,)))

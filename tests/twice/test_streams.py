@@ -1,6 +1,5 @@
 """Streams: every sample counts once, in the order of the stream, as in a loop by hand."""
 
-import hashlib
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -12,17 +11,19 @@ from torch.nn import functional as F
 from torch.utils.data import IterableDataset, get_worker_info
 
 import surestep
-from tests.twice.compare import assert_same, in_batches, plain_config, prepare, weights
+from tests.twice.compare import (
+    assert_same,
+    in_batches,
+    plain_config,
+    prepare,
+    seed_all,
+    seed_of,
+    weights,
+)
 
 GENERATOR = torch.Generator().manual_seed(1)
 X = torch.randn(53, 4, generator=GENERATOR, dtype=torch.float64)
 Z = torch.randn(53, 2, generator=GENERATOR, dtype=torch.float64)
-
-
-def seed_of(*parts: str | int) -> int:
-    """Return a seed as the documentation describes it."""
-    words = " ".join(map(str, parts)).encode()
-    return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") >> 1
 
 
 def net() -> nn.Module:
@@ -162,18 +163,12 @@ class Augmented(IterableDataset[Any]):
 
 def augmented(epoch: int) -> tuple[Tensor, Tensor]:
     """Return the samples of an epoch as the documentation describes their seeds."""
-
-    def reseed(seed: int) -> None:
-        torch.manual_seed(seed)
-        np.random.seed(seed % 2**32)
-        random.seed(seed)
-
     samples: list[Any] = []
     stream: Any = None
-    reseed(seed_of("stream", 0, epoch, 0))
+    seed_all("stream", 0, epoch, 0, "train")
     stream = iter(Augmented())
     for position in range(23):
-        reseed(seed_of("load", 0, epoch, position))
+        seed_all("load", 0, epoch, position, "train")
         samples.append(next(stream))
     return (
         torch.stack([sample["input"] for sample in samples]),
