@@ -6,8 +6,9 @@ import torchmetrics
 from torch import nn
 
 from surestep import losses
-from surestep.base.errors import DataError
-from surestep.engine.evaluate.evaluate import eval_mode
+from surestep.base.errors import DataError, TaskError
+from surestep.engine.evaluate.evaluate import EvalAccumulator, eval_mode
+from surestep.engine.losses.adapt import as_loss
 from tests import tiny
 
 X, Y = tiny.data(20)
@@ -177,3 +178,24 @@ def test_tensor_cached_in_an_evaluation_can_be_used_in_training(tmp_path):
             return self.inner(x) * self.table
 
     assert tiny.fit(tmp_path, {"model": Caching(), "val": (X, Y)}).status["status"] == "finished"
+
+
+def test_two_values_of_one_name_are_rejected():
+    class Pair:
+        higher_is_better = True
+
+        def reset(self):
+            pass
+
+        def update(self, outputs, targets):
+            pass
+
+        def compute(self):
+            return {"x": 1.0}
+
+    metrics = {"f": Pair(), "f_x": lambda outputs, targets: outputs.mean()}
+    totals = EvalAccumulator(as_loss(torch.nn.MSELoss(), "samples"), metrics, torch.device("cpu"))
+    with pytest.raises(
+        TaskError, match=r"metrics\['f_x'\] gives a value called 'f_x', and so does"
+    ):
+        totals.compute()

@@ -23,8 +23,8 @@ def test_nonfinite_step_with_sharded_gradients_reports_the_total_norm():
 
 def test_all_ranks_use_the_elapsed_time_of_rank_0():
     def all_gather_text(own):
-        assert json.loads(own) == [{}, 0.5]
-        return [json.dumps([{"loss_a": [[n, 0.0]]}, s]) for n, s in ((1.0, 2.0), (2.0, 0.5))]
+        assert json.loads(own) == [[{}, {}], 0.5]
+        return [json.dumps([[{"loss_a": [[n, 0.0]]}, {}], s]) for n, s in ((1.0, 2.0), (2.0, 0.5))]
 
     world = SimpleNamespace(size=2, all_gather_text=all_gather_text)
     assert read_logged([], 0.5, world) == ({"loss_a": [3.0]}, 2.0)

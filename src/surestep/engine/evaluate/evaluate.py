@@ -125,10 +125,20 @@ class EvalAccumulator:
         return {"loss": mean} | {f"loss_{name}": mean for name, mean in means.items()}
 
     def compute(self) -> dict[str, Value]:
-        """Return the losses and each metric, NaN if nothing was counted; waits for the device."""
+        """Return the losses and each metric, NaN if nothing was counted; waits for the device.
+
+        Raises:
+            TaskError: two values have one name.
+        """
         result: dict[str, Value] = {**self.losses()}
         for metric in self.metrics:
-            result |= metric.compute(self.world)
+            values = metric.compute(self.world)
+            for name in values.keys() & result.keys():
+                raise TaskError(
+                    f"metrics[{metric.name!r}] gives a value called {name!r}, and so does another "
+                    "metric or the loss. Give the metric a different name in Task(metrics=...)."
+                )
+            result |= values
         return result
 
 

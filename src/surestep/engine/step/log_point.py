@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -97,35 +96,47 @@ def read_logged(
     """
     flat = [(index, part) for index, result in enumerate(results) for part in result.logged]
     values = read_scalars([part.value for _, part in flat])
-    own: dict[str, list[list[float] | None]] = {}
+    own: _Tables = ({}, {})
     for (index, part), value in zip(flat, values, strict=True):
-        row = own.setdefault(part.name, [None] * len(results))
+        row = own[part.items > 0].setdefault(part.name, [None] * len(results))
         _add(row, index, [value or 0.0, part.items])
     if world.size == 1 or gone:
         return {} if world.size > 1 else _finish(own), seconds
     gathered = [json.loads(text) for text in world.all_gather_text(json.dumps([own, seconds]))]
-    summed: dict[str, list[list[float] | None]] = {}
-    for table, _ in gathered:
-        for name, entries in table.items():
-            row = summed.setdefault(name, [None] * len(entries))
-            for index, entry in enumerate(entries):
-                if entry is not None:
-                    _add(row, index, entry)
+    summed: _Tables = ({}, {})
+    for tables, _ in gathered:
+        for table, into in zip(tables, summed, strict=True):
+            for name, entries in table.items():
+                row = into.setdefault(name, [None] * len(entries))
+                for index, entry in enumerate(entries):
+                    if entry is not None:
+                        _add(row, index, entry)
     return _finish(summed), float(gathered[0][1])
 
 
-def _add(row: list[list[float] | None], index: int, entry: list[float]) -> None:
+_Row = list[list[float] | None]  # the value and its items of each step
+_Tables = tuple[dict[str, _Row], dict[str, _Row]]  # sums and means, by name
+
+
+def _add(row: _Row, index: int, entry: list[float]) -> None:
     """Add a value and its items to those of a step."""
     before = row[index]
     row[index] = entry if before is None else [a + b for a, b in zip(before, entry, strict=True)]
 
 
-def _finish(table: Mapping[str, list[list[float] | None]]) -> LoggedSeries:
-    """Return sums as they are, and means divided by their items."""
-    return {
-        name: [None if entry is None else entry[0] / (entry[1] or 1.0) for entry in row]
-        for name, row in table.items()
+def _finish(tables: _Tables) -> LoggedSeries:
+    """Return sums as they are, and means divided by their items.
+
+    A mean that is called like a sum, which is a term of the loss, is `logged_NAME`.
+    """
+    sums, means = tables
+    found: LoggedSeries = {
+        name: [None if entry is None else entry[0] for entry in row] for name, row in sums.items()
     }
+    for name, row in means.items():
+        shown = f"logged_{name}" if name in sums else name
+        found[shown] = [None if entry is None else entry[0] / entry[1] for entry in row]
+    return found
 
 
 def is_fatal(result: StepResult, loss: float | None, norm: float | None) -> bool:
