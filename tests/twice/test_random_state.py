@@ -138,7 +138,7 @@ def test_student_built_by_a_function_is_not_its_teacher():
 
 
 def test_teacher_made_in_a_recipe_is_not_the_student_of_its_model_function(tmp_path):
-    recipe = tmp_path / "recipe.py"
+    recipe = tmp_path / "teacher_and_student.py"
     recipe.write_text(
         "import torch, surestep\nfrom torch import nn\n"
         "config = surestep.Config(max_steps=1, batch_size=5)\n"

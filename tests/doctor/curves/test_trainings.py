@@ -76,7 +76,7 @@ def test_large_network_on_few_samples_overfits(tmp_path):
     assert train(tmp_path, x, y, count=200, width=512, **options) == ["overfitting", "falling"]
 
 
-@pytest.mark.parametrize("rate", [10.0, 100.0])
+@pytest.mark.parametrize("rate", [100.0, 300.0])
 def test_learning_rate_that_is_too_high_diverges(tmp_path, rate):
     options = {"optim.name": "sgd", "optim.lr": rate}
     assert train(tmp_path, *digits(), **options) == ["diverging"]
