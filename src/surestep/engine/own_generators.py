@@ -9,7 +9,7 @@ are found are seeded before each sample or micro-batch. For other random state, 
 import random
 import sys
 import sysconfig
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from hashlib import blake2b
@@ -38,6 +38,14 @@ _GLOBAL: tuple[Any, ...] = (  # seeded with the global functions, which are thei
     np.random.random.__self__,  # type: ignore[attr-defined]
 )
 _OF_MODULE = vars(nn.Module()).keys() - {"_modules"}
+_HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+    "_post_accumulate_grad_hooks",  # of a parameter
+)
+_Found = tuple[str, Any, int]  # the path to an object, it, and its depth
 
 
 class OwnGenerator(NamedTuple):
@@ -67,9 +75,9 @@ class OwnGenerator(NamedTuple):
 class OwnGenerators:
     """The generators that objects own; each root is the name of an object, and the object.
 
-    Attributes, lists and dicts are searched, and for code that is not an installed package the
-    closures and globals of functions, within `OBJECTS`, `MEMBERS` and `DEPTH`. An object with the
-    hook is not searched.
+    Attributes, lists, dicts and hooks of modules are searched, and for code that is not an
+    installed package the closures and globals of functions: at most `OBJECTS`, last those below
+    `DEPTH` and after the first `MEMBERS` of a list. An object with `HOOK` is not searched.
     """
 
     def __init__(self, *roots: tuple[str, Any]) -> None:
@@ -98,11 +106,12 @@ class OwnGenerators:
 
     def _find(self) -> None:
         self.found, self._watched = [], []
-        waiting = [(name, value, 0) for name, value in self.roots]
+        near = deque((name, value, 0) for name, value in self.roots)
+        far = deque[Iterator[_Found]]()
         visited = set(map(id, _GLOBAL))
-        limit = OBJECTS + 2 * len(waiting)  # a root may be a module, with a dict of its children
+        limit = OBJECTS + 2 * len(near)  # a root may be a module, with a dict of its children
         paths: Counter[str] = Counter()
-        for path, value, depth in waiting:  # grows in the loop
+        for path, value, depth in _in_turn(near, far):
             if isinstance(value, _LEAVES) or ismodule(value) or id(value) in visited:
                 continue
             visited.add(id(value))
@@ -111,9 +120,14 @@ class OwnGenerators:
             own = _as_generator(path, value, paths)
             if own is not None:
                 self.found.append(own)
-            elif depth < DEPTH:
-                waiting.extend((path + at, member, depth + 1) for at, member in _members(value))
+                continue
+            members = _placed(path, depth, _members(value))
+            if depth < DEPTH:
+                near.extend(members)
                 self._watch(value)
+            else:
+                far.append(members)
+            far.append(_placed(path, depth, _more_members(value)))
 
     def _watch(self, value: Any) -> None:
         members = value if isinstance(value, dict) else getattr(value, "__dict__", None)
@@ -121,6 +135,21 @@ class OwnGenerators:
         if isinstance(members, dict) and len(members) <= MEMBERS and len(self._watched) < limit:
             empty = [name for name, member in members.items() if member is None]
             self._watched.append((members, len(members), empty))
+
+
+def _in_turn(near: deque[_Found], far: deque[Iterator[_Found]]) -> Iterator[_Found]:
+    """Yield all that is near, then all that is far; both may grow meanwhile."""
+    while near or far:
+        if near:
+            yield near.popleft()
+        elif (found := next(far[0], None)) is not None:
+            yield found
+        else:
+            far.popleft()
+
+
+def _placed(path: str, depth: int, members: Iterator[tuple[str, Any]]) -> Iterator[_Found]:
+    return ((path + at, member, depth + 1) for at, member in members)
 
 
 def _as_generator(path: str, value: Any, paths: Counter[str]) -> OwnGenerator | None:
@@ -157,10 +186,7 @@ def _seed_bits(bits: np.random.BitGenerator, seed: int) -> None:
 
 def _members(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what an object holds, with the path to it."""
-    if isinstance(value, Mapping):
-        yield from ((f"[{key!r}]", member) for key, member in islice(value.items(), MEMBERS))
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        yield from ((f"[{i}]", member) for i, member in enumerate(islice(value, MEMBERS)))
+    yield from islice(_elements(value), MEMBERS)
     if isinstance(value, partial):
         yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
     elif ismethod(value):
@@ -171,9 +197,33 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
     else:
         yield from _class_members(value)
     hidden = _OF_MODULE if isinstance(value, nn.Module) else ()
+    yield from _hooks(value) if isinstance(value, nn.Module) else ()
     for name, member in list(getattr(value, "__dict__", {}).items())[:OBJECTS]:
         if name not in hidden:
             yield f".{name}", member
+
+
+def _elements(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the elements of a dict, list or set."""
+    if isinstance(value, Mapping):
+        yield from ((f"[{key!r}]", member) for key, member in value.items())
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from ((f"[{i}]", member) for i, member in enumerate(value))
+
+
+def _more_members(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the elements after the first; none of a list of numbers, which may be long."""
+    elements = _elements(value)
+    if not all(isinstance(member, _LEAVES) for _, member in islice(elements, MEMBERS)):
+        yield from elements
+
+
+def _hooks(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the hooks of a module and of its parameters, by number: their keys count all hooks."""
+    for at, owner in [("", module), *((f".{n}", p) for n, p in module._parameters.items())]:
+        for kind in _HOOKS:
+            hooks = getattr(owner, kind, None) or {}
+            yield from ((f"{at}.{kind}[{i}]", hook) for i, hook in enumerate(hooks.values()))
 
 
 def _class_members(value: Any) -> Iterator[tuple[str, Any]]:
@@ -211,8 +261,9 @@ def _is_installed(module: ModuleType | None) -> bool:
     """Return whether a module is Python's or of an installed package."""
     if module is None:
         return False
-    file = getattr(module, "__file__", None) or ""
-    return module.__name__ in sys.builtin_module_names or file.startswith(_INSTALLED)
+    file, name = getattr(module, "__file__", None) or "", module.__name__
+    is_own = name.partition(".")[0] == __name__.partition(".")[0]
+    return is_own or name in sys.builtin_module_names or file.startswith(_INSTALLED)
 
 
 def own_generators(model: nn.Module, others: Mapping[str, Any]) -> OwnGenerators:
