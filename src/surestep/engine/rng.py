@@ -21,6 +21,7 @@ import torch
 
 # numpy's stubs do not export them.
 from numpy.random import get_bit_generator, set_bit_generator  # type: ignore[attr-defined]
+from torch.utils.data import get_worker_info
 
 _WORDS = 4 * 624  # bytes of the words of an MT19937, before the index of the next one
 _SIZE = _WORDS + 4
@@ -48,7 +49,8 @@ PURPOSES: Mapping[str, tuple[str, ...]] = {
     # the model and the loss, by micro-batch
     "model": ("seed", "step", "position"),  # and the pass of a manual step
     "noise": ("seed", "step", "pass", "call"),  # manual_step.randn(), and the position
-    "evaluate": ("seed", "position", "pass", "split"),  # pass 0, or a pass of Monte-Carlo dropout
+    # pass 0, or a pass of Monte-Carlo dropout; metrics end at the position after the last sample
+    "evaluate": ("seed", "position", "pass", "split"),
     "statistics": ("seed", "position"),  # BatchNorm's, of averaged weights
     "trial": ("seed", "number"),  # of the model, in a check
     "check": ("number",),  # everything else of a check: no result depends on it
@@ -124,6 +126,15 @@ def seed_loading(seed: int) -> None:
     """Seed what a dataset may draw from; 90 us faster than `torch.manual_seed`."""
     torch.default_generator.manual_seed(seed)
     _seed_globals(seed)
+
+
+def seed_sample(seed: int) -> None:
+    """Seed what a sample may draw from, with the seed that a worker reports."""
+    seed_loading(seed)
+    info = get_worker_info()
+    if info is not None:
+        # torch's depends on the worker, and on how often loading began in this process.
+        object.__setattr__(info, "seed", derive_seed("worker", seed))
 
 
 def reset_numpy_bit_generator() -> None:
@@ -323,10 +334,9 @@ def torch_generators(device: torch.device) -> list[Any]:
 
 
 class ModelRNG:
-    """Seeds the generators that a model on `device` draws from.
+    """Seeds the generators that a model on `device` draws from, for each micro-batch.
 
-    numpy's and Python's are seeded once, at the first position; in training (`training`) for each
-    micro-batch, if something draws from them.
+    In training (`training`), numpy's and Python's are seeded only if something draws from them.
     """
 
     def __init__(
@@ -334,7 +344,6 @@ class ModelRNG:
     ) -> None:
         self.seed = seed
         self.training = training
-        self._is_first = True
         self.device = device
         self.generators: list[Any] = torch_generators(device)
 
@@ -346,8 +355,7 @@ class ModelRNG:
         if self.training is not None:
             if self.training.seeded:
                 self.training.seed(seed)
-        elif self._is_first:
-            self._is_first = False
+        else:
             _seed_globals(seed)
 
     def noise_generator(self, step: int, number: int, call: int, *position: int) -> torch.Generator:

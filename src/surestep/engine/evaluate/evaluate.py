@@ -33,6 +33,8 @@ from surestep.engine.own_generators import own_generators
 from surestep.engine.rng import ModelRNG, preserve_torch_rng
 from surestep.engine.value import Value, number
 
+_NOTHING: Mapping[str, Any] = {}
+
 
 class EvaluationInterrupted(Exception):
     """An evaluation was interrupted, because the run stops."""
@@ -202,14 +204,18 @@ def evaluate(
         EvaluationInterrupted: `loader.leave` asks to stop.
     """
     totals = EvalAccumulator(loss, metrics, loader.device, world)
+    randomness = model_rng(loader, model, loss, metrics)
     with inference(model, loader, loss, grad_off):
-        for micro in _micro_batches(loader, model, loss):
+        for micro in _micro_batches(loader, randomness):
             try:
                 eval_step(model, micro, totals, autocast)
             except FAILURES as error:
                 if is_network_error(error) or ran_out(error):
                     raise
                 raise _explained(error, model, micro, loader) from error
+        if metrics:  # what one draws at the end does not depend on how the samples were split
+            (samples,) = world.all_reduce_sum([totals.samples])
+            randomness.seed_for("evaluate", int(samples), 0, loader.subset)
         return totals.compute()
 
 
@@ -230,20 +236,25 @@ def _explained(
     )
 
 
-def model_rng(loader: BatchLoader, model: nn.Module, loss: Loss) -> ModelRNG:
-    """Return what seeds the generators of a model and its losses, named as in training."""
+def model_rng(
+    loader: BatchLoader, model: nn.Module, loss: Loss, metrics: Mapping[str, Any] = _NOTHING
+) -> ModelRNG:
+    """Return what seeds the generators of a model and its losses, named as in training.
+
+    Those of metrics are seeded too.
+    """
     randomness = ModelRNG(loader.seed, loader.device)
-    randomness.generators += own_generators(model, code_of_losses(loss)).found
+    others = code_of_losses(loss) | {f"metrics.{name}": metric for name, metric in metrics.items()}
+    randomness.generators += own_generators(model, others).found
     return randomness
 
 
-def _micro_batches(loader: BatchLoader, model: nn.Module, loss: Loss) -> Iterator[MicroBatch]:
+def _micro_batches(loader: BatchLoader, randomness: ModelRNG) -> Iterator[MicroBatch]:
     """Yield the micro-batches of a split, each with the generators seeded for its position.
 
     Raises:
         EvaluationInterrupted: `loader.leave` asks to stop.
     """
-    randomness = model_rng(loader, model, loss)
     for batch in loader.batches(epoch=0):
         if loader.leave is not None and loader.leave():
             raise EvaluationInterrupted
@@ -280,7 +291,7 @@ def evaluate_parts(
         metrics_by_name |= {f"{part}/{name}": value for name, value in values.items()}
         if warn is not None and not math.isfinite(number(values.get("loss", 0.0))):
             with inference(model, loader, loss, grad_off):
-                micro_batches = _micro_batches(loader, model, loss)
+                micro_batches = _micro_batches(loader, model_rng(loader, model, loss))
                 forward = forward_of(model, autocast)
                 reason = explain_nonfinite(part, micro_batches, loss, forward, world)
             if reason:
