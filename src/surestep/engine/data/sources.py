@@ -22,7 +22,7 @@ from surestep.engine.rng import (
     derive_seed,
     preserve_rng,
     reset_numpy_bit_generator,
-    seed_loading,
+    seed_sample,
 )
 
 
@@ -160,11 +160,7 @@ class SeededDataset(Dataset[Any]):
 
     def _seed(self, epoch: int, position: int) -> None:
         seed = derive_seed("load", self.seed, epoch, position, self.part)
-        seed_loading(seed)
-        info = get_worker_info()
-        if info is not None:
-            # torch's depends on the worker, and on how often loading began in this process.
-            object.__setattr__(info, "seed", derive_seed("worker", seed))
+        seed_sample(seed)
         if self._own is not None and self._own.found:
             self._own.reseed(seed)
 

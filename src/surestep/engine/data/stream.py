@@ -25,7 +25,7 @@ from surestep.engine.data.stream_state import (
     encode_state,
     has_state,
 )
-from surestep.engine.rng import derive_seed, preserve_rng, seed_loading
+from surestep.engine.rng import derive_seed, preserve_rng, seed_loading, seed_sample
 
 PROBED = 16  # samples: two reads, or two workers, that agree on so many agree
 
@@ -84,14 +84,16 @@ class StreamReader:
             return found
         return _shuffled(found, self.buffer, derive_seed("buffer", self.seed, epoch, worker))
 
-    def seed_position(self, epoch: int, position: int) -> None:
-        """Seed what the sample at a position may draw."""
-        seed_loading(derive_seed("load", self.seed, epoch, position, self.split))
+    def seed_position(self, epoch: int, position: int) -> int:
+        """Seed what the sample at a position may draw; return torch's seed."""
+        seed = derive_seed("load", self.seed, epoch, position, self.split)
+        seed_sample(seed)
+        return seed
 
     def _in_order(
         self, epoch: int, worker: int, workers: int, own: StreamStateTracker
     ) -> Iterator[Any]:
-        seed_loading(derive_seed("stream", self.seed, epoch, worker, self.split))
+        seed_sample(derive_seed("stream", self.seed, epoch, worker, self.split))
         with _reading(self.stream, epoch):
             samples = own.start(self.stream, epoch)
             position = worker + own.read * workers

@@ -26,6 +26,7 @@ from surestep.engine.data.stream_state import (
     WorkerProgress,
     parse_stream_checkpoint,
 )
+from surestep.engine.own_generators import OwnGenerators
 from surestep.engine.plan.batching import BatchLayout, positions_or_dummy
 from surestep.engine.plan.plan import Plan
 from surestep.engine.rng import clear_numpy_gauss_cache, preserve_rng
@@ -68,6 +69,7 @@ class _StreamWorker(IterableDataset[Any]):
         # not see a new attribute.
         self.request = torch.zeros(3, dtype=torch.int64).share_memory_()
         self.checkpoint: StreamCheckpoint | None = None
+        self._own: OwnGenerators | None = None  # searched for in the process that collates
 
     def __iter__(self) -> Iterator[_WorkerBatch | _Remainder | Failed | None]:
         try:
@@ -111,16 +113,27 @@ class _StreamWorker(IterableDataset[Any]):
         """Split a batch into micro-batches, each collated under the seed of its first position."""
         raws = []
         for start, end in self.layout.micro_batches(0, len(samples)):
-            self.reader.seed_position(epoch, first + start * workers)
             where = positions_or_dummy(range(start, end))
             chosen = samples[where.start : where.stop]
+            position = first + start * workers
             try:
-                raws.append(self.collate(chosen))
+                raws.append(self._collate(chosen, epoch, position))
             except Exception as error:
                 positions = [first + index * workers for index in where]
                 found = (epoch, positions[0], positions)
                 raise name_samples(error, "stream", found, chosen, self.collate) from error
         return raws
+
+    def _collate(self, samples: list[Any], epoch: int, position: int) -> Any:
+        if self._own is None:
+            self._own = OwnGenerators(("collate_fn", self.collate))
+        self._own.reseed(self.reader.seed_position(epoch, position))
+        raw = self.collate(samples)
+        if not self._own.has_new():
+            return raw
+        # A generator that this call created was not seeded for it.
+        self._own.reseed(self.reader.seed_position(epoch, position))
+        return self.collate(samples)
 
 
 class StreamLoader:
