@@ -109,7 +109,8 @@ def build(
     stream_states = checkpoint_state(loader.source, plan, state)
     state.callback_states = stateful_callbacks(callbacks) | stream_states | state_of_loss(loss)
     state.callback_states |= _states_of_options(state)
-    found = own_generators(model, {**code_of_losses(loss), "step": task.step})
+    others = {**code_of_losses(loss), "step": task.step, "optimizer": state.optimizers}
+    found = own_generators(model, others)
     check_own_generators(found, model, plan.activation_checkpointing)
     parts.randomness.generators += found.found
     parts.transform = loader.transform

@@ -386,6 +386,7 @@ def manual_update(
     rolled_back = None
     try:
         with preserve_globals(), context.autocast:
+            context.randomness.seed_for("model", context.state.progress.step)  # outside of passes
             step(manual_step)
         manual_step.finish()
     except StepRolledBack as error:

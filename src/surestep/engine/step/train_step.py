@@ -6,7 +6,7 @@ unscale -> clip -> optimizer step
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -144,22 +144,8 @@ def train_step(context: StepContext, batch: Batch) -> StepResult:
         if context.custom_update is not None:
             update = context.custom_update(context, batch, divisor)
         else:
-            loss_sum, items, logged = _compute_gradients(context, batch, divisor)
-            if items:  # under DDP the items of all ranks may arrive with the gradients
-                strategy.unscale()
-                for hook in context.on_backward:
-                    hook(state)
-                norms = strategy.clip_grad_norm()
-                groups = strategy.optimizer.param_groups
-                for group, own in zip(groups, schedule.groups, strict=True):
-                    if group["lr"] is not own.written:
-                        schedule.note_changes()
-                    group["lr"] = own.written = own.lr * (lr_factor / own.factor)
-                schedule.factor = lr_factor
-                if schedule.cycles_momentum:
-                    schedule.write_momentum(before.steps_taken)
-                outcome = strategy.step(loss_sum, norms.total)
-                update = UpdateResult(outcome, norms, loss_sum, logged)
+            with _preserved(context):
+                update, items = _usual_update(context, batch, divisor, lr_factor)
         if context.buffers.slots:
             context.buffers.restore(update.outcome)
         if state.average is not None:
@@ -175,12 +161,39 @@ def train_step(context: StepContext, batch: Batch) -> StepResult:
     return StepResult(step, batch.epoch, lr, items, divisor, batch.samples, before, *update)
 
 
+def _preserved(context: StepContext) -> AbstractContextManager[None]:
+    """Return the context of an update: the optimizer may draw from numpy's and Python's as well."""
+    return context.generators.preserved() if context.generators.seeded else nullcontext()
+
+
+def _usual_update(
+    context: StepContext, batch: Batch, divisor: float, lr_factor: float
+) -> tuple[UpdateResult, float]:
+    """Compute the gradients and step the optimizer; return the items of all ranks too."""
+    state, strategy, schedule = context.state, context.strategy, context.schedule
+    loss_sum, items, logged = _compute_gradients(context, batch, divisor)
+    if not items:  # under DDP the items of all ranks may arrive with the gradients
+        return _NOT_UPDATED, items
+    strategy.unscale()
+    for hook in context.on_backward:
+        hook(state)
+    norms = strategy.clip_grad_norm()
+    for group, own in zip(strategy.optimizer.param_groups, schedule.groups, strict=True):
+        if group["lr"] is not own.written:
+            schedule.note_changes()
+        group["lr"] = own.written = own.lr * (lr_factor / own.factor)
+    schedule.factor = lr_factor
+    if schedule.cycles_momentum:
+        schedule.write_momentum(state.progress.steps_taken)
+    outcome = strategy.step(loss_sum, norms.total)
+    return UpdateResult(outcome, norms, loss_sum, logged), items
+
+
 def _compute_gradients(context: StepContext, batch: Batch, divisor: float) -> Gradients:
     """Run `forward_backward` with the generators of numpy and Python seeded if something draws."""
     generators = context.generators
     if generators.seeded:
-        with generators.preserved():
-            return forward_backward(context, batch, divisor)
+        return forward_backward(context, batch, divisor)
     python, numpy = generators.watched  # nothing has drawn from these generators in a step so far
     before = python[0], numpy[0], generators.python.gauss_next
     if before[1] != generators.numpy_seen:  # code between the steps drew from numpy's
