@@ -219,6 +219,23 @@ def batch_size_of(batch: Any) -> int:
     return found.shape[0]
 
 
+def count_samples_of(targets: Any, samples: int | None) -> int:
+    """Return of how many samples nested targets are.
+
+    That is `samples`, which were read, if one of the tensors has as many rows: the first one may
+    have the labels of all samples in one row. Else it is the length of the first one, as in a batch
+    that is ready-made, of which the number of samples is not known.
+
+    Raises:
+        DataError: there is no tensor with a batch dimension in them.
+    """
+    if samples is not None and any(
+        tensor.dim() and len(tensor) == samples for tensor in flatten_tensors(targets)
+    ):
+        return samples
+    return batch_size_of(targets)
+
+
 def only_element(elements: Sequence[Any]) -> Any:
     """Collate one element that is a batch already."""
     (batch,) = elements

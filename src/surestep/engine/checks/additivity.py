@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from surestep.engine.checks.samples import (
     TRIALS,
     Split,
     draw_splits,
+    has_opaque,
     has_samples,
     is_per_sample,
     select_samples,
@@ -83,6 +85,30 @@ class MeasuredBatch:
         """Whether the model can be called as often as needed: no other rank has to call it too."""
         return self.loader.layout.ranks == 1
 
+    @cached_property
+    def joins_samples(self) -> bool:
+        """Whether a tensor has what belongs to all samples in one row, as nodes of joined graphs.
+
+        Then only the data can split the batch. What all samples share has a fixed length.
+        """
+        samples = self.head.micro_batch.samples
+        whole = [x for x in flatten_tensors(self.raw) if x.dim()]
+        if has_opaque(self.raw) or all(len(x) == samples for x in whole):
+            return False
+        position = self.head.micro_batch.position
+        part = self.loader.read_samples(range(position, position + samples - 1))
+        found = [x for x in flatten_tensors(part) if x.dim()]
+        return len(found) == len(whole) and any(
+            len(x) not in (samples, len(y)) for x, y in zip(whole, found, strict=True)
+        )
+
+    def read_part(self, rows: range) -> Any:
+        """Return some samples of the batch as they are read."""
+        samples, position = self.head.micro_batch.samples, self.head.micro_batch.position
+        if not self.joins_samples:
+            return select_samples(self.raw, rows, samples)
+        return self.loader.read_samples(range(position + rows.start, position + rows.stop))
+
     def part(self, rows: range) -> tuple[tuple[Any, ...], dict[str, Any], Any, float]:
         """Return (args, kwargs, targets, items) of some samples, on the device.
 
@@ -90,18 +116,18 @@ class MeasuredBatch:
             UnmeasurableError: the batch cannot be split.
         """
         micro, loss, name = self.head.micro_batch, self.head.loss, self.head.name
-        if has_samples(self.raw, micro.samples):
-            raw = select_samples(self.raw, rows, micro.samples)
+        if self.joins_samples or has_samples(self.raw, micro.samples):
+            raw = self.read_part(rows)
             args, kwargs, targets = self.loader.split(raw)
             targets = get_named(targets, name, "targets") if name else targets
-            items = loss.items(raw, targets)
+            items = loss.count_items(raw, targets, len(rows))
             args, kwargs, targets = move((args, dict(kwargs), targets), self.loader.device)
             return args, kwargs, targets, items
         given = (micro.args, dict(micro.kwargs), micro.targets)
         if self.counts_batch or not has_samples(given, micro.samples):
             raise UnmeasurableError
         args, kwargs, targets = select_samples(given, rows, micro.samples)
-        return args, kwargs, targets, loss.items(None, targets)
+        return args, kwargs, targets, loss.count_items(None, targets, len(rows))
 
     def call(self, rows: range, varied: VariedModel | None = None) -> Any:
         """Return the outputs of the model for some samples.

@@ -186,7 +186,7 @@ class BatchLoader:
         elif self._on_device is not None and self._on_device.is_unchanged():
             items = samples * self._on_device.items
         else:
-            items = self.loss.items(raw, targets)
+            items = self.loss.count_items(raw, targets, None if self.is_ready else samples)
         micro = MicroBatch(args, kwargs, targets, items, samples, position)
         return micro._replace(is_ready=True) if self.is_ready else micro
 
@@ -224,13 +224,17 @@ class BatchLoader:
 
         None if they are not read one by one: of a stream, of ready batches, or with several ranks.
         """
-        if isinstance(self.source, StreamLoader) or self.is_ready or self.shared:
+        stop = min(count, self.layout.samples or 0)
+        if (raw := self.read_samples(range(stop))) is None:
             return None
-        assert self.layout.samples is not None
-        stop = min(count, self.layout.samples)
-        raw = next(self.source.read(0, self.epoch_order(0), [range(stop)]))
         micro = self.micro_batch(raw, 0, stop)
         return (raw, self.move_micro(micro)) if micro.items else None
+
+    def read_samples(self, positions: range) -> Any:
+        """Return samples of the first epoch as one batch as read; None as `first_samples`."""
+        if isinstance(self.source, StreamLoader) or self.is_ready or self.shared:
+            return None
+        return next(self.source.read(0, self.epoch_order(0), [positions]))
 
     def close(self) -> None:
         """End the workers."""

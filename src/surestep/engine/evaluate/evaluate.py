@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from surestep.base.errors import SurestepError, TaskError
-from surestep.engine.batch import MicroBatch, describe_shapes
+from surestep.engine.batch import MicroBatch, count_samples_of, describe_shapes
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.failures import explain_target
 from surestep.engine.device import ran_out, sum_dtype
@@ -178,7 +178,11 @@ def eval_step(
 
 def metric_weight(loss: Loss, micro: MicroBatch) -> int:
     """Return the denominator of a metric's mean; samples if there are no targets."""
-    return micro.rows if micro.targets is None else loss.count(micro.targets)
+    if micro.targets is None:
+        return micro.rows
+    if not loss.counts_samples:
+        return loss.count(micro.targets)
+    return count_samples_of(micro.targets, None if micro.is_ready else micro.samples)
 
 
 def positions_of(micro: MicroBatch) -> range:

@@ -64,6 +64,7 @@ def as_loss(loss: LossFunction | str, items: Items, reduction: str = "mean") -> 
         },
         divides_by=f"{items}, as set",
         count=count,
+        counts_samples=items == "samples",
         kind="other",
         label=getattr(given, "__name__", type(given).__name__),
         module=given if isinstance(given, nn.Module) else None,
@@ -134,6 +135,7 @@ def items_only_loss(items: Items) -> Loss:
         known={"samples": lambda batch, _: batch_size_of(batch)},
         divides_by="samples",
         count=batch_size_of,
+        counts_samples=items == "samples",
         kind="none",
         label="none: the step brings its own",
     )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
-from surestep.engine.batch import MicroBatch, batch_size_of
+from surestep.engine.batch import MicroBatch, batch_size_of, count_samples_of
 
 LossFunction = Callable[..., Tensor | Mapping[str, Tensor]]
 Squash = Literal["softmax", "sigmoid"]
@@ -52,6 +52,7 @@ class Loss:
         in_fp32: `value`, summed in fp32; used if `value` returns a sum in 16 bits.
         teacher: a frozen model, whose outputs the loss gets beside the targets.
         components: several losses, each with its own denominator; then `value` is not called.
+        counts_samples: its items, unless `components` have theirs, and its `count` are samples.
     """
 
     value: LossFunction
@@ -70,11 +71,20 @@ class Loss:
     in_fp32: Callable[[Any, Any], Tensor] | None = None
     teacher: nn.Module | None = None
     components: tuple["WeightedLoss", ...] = ()
+    counts_samples: bool = False
 
     @property
     def is_in_training_only(self) -> bool:
         """Whether the model computes it in train mode, and nothing in eval mode."""
         return self.kind == "in training"
+
+    def count_items(self, batch: Any, targets: Any, samples: int | None) -> float:
+        """Return the items of a micro-batch; `samples` were read, None if it is ready-made."""
+        if not self.counts_samples:
+            return self.items(batch, targets)
+        if targets is None and samples is not None:
+            return samples
+        return count_samples_of(batch if targets is None else targets, samples)
 
     def total(
         self, outputs: Any, targets: Any, items: float

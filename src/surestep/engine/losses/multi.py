@@ -40,6 +40,7 @@ def combine_losses(parts: Sequence[WeightedLoss]) -> Loss:
         is_sum=True,
         items=lambda batch, targets: sum(_items(parts, batch, targets)),
         count=batch_size_of,
+        counts_samples=True,
         kind="several",
         divides=False,
         label=" + ".join(labels),
@@ -50,8 +51,13 @@ def combine_losses(parts: Sequence[WeightedLoss]) -> Loss:
     )
 
 
-def _items(parts: Sequence[WeightedLoss], batch: Any, targets: Any) -> tuple[float, ...]:
-    return tuple(part.loss.items(batch, get_named(targets, part.name, "targets")) for part in parts)
+def _items(
+    parts: Sequence[WeightedLoss], batch: Any, targets: Any, samples: int | None = None
+) -> tuple[float, ...]:
+    return tuple(
+        part.loss.count_items(batch, get_named(targets, part.name, "targets"), samples)
+        for part in parts
+    )
 
 
 def named_losses(loss: Loss) -> list[tuple[str, Loss]]:
@@ -69,9 +75,10 @@ def code_of_losses(loss: Loss) -> dict[str, Any]:
 
 def with_items(micro_batch: MicroBatch, loss: Loss, raw: Any) -> MicroBatch:
     """Return the micro-batch with its items, counted from the batch as it was read."""
+    samples = None if micro_batch.is_ready else micro_batch.samples
     if not loss.components:
-        return micro_batch._replace(items=loss.items(raw, micro_batch.targets))
-    part_items = _items(loss.components, raw, micro_batch.targets)
+        return micro_batch._replace(items=loss.count_items(raw, micro_batch.targets, samples))
+    part_items = _items(loss.components, raw, micro_batch.targets, samples)
     return micro_batch._replace(items=sum(part_items), part_items=part_items)
 
 
