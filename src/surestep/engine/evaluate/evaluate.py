@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -47,13 +47,14 @@ def inference(
     loss: Loss,
     grad_off: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
 ) -> Iterator[None]:
-    """Put a model in eval mode without gradients; restore modes, buffers and generators.
+    """Put a model and its loss in eval mode without gradients; restore modes and state.
 
     `torch.no_grad` is the default because a model that keeps a tensor of its forward could not
     train with an inference tensor.
     """
     with (
         eval_mode(model),
+        nullcontext() if loss.module is None else eval_mode(loss.module),
         preserve_buffers(model, own_module(loss)),  # observers move theirs in eval mode too
         grad_off(),
         preserve_torch_rng(loader.device),
