@@ -1,6 +1,5 @@
 """Generative models as people write them: their losses draw, anneal, and differ in training."""
 
-import hashlib
 import math
 from typing import Any
 
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import surestep
-from tests.twice.compare import assert_same, in_batches, plain_config, prepare, weights
+from tests.twice.compare import assert_same, in_batches, plain_config, prepare, seed_of, weights
 
 GENERATOR = torch.Generator().manual_seed(3)
 X = torch.randn(31, 5, generator=GENERATOR, dtype=torch.float64)
@@ -20,12 +19,6 @@ VAL = torch.randn(13, 5, generator=GENERATOR, dtype=torch.float64)
 def adam(**options: Any) -> dict[str, Any]:
     """Return the options of Adam; those of SGD are not set."""
     return {"name": "adam", "momentum": surestep.NOT_SET, "lr": 0.01} | options
-
-
-def seed_of(*parts: str | int) -> int:
-    """Return a seed as the documentation describes it."""
-    words = " ".join(map(str, parts)).encode()
-    return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") >> 1
 
 
 class Autoencoder(nn.Module):

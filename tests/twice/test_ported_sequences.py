@@ -1,6 +1,5 @@
 """Language, speech and recurrent models as people write them: padded, masked, tied, stateful."""
 
-import hashlib
 import math
 from typing import Any
 
@@ -10,19 +9,13 @@ from torch.nn import functional as F
 from torch.nn.utils import rnn
 
 import surestep
-from tests.twice.compare import assert_same, plain_config, prepare, weights
+from tests.twice.compare import assert_same, plain_config, prepare, seed_of, weights
 
 GENERATOR = torch.Generator().manual_seed(6)
 LENGTHS = torch.randint(2, 9, (23,), generator=GENERATOR).tolist()
 SOURCES = [torch.randint(3, 13, (n,), generator=GENERATOR) for n in LENGTHS]
 TARGETS = [torch.cat([torch.tensor([1]), source.flip(0), torch.tensor([2])]) for source in SOURCES]
 NOT_SET = surestep.NOT_SET
-
-
-def seed_of(*parts: str | int) -> int:
-    """Return a seed as the documentation describes it."""
-    words = " ".join(map(str, parts)).encode()
-    return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") >> 1
 
 
 def parts_of(size: int, count: int) -> list[range]:

@@ -8,12 +8,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, cast
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, StackDataset, Subset, default_collate, get_worker_info
+from torch.utils.data import (
+    ConcatDataset,
+    Dataset,
+    StackDataset,
+    Subset,
+    default_collate,
+    get_worker_info,
+)
 
 from surestep.base.errors import DataError
+from surestep.engine.data.batched import BatchedDataset
 from surestep.engine.data.failures import Failed, checked, name_sample, name_samples
 from surestep.engine.data.workers import Loader, begin_worker
 from surestep.engine.own_generators import OwnGenerators
@@ -107,6 +116,8 @@ class SeededDataset(Dataset[Any]):
         self.is_sliced = isinstance(dataset, InMemory) and collate is default_collate
         self.preserves = True  # False while the caller preserves this process's generators
         self._own: OwnGenerators | None = None  # searched for in the process that loads
+        self._with_epoch = find_with_epoch(dataset) if part == "train" else []
+        self._epoch = -1
 
     def __getitem__(self, batch: MicroBatchRequest) -> Any:
         return self.__getitems__(batch)
@@ -135,6 +146,8 @@ class SeededDataset(Dataset[Any]):
 
     def _load_once(self, batch: MicroBatchRequest) -> Any:
         epoch, first, wanted = batch
+        if self._with_epoch:
+            self._set_epoch(epoch)
         get_many = batched_getter(self.dataset)
         if get_many is None:
             samples, dataset, seed = [], self.dataset, self._seed
@@ -158,11 +171,36 @@ class SeededDataset(Dataset[Any]):
         except Exception as error:
             raise name_samples(error, self.part, batch, samples, self.collate) from error
 
+    def _set_epoch(self, epoch: int) -> None:
+        """Set the epoch, unless this process has set it; an evaluation may set a different one."""
+        if self._epoch == epoch and _SET_BY.get(id(self.dataset)) is self:
+            return
+        self._epoch, _SET_BY[id(self.dataset)] = epoch, self
+        for dataset in self._with_epoch:
+            dataset.set_epoch(epoch)
+
     def _seed(self, epoch: int, position: int) -> None:
         seed = derive_seed("load", self.seed, epoch, position, self.part)
         seed_sample(seed)
         if self._own is not None and self._own.found:
             self._own.reseed(seed)
+
+
+# What set the epoch of a dataset last in this process, by its id.
+_SET_BY: WeakValueDictionary[int, SeededDataset] = WeakValueDictionary()
+
+
+def find_with_epoch(dataset: Any) -> list[Any]:
+    """Return the datasets with a `set_epoch` in torch's containers, or the dataset itself."""
+    if callable(getattr(dataset, "set_epoch", None)):
+        return [dataset]
+    if isinstance(dataset, (Subset, BatchedDataset)):
+        return find_with_epoch(dataset.dataset)
+    if not isinstance(dataset, (ConcatDataset, StackDataset)):
+        return []
+    parts = dataset.datasets
+    found = list(parts.values() if isinstance(parts, dict) else parts)
+    return [each for part in found for each in find_with_epoch(part)]
 
 
 def batched_getter(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
