@@ -37,6 +37,7 @@ from surestep.engine.optim.freezing import (
 from surestep.engine.optim.multi import build_optimizers
 from surestep.engine.optim.param_groups import ParameterGroup, make_param_groups, parameters_of
 from surestep.engine.own_generators import (
+    OwnGenerators,
     check_own_generators,
     own_generators,
     seed_late_generators,
@@ -109,9 +110,7 @@ def build(
     stream_states = checkpoint_state(loader.source, plan, state)
     state.callback_states = stateful_callbacks(callbacks) | stream_states | state_of_loss(loss)
     state.callback_states |= _states_of_options(state)
-    others = {**code_of_losses(loss), "step": task.step, "optimizer": state.optimizers}
-    found = own_generators(model, others)
-    check_own_generators(found, model, plan.activation_checkpointing)
+    found = _find_generators(planned, model, state)
     parts.randomness.generators += found.found
     parts.transform = loader.transform
     settings.callback(set_modes, modes)
@@ -136,6 +135,14 @@ def _states_of_options(state: State) -> dict[str, Stateful]:
     }
     if state.average is not None:
         found[AVERAGE] = state.average
+    return found
+
+
+def _find_generators(planned: PreparedTask, model: nn.Module, state: State) -> OwnGenerators:
+    """Find the generators that the code of a step owns."""
+    of_task = {"step": planned.task.step, "optimizer": state.optimizers}
+    found = own_generators(model, code_of_losses(planned.loss) | of_task)
+    check_own_generators(found, model, planned.plan.activation_checkpointing)
     return found
 
 

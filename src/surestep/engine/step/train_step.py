@@ -115,6 +115,7 @@ class StepContext:
 
 
 _NOT_UPDATED = UpdateResult(StepOutcome(False), None, None, [])
+_UNCHANGED = nullcontext()
 
 
 def train_step(context: StepContext, batch: Batch) -> StepResult:
@@ -144,7 +145,8 @@ def train_step(context: StepContext, batch: Batch) -> StepResult:
         if context.custom_update is not None:
             update = context.custom_update(context, batch, divisor)
         else:
-            with _preserved(context):
+            # The optimizer may draw from the generators of numpy and Python as well.
+            with context.generators.preserved() if context.generators.seeded else _UNCHANGED:
                 update, items = _usual_update(context, batch, divisor, lr_factor)
         if context.buffers.slots:
             context.buffers.restore(update.outcome)
@@ -161,17 +163,28 @@ def train_step(context: StepContext, batch: Batch) -> StepResult:
     return StepResult(step, batch.epoch, lr, items, divisor, batch.samples, before, *update)
 
 
-def _preserved(context: StepContext) -> AbstractContextManager[None]:
-    """Return the context of an update: the optimizer may draw from numpy's and Python's as well."""
-    return context.generators.preserved() if context.generators.seeded else nullcontext()
-
-
 def _usual_update(
     context: StepContext, batch: Batch, divisor: float, lr_factor: float
 ) -> tuple[UpdateResult, float]:
-    """Compute the gradients and step the optimizer; return the items of all ranks too."""
+    """Compute the gradients and step the optimizer; return the items of all ranks too.
+
+    The gradients are computed again, seeded, if something draws from numpy or Python for the first
+    time. One function for both, since each call costs a small step.
+    """
     state, strategy, schedule = context.state, context.strategy, context.schedule
-    loss_sum, items, logged = _compute_gradients(context, batch, divisor)
+    generators = context.generators
+    if generators.seeded:
+        loss_sum, items, logged = forward_backward(context, batch, divisor)
+    else:
+        python, numpy = generators.watched
+        before = python[0], numpy[0], generators.python.gauss_next
+        if before[1] != generators.numpy_seen:  # code between the steps drew from numpy's
+            generators.drop_stored()
+        states = generators.memory[0].tobytes(), generators.memory[1].tobytes()  # in 0.1 us
+        loss_sum, items, logged = forward_backward(context, batch, divisor)
+        if before != (python[0], numpy[0], generators.python.gauss_next):
+            generators.restore(states, before[2])
+            loss_sum, items, logged = _recompute_seeded(context, batch, divisor)
     if not items:  # under DDP the items of all ranks may arrive with the gradients
         return _NOT_UPDATED, items
     strategy.unscale()
@@ -187,23 +200,6 @@ def _usual_update(
         schedule.write_momentum(state.progress.steps_taken)
     outcome = strategy.step(loss_sum, norms.total)
     return UpdateResult(outcome, norms, loss_sum, logged), items
-
-
-def _compute_gradients(context: StepContext, batch: Batch, divisor: float) -> Gradients:
-    """Run `forward_backward` with the generators of numpy and Python seeded if something draws."""
-    generators = context.generators
-    if generators.seeded:
-        return forward_backward(context, batch, divisor)
-    python, numpy = generators.watched  # nothing has drawn from these generators in a step so far
-    before = python[0], numpy[0], generators.python.gauss_next
-    if before[1] != generators.numpy_seen:  # code between the steps drew from numpy's
-        generators.drop_stored()
-    states = generators.memory[0].tobytes(), generators.memory[1].tobytes()  # in 0.1 us
-    gradients = forward_backward(context, batch, divisor)
-    if before == (python[0], numpy[0], generators.python.gauss_next):
-        return gradients
-    generators.restore(states, before[2])
-    return _recompute_seeded(context, batch, divisor)
 
 
 def _recompute_seeded(context: StepContext, batch: Batch, divisor: float) -> Gradients:
