@@ -144,7 +144,18 @@ def _first_batch(
             loader.close()
 
 
-_MODEL_GROUPS = ("optim", "schedule", "average", "parallel", "activation_checkpointing", "compile")
+_MODEL_GROUPS = (  # that no batch depends on
+    "optim",
+    "schedule",
+    "average",
+    "validation",
+    "early_stop",
+    "checkpoint",
+    "guard",
+    "parallel",
+    "activation_checkpointing",
+    "compile",
+)
 
 
 def _task_info(
