@@ -37,6 +37,11 @@ def empty_buffers(model: nn.Module) -> set[str]:
     }
 
 
+def none_buffers(model: nn.Module) -> set[str]:
+    """Return the names of all buffers that are None."""
+    return {name for name, owner, key in every_buffer(model) if owner._buffers[key] is None}
+
+
 Slots = Callable[[nn.Module], Iterator[Slot]]
 
 

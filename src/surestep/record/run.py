@@ -227,8 +227,9 @@ class Run:
     def load_model(self, model: nn.Module, which: Which | int = "best") -> CheckpointInfo:
         """Verify a checkpoint and load its weights and buffers into a model.
 
-        Buffers with persistent=False are loaded too if training changed them. In eval mode, a
-        module with its own train() has the weights that it would have after model.eval().
+        Buffers with persistent=False are loaded too if training had changed them by then; others
+        keep their values, so build the model again for each checkpoint. In eval mode, a module with
+        its own train() has the weights that it would have after model.eval().
 
         Args:
             model: a model of the same architecture.

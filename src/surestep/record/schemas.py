@@ -159,6 +159,7 @@ _STATE = _adapter(
         aliases=dict[str, str],
         extra=dict[str, Any],
         base=dict[str, str],
+        empty=NotRequired[list[str]],  # since format 8
         optimizers=_dict[
             str,
             _exact(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.buffers import (
@@ -220,7 +221,8 @@ def _match_weights(
     loaded = {**tensors, **extra}
     _check_shapes(found, {name: t for name, t in loaded.items() if name in own}, own)
     here, there = state_dict.keys() | own.keys(), loaded.keys()
-    missing, foreign = sorted(here - there), sorted(there - here - empty_buffers(model))
+    missing = sorted(here - there - set(record.get("empty", ())))
+    foreign = sorted(there - here - empty_buffers(model))
     if missing or foreign:
         raise CheckpointError(
             f"{found.name} is of a different model: it lacks {_few(missing)} and has "
@@ -249,6 +251,8 @@ def _check_shapes(
 ) -> None:
     for name, tensor in tensors.items():
         shape = getattr(tensor, "shape", "not a tensor")
+        if name in own and is_lazy(own[name]):
+            continue  # loading gives it its shape
         if name not in own or shape != own[name].shape:
             here = tuple(own[name].shape) if name in own else "not there"
             raise CheckpointError(
@@ -280,7 +284,7 @@ def _load_weights(
     """Load what fits; the model's own code may reject an extra state."""
     kept = _describe_kept(model, keeper)
     here = {name: tensor for name, tensor in weights.items() if name not in kept}
-    replaced = _replace_buffers(model, here)
+    replaced = _replace_buffers(model, here, set(found.record.get("empty", ())))
     here = {name: tensor for name, tensor in here.items() if name not in replaced}
     strict = not kept and not replaced  # all names were compared before
     has_extra = not all(isinstance(tensor, Tensor) for tensor in here.values())
@@ -301,13 +305,18 @@ def _load_weights(
                 keeper.put_weight(name, read(found.record["aliases"].get(name, name), None))
 
 
-def _replace_buffers(model: nn.Module, weights: Mapping[str, Any]) -> set[str]:
-    """Set the buffers that no copy can fill, None or sparse; return their names."""
+def _replace_buffers(model: nn.Module, weights: Mapping[str, Any], empty: set[str]) -> set[str]:
+    """Set the buffers that no copy can fill, None or sparse; return their names.
+
+    Those in `empty` were None.
+    """
     replaced = set()
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     for name, owner, key in every_buffer(model):
         now, value = owner._buffers[key], weights.get(name)
-        if isinstance(value, Tensor) and (now is None or now.layout is not torch.strided):
+        if name in empty:
+            owner._buffers[key] = None
+        elif isinstance(value, Tensor) and (now is None or now.layout is not torch.strided):
             like = device if now is None else now.device
             owner._buffers[key] = value.to(like, copy=True)
             replaced.add(name)

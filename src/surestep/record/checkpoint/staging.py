@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surestep.engine.buffers import changed_buffers
+from surestep.engine.buffers import changed_buffers, none_buffers
 from surestep.engine.distributed.shards import Sizes, TensorShard, is_sharded, local_shard
 from surestep.engine.model.frozen_weights import omitted_weights
 from surestep.engine.state.state import State
@@ -184,6 +184,7 @@ class SnapshotStager:
             "aliases": aliases,
             "extra": extra,
             "base": base,
+            "empty": sorted(none_buffers(state.model)),
             "optimizers": optimizers,
             CALLBACK_STATES: {
                 name: encode(name, owner.state_dict(), callbacks)
