@@ -15,7 +15,7 @@ from functools import partial
 from hashlib import blake2b
 from inspect import ismemberdescriptor, ismethod, ismodule, isroutine
 from itertools import islice
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ from surestep.base.warn import warn
 HOOK = "set_sample_seed"
 # Limits of a search, however large the data is: it takes some milliseconds.
 OBJECTS, MEMBERS, DEPTH = 2000, 64, 8
-_LEAVES = (Tensor, np.ndarray, np.generic, str, bytes, int, float, complex, bool, type(None), type)
+_LEAVES = (Tensor, np.ndarray, np.generic, str, bytes, int, float, complex, bool, type(None))
 _INSTALLED = tuple(
     sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
@@ -196,6 +196,8 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
         yield from _function_members(value)
     else:
         yield from _class_members(value)
+    if isinstance(value, type):
+        return
     hidden = _OF_MODULE if isinstance(value, nn.Module) else ()
     yield from _hooks(value) if isinstance(value, nn.Module) else ()
     for name, member in list(getattr(value, "__dict__", {}).items())[:OBJECTS]:
@@ -207,7 +209,7 @@ def _elements(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the elements of a dict, list or set."""
     if isinstance(value, Mapping):
         yield from ((f"[{key!r}]", member) for key, member in value.items())
-    elif isinstance(value, (list, tuple, set, frozenset)):
+    elif isinstance(value, (list, tuple, set, frozenset, deque)):
         yield from ((f"[{i}]", member) for i, member in enumerate(value))
 
 
@@ -228,7 +230,7 @@ def _hooks(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _class_members(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what an object has by its class: slots, class attributes and methods."""
-    for kind in type(value).__mro__:
+    for kind in (value if isinstance(value, type) else type(value)).__mro__:
         if _is_installed(sys.modules.get(kind.__module__)):
             continue
         for name, member in list(vars(kind).items()):
@@ -239,7 +241,7 @@ def _class_members(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _function_members(function: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a function closes over, and the globals that it names.
+    """Yield what a function closes over, and the globals that it names, also of its modules.
 
     Not of libraries, whose generators may have other uses: Hugging Face's datasets draw file names
     from one.
@@ -252,9 +254,21 @@ def _function_members(function: Any) -> Iterator[tuple[str, Any]]:
             yield f":{name}", cell.cell_contents
         except ValueError:  # not filled yet
             continue
-    for name in code.co_names:
-        if name in function.__globals__:
-            yield f":{name}", function.__globals__[name]
+    names = list(dict.fromkeys(_names(code)))
+    for name in names:
+        found = function.__globals__.get(name)
+        if ismodule(found) and not _is_installed(found):
+            yield from ((f":{name}.{n}", vars(found)[n]) for n in names if n in vars(found))
+        else:
+            yield f":{name}", found
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Yield the names in code, also in the functions and comprehensions within it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
 
 
 def _is_installed(module: ModuleType | None) -> bool:
