@@ -109,7 +109,7 @@ class Shifted(nn.Module):
         return self.linear(x + draw())
 
 
-def test_evaluation_draws_by_the_documented_seeds_of_each_micro_batch():
+def test_evaluation_draws_by_the_documented_seeds():
     net = Shifted()
     task = surestep.Task(net, nn.MSELoss(), train=(X, Y), val=(X, Y))
     session = prepare(task, plain_config(max_steps=1, batch_size=7, validation={"batch_size": 11}))
@@ -138,7 +138,7 @@ class Bootstrap:
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_metric_that_draws_is_the_same_each_time_and_for_any_batch_size(own):
+def test_metric_that_draws_is_repeatable_for_any_batch_size(own):
     found = []
     for size in (7, 11):
         metric = Bootstrap(np.random.RandomState(0) if own else np.random)
@@ -479,8 +479,8 @@ def test_mixture_of_datasets_is_that_of_a_plain_script():
             ]
             first = epoch * counts[name]
             parts.append(offsets[name] + torch.cat(passes)[first : first + counts[name]])
-        turn = torch.randperm(47, generator=ordered(epoch))
-        owner = torch.tensor([0] * 33 + [1] * 14)[turn].tolist()
+        shuffled = torch.randperm(47, generator=ordered(epoch))
+        owner = torch.tensor([0] * 33 + [1] * 14)[shuffled].tolist()
         streams = [iter(part.tolist()) for part in parts]
         batches += in_order(torch.tensor([next(streams[which]) for which in owner]))
     net = linear()
