@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -402,3 +403,69 @@ def test_speech_with_joined_labels_is_a_mean_over_recordings() -> None:
             evaluated.append(session.evaluate()["val/loss"])
 
     assert_same([losses, validated, weights(net)], [ours, evaluated, weights(ours_net)])
+
+
+@pytest.mark.parametrize("micro", [5, 2])
+def test_samples_are_in_the_second_dimension_if_time_comes_first(micro: int) -> None:
+    series = torch.randn(24, 7, 3, generator=torch.Generator().manual_seed(9)).double()
+    data = [(each, each.cumsum(0)[:, :2] * (1 + i)) for i, each in enumerate(series)]
+    train, val = data[:13], data[13:]
+
+    def collate(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        x, y = zip(*samples, strict=True)
+        return torch.stack(x, 1), torch.stack(y, 1)
+
+    class Series(nn.Module):
+        """A GRU with time first, as torch's default is."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.cells, self.head = nn.GRU(3, 5), nn.Linear(5, 2)
+            self.double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.cells(x)[0])
+
+    def squared(outputs: Tensor, y: Tensor) -> Tensor:
+        return (outputs - y).square().mean()
+
+    def absolute(outputs: Tensor, y: Tensor) -> Tensor:
+        return (outputs - y).abs().mean()
+
+    net = Series()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    losses = []
+    for part in parts_of(5, 13):
+        x, y = collate([train[i] for i in part])
+        optimizer.zero_grad()
+        loss = squared(net(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    with torch.no_grad():
+        x, y = collate(val)
+        plain = [squared(net(x), y).item(), absolute(net(x), y).item()]
+
+    ours_net = Series()
+    task = surestep.Task(
+        ours_net,
+        squared,
+        train=train,
+        val=val,
+        collate_fn=collate,
+        metrics={"mae": absolute},
+    )
+    config = plain_config(
+        epochs=1,
+        batch_size=5,
+        micro_batch_size=micro,
+        optim={"lr": 0.01},
+        validation={"batch_size": 4},
+    )
+    session = prepare(task, config)
+    ours = [float(result.loss) for result in session.steps()]
+    found = session.evaluate()
+
+    assert_same([losses, weights(net)], [ours, weights(ours_net)])
+    assert_same(plain, [found["val/loss"], found["val/mae"]])

@@ -219,19 +219,24 @@ def batch_size_of(batch: Any) -> int:
     return found.shape[0]
 
 
-def count_samples_of(targets: Any, samples: int | None) -> int:
+def count_samples_of(targets: Any, samples: int | None, batch: Any) -> int:
     """Return of how many samples nested targets are.
 
     That is `samples`, which were read, if one of the tensors has as many rows: the first one may
-    have the labels of all samples in one row. Else it is the length of the first one, as in a batch
-    that is ready-made, of which the number of samples is not known.
+    have the labels of all samples in one row. It is also `samples` if time comes first, so that all
+    tensors of the batch have the samples in one of their first two dimensions. Else it is the
+    length of the first one, as in a batch that is ready-made, whose `samples` are None.
 
     Raises:
         DataError: there is no tensor with a batch dimension in them.
     """
-    if samples is not None and any(
-        tensor.dim() and len(tensor) == samples for tensor in flatten_tensors(targets)
-    ):
+    if samples is None:
+        return batch_size_of(targets)
+    shapes = [tensor.shape for tensor in flatten_tensors(targets) if tensor.dim()]
+    if any(shape[0] == samples for shape in shapes):
+        return samples
+    given = [tensor.shape for tensor in flatten_tensors(batch) if tensor.dim()]
+    if shapes and given and all(samples in shape[:2] for shape in (*shapes, *given)):
         return samples
     return batch_size_of(targets)
 

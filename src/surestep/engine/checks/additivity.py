@@ -89,17 +89,20 @@ class MeasuredBatch:
     def joins_samples(self) -> bool:
         """Whether a tensor has what belongs to all samples in one row, as nodes of joined graphs.
 
-        Then only the data can split the batch. What all samples share has a fixed length.
+        Then only the data can split the batch, as also if time comes first. What all samples share
+        has a fixed length.
         """
         samples = self.head.micro_batch.samples
         whole = [x for x in flatten_tensors(self.raw) if x.dim()]
-        if has_opaque(self.raw) or all(len(x) == samples for x in whole):
+        rows = [len(x) == samples for x in whole]
+        if has_opaque(self.raw) or all(rows):
             return False
         position = self.head.micro_batch.position
         part = self.loader.read_samples(range(position, position + samples - 1))
         found = [x for x in flatten_tensors(part) if x.dim()]
-        return len(found) == len(whole) and any(
-            len(x) not in (samples, len(y)) for x, y in zip(whole, found, strict=True)
+        return len(found) == len(whole) and (
+            not any(rows)
+            or any(len(x) not in (samples, len(y)) for x, y in zip(whole, found, strict=True))
         )
 
     def read_part(self, rows: range) -> Any:

@@ -183,7 +183,8 @@ def metric_weight(loss: Loss, micro: MicroBatch) -> int:
         return micro.rows
     if not loss.counts_samples:
         return loss.count(micro.targets)
-    return count_samples_of(micro.targets, None if micro.is_ready else micro.samples)
+    samples = None if micro.is_ready else micro.samples
+    return count_samples_of(micro.targets, samples, (micro.args, dict(micro.kwargs)))
 
 
 def positions_of(micro: MicroBatch) -> range:

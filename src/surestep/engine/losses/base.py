@@ -84,7 +84,7 @@ class Loss:
             return self.items(batch, targets)
         if targets is None and samples is not None:
             return samples
-        return count_samples_of(batch if targets is None else targets, samples)
+        return count_samples_of(batch if targets is None else targets, samples, batch)
 
     def total(
         self, outputs: Any, targets: Any, items: float
