@@ -24,7 +24,7 @@ from surestep.engine.model.activation_checkpointing import activation_checkpoint
 from surestep.engine.model.compile import compile_model, disable_compile, recompile_counter
 from surestep.engine.model.frozen_weights import fingerprints
 from surestep.engine.model.precision import autocast, grad_scaler
-from surestep.engine.model.preserve import BufferSnapshot
+from surestep.engine.model.preserve import BufferSnapshot, preserve_attributes
 from surestep.engine.modes import TrainModes, preserve_weights, set_modes
 from surestep.engine.optim.build import build_optimizer
 from surestep.engine.optim.freezing import (
@@ -95,7 +95,8 @@ def build(
     settings.callback(loader.close)
     with disable_compile(model):
         monitor, skips = plan.validation_metric, plan.on_nonfinite == "skip"
-        with preserve_weights(model):
+        codes = (model, loss.teacher, *code_of_losses(loss).values())
+        with preserve_weights(model), preserve_attributes(*codes):
             first = check_first_batch(
                 model, loader, task, autocast(plan), fresh=fresh, judged_by=monitor, skips=skips
             )

@@ -1,8 +1,8 @@
-"""Restore the buffers of a model."""
+"""Restore the buffers and attributes of a model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from surestep.engine.buffers import every_buffer
 from surestep.engine.step_outcome import StepOutcome
 
+_OF_MODULES = vars(nn.Module()).keys()  # what torch keeps in every module
 NORMS = nn.modules.batchnorm._NormBase  # those with running statistics
 
 
@@ -99,3 +100,23 @@ def preserve_buffers(*modules: nn.Module | None) -> Iterator[None]:
         for (owner, name), tensor in zip(buffers.slots, tensors, strict=True):
             owner[name] = tensor  # the same object: a forward may have replaced it
         buffers.restore(StepOutcome(False))
+
+
+@contextmanager
+def preserve_attributes(*codes: Any) -> Iterator[None]:
+    """Restore attributes that were set anew: of modules with their parts, or of other objects.
+
+    A model or a loss may count its calls, or note that it has seen a first batch. Parameters,
+    buffers and modes are restored elsewhere. What is changed in place stays changed.
+    """
+    before = []
+    for code in (getattr(code, "__self__", code) for code in codes):
+        for owner in code.modules() if isinstance(code, nn.Module) else [code]:
+            home = type(owner).__module__.partition(".")[0]
+            if home not in ("builtins", "torch", "surestep") and hasattr(owner, "__dict__"):
+                before.append((vars(owner), dict(vars(owner))))
+    try:
+        yield
+    finally:
+        for now, old in before:
+            now.update({name: old[name] for name in (old.keys() & now.keys()) - _OF_MODULES})
