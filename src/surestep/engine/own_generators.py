@@ -111,7 +111,7 @@ class OwnGenerators:
         visited = set(map(id, _GLOBAL))
         limit = OBJECTS + 2 * len(near)  # a root may be a module, with a dict of its children
         paths: Counter[str] = Counter()
-        for path, value, depth in _in_turn(near, far):
+        for path, value, depth in _near_first(near, far):
             if isinstance(value, _LEAVES) or ismodule(value) or id(value) in visited:
                 continue
             visited.add(id(value))
@@ -137,7 +137,7 @@ class OwnGenerators:
             self._watched.append((members, len(members), empty))
 
 
-def _in_turn(near: deque[_Found], far: deque[Iterator[_Found]]) -> Iterator[_Found]:
+def _near_first(near: deque[_Found], far: deque[Iterator[_Found]]) -> Iterator[_Found]:
     """Yield all that is near, then all that is far; both may grow meanwhile."""
     while near or far:
         if near:

@@ -159,7 +159,7 @@ _STATE = _adapter(
         aliases=dict[str, str],
         extra=dict[str, Any],
         base=dict[str, str],
-        empty=NotRequired[list[str]],  # since format 8
+        empty=NotRequired[list[str]],  # since format 7
         optimizers=_dict[
             str,
             _exact(

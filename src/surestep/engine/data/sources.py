@@ -200,7 +200,7 @@ def find_with_epoch(dataset: Any) -> list[Any]:
         return []
     parts = dataset.datasets
     found = list(parts.values() if isinstance(parts, dict) else parts)
-    return [each for part in found for each in find_with_epoch(part)]
+    return [inner for part in found for inner in find_with_epoch(part)]
 
 
 def batched_getter(dataset: Any) -> Callable[[list[int]], list[Any]] | None:

@@ -104,7 +104,7 @@ def preserve_buffers(*modules: nn.Module | None) -> Iterator[None]:
 
 @contextmanager
 def preserve_attributes(*codes: Any) -> Iterator[None]:
-    """Restore attributes that were set anew: of modules with their parts, or of other objects.
+    """Restore attributes that were set: of modules with their parts, or of other objects.
 
     A model or a loss may count its calls, or note that it has seen a first batch. Parameters,
     buffers and modes are restored elsewhere. What is changed in place stays changed.

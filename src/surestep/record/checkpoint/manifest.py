@@ -24,7 +24,7 @@ from surestep.record.io import dumps, open_regular, parse_json, read_regular, si
 from surestep.record.safetensors_writer import DTYPES, FileDigest, dtype_of
 from surestep.record.schemas import MAX_INT, format_value
 
-FORMAT = 8
+FORMAT = 7
 OLDEST = 6  # without the samples that a metric is of
 MANIFEST = "manifest.json"
 RECORD = "state.json"  # what a checkpoint holds besides tensors
