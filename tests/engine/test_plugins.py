@@ -43,8 +43,8 @@ import json, torch, surestep
 from torch import nn
 
 torch.manual_seed(0)
-x, y = torch.randn(64, 4), torch.randn(64, 1)
-task = surestep.Task(lambda: nn.Linear(4, 1), "log_cosh", (x, y))
+x = torch.randn(64, 4)
+task = surestep.Task(lambda: nn.Linear(4, 1), "log_cosh", (x, x[:, :1]))
 config = surestep.Config(
     max_steps=8, batch_size=16, optim={"name": "sign_momentum", "lr": 0.1, "momentum": 0.5},
     schedule={"name": "root_decay", "warmup": "2 steps", "power": 1.0}, precision="fp32",
