@@ -191,6 +191,8 @@ def _usual_update(
     for hook in context.on_backward:
         hook(state)
     norms = strategy.clip_grad_norm()
+    if schedule.cycles_momentum:  # your code may have set it and no rate
+        schedule.note_changes()
     for group, own in zip(strategy.optimizer.param_groups, schedule.groups, strict=True):
         if group["lr"] is not own.written:
             schedule.note_changes()
