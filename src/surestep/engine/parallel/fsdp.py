@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor
 from surestep.base.errors import ParallelError, TaskError
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.distributed.shards import is_sharded, to_local
+from surestep.engine.losses.base import HALF
 from surestep.engine.optim.local_shards import local_shards
 from surestep.engine.parallel.distributed import DistributedStrategy
 from surestep.engine.parallel.manual_allreduce import broadcast_module
@@ -149,7 +150,8 @@ class FSDPStrategy(DistributedStrategy):
 
     def _sum_squares(self, shards: Sequence[Tensor]) -> Tensor:
         """Return the sum of squares of each tensor over the ranks, (tensors,), on the device."""
-        norms = [norm.double() for norm in torch._foreach_norm(list(shards))]
+        wide = torch.float32 if all(shard.dtype in HALF for shard in shards) else None
+        norms = [norm.double() for norm in torch._foreach_norm(list(shards), 2, wide)]
         squares = torch.stack(norms).square_().to(self.device)
         dist.all_reduce(squares, group=self.group)
         return squares

@@ -213,6 +213,8 @@ class SingleProcessStrategy:
     def clip_grad_norm(self) -> GradNorm:
         """Do what torch.nn.utils.clip_grad_norm_ does, bit for bit, and keep each norm.
 
+        The norms of 16-bit gradients that are not clipped are in fp32.
+
         The kernels are called without torch's sorting by device and dtype: 25 µs against 54.
 
         Returns:
@@ -236,8 +238,13 @@ class SingleProcessStrategy:
             names = [name for name, parameter in pairs if parameter.grad is not None]
             if not grads:
                 raise TaskError(NO_GRADIENTS)
+        # A norm in fp16 is at most 65,504; if nothing is clipped by it, it is computed in fp32.
+        widen = self.max_norm is None and any(grad.dtype in HALF for grad in grads)
         if self.alike:
-            norms = torch.stack(torch._foreach_norm(grads))
+            norms = torch.stack(torch._foreach_norm(grads, 2, torch.float32 if widen else None))
+            total = torch.linalg.vector_norm(norms)
+        elif widen:
+            norms = self.measure_norms(grads)
             total = torch.linalg.vector_norm(norms)
         else:
             device = grads[0].device
