@@ -132,3 +132,77 @@ def test_two_optimizers_fall_on_plateaus_by_options_of_their_own(first: str, sto
     options = {"schedule": "cosine" if first == "cosine" else shared}
     assert len({rate for _, rate in plain[0].tolist()}) > 1
     assert_same(plain, fit_two((None, own), 8, stop_at=stop_at, **options))
+
+
+@pytest.mark.parametrize("stops", [(), (5, 9)])
+def test_critic_of_three_updates_a_step_follows_its_rates_as_the_other_part(stops) -> None:
+    """A part is updated three times at one rate of the step; the loop sets one part's rate."""
+
+    def step(manual_step: Any) -> None:
+        for name, times in (("2", 3), ("0", 1)):
+            for _ in range(times):
+                for micro in manual_step.micro_batches(name):
+                    loss = nn.functional.mse_loss(manual_step.model(*micro.args), micro.targets)
+                    manual_step.backward(loss, micro)
+                manual_step.step(name)
+
+    net: Any = make_net()
+    optimizers = {
+        name: torch.optim.SGD(net[int(name)].parameters(), lr=LR, momentum=0.9) for name in "02"
+    }
+    schedulers = [
+        L.OneCycleLR(optimizers["2"], LR, total_steps=21),
+        L.StepLR(optimizers["0"], 4, gamma=0.5),
+    ]
+    values, taken = [], 0
+    for _ in range(3):
+        for x, y in in_batches(7, *TRAIN):
+            groups = [optimizer.param_groups[0] for optimizer in optimizers.values()]
+            values.append([value for g in groups for value in (g["lr"], g["momentum"])])
+            for name, times in (("2", 3), ("0", 1)):
+                for _ in range(times):
+                    net.zero_grad()
+                    nn.functional.mse_loss(net(x), y).backward()
+                    optimizers[name].step()
+            for scheduler in schedulers:
+                scheduler.step()
+            taken += 1
+            if taken == 6:
+                optimizers["0"].param_groups[0]["lr"] *= 0.5
+            if taken >= 8:
+                optimizers["2"].param_groups[0]["momentum"] = 0.6
+    plain = [tensor(values), weights(net)]
+
+    optim = surestep.Optim(name="sgd", lr=LR, momentum=0.9, weight_decay=0.0)
+    own = {"0": surestep.Schedule(name="step", step_size="4 steps", gamma=0.5)}
+    own["2"] = surestep.Schedule(name="one_cycle")
+    found: list[list[float]] = []
+    for stop in (*stops, 0):
+        ours_net = make_net()
+        task = surestep.Task(
+            ours_net,
+            nn.MSELoss(),
+            train=TRAIN,
+            step=step,
+            optimizers={n: surestep.OptimizerSpec(optim, schedule=own[n]) for n in "02"},
+        )
+        config = surestep.Config(
+            epochs=3,
+            batch_size=7,
+            max_grad_norm=None,
+            data={"shuffle": False},
+            logging={"progress": "quiet"},
+        )
+        session = prepare(task, config, run="run")
+        for result in session.steps():
+            groups = [o.param_groups[0] for o in session.state.optimizers.values()]
+            found.append([value for g in groups for value in (g["lr"], g["momentum"])])
+            for name, option, value, at in (("0", "lr", None, 6), ("2", "momentum", 0.6, 8)):
+                for group in session.state.optimizers[name].param_groups:
+                    if result.step == at:
+                        group[option] = value or 0.5 * group[option]
+            if result.step == stop:
+                session.save()
+                break
+        session.close()
+    assert_same(plain, [tensor(found), weights(ours_net)])
