@@ -54,6 +54,7 @@ from surestep.engine.losses.multi import (
     with_items,
 )
 from surestep.engine.metrics.base import OpenMetric, init_metrics, input_metric_outputs, pop_logged
+from surestep.engine.metrics.copies import copy_metric
 from surestep.engine.metrics.whole_set import WholeSetMetric, metric_error
 from surestep.engine.model.forward_errors import FAILURES, explain_forward
 from surestep.engine.model.preserve import preserve_buffers
@@ -292,10 +293,13 @@ class _Checks:
         self.forward_and_loss(changed)
 
     def _check_metrics(self, outputs: Any, micro: MicroBatch) -> None:
-        """Try each metric: its failure would come at the end of an epoch."""
+        """Try each metric: its failure would come at the end of an epoch.
+
+        Objects are copied, since some keep more than `reset` resets.
+        """
         found: dict[str, Value] = {}
-        for name, metric in self.task.metrics.items():
-            given = outputs
+        for name, original in self.task.metrics.items():
+            given, metric = outputs, copy_metric(original)
             try:
                 (opened,) = init_metrics({name: metric}, self.loader.device)
                 seen = input_metric_outputs(opened, self.model, micro)

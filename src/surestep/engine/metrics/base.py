@@ -4,7 +4,6 @@ torchmetrics gathers the states of several ranks. Its own way of gathering hangs
 where a rank had no sample, so it is given another one.
 """
 
-import copy
 import json
 import warnings
 from collections import Counter
@@ -22,6 +21,7 @@ from surestep.base.errors import TaskError
 from surestep.engine.batch import MicroBatch
 from surestep.engine.device import as_summand, ran_out, sum_dtype
 from surestep.engine.distributed.communicator import ALONE, Communicator
+from surestep.engine.metrics.copies import copy_metric, objects_in
 from surestep.engine.metrics.whole_set import WholeSet, WholeSetMetric, named_values
 from surestep.engine.step_outcome import Logged
 from surestep.engine.value import Value
@@ -167,13 +167,15 @@ OpenMetric = MeanMetric | ObjectMetric | WholeSetMetric
 def init_metrics(metrics: Mapping[str, Any], device: torch.device) -> list[OpenMetric]:
     """Return the metrics, empty, for one evaluation."""
     found: list[OpenMetric] = []
+    used: set[int] = set()
     for name, metric in metrics.items():
         if isinstance(metric, WholeSet):
             found.append(WholeSetMetric(name, metric))
         elif hasattr(metric, "compute"):
-            is_shared = any(isinstance(one, ObjectMetric) and one.metric is metric for one in found)
-            # An object with two names would get each batch twice.
-            own = copy.deepcopy(metric) if is_shared else metric
+            parts = objects_in(metric)
+            # An object with two names, or in a collection too, would get each batch twice.
+            own = copy_metric(metric) if parts & used else metric
+            used |= parts
             found.append(ObjectMetric(name, own, device))
         else:
             found.append(MeanMetric(name, metric, device))

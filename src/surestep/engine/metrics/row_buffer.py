@@ -73,7 +73,7 @@ class RowBuffer:
             name: of the column.
             tensor: (rows, ...), without a `mismatch` to those before it.
         """
-        rows = at_least_fp32(tensor.detach()).cpu().contiguous()
+        rows = at_least_fp32(tensor.detach()).cpu().contiguous().resolve_conj().resolve_neg()
         array = rows.numpy()
         if name not in self.columns:
             file = tempfile.SpooledTemporaryFile(dir=self.folder, prefix="surestep-")  # noqa: SIM115

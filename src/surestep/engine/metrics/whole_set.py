@@ -6,7 +6,7 @@ one rank gathers it, in the order of the data, and computes.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -130,22 +130,27 @@ class WholeSetMetric:
                     "a pair of tensors: (outputs, targets)."
                 )
             rows = next((len(tensor) for tensor in flatten_tensors(kept) if tensor.dim()), 0)
-        tensors, leaf = flatten_tensors(kept), _other_leaf(kept)
+        tensors, leaf = _by_path(kept), _other_leaf(kept)
         if leaf is not None or not tensors:
             kind = "nothing" if leaf is None else f"a {type(leaf).__name__}"
             raise TaskError(
                 f"metrics[{self.name!r}] keeps tensors of a whole set, and was given {kind}. {_SAY}"
                 "."
             )
-        for number, tensor in enumerate(tensors):
-            if problem := self._buffer.mismatch(str(number), tensor, rows):
+        self._template = self._template or map_tensors(kept, lambda tensor: tensor.new_empty(0))
+        if missing := tensors.keys() ^ _by_path(self._template).keys():
+            raise TaskError(
+                f"metrics[{self.name!r}] keeps the same tensors of each batch, and only some "
+                f"batches have {', '.join(sorted(missing))}. {_SAY}."
+            )
+        for path, tensor in tensors.items():
+            if problem := self._buffer.mismatch(path, tensor, rows):
                 raise TaskError(
                     f"metrics[{self.name!r}] keeps a row for each sample, and got a tensor with "
                     f"{problem}. {_SAY}, all of one row shape and type."
                 )
-            self._buffer.add(str(number), tensor)
+            self._buffer.add(path, tensor)
         self._pieces.append(Piece(at.start, rows))
-        self._template = self._template or map_tensors(kept, lambda tensor: tensor.new_empty(0))
 
     def compute(self, world: Communicator = ALONE) -> dict[str, Value]:
         """Return the metric of all ranks' samples; NaN where there are none."""
@@ -157,7 +162,8 @@ class WholeSetMetric:
     def _value(self, buffer: RowBuffer, pieces: Sequence[Piece]) -> dict[str, Value]:
         if not pieces:
             return {self.name: float("nan")}
-        arrays = (torch.from_numpy(buffer.array(name)) for name in buffer.columns)
+        paths = _by_path(self._template)  # in the order of `map_tensors`
+        arrays = (torch.from_numpy(buffer.array(path)) for path in paths)
         outputs, targets = map_tensors(self._template, lambda _: next(arrays))
         try:
             return named_values(self.name, self.metric.function(outputs, targets))
@@ -167,7 +173,8 @@ class WholeSetMetric:
 
     def _value_of_ranks(self, world: Communicator) -> dict[str, Value]:
         """Gather all rows on the rank that has the first, and have it compute."""
-        layout = [(str(one.kind), one.row_shape) for one in self._buffer.columns.values()]
+        columns = sorted(self._buffer.columns.items())
+        layout = [(path, str(one.kind), one.row_shape) for path, one in columns]
         own = json.dumps({"parts": [piece[:2] for piece in self._pieces], "layout": layout})
         ranks = [json.loads(text) for text in world.all_gather_text(own)]
         pieces = sorted(
@@ -197,12 +204,13 @@ class WholeSetMetric:
 
     def _gather(self, world: Communicator, pieces: Sequence[Piece], root: int) -> RowBuffer:
         """Return the rows of all ranks, in order, on the rank `root`; those of others are empty."""
-        arrays = [torch.from_numpy(self._buffer.array(name)) for name in self._buffer.columns]
+        paths = sorted(self._buffer.columns)
+        arrays = [torch.from_numpy(self._buffer.array(path)) for path in paths]
         buffer, done = RowBuffer(), 0
         for piece in pieces:
             if world.rank not in (piece.rank, root):
                 continue
-            for number, array in enumerate(arrays):
+            for path, array in zip(paths, arrays, strict=True):
                 if piece.rank == world.rank:
                     rows = array[done : done + piece.rows].contiguous()
                 else:
@@ -214,9 +222,29 @@ class WholeSetMetric:
                         else:
                             dist.send(rows, dst=root, group=world.group)
                 if world.rank == root:
-                    buffer.add(str(number), rows)
+                    buffer.add(path, rows)
             done += piece.rows if piece.rank == world.rank else 0
         return buffer
+
+
+def _by_path(value: Any, path: str = "") -> dict[str, Tensor]:
+    """Return nested tensors by where they are, in the order of `map_tensors`.
+
+    The keys of a dict may come in another order in the next batch.
+    """
+    if isinstance(value, Tensor):
+        return {path: value}
+    if is_dataclass(value) and not isinstance(value, (type, Mapping)):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    members: Any = ()
+    if isinstance(value, Mapping):
+        members = value.items()
+    elif isinstance(value, (tuple, list)):
+        members = enumerate(value)
+    found: dict[str, Tensor] = {}
+    for key, member in members:
+        found |= _by_path(member, f"{path}[{key!r}]")
+    return found
 
 
 def _other_leaf(value: Any) -> Any:
