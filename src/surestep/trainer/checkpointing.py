@@ -200,4 +200,4 @@ def estimate_checkpoint_bytes(plan: Plan, state: State) -> int:
         own = plan.optimizers.get(name, plan)
         parameters = list(parameters_of(optimizer))
         total += state_bytes(own.optim_name, own.optim_options, state.model, parameters) or 0
-    return total + (0 if state.average is None else tensor_bytes(state.average.tensors.values()))
+    return total + (0 if state.average is None else tensor_bytes(state.average.stored.values()))

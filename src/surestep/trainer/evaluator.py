@@ -136,6 +136,8 @@ class Evaluator:
         """
         state, parts = self.loop.state, self.loop.parts
         model, keeper = state.model, state.keeper
+        if state.average is not None:
+            state.average.take_in()
         kept, apart = copy.deepcopy(model.state_dict()), {}
         if keeper is not None and any(not p.numel() for p in model.parameters()):
             apart = {name: w.local.to("cpu", copy=True) for name, w in keeper.weights()}
@@ -158,7 +160,7 @@ class Evaluator:
     def average(self) -> AveragedWeights | None:
         """Return the average of the weights, ready to be used; None if there is none yet."""
         average, progress = self.loop.state.average, self.loop.state.progress
-        if average is None or not average.n_updates(progress.steps_taken):
+        if average is None or not average.n_updates(progress.step):
             return None
         recompute_statistics(average, self.loop.parts, self.task, self.plan)
         return average

@@ -22,7 +22,7 @@ def recompute_statistics(
     They are plain means over the batches, as torch.optim.swa_utils.update_bn computes them. A
     BatchNorm that is kept in eval mode keeps its own. Everything else is restored.
     """
-    updates = average.n_updates(parts.state.progress.steps_taken)
+    updates = average.n_updates(parts.state.progress.step)
     if average.averaging.buffers != "recompute" or average.computed_at == updates:
         return
     wanted = parts.train_modes.wanted
@@ -40,6 +40,7 @@ def recompute_statistics(
                 norm.reset_running_stats()
                 norm.momentum = None  # a plain mean
             _forward(parts, task, plan)
+            average.keep_buffers()
         finally:
             for norm, momentum in zip(norms, momenta, strict=True):
                 norm.momentum = momentum

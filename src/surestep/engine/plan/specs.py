@@ -11,9 +11,10 @@ from surestep.config.duration import count_periods
 
 @dataclass(frozen=True)
 class AveragingSpec:
-    """An average with every option decided; lengths are in optimizer steps.
+    """An average with every option decided; lengths are in steps.
 
     `counted_from` is the step from which the intervals are counted, at or before `start`.
+    `by_epochs`: intervals are of epochs, and an update does not need that its step was taken.
     """
 
     kind: Literal["none", "ema", "swa"]
@@ -25,12 +26,13 @@ class AveragingSpec:
     lr: float | None
     anneal: int
     counted_from: int = 0
+    by_epochs: bool = False
 
-    def count_updates(self, steps_taken: int) -> int:
+    def count_updates(self, steps: int) -> int:
         """Return how many intervals have ended after `start`."""
         before, now = (
             count_periods(step - self.counted_from, self.interval)
-            for step in (self.start, max(self.start, steps_taken))
+            for step in (self.start, max(self.start, steps))
         )
         return now - before
 

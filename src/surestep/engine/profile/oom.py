@@ -31,7 +31,7 @@ def memory_snapshot(state: State, device: torch.device) -> dict[str, Any]:
             for optimizer in state.optimizers.values()
             for tensor in flatten_tensors(list(optimizer.state.values()))
         ],
-        "average": list(state.average.tensors.values()) if state.average is not None else [],
+        "average": list(state.average.stored.values()) if state.average is not None else [],
     }
     known = {tensor.data_ptr() for tensors in kinds.values() for tensor in tensors}
     found: dict[str, Any] = {kind: tensor_bytes(tensors) for kind, tensors in kinds.items()}

@@ -94,4 +94,5 @@ def _spec(ctx: PlanContext, buffers: Literal["copy", "average", "recompute"]) ->
         lr=None,
         anneal=0,
         counted_from=start // epoch * epoch if epoch else start,
+        by_epochs=epoch is not None,
     )

@@ -1,6 +1,6 @@
 """An average of the weights over the run: EMA or SWA.
 
-When it takes the weights in, and how much of them, is a function of the steps taken; only the
+When it takes the weights in, and how much of them, is a function of the step; only the
 averaged tensors are kept. The numbers are those of torch.optim.swa_utils.AveragedModel.
 Source: https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema
 """
@@ -28,12 +28,14 @@ NAME = "average of the weights"  # of its entry in `callback_states`
 class AveragedWeights:
     """The averaged weights of a model, and its buffers where the average has its own.
 
+    An update takes the weights in just before the next forward or use of the average, so that a
+    callback or a training loop may change them after a step, for example limit them.
+
     Attributes:
-        tensors: what the model would hold if it were the average, by name; half-precision weights
-            are averaged in fp32, where a share of 0.001 is not lost to rounding.
+        stored: the averaged tensors by name, without an update that is due; see `tensors`.
         computed_at: the number of updates after which BatchNorm's statistics were last computed.
-        missed: updates that were due before the average was switched on, without the one that it
-            starts with.
+        missed: updates that were due in skipped steps, or before the average was switched on,
+            without the one that it starts with.
     """
 
     def __init__(
@@ -49,16 +51,30 @@ class AveragedWeights:
         named = model.named_parameters()
         self._weights = {name: tensor for name, tensor in named if id(tensor) in wanted}
         self._buffers = _buffers(model, averaging.buffers)
-        self.tensors: dict[str, Tensor] = {}
+        self.stored: dict[str, Tensor] = {}
+        self._due: tuple[float, Tensor | None] | None = None  # share and flag of an update
         for name, weight in (*self._weights.items(), *self._own_buffers().items()):
             is_averaged = name in self._weights or averaging.buffers == "average"
             dtype = torch.float32 if is_averaged and weight.dtype in HALF else weight.dtype
-            self.tensors[name] = weight.detach().to(dtype, copy=True)
+            self.stored[name] = weight.detach().to(dtype, copy=True)
         self.computed_at = self.missed = 0
 
-    def n_updates(self, steps_taken: int) -> int:
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what the model would hold if it were the average, by name.
+
+        Half-precision weights are averaged in fp32, where a share of 0.001 is not lost to rounding.
+        """
+        self.take_in()
+        return self.stored
+
+    def n_updates(self, step: int, missed: int | None = None) -> int:
         """Return how many times the average has taken the weights in; 0: there is none yet."""
-        return max(0, self.averaging.count_updates(steps_taken) - self.missed)
+        missed = self.missed if missed is None else missed
+        return max(0, self.averaging.count_updates(step) - missed)
+
+    def _is_due(self, step: int) -> bool:
+        return self.averaging.count_updates(step) > self.averaging.count_updates(step - 1)
 
     def update_weight(self, update: int) -> float:
         """Return the share of the new weights in an update, counted from 1.
@@ -75,52 +91,71 @@ class AveragedWeights:
         assert decay is not None
         return 1 - (min(decay, (1 + before) / (10 + before)) if self.averaging.warmup else decay)
 
-    @torch.no_grad()
-    def update(self, steps_taken: int, outcome: StepOutcome) -> None:
-        """Take the weights in where it is time; not after a step that was skipped.
+    def update(self, step: int, outcome: StepOutcome) -> None:
+        """Take the weights in after this step if it is time.
 
-        Where only the device knows whether it was, it makes the share 0: nothing is read.
+        If the step was skipped, only at the end of an epoch. Where only the device knows whether it
+        was, it makes the share 0: nothing is read.
         """
-        update = self.n_updates(steps_taken)
-        if not outcome.took_step or update == self.n_updates(steps_taken - 1):
+        if not self._is_due(step):
             return
-        now: dict[str, Tensor] = dict(self._weights)
-        if self.averaging.buffers == "average":
-            now |= self._own_buffers()
-        averaged = [to_local(self.tensors[name]) for name in now]
-        pairs = zip(map(to_local, now.values()), averaged, strict=True)
-        values = [pair.to(mine.dtype) for pair, mine in pairs]
-        share = self.update_weight(update)
-        if outcome.nonfinite_flag is None:
-            torch._foreach_lerp_(averaged, values, share)
+        if not (outcome.took_step or self.averaging.by_epochs):
+            self.missed += 1
+        elif update := self.n_updates(step):
+            self.take_in()
+            self._due = self.update_weight(update), outcome.nonfinite_flag
+
+    def undo_skip(self, step: int) -> None:
+        """Count a skipped step as not done yet."""
+        if self._is_due(step) and not self.averaging.by_epochs:
+            self.missed -= 1
+
+    @torch.no_grad()
+    def take_in(self) -> None:
+        """Take in the weights of the update that is due, if one is."""
+        if self._due is None:
             return
-        good = torch.eq(outcome.nonfinite_flag, 0)
-        shares = {kind: good.to(kind).mul_(share) for kind in {tensor.dtype for tensor in averaged}}
-        torch._foreach_lerp_(averaged, values, [shares[tensor.dtype] for tensor in averaged])
+        (share, flag), self._due = self._due, None
+        with self._modes.for_weights():
+            now: dict[str, Tensor] = dict(self._weights)
+            if self.averaging.buffers == "average":
+                now |= self._own_buffers()
+            averaged = [to_local(self.stored[name]) for name in now]
+            pairs = zip(map(to_local, now.values()), averaged, strict=True)
+            values = [pair.to(mine.dtype) for pair, mine in pairs]
+            if flag is None:
+                torch._foreach_lerp_(averaged, values, share)
+                return
+            good, kinds = torch.eq(flag, 0), {tensor.dtype for tensor in averaged}
+            shares = {kind: good.to(kind).mul_(share) for kind in kinds}
+            own = [shares[tensor.dtype] for tensor in averaged]
+            torch._foreach_lerp_(averaged, values, own)
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """Use the averaged tensors as the model's; restore its own afterwards.
 
-        Weights are copied in place: a model may have views of them, such as a transposed one. So
-        this takes the memory of the weights once more.
+        They are copied in place: a model may have views of them, such as a transposed weight, or a
+        buffer with several owners. So this takes the memory of the weights once more.
         """
+        averaged = self.tensors
         with self._modes.for_weights():
             weights = {
                 name: to_local(weight.detach()).clone() for name, weight in self._weights.items()
             }
             buffers = self._own_buffers()
+            values = {name: buffer.clone() for name, buffer in buffers.items()}
         try:
             with self._modes.for_weights():
-                self._put_weights(self.tensors)
-                self._set_buffers(
-                    {name: self.tensors[name].to(b.dtype) for name, b in buffers.items()}
-                )
+                self._put_weights(averaged)
+                self._put_buffers(buffers, averaged)
             yield
         finally:
             with self._modes.for_weights():
                 self._put_weights(weights)
-                self._set_buffers(buffers)
+                for name, buffer in buffers.items():
+                    self._set_buffer(name, buffer)
+                self._put_buffers(buffers, values)
 
     @torch.no_grad()
     def _put_weights(self, values: Mapping[str, Tensor]) -> None:
@@ -128,46 +163,62 @@ class AveragedWeights:
             to_local(weight).copy_(to_local(values[name]))
 
     @torch.no_grad()
-    def begin(self, steps_taken: int) -> None:
-        """Begin with the weights and buffers that the model has after `steps_taken` steps."""
+    def _put_buffers(self, buffers: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+        for name, buffer in buffers.items():
+            own = to_local(buffer)
+            if torch._debug_has_internal_overlap(own) == 0 and not own.is_inference():
+                own.copy_(to_local(values[name]))
+            else:  # such as an expanded one
+                self._set_buffer(name, values[name].to(buffer.dtype))
+
+    @torch.no_grad()
+    def keep_buffers(self) -> None:
+        """Take the buffers of the model as those of the average."""
+        for name, buffer in self._own_buffers().items():
+            self.stored[name].copy_(buffer)
+
+    @torch.no_grad()
+    def begin(self, step: int) -> None:
+        """Begin with the weights and buffers that the model has now."""
+        self._due = None
         for name, weight in (*self._weights.items(), *self._own_buffers().items()):
-            to_local(self.tensors[name]).copy_(to_local(weight))
-        self.missed += self.n_updates(steps_taken) - 1
-        self.computed_at = self.n_updates(steps_taken)
+            to_local(self.stored[name]).copy_(to_local(weight))
+        self.missed += self.n_updates(step) - 1
+        self.computed_at = self.n_updates(step)
 
     def state_dict(self) -> dict[str, int]:
-        """Return what does not follow from the steps taken."""
+        """Return what does not follow from the step."""
         return {"missed": self.missed}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Take up what does not follow from the steps taken."""
-        self.missed = state["missed"]
+        """Take up what does not follow from the step."""
+        self.missed, self._due = state["missed"], None
 
-    def load(self, tensors: dict[str, Tensor], steps_taken: int) -> None:
-        """Take over averaged tensors that were saved after `steps_taken` steps.
+    def load(self, tensors: dict[str, Tensor], step: int) -> None:
+        """Take over averaged tensors that were saved after this step.
 
         Raises:
             CheckpointError: names or shapes differ; nothing is loaded then.
         """
-        shapes = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in self.stored.items()}
         if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != shapes:
             raise CheckpointError(
                 "The average in the checkpoint is of a different model, or average.buffers was "
                 "different. Go back to the config it was trained with."
             )
-        for name, tensor in self.tensors.items():
+        self._due = None
+        for name, tensor in self.stored.items():
             tensor.copy_(tensors[name])
-        self.computed_at = self.n_updates(steps_taken)
+        self.computed_at = self.n_updates(step)
 
     def _own_buffers(self) -> dict[str, Tensor]:
         """Return the model's buffers of which the average has its own, as they are now."""
         found = {name: owner._buffers[key] for name, owner, key in self._buffers.values()}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
-    def _set_buffers(self, tensors: dict[str, Tensor]) -> None:
-        for name, tensor in tensors.items():
-            _, owner, key = self._buffers[name]
-            owner._buffers[key] = tensor
+    def _set_buffer(self, name: str, tensor: Tensor) -> None:
+        _, owner, key = self._buffers[name]
+        owner._buffers[key] = tensor
 
 
 def _buffers(model: nn.Module, kind: str) -> dict[str, Slot]:

@@ -339,6 +339,10 @@ class Loop:
             counts, undone = self.state.counts, pending[bad:]  # steps after the first bad one
             counts.after_spike -= sum(result.samples == 0 for result in undone)
             counts.no_items -= sum(result.norms is None and result.samples > 0 for result in undone)
+            if (average := self.state.average) is not None:
+                for result in undone:
+                    if not result.outcome.took_step:
+                        average.undo_skip(result.step)
             self.parts.strategy.reset_guard()
         self._report(pending[:bad], means[:bad], norms[:bad], layers)
         if bad < len(pending) and not self.rolled_back:

@@ -139,6 +139,8 @@ def train_step(context: StepContext, batch: Batch) -> StepResult:
             if module.training is not training:
                 context.train_modes.apply()
                 break
+        if state.average is not None:
+            state.average.take_in()
         if context.buffers.slots:
             context.buffers.save()
         divisor = items if context.loss.divides else 1.0
@@ -150,8 +152,8 @@ def train_step(context: StepContext, batch: Batch) -> StepResult:
                 update, items = _usual_update(context, batch, divisor, lr_factor)
         if context.buffers.slots:
             context.buffers.restore(update.outcome)
-        if state.average is not None:
-            state.average.update(before.steps_taken + 1, update.outcome)
+    if state.average is not None:
+        state.average.update(before.step + 1, update.outcome)
     took_step = update.outcome.took_step
     if not took_step:
         state.counts.add(update.outcome, left_out=batch.after_spike)

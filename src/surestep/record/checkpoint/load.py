@@ -50,7 +50,8 @@ def prepare_load(found: CheckpointReader, state: State) -> Callable[[], None]:
     optimizer_states = match_optimizer_states(found, state)
     callback_states, buffers = decode_states(found), _match_buffers(found, state.built)
     averaged: dict[str, Tensor] | None = None
-    has_updates = average is not None and average.n_updates(progress.steps_taken)
+    missed = callback_states.get(AVERAGE, {}).get("missed", 0)
+    has_updates = average is not None and average.n_updates(progress.step, missed)
     if average is not None and has_updates and "average" in found.manifest.tensors:
         averaged = found.tensors("average", average.tensors)
         _check_types(found, averaged, average.tensors)
@@ -58,11 +59,11 @@ def prepare_load(found: CheckpointReader, state: State) -> Callable[[], None]:
     def load() -> None:
         with _load_callback_states(found, state, callback_states):
             if average is not None and averaged is not None:
-                average.load(averaged, progress.steps_taken)
+                average.load(averaged, progress.step)
             _load_weights(found, state.model, weights, state.keeper)
             restore_buffers(state.model, state.built, buffers)
             if average is not None and has_updates and averaged is None:  # the option was added
-                average.begin(progress.steps_taken)
+                average.begin(progress.step)
             load_states(found, state, optimizer_states)
             if record["scaler"]:
                 # The options of the scaler come from the config.

@@ -196,7 +196,7 @@ class SnapshotStager:
         if buffers := changed_buffers(state.model, state.built):
             tensors[BUFFERS] = buffers
         average = state.average
-        if average is not None and average.n_updates(state.progress.steps_taken):
+        if average is not None and average.n_updates(state.progress.step):
             tensors["average"] = average.tensors
         local: Any = tensors
         extents = _ALL_FULL
@@ -239,7 +239,7 @@ def check_can_be_saved(state: State, *, is_started: bool = True) -> None:
         tensors |= _model_tensors(state, {})[0]
         for name in state.optimizers:
             tensors |= encode_optimizer(name, state)[0]
-        tensors |= {} if state.average is None else state.average.tensors
+        tensors |= {} if state.average is None else state.average.stored
     for name, tensor in tensors.items():
         safetensors_dtype(name, tensor.dtype)
 
