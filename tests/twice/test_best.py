@@ -17,7 +17,7 @@ X = torch.randn(53, 4, generator=torch.Generator().manual_seed(1), dtype=torch.f
 NOISE = torch.randn(53, 1, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 Y = X[:, :2] @ torch.tensor([[1.0], [-2.0]], dtype=torch.float64) + NOISE
 TRAIN, VAL, OTHER = (X[:29], Y[:29]), (X[29:40], Y[29:40]), (X[40:], Y[40:])
-HIGH = 0.78  # a learning rate with which the validation loss rises and falls
+HIGH = 0.4  # a learning rate with which the validation loss rises and falls
 
 
 def make_net() -> nn.Module:

@@ -93,9 +93,9 @@ class PlateauState:
         self.best, self.bad = None, 0
 
     def _is_better(self, value: float, own: Mapping[str, Any], mode: str) -> bool:
-        if self.best is None:
-            return value == value
         sign, threshold = (1 if mode == "min" else -1), float(own["threshold"])
+        if self.best is None:
+            return sign * value < math.inf
         if own["threshold_mode"] == "abs":
             return sign * value < sign * self.best - threshold
         return sign * value < sign * self.best * (1 - sign * threshold)

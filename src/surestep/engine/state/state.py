@@ -1,6 +1,7 @@
 """Everything that changes during training, and therefore exactly what a checkpoint holds."""
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -102,11 +103,14 @@ class BestMetric:
         """Add a value of the metric; return whether it is the best so far.
 
         NaN is never the best. `counts` is whether an evaluation without improvement counts for
-        early stopping.
+        early stopping, as does a first value of which none is worse.
         """
-        gain = 0.0 if self.best is None else (self.best - value) * (1 if mode == "min" else -1)
+        sign = 1 if mode == "min" else -1
+        gain = 0.0 if self.best is None else (self.best - value) * sign
         if value == value and (self.best is None or gain > delta):
-            self.best, self.best_step, self.since_best = value, step, 0
+            is_worst = sign * value == math.inf
+            self.best, self.best_step = value, step
+            self.since_best = self.since_best + counts if is_worst else 0
             return True
         self.since_best += counts
         return False
