@@ -16,6 +16,7 @@ from surestep.engine.losses import input_checks as expect
 from surestep.engine.losses.base import FirstBatch, Loss, at_least_fp32
 from surestep.engine.losses.classification import MultiClass
 from surestep.engine.losses.ctc import CTC, check_lengths, ctc_total, unpack_ctc_targets
+from surestep.engine.losses.follow import follow_options
 
 FUNCTIONS: dict[Any, Callable[[], nn.Module]] = {
     functional.cross_entropy: nn.CrossEntropyLoss,
@@ -96,12 +97,15 @@ def from_torch(module: nn.Module) -> Loss | None:
     summing._buffers = dict(module._buffers)  # moved to the device; the user's are not
     summing.reduction = "sum"
     if kind is nn.CTCLoss:
-        return _ctc(summing, reduction)
-    if kind in KNOWN and not KNOWN[kind].compares:
+        known = _ctc(summing, reduction)
+    elif kind in KNOWN and not KNOWN[kind].compares:
         summing.reduction = "none"
-        return _combined(summing, reduction)
-    known = (_compared if kind in KNOWN else _classes)(summing, reduction)
-    return replace(known, in_fp32=_in_fp32(summing))
+        known = _combined(summing, reduction)
+    elif kind in KNOWN:
+        known = replace(_compared(summing, reduction), in_fp32=_in_fp32(summing))
+    else:
+        known = replace(_classes(summing, reduction, module), in_fp32=_in_fp32(summing))
+    return follow_options(known, module, summing, fixed=("reduction",))
 
 
 def _in_fp32(summing: Any) -> Callable[[Any, Any], Tensor]:
@@ -118,10 +122,13 @@ def _in_fp32(summing: Any) -> Callable[[Any, Any], Tensor]:
     return in_fp32
 
 
-def _classes(summing: Any, reduction: str) -> Loss:
+def _classes(summing: Any, reduction: str, given: Any) -> Loss:
     ignored = int(summing.ignore_index)
     like = MultiClass(ignore_index=ignored)  # which counts the same way
-    like.host_weights = summing.weight
+
+    def items(batch: Any, targets: Any) -> float:
+        like.ignore_index, like.host_weights = int(given.ignore_index), given.weight
+        return like.items(batch, targets)
 
     def check(first: FirstBatch) -> None:
         name = type(summing).__name__
@@ -136,7 +143,7 @@ def _classes(summing: Any, reduction: str) -> Loss:
     return Loss(
         summing,
         is_sum=True,
-        items=like.items,
+        items=items,
         count=like.count,
         kind="classes",
         divides=reduction != "sum",
