@@ -196,16 +196,20 @@ def test_sums_of_torch_are_sums_and_validated_per_sample(loss: Any) -> None:
     assert_same(plain, [values, weights(ours), session.evaluate()["val/loss"]])
 
 
-@pytest.mark.parametrize("kind", ["torch", "surestep"])
+@pytest.mark.parametrize("kind", ["torch", "unweighted", "surestep"])
 def test_options_of_a_loss_that_are_changed_in_the_run_take_effect(kind: str) -> None:
     def criterion() -> Any:
+        if kind == "unweighted":
+            return nn.CrossEntropyLoss()
         if kind == "torch":
             return nn.CrossEntropyLoss(weight=PER_LABEL.clone(), label_smoothing=0.2)
         return surestep.losses.focal(gamma=2.0)
 
     def change(loss: Any, step: int) -> None:
         """Smooth less with each step, and weight the classes from a step on."""
-        if kind == "torch":
+        if kind == "unweighted":
+            loss.weight = PER_LABEL if step in (2, 3, 4) else None
+        elif kind == "torch":
             loss.label_smoothing = 0.2 / (1 + step)
             if step == 3:
                 loss.weight = PER_LABEL.flip(0)

@@ -180,9 +180,11 @@ class BatchLoader:
             micro = MicroBatch(args, kwargs, targets, 0, samples, position)
             return with_items(micro._replace(is_ready=self.is_ready), self.loss, raw)
         is_classes = self._ignored is not None and isinstance(targets, Tensor)
-        if is_classes and targets.dtype is torch.int64 and targets.device.type == "cpu":
+        if is_classes and self.loss.is_changed():
+            items: float = self.loss.items(raw, targets)
+        elif is_classes and targets.dtype is torch.int64 and targets.device.type == "cpu":
             # In numpy, which takes half the time of torch here.
-            items: float = int(np.count_nonzero(targets.numpy() != self._ignored))
+            items = int(np.count_nonzero(targets.numpy() != self._ignored))
         elif self._on_device is not None and self._on_device.is_unchanged():
             items = samples * self._on_device.items
         else:

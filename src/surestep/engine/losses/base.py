@@ -53,6 +53,7 @@ class Loss:
         teacher: a frozen model, whose outputs the loss gets beside the targets.
         components: several losses, each with its own denominator; then `value` is not called.
         counts_samples: its items, unless `components` have theirs, and its `count` are samples.
+        is_changed: whether the user changed options of its module since it was built.
     """
 
     value: LossFunction
@@ -72,6 +73,7 @@ class Loss:
     teacher: nn.Module | None = None
     components: tuple["WeightedLoss", ...] = ()
     counts_samples: bool = False
+    is_changed: Callable[[], bool] = lambda: False
 
     @property
     def is_in_training_only(self) -> bool:

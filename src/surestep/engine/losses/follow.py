@@ -24,6 +24,16 @@ class _Options:
         self.given, self.own, self.fixed = given, own, fixed
         self.seen = dict(vars(given))
         self.tensors = {name: _version(tensor) for name, tensor in given._buffers.items()}
+        self.built = dict(self.tensors)
+        self.has_changed = False
+
+    def is_changed(self) -> bool:
+        """Return whether the user set something since the loss was built."""
+        if not self.has_changed:
+            self.update()
+            now = {name: _version(tensor) for name, tensor in self.given._buffers.items()}
+            self.has_changed = self.has_changed or now != self.built
+        return self.has_changed
 
     def update(self, outputs: Any = None) -> None:
         """Copy them; tensors to the device of `outputs`, and not at all without outputs."""
@@ -33,6 +43,7 @@ class _Options:
                 seen[name] = value
                 if name[0] != "_" and name not in self.fixed:
                     own[name] = value
+                    self.has_changed = True
         for name, tensor in self.given._buffers.items() if outputs is not None else ():
             version = _version(tensor)
             if version != self.tensors.get(name):
@@ -70,4 +81,10 @@ def follow_options(
         return loss.items(batch, targets)
 
     in_fp32 = None if loss.in_fp32 is None else current(loss.in_fp32)
-    return replace(loss, value=current(loss.value), items=items, in_fp32=in_fp32)
+    return replace(
+        loss,
+        value=current(loss.value),
+        items=items,
+        in_fp32=in_fp32,
+        is_changed=options.is_changed,
+    )
