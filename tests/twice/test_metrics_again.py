@@ -1,6 +1,7 @@
 """Metrics of several structures, objects that share parts, dtypes and other ways to evaluate."""
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassStatScores
 from torchmetrics.wrappers import ClasswiseWrapper
 
 import surestep
+from surestep.trainer.evaluator import evaluate_run
 from tests.twice.compare import assert_same, in_batches, plain_config, prepare, train
 
 G = torch.Generator().manual_seed(11)
@@ -377,3 +379,64 @@ def test_metrics_in_an_own_loop_with_own_batches_are_of_the_weights_at_that_time
         found = session.evaluate()
         ours.append([found["val/loss"], found["val/hit"]])
     assert_same(plain, ours)
+
+
+@dataclass
+class Parts:
+    """What a model returns as a dataclass."""
+
+    logits: Tensor
+    hidden: dict[str, Tensor]
+
+
+class WithParts(nn.Module):
+    """Returns a dataclass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3).double()
+
+    def forward(self, x: Tensor) -> Parts:
+        logits = self.linear(x)
+        return Parts(logits, {"size": logits.abs().sum(1)})
+
+
+def test_fields_of_a_dataclass_are_kept_and_predicted() -> None:
+    torch.manual_seed(0)
+    net = WithParts()
+    size = surestep.whole_set(lambda o, t: float((o.hidden["size"] * (t == 1)).median()))
+    task = surestep.Task(
+        net,
+        lambda o, t: nn.functional.cross_entropy(o.logits, t),
+        train=(X, Y),
+        val=(X, Y),
+        metrics={"size": size},
+    )
+    session = prepare(task, plain_config(max_steps=1, batch_size=7))
+    plain = outputs_of(net)
+    wanted = float((plain.hidden["size"] * (Y == 1)).median())
+    assert_same(wanted, session.evaluate()["val/size"])
+    found = session.predict("val")
+    assert_same(plain.logits, torch.as_tensor(found["output_logits"]))
+    assert_same(plain.hidden["size"], torch.as_tensor(found["output_hidden_size"]))
+
+
+def test_metric_that_takes_gradients_has_the_same_value_for_a_closed_run() -> None:
+    def slope(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = inputs.clone().requires_grad_()
+            (grad,) = torch.autograd.grad(model(x).square().sum(), x)
+        return grad.norm(dim=1).mean()
+
+    def make() -> surestep.Task:
+        metrics = {"slope": surestep.InputMetric(slope)}
+        return surestep.Task(
+            make_net(), nn.CrossEntropyLoss(), train=(X, Y), val=(X, Y), metrics=metrics
+        )
+
+    config = plain_config(epochs=2, batch_size=7)
+    run = surestep.Trainer(make(), config, run="run").fit()
+    net = make_net()
+    run.load_model(net, which="last")
+    _, ours = evaluate_run(run, make(), config, split="val", which="last")
+    assert_same(float(slope(net, X, Y)), ours["val/slope"])

@@ -169,14 +169,20 @@ def _channels_last(value: Any) -> Any:
     return value
 
 
+def as_members(value: Any) -> Any:
+    """Return the fields of a dataclass by name; anything else as it is."""
+    if is_dataclass(value) and not isinstance(value, (type, Mapping)):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    return value
+
+
 def flatten_tensors(value: Any) -> list[Tensor]:
     """List the tensors in any nesting of mappings, tuples, lists and dataclasses."""
     if isinstance(value, Tensor):
         return [value]
+    value = as_members(value)
     if isinstance(value, Mapping):
         value = list(value.values())
-    elif is_dataclass(value) and not isinstance(value, type):
-        value = [getattr(value, field.name) for field in fields(value)]
     if isinstance(value, (tuple, list)):
         return [tensor for member in value for tensor in flatten_tensors(member)]
     return []

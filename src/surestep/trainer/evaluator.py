@@ -199,7 +199,6 @@ def evaluate_run(
             planned.loss,
             task.metrics,
             autocast=autocast(planned.plan),
-            grad_off=torch.inference_mode,
             warn=warn,
         )
     return saved, metrics

@@ -199,7 +199,6 @@ def evaluate(
     metrics: Mapping[str, Any],
     *,
     autocast: AbstractContextManager[Any],
-    grad_off: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
     world: Communicator = ALONE,
 ) -> dict[str, Value]:
     """Return the mean loss and the metrics of one split; waits for the device.
@@ -211,7 +210,7 @@ def evaluate(
     """
     totals = EvalAccumulator(loss, metrics, loader.device, world)
     randomness = model_rng(loader, model, loss, metrics)
-    with inference(model, loader, loss, grad_off):
+    with inference(model, loader, loss):
         for micro in _micro_batches(loader, randomness):
             try:
                 eval_step(model, micro, totals, autocast)
@@ -276,7 +275,6 @@ def evaluate_parts(
     metrics: Mapping[str, Any],
     *,
     autocast: AbstractContextManager[Any],
-    grad_off: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
     world: Communicator = ALONE,
     warn: Callable[[str], object] | None = None,
 ) -> dict[str, Value]:
@@ -290,13 +288,13 @@ def evaluate_parts(
     """
     if loaders and loss.kind == "none":
         raise TaskError("The Task has no loss to measure. Set Task(loss=...).")
-    options: Any = {"autocast": autocast, "grad_off": grad_off, "world": world}
+    options: Any = {"autocast": autocast, "world": world}
     metrics_by_name: dict[str, Value] = {}
     for part, loader in loaders.items():
         values = evaluate(model, loader, loss, metrics, **options)
         metrics_by_name |= {f"{part}/{name}": value for name, value in values.items()}
         if warn is not None and not math.isfinite(number(values.get("loss", 0.0))):
-            with inference(model, loader, loss, grad_off):
+            with inference(model, loader, loss):
                 micro_batches = _micro_batches(loader, model_rng(loader, model, loss))
                 forward = forward_of(model, autocast)
                 reason = explain_nonfinite(part, micro_batches, loss, forward, world)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from surestep.base.errors import ConfigError, DataError, TaskError
-from surestep.engine.batch import TARGETS, MicroBatch, batch_as_inputs, map_tensors
+from surestep.engine.batch import TARGETS, MicroBatch, as_members, batch_as_inputs, map_tensors
 from surestep.engine.data.batch_loader import BatchLoader, make_loader, seeded_inputs
 from surestep.engine.data.stream import is_stream
 from surestep.engine.device import sum_dtype
@@ -272,7 +272,7 @@ def flatten_outputs(value: Any, name: str) -> dict[str, Tensor]:
     """Return the tensors of nested outputs by name: "output", or "output_<key>" of several."""
     if isinstance(value, Tensor):
         return {name: value}
-    members = value._asdict() if hasattr(value, "_asdict") else value
+    members = value._asdict() if hasattr(value, "_asdict") else as_members(value)
     pairs: Any = ()
     if isinstance(members, Mapping):
         pairs = members.items()

@@ -15,24 +15,24 @@ def is_object(value: Any) -> bool:
 
 def objects_in(metric: Any) -> set[int]:
     """Return the ids of a metric and of the metrics in it, such as those of a collection."""
-    return set(_walk(metric)[0])
+    return set(_find(metric)[0])
 
 
 def copy_metric(metric: Any) -> Any:
-    """Return a copy with a state of its own; a function, or what cannot be copied, as it is.
+    """Return a copy with its own state; a function, or what cannot be copied, as it is.
 
     Modules without metrics in them are not copied: a model that the metric uses stays the same one.
     """
     if not is_object(metric):
         return metric
-    _, modules = _walk(metric)
+    _, modules = _find(metric)
     try:
         return copy.deepcopy(metric, dict(modules))
     except Exception:  # whatever the user's class raises
         return metric
 
 
-def _walk(value: Any) -> tuple[dict[int, Any], dict[int, nn.Module]]:
+def _find(value: Any) -> tuple[dict[int, Any], dict[int, nn.Module]]:
     """Return the metrics in a value, and the modules that have none, by id."""
     found: dict[int, Any] = {}
     modules: dict[int, nn.Module] = {}

@@ -6,7 +6,7 @@ one rank gathers it, in the order of the data, and computes.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from surestep.base.errors import TaskError
-from surestep.engine.batch import describe_tensors, flatten_tensors, map_tensors
+from surestep.engine.batch import as_members, describe_tensors, flatten_tensors, map_tensors
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.metrics.row_buffer import RowBuffer
 from surestep.engine.value import Value
@@ -234,8 +234,7 @@ def _by_path(value: Any, path: str = "") -> dict[str, Tensor]:
     """
     if isinstance(value, Tensor):
         return {path: value}
-    if is_dataclass(value) and not isinstance(value, (type, Mapping)):
-        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    value = as_members(value)
     members: Any = ()
     if isinstance(value, Mapping):
         members = value.items()
@@ -249,6 +248,7 @@ def _by_path(value: Any, path: str = "") -> dict[str, Tensor]:
 
 def _other_leaf(value: Any) -> Any:
     """Return the first part of a nested value that is neither a tensor nor None; else None."""
+    value = as_members(value)
     if isinstance(value, Mapping):
         value = tuple(value.values())
     if isinstance(value, (tuple, list)):
