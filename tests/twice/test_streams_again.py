@@ -233,7 +233,7 @@ def test_each_split_is_collated_by_its_own_function() -> None:
         return x + 1, z
 
     model = net()
-    optimizer, losses, position = torch.optim.SGD(model.parameters(), lr=0.1), [], 0
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
     for first in range(0, 47, 7):
         seed_all("load", 0, 0, first, "train")
         x, z = noisy([Rows()[i] for i in range(first, min(47, first + 7))])
@@ -460,45 +460,3 @@ def test_limited_training_batches_of_a_mixture_of_kinds_resume() -> None:
     assert_same(
         by_hand(of_orders(7, shuffled(0), shuffled(1))), run(data, 2, 4, 5, options=options)
     )
-
-
-def test_inputs_that_draw_and_a_dataset_that_writes_into_its_samples() -> None:
-    """A model that writes into its inputs does not change tensors in memory."""
-
-    class Writing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.net(x.mul_(2).sub_(1))
-
-    def inputs(batch: Any) -> Any:
-        x, z = batch
-        return x + torch.rand(1).double(), z
-
-    data = (X.clone(), Z.clone())
-    model = net()
-    optimizer, losses, values = torch.optim.SGD(model.parameters(), lr=0.1), [], []
-    for epoch in range(2):
-        for first in range(0, 47, 7):
-            total, size = torch.zeros(()), min(7, 47 - first)
-            optimizer.zero_grad()
-            parts = []
-            for begin in range(first, first + size, 3):
-                end = min(begin + 3, first + size)
-                seed_all("inputs", 0, epoch, begin, "train")
-                parts.append(X[begin:end] + torch.rand(1).double())
-            total = F.mse_loss(model(torch.cat(parts) * 2 - 1), Z[first : first + size])
-            total.backward()
-            optimizer.step()
-            losses.append(total.item())
-    ours = Writing()
-    task = surestep.Task(ours, nn.MSELoss(), train=data, val=data, inputs=inputs)
-    session = prepare(task, plain_config(epochs=2, batch_size=7, micro_batch_size=3))
-    found = []
-    for result in session.steps():
-        found.append(float(result.loss))
-        values.append(session.evaluate()["val/loss"])
-    assert_same([losses, weights(model)], [found, weights(ours.net)])
-    assert torch.equal(data[0], X)
