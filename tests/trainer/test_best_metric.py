@@ -4,11 +4,22 @@ import math
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.utils.data import Dataset
 
 from surestep.engine.distributed.communicator import ALONE
-from surestep.trainer.best_metric import TopK
+from surestep.engine.state.state import BestMetric
+from surestep.trainer.best_metric import TopK, measure_on
 from tests import tiny
 from tests.record.checkpoint.test_retention import saved_with
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return torch.randn(4), torch.tensor(0)
 
 
 @pytest.fixture
@@ -43,3 +54,14 @@ def test_rolled_back_evaluations_are_not_ranked(tmp_path, ranked, again):
     assert taken(ranking, {3: 3.0, 7: 1.0}) == [3, 7]
     ranked.state.spikes.skipped_steps.append((7, 14))  # the checkpoint of step 7 is deleted
     assert taken(ranking, {again: 5.0, 9: 4.0}) == [again, 9]
+
+
+@pytest.mark.parametrize(("val", "is_kept"), [(tiny.data(), True), (Rows(), False)])
+def test_best_of_a_version_with_other_seeds_counts_only_for_tensors(val, is_kept):
+    plan = SimpleNamespace(validation_metric="val/a", limit_val_batches=None)
+    best = BestMetric(metric="val/a", best=0.5, best_step=3)
+    state = SimpleNamespace(best=best)
+    described = {"val": {"samples": 20, "some samples": "0123"}}
+    assert measure_on(plan, state, described, tiny.task(val=val)) is not is_kept
+    assert best.best == (0.5 if is_kept else None)
+    assert not measure_on(plan, state, described, tiny.task(val=val))

@@ -330,3 +330,29 @@ def test_an_optimizer_has_the_options_of_the_config_if_it_has_its_name() -> None
             optim = options | {"name": named, "momentum": surestep.NOT_SET}
             train(task, plain_config(epochs=1, batch_size=7, optim=optim))
             assert_same(weights(plain_net), weights(ours_net))
+
+
+def test_mixed_batch_of_a_manual_step_has_blended_targets() -> None:
+    """The Task's loss is for evaluations; the step computes its own with the targets it gets."""
+    x = torch.randn(14, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    y, seen = x[:, :3].argmax(1), []
+
+    def step(manual_step: surestep.ManualStep) -> None:
+        for micro in manual_step.micro_batches():
+            seen.append(micro.targets)
+            loss = nn.functional.cross_entropy(manual_step.model(*micro.args), micro.targets)
+            manual_step.backward(loss, micro)
+        manual_step.step("model")
+
+    task = surestep.Task(
+        nn.Linear(4, 3).double(),
+        nn.CrossEntropyLoss(),
+        step=step,
+        train=(x, y),
+        val=(x, y),
+        batch_transform=surestep.batch_transforms.mixup(0.4, classes=3),
+    )
+    with surestep.prepare(task, plain_config(max_steps=2, batch_size=7)) as session:
+        for _ in session.steps():
+            pass
+    assert_same(torch.ones(7).double(), seen[-1].double().sum(1))

@@ -298,7 +298,18 @@ class Targets(Dataset):
         return Y[index]
 
 
-@pytest.mark.parametrize("make", [nested_subset, lambda: StackDataset(NoisyInputs(), Targets())])
+class Fold(Subset):
+    """A subset with a name, as people derive it."""
+
+
+MAKERS = {
+    "subset of a subset": nested_subset,
+    "derived subset": lambda: Fold(Noisy(), list(range(N))),
+    "stack": lambda: StackDataset(NoisyInputs(), Targets()),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_augmentation_does_not_depend_on_the_micro_batch_size(make):
     found = []
     for size in (7, 3):

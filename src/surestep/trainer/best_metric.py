@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from surestep.base.errors import CheckpointError
+from surestep.engine.data.make_source import is_in_memory
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import Progress, State
 from surestep.engine.step.loop import Loop
+from surestep.engine.task.task import Task
 from surestep.engine.value import Value, number
 from surestep.record.checkpoint.discovery import scan_checkpoints
 from surestep.record.checkpoint.retention import best_first, best_steps
@@ -56,7 +58,7 @@ def _is_after_start(plan: Plan, progress: Progress) -> bool:
     return bool(progress.step > start.steps(plan.steps_per_epoch))
 
 
-def measure_on(plan: Plan, state: State, sets: Mapping[str, Any]) -> bool:
+def measure_on(plan: Plan, state: State, sets: Mapping[str, Any], task: Task) -> bool:
     """Note which samples the metric is measured on from now on; return if they are others so far.
 
     `sets` describes the validation sets, as the identity of the run.
@@ -66,6 +68,9 @@ def measure_on(plan: Plan, state: State, sets: Mapping[str, Any]) -> bool:
     if described is None:
         return False
     content = json.dumps([described, plan.limit_val_batches], sort_keys=True)
+    if state.best.data is None and not is_in_memory(task.val_sets()[split], task):
+        # Of a version with other seeds, by which samples may be drawn that are made when read.
+        state.best.data = "not known"
     return state.best.measure_on(blake2b(content.encode(), digest_size=8).hexdigest())
 
 

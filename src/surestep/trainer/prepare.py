@@ -298,7 +298,7 @@ def _open_session(
     if checkpoint is not None:
         load_checkpoint(world, checkpoint, session.state)
     check_can_be_saved(session.state, is_started=False)
-    is_other_set = measure_on(plan, session.state, decision.identity["validation"])
+    is_other_set = measure_on(plan, session.state, decision.identity["validation"], task)
     if decision.is_other_metric or is_other_set:
         for plateau in (session.state.plateau, *session.state.plateaus.values()):
             plateau.forget()

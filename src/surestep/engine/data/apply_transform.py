@@ -43,7 +43,7 @@ class BatchTransform:
         assert task.batch_transform is not None
         function = task.batch_transform
         self.function: BatchFunction = function
-        if isinstance(function, MixTransform):
+        if isinstance(function, MixTransform) and task.step is None:  # a step has its own losses
             self.function = function.for_loss(loss)
         self.loss = loss
         self.counts_targets = task.counts_targets()

@@ -214,9 +214,10 @@ def _loads_batches(dataset: Any) -> bool:
 
     torch's Subset and StackDataset have one only to forward to those of their datasets.
     """
-    if type(dataset) is Subset:
+    inherited = getattr(type(dataset), "__getitems__", None)
+    if inherited is Subset.__getitems__:
         return _loads_batches(dataset.dataset)
-    if type(dataset) is StackDataset:
+    if inherited is StackDataset.__getitems__:
         parts = dataset.datasets
         return any(map(_loads_batches, parts.values() if isinstance(parts, dict) else parts))
     return callable(getattr(dataset, "__getitems__", None))

@@ -1,5 +1,6 @@
 """Restore the buffers and attributes of a model."""
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -107,16 +108,36 @@ def preserve_attributes(*codes: Any) -> Iterator[None]:
     """Restore attributes that were set: of modules with their parts, or of other objects.
 
     A model or a loss may count its calls, or note that it has seen a first batch. Parameters,
-    buffers and modes are restored elsewhere. What is changed in place stays changed.
+    buffers and modes are restored elsewhere. If a module was built or a collection has grown, which
+    an attribute may describe, nothing of that model or loss is restored.
     """
     before = []
     for code in (getattr(code, "__self__", code) for code in codes):
-        for owner in code.modules() if isinstance(code, nn.Module) else [code]:
-            home = type(owner).__module__.partition(".")[0]
-            if home not in ("builtins", "torch", "surestep") and hasattr(owner, "__dict__"):
-                before.append((vars(owner), dict(vars(owner))))
+        owners = [
+            owner
+            for owner in (code.modules() if isinstance(code, nn.Module) else [code])
+            if type(owner).__module__.partition(".")[0] not in ("builtins", "torch", "surestep")
+            and hasattr(owner, "__dict__")
+        ]
+        values = [(vars(owner), dict(vars(owner))) for owner in owners]
+        before.append((code, owners, values, _structure(code, owners)))
     try:
         yield
     finally:
-        for now, old in before:
-            now.update({name: old[name] for name in (old.keys() & now.keys()) - _OF_MODULES})
+        for code, owners, values, structure in before:
+            if _structure(code, owners) == structure:
+                for now, old in values:
+                    now.update(
+                        {name: old[name] for name in (old.keys() & now.keys()) - _OF_MODULES}
+                    )
+
+
+def _structure(code: Any, owners: list[Any]) -> list[Any]:
+    """Return the modules and parameters of code, and the sizes of the collections of its parts."""
+    parts = []
+    if isinstance(code, nn.Module):
+        parts = [*map(id, code.modules()), *map(id, code.parameters())]
+    collections = (value for owner in owners for value in vars(owner).values())
+    return parts + [
+        len(value) for value in collections if isinstance(value, (list, dict, set, deque))
+    ]
