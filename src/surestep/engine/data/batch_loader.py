@@ -36,8 +36,9 @@ from surestep.engine.data.seeded_call import SeededCalls
 from surestep.engine.data.sources import InMemory, MapStyleSource, Source
 from surestep.engine.data.stream_loader import RawBatch, StreamLoader
 from surestep.engine.losses.adapt import IGNORED, Loss, items_only_loss
+from surestep.engine.losses.follow import get_version
 from surestep.engine.losses.model_loss import inputs_with_targets
-from surestep.engine.losses.multi import with_items
+from surestep.engine.losses.multi import named_losses, with_items
 from surestep.engine.plan.batching import BatchLayout, SampleOrder, positions_or_dummy
 from surestep.engine.plan.plan import Plan
 from surestep.engine.rng import derive_seed
@@ -92,6 +93,7 @@ class BatchLoader:
         self.leave: Callable[[], bool] | None = None
         self.retry: Callable[[WorkerError], bool] | None = None
         self.shared = layout.ranks > 1
+        self._options = [one.options for _, one in named_losses(loss) if one.options is not None]
         self._ignored = _ignored_class(loss)
         self._on_device = _same_items(self.source, task, loss)
 
@@ -171,6 +173,11 @@ class BatchLoader:
 
     def micro_batch(self, raw: Any, position: int, samples: int, epoch: int = 0) -> MicroBatch:
         """Split a micro-batch as read into inputs and targets, and count its items."""
+        for options in self._options:  # `is_changed`, without calls in each step
+            given = options.given
+            ids = [*map(id, given.__dict__.values()), *map(id, given._buffers.values())]
+            if options.seen != [*ids, *map(get_version, options.tensors)]:
+                self._update_loss()
         if self._is_plain and type(raw) is tuple:
             args, targets, kwargs = raw[:-1], raw[-1], _NOTHING
         else:
@@ -180,11 +187,9 @@ class BatchLoader:
             micro = MicroBatch(args, kwargs, targets, 0, samples, position)
             return with_items(micro._replace(is_ready=self.is_ready), self.loss, raw)
         is_classes = self._ignored is not None and isinstance(targets, Tensor)
-        if is_classes and self.loss.is_changed():
-            items: float = self.loss.items(raw, targets)
-        elif is_classes and targets.dtype is torch.int64 and targets.device.type == "cpu":
+        if is_classes and targets.dtype is torch.int64 and targets.device.type == "cpu":
             # In numpy, which takes half the time of torch here.
-            items = int(np.count_nonzero(targets.numpy() != self._ignored))
+            items: float = int(np.count_nonzero(targets.numpy() != self._ignored))
         elif self._on_device is not None and self._on_device.is_unchanged():
             items = samples * self._on_device.items
         else:
@@ -244,6 +249,8 @@ class BatchLoader:
 
     def make_batch(self, raws: Iterable[Any], span: tuple[int, int, int], step: int) -> Batch:
         """Return one batch whose micro-batches are batches that the user made, for `step`."""
+        if any(options.is_changed() for options in self._options):
+            self._update_loss()
         found, position = list[MicroBatch](), 0
         for raw in raws:
             seed = derive_seed("own batch", self.seed, step, position)
@@ -254,6 +261,12 @@ class BatchLoader:
             found.append(with_items(micro, self.loss, raw))
             position += samples
         return self.batch(found, span)
+
+    def _update_loss(self) -> None:
+        """Follow options of the loss that the user changed."""
+        for options in self._options:
+            options.update(self.device)
+        self._ignored, self._on_device = _ignored_class(self.loss), None
 
     def move(self, batch: Batch) -> Batch:
         """Copy a batch to the device."""

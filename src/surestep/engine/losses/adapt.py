@@ -17,7 +17,7 @@ from surestep.engine.losses.base import Loss as Loss
 from surestep.engine.losses.base import LossFunction as LossFunction
 from surestep.engine.losses.base import LossModule, WeightedLoss, never_called
 from surestep.engine.losses.classification import MultiClass
-from surestep.engine.losses.follow import follow_options
+from surestep.engine.losses.follow import LossOptions
 from surestep.engine.losses.multi import combine_losses, error_prefix
 from surestep.engine.losses.registry import get_loss
 from surestep.engine.losses.torch_losses import FUNCTIONS, from_torch
@@ -144,7 +144,7 @@ def items_only_loss(items: Items) -> Loss:
 
 def _from_module(given: LossModule) -> Loss:
     own = copy.deepcopy(given)  # what it fits to one Task's data must not reach another Task
-    loss = Loss(
+    return Loss(
         own.total,
         is_sum=True,
         items=own.items,
@@ -156,8 +156,8 @@ def _from_module(given: LossModule) -> Loss:
         class_dim=own.class_dim if isinstance(own, MultiClass) else None,
         module=own,
         is_separable=own.is_separable,
+        options=LossOptions(given, own),
     )
-    return follow_options(loss, given, own)
 
 
 def _count_unmasked(targets: Tensor) -> int:

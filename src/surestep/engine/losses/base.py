@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
 from surestep.engine.batch import MicroBatch, batch_size_of, count_samples_of
+from surestep.engine.losses.follow import LossOptions
 
 LossFunction = Callable[..., Tensor | Mapping[str, Tensor]]
 Squash = Literal["softmax", "sigmoid"]
@@ -53,7 +54,7 @@ class Loss:
         teacher: a frozen model, whose outputs the loss gets beside the targets.
         components: several losses, each with its own denominator; then `value` is not called.
         counts_samples: its items, unless `components` have theirs, and its `count` are samples.
-        is_changed: whether the user changed options of its module since it was built.
+        options: follows the options of the user's module; None if there is no copy of it.
     """
 
     value: LossFunction
@@ -73,7 +74,7 @@ class Loss:
     teacher: nn.Module | None = None
     components: tuple["WeightedLoss", ...] = ()
     counts_samples: bool = False
-    is_changed: Callable[[], bool] = lambda: False
+    options: LossOptions | None = None
 
     @property
     def is_in_training_only(self) -> bool:

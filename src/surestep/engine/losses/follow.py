@@ -1,4 +1,4 @@
-"""A loss module with the options that the user's module has now.
+"""The options that the user's loss module has now.
 
 surestep keeps its own copy of a loss: it sums, its tensors are on the device of the run, and it is
 fitted to the data of one Task. The user's module is where options are changed during a run, such as
@@ -6,85 +6,68 @@ a smoothing that shrinks.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from surestep.engine.batch import flatten_tensors
-from surestep.engine.losses.base import Loss
-
-_NOT_SEEN = object()
+get_version = attrgetter("_version")
 
 
-class _Options:
-    """Copies what the user set since the last call from `given` to `own`."""
+class LossOptions:
+    """Copies what the user sets in `given` to `own`.
 
-    def __init__(self, given: nn.Module, own: nn.Module, fixed: tuple[str, ...]) -> None:
-        self.given, self.own, self.fixed = given, own, fixed
-        self.seen = dict(vars(given))
-        self.tensors = {name: _version(tensor) for name, tensor in given._buffers.items()}
-        self.built = dict(self.tensors)
-        self.has_changed = False
+    A step must not call functions to find that nothing has changed, so the loader itself compares
+    `seen` with the ids of `given.__dict__`, then of its buffers, and the versions of `tensors`.
+
+    Attributes:
+        given: the user's module.
+        tensors: its buffers whose versions are compared.
+        seen: ids and versions at the last call of `update`.
+    """
+
+    def __init__(
+        self,
+        given: nn.Module,
+        own: nn.Module,
+        fixed: tuple[str, ...] = (),
+        on_change: Callable[[], None] | None = None,
+    ) -> None:
+        self.given, self.own, self.fixed, self.on_change = given, own, fixed, on_change
+        self._note()
+
+    def _note(self) -> None:
+        given = self.given
+        self._values, self._buffers = dict(given.__dict__), dict(given._buffers)
+        there = [tensor for tensor in given._buffers.values() if tensor is not None]
+        self.tensors = [tensor for tensor in there if not tensor.is_inference()]
+        self._versions = {id(tensor): tensor._version for tensor in self.tensors}
+        self.seen = self._current()
+
+    def _current(self) -> list[int]:
+        given = self.given
+        ids = [*map(id, given.__dict__.values()), *map(id, given._buffers.values())]
+        return [*ids, *map(get_version, self.tensors)]
 
     def is_changed(self) -> bool:
-        """Return whether the user set something since the loss was built."""
-        if not self.has_changed:
-            self.update()
-            now = {name: _version(tensor) for name, tensor in self.given._buffers.items()}
-            self.has_changed = self.has_changed or now != self.built
-        return self.has_changed
+        """Return whether the user set something since the last call of `update`."""
+        return self.seen != self._current()
 
-    def update(self, outputs: Any = None) -> None:
-        """Copy them; tensors to the device of `outputs`, and not at all without outputs."""
-        seen, own = self.seen, self.own.__dict__
+    def update(self, device: torch.device) -> None:
+        """Copy what the user set since the last call; tensors to `device`."""
+        own, none = self.own, object()
         for name, value in self.given.__dict__.items():
-            if value is not seen.get(name, _NOT_SEEN):
-                seen[name] = value
-                if name[0] != "_" and name not in self.fixed:
-                    own[name] = value
-                    self.has_changed = True
-        for name, tensor in self.given._buffers.items() if outputs is not None else ():
-            version = _version(tensor)
-            if version != self.tensors.get(name):
-                self.tensors[name] = version
-                self.own._buffers[name] = None if tensor is None else _on(tensor, outputs)
+            is_new = value is not self._values.get(name, none)
+            if is_new and not name.startswith("_") and name not in self.fixed:
+                own.__dict__[name] = value
+        for name, tensor in self.given._buffers.items():
+            if tensor is not self._buffers.get(name, none) or self._is_written(tensor):
+                own._buffers[name] = None if tensor is None else tensor.to(device)
+        self._note()
+        if self.on_change is not None:
+            self.on_change()
 
-
-def _version(tensor: Tensor | None) -> tuple[int, int] | None:
-    """Return what changes if a tensor is replaced or written to; reads no device."""
-    if tensor is None:
-        return None
-    return id(tensor), 0 if tensor.is_inference() else tensor._version
-
-
-def _on(tensor: Tensor, outputs: Any) -> Tensor:
-    there = flatten_tensors(outputs)
-    return tensor.to(there[0].device, non_blocking=True) if there else tensor
-
-
-def follow_options(
-    loss: Loss, given: nn.Module, own: nn.Module, fixed: tuple[str, ...] = ()
-) -> Loss:
-    """Return a loss that has at each call the options of `given`, without those in `fixed`."""
-    options = _Options(given, own, fixed)
-
-    def current(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        def value(outputs: Any, targets: Any) -> Any:
-            options.update(outputs)
-            return function(outputs, targets)
-
-        return value
-
-    def items(batch: Any, targets: Any) -> float:
-        options.update()
-        return loss.items(batch, targets)
-
-    in_fp32 = None if loss.in_fp32 is None else current(loss.in_fp32)
-    return replace(
-        loss,
-        value=current(loss.value),
-        items=items,
-        in_fp32=in_fp32,
-        is_changed=options.is_changed,
-    )
+    def _is_written(self, tensor: Any) -> bool:
+        before = self._versions.get(id(tensor))
+        return isinstance(tensor, Tensor) and before is not None and before != tensor._version

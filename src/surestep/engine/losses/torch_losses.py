@@ -16,7 +16,7 @@ from surestep.engine.losses import input_checks as expect
 from surestep.engine.losses.base import FirstBatch, Loss, at_least_fp32
 from surestep.engine.losses.classification import MultiClass
 from surestep.engine.losses.ctc import CTC, check_lengths, ctc_total, unpack_ctc_targets
-from surestep.engine.losses.follow import follow_options
+from surestep.engine.losses.follow import LossOptions
 
 FUNCTIONS: dict[Any, Callable[[], nn.Module]] = {
     functional.cross_entropy: nn.CrossEntropyLoss,
@@ -105,7 +105,9 @@ def from_torch(module: nn.Module) -> Loss | None:
         known = replace(_compared(summing, reduction), in_fp32=_in_fp32(summing))
     else:
         known = replace(_classes(summing, reduction, module), in_fp32=_in_fp32(summing))
-    return follow_options(known, module, summing, fixed=("reduction",))
+    if known.options is None:
+        known = replace(known, options=LossOptions(module, summing, fixed=("reduction",)))
+    return known
 
 
 def _in_fp32(summing: Any) -> Callable[[Any, Any], Tensor]:
@@ -125,10 +127,10 @@ def _in_fp32(summing: Any) -> Callable[[Any, Any], Tensor]:
 def _classes(summing: Any, reduction: str, given: Any) -> Loss:
     ignored = int(summing.ignore_index)
     like = MultiClass(ignore_index=ignored)  # which counts the same way
+    like.host_weights = summing.weight
 
-    def items(batch: Any, targets: Any) -> float:
+    def on_change() -> None:
         like.ignore_index, like.host_weights = int(given.ignore_index), given.weight
-        return like.items(batch, targets)
 
     def check(first: FirstBatch) -> None:
         name = type(summing).__name__
@@ -143,7 +145,7 @@ def _classes(summing: Any, reduction: str, given: Any) -> Loss:
     return Loss(
         summing,
         is_sum=True,
-        items=items,
+        items=like.items,
         count=like.count,
         kind="classes",
         divides=reduction != "sum",
@@ -154,6 +156,7 @@ def _classes(summing: Any, reduction: str, given: Any) -> Loss:
         check=check,
         class_dim=like.class_dim,
         module=summing,
+        options=LossOptions(given, summing, ("reduction",), on_change),
     )
 
 
