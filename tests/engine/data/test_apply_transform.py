@@ -37,7 +37,7 @@ def batch_of(*parts, kwargs=None):
 
 
 def transform(function, loss=None, *, counted=True, rank=0, ranks=1):
-    task = SimpleNamespace(batch_transform=function, counts_targets=lambda: counted)
+    task = SimpleNamespace(batch_transform=function, step=None, counts_targets=lambda: counted)
     plan = SimpleNamespace(seed=3, device=CPU, parallel_rank=rank, parallel_ranks=ranks)
     return BatchTransform(task, as_loss(loss or nn.CrossEntropyLoss(), "samples"), plan)
 
