@@ -169,7 +169,7 @@ def without_split(purpose: str, *place: str | int) -> int:
 
 def unknown_data_by_history(patch: Patch) -> None:
     """Draw from the current state, and disable the fingerprint that would notice it on resume."""
-    by_history(sources, "seed_loading")(patch)
+    by_history(sources, "seed_sample")(patch)
     patch.setattr(run_identity, "_data", lambda _: {})
 
 
@@ -472,7 +472,7 @@ MUTATIONS = [
             by_history(rng.ModelRNG, "seed_for"),
             lambda folder: check_callback(folder, "on_step", None),
         ),
-        ("augmentation by history", by_history(sources, "seed_loading"), check_workers),
+        ("augmentation by history", by_history(sources, "seed_sample"), check_workers),
         (
             "an evaluation in train mode",
             instead(evaluate, "eval_mode", nullcontext),

@@ -22,7 +22,7 @@ def _set(module: str, name: str, value: Any) -> None:
 
 
 def _augmentation_by_history() -> None:
-    _set("surestep.engine.data.sources", "seed_loading", _nothing)
+    _set("surestep.engine.data.sources", "seed_sample", _nothing)
     _set("surestep.engine.data.seeded_call", "seed_loading", _nothing)
 
 
