@@ -174,7 +174,8 @@ def _make_step_context(
         if own.schedule.name == "reduce_on_plateau" and own.schedule != plan.schedule:
             state.plateaus[name] = PlateauState()
     handles = OptimizerSet(
-        {name: _optimizer_handle(plans[name], task, state, name, world) for name in optimizers}
+        {name: _optimizer_handle(plans[name], task, state, name, world) for name in optimizers},
+        model if task.step is not None else None,
     )
     if task.step is not None and world.size > 1:
         broadcast_module(model, weights=True)

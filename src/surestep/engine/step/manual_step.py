@@ -107,6 +107,7 @@ class ManualStep:
                     f"The gradients of {name!r} are not used yet. Call manual_step.step({name!r}) "
                     "before the next loop over its micro-batches."
                 )
+            self._optimizers.save(name)
             for parameter in handle.strategy.parameters:
                 parameter.grad = None
         current = self._pass = AccumulationPass(self._passes, names)

@@ -2,12 +2,12 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surestep.base.warn import warn
 from surestep.engine.losses.base import at_least_fp32
@@ -25,6 +25,29 @@ class StepRolledBack(BaseException):
         self.outcome = outcome
 
 
+class WeightSnapshot:
+    """A copy of parameters."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self._copies = [(parameter, parameter.detach().clone()) for parameter in parameters]
+        self.note_writes()
+
+    def note_writes(self) -> None:
+        """Regard the parameters as unchanged from here on."""
+        self._versions = [parameter._version for parameter, _ in self._copies]
+
+    @property
+    def is_written(self) -> bool:
+        """Whether something wrote to the parameters since `note_writes`; reads no device."""
+        return self._versions != [parameter._version for parameter, _ in self._copies]
+
+    @torch.no_grad()
+    def restore(self, bad: Tensor | None = None) -> None:
+        """Restore the copy; on the device if `bad` is true, () bool."""
+        for parameter, saved in self._copies:
+            parameter.copy_(saved if bad is None else torch.where(bad, saved, parameter))
+
+
 class OptimizerSnapshot:
     """A copy of what an optimizer updates: its parameters, its state and its options."""
 
@@ -34,11 +57,7 @@ class OptimizerSnapshot:
     def save(self, copy_value: Callable[[Any], Any] = copy.deepcopy) -> None:
         """Make the copy; `copy_value` copies what is in the state and is not a tensor."""
         groups = self.optimizer.param_groups
-        self._parameters = [
-            (parameter, parameter.detach().clone())
-            for group in groups
-            for parameter in group["params"]
-        ]
+        self.weights = WeightSnapshot([p for group in groups for p in group["params"]])
         self._state = {
             parameter: {
                 slot: value.clone() if isinstance(value, Tensor) else copy_value(value)
@@ -46,7 +65,11 @@ class OptimizerSnapshot:
             }
             for parameter, slots in self.optimizer.state.items()
         }
-        self._options = [copied_options(group) for group in groups]
+        self.save_options()
+
+    def save_options(self) -> None:
+        """Copy the options."""
+        self._options = [copied_options(group) for group in self.optimizer.param_groups]
 
     @property
     def has_new_state(self) -> bool:
@@ -59,8 +82,7 @@ class OptimizerSnapshot:
     @torch.no_grad()
     def restore(self) -> None:
         """Restore the copy, once."""
-        for parameter, saved in self._parameters:
-            parameter.copy_(saved)
+        self.weights.restore()
         self.optimizer.state.clear()
         self.optimizer.state.update(self._state)
         for group, options in zip(self.optimizer.param_groups, self._options, strict=True):
@@ -69,8 +91,7 @@ class OptimizerSnapshot:
     @torch.no_grad()
     def restore_where(self, bad: Tensor) -> None:
         """Restore the copy on the device if `bad` is true, () bool."""
-        for parameter, saved in self._parameters:
-            parameter.copy_(torch.where(bad, saved, parameter))
+        self.weights.restore(bad)
         for parameter, slots in self._state.items():
             current = self.optimizer.state[parameter]
             for slot, saved in slots.items():
@@ -96,17 +117,22 @@ class OptimizerSet:
 
     STEPS_UNTIL_WARNING = 100
 
-    def __init__(self, by_name: Mapping[str, OptimizerHandle]) -> None:
+    def __init__(
+        self, by_name: Mapping[str, OptimizerHandle], model: nn.Module | None = None
+    ) -> None:
         self.by_name = by_name
+        self.model = model
         self.manual_steps = 0
         self.never_stepped = set(by_name)
         self._first = next(iter(by_name.values())).strategy  # its guard has the flag of all
         self.scaler = self._first.scaler
-        self.begin()
 
     def begin(self) -> None:
         """Begin a manual step."""
-        self._updated: list[OptimizerHandle] = []
+        self._saved: list[OptimizerHandle] = []
+        self._stepped: set[str] = set()
+        self._is_written = False
+        self._followers = WeightSnapshot(self._find_followers())
         self._graph_grads: list[Tensor] = []
         self._updates = 0
         self._scale = self.scaler.state_dict()
@@ -143,6 +169,13 @@ class OptimizerSet:
         schedule.write(steps_taken)
         return schedule.groups[0].written
 
+    def save(self, name: str) -> None:
+        """Copy what the step changes of an optimizer, once, before the user's code changes it."""
+        handle = self.by_name[name]
+        if handle not in self._saved:
+            handle.snapshot.save()
+            self._saved.append(handle)
+
     def step(self, name: str, loss: Tensor, grad_norm: Tensor, *, pending: bool) -> None:
         """Update the parameters of one optimizer.
 
@@ -152,9 +185,11 @@ class OptimizerSet:
             StepRolledBack: a value is not finite, and the host knows.
         """
         handle = self.by_name[name]
-        if handle not in self._updated:
-            handle.snapshot.save()
-            self._updated.append(handle)
+        self.save(name)
+        if name not in self._stepped:  # its schedule has just set the learning rate
+            self._stepped.add(name)
+            handle.snapshot.save_options()
+        self._is_written = self._is_written or handle.snapshot.weights.is_written
         self._updates += 1
         self.never_stepped.discard(name)
         guard, first = handle.strategy.guard, self._first.guard
@@ -163,6 +198,7 @@ class OptimizerSet:
             guard.nonfinite = first.nonfinite
             guard.step(loss, grad_norm)
             first.nonfinite = guard.nonfinite
+            handle.snapshot.weights.note_writes()
             return
         loss = self._without_overflow(loss)
         outcome = guard.step(loss, grad_norm, updates_scale=not pending)
@@ -181,17 +217,36 @@ class OptimizerSet:
         if not isinstance(guard, DeviceGuard):
             return StepOutcome(True)
         flag = guard.nonfinite
-        if any(handle.snapshot.has_new_state for handle in self._updated):
+        if any(handle.snapshot.has_new_state for handle in self._saved):
             if not all_finite(flag):
                 self._restore()
-        elif self._updates > 1:  # otherwise the flag was set before any update
-            for handle in self._updated:
+            return StepOutcome(True, flag)
+        written = self._is_written or any(h.snapshot.weights.is_written for h in self._saved)
+        if self._updates > 1 or written:  # otherwise the flag was set before any update
+            for handle in self._saved:
                 handle.snapshot.restore_where(flag != 0)
+        self._followers.restore(flag != 0)
         return StepOutcome(True, flag)
 
     def _restore(self) -> None:
-        for handle in self._updated:
+        for handle in self._saved:
             handle.snapshot.restore()
+        self._followers.restore()
+
+    def _find_followers(self) -> list[Tensor]:
+        """Return the parameters without an optimizer, which a step may set, as a target network's.
+
+        They follow others. If there are more of them than the optimizers train, they are a frozen
+        base, of which a copy may be too large.
+        """
+        if self.model is None:
+            return []
+        handles = self.by_name.values()
+        trained: list[Tensor] = [p for handle in handles for p in handle.strategy.parameters]
+        known = {id(parameter) for parameter in trained}
+        others: list[Tensor] = [p for p in self.model.parameters() if id(p) not in known]
+        total = sum(parameter.numel() for parameter in trained)
+        return others if sum(parameter.numel() for parameter in others) <= total else []
 
     def _without_overflow(self, loss: Tensor) -> Tensor:
         """Return the loss; 0 if it is not finite because gradients within it overflowed."""
