@@ -22,7 +22,7 @@ from surestep.engine.losses.multi import code_of_losses
 from surestep.engine.losses.state import own_module, state_of_loss
 from surestep.engine.model.activation_checkpointing import activation_checkpointing
 from surestep.engine.model.compile import compile_model, disable_compile, recompile_counter
-from surestep.engine.model.frozen_weights import fingerprints
+from surestep.engine.model.frozen_weights import note_base
 from surestep.engine.model.precision import autocast, grad_scaler
 from surestep.engine.model.preserve import BufferSnapshot, preserve_attributes
 from surestep.engine.modes import TrainModes, preserve_weights, set_modes
@@ -107,7 +107,7 @@ def build(
     state = parts.state
     state.built = initial_values(model)
     if plan.checkpoint_weights == "trained":
-        state.base = fingerprints(model)
+        note_base(state)
     stream_states = checkpoint_state(loader.source, plan, state)
     state.callback_states = stateful_callbacks(callbacks) | stream_states | state_of_loss(loss)
     state.callback_states |= _states_of_options(state)

@@ -1,7 +1,13 @@
+import pytest
 import torch
 from torch import nn
 
-from surestep.engine.model.frozen_weights import fingerprint, fingerprints, omitted_weights
+from surestep.engine.model.frozen_weights import (
+    fingerprint,
+    fingerprints,
+    note_base,
+    omitted_weights,
+)
 from tests import tiny
 
 
@@ -36,10 +42,22 @@ def test_parameter_once_unfrozen_is_saved_even_if_frozen_again():
     model[0].requires_grad_(False)
     base = fingerprints(model)
     state = tiny.state_of(model, steps=0)
-    state.base = base
+    note_base(state)
     assert omitted_weights(state) == base
     model[0].weight.requires_grad_(True)
     assert list(omitted_weights(state)) == ["0.bias"]
     state.optimizer.state[model[0].weight] = {"step": torch.ones(())}
     model[0].weight.requires_grad_(False)
     assert list(omitted_weights(state)) == ["0.bias"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_frozen_parameter_that_other_code_changed_is_saved(dtype):
+    model = tiny.model()
+    state = tiny.state_of(model, steps=0)
+    model.to(dtype).requires_grad_(False)
+    note_base(state)
+    names = list(state.base)
+    assert list(omitted_weights(state)) == names
+    model[0].weight.data.copy_(model[0].weight.data.roll(1, 0))  # as many of each value
+    assert list(omitted_weights(state)) == [name for name in names if name != "0.weight"]

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from surestep.engine.distributed.shards import full_tensor
-from surestep.engine.modes import mode_dependent
 from surestep.engine.state.state import State
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_CHUNK = 1 << 22  # elements of which the sum is computed at once
 
 
 def fingerprints(model: nn.Module) -> dict[str, str]:
@@ -32,19 +34,35 @@ def fingerprint(tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
+def note_base(state: State) -> None:
+    """Note the frozen parameters, which checkpoints leave out while they are the same."""
+    state.base = fingerprints(state.model)
+    own = dict(state.model.named_parameters(remove_duplicate=False))
+    state.base_sums = {name: _checksum(own[name]) for name in state.base}
+
+
+def _checksum(tensor: Tensor) -> Tensor:
+    """Return a sum of the bits by their place, () int64 on the device; takes little memory."""
+    plain = full_tensor(tensor.detach()).contiguous().reshape(-1)
+    words = plain.view(_WORDS[plain.element_size()]) if plain.element_size() in _WORDS else plain
+    found = torch.zeros((), dtype=torch.int64, device=words.device)
+    place = torch.arange(1, min(_CHUNK, max(1, words.numel())) + 1, device=words.device)
+    for number, chunk in enumerate(words.split(_CHUNK), 1):
+        found += (chunk.long() * place[: len(chunk)]).sum() * (2 * number + 1)
+    return found
+
+
 def omitted_weights(state: State) -> dict[str, str]:
     """Return what a checkpoint leaves out now, with fingerprints.
 
-    A parameter that was unfrozen in between was trained, even if it is frozen again. One that a
-    custom `train()` may change, as merging an adapter does, is compared with what it was.
+    A parameter that was unfrozen in between was trained, even if it is frozen again. One that other
+    code changed is not the same any more: a target network that follows another, or a module whose
+    `train()` merges an adapter.
     """
     trained = {id(p) for optimizer in state.optimizers.values() for p in optimizer.state}
     own = dict(state.model.named_parameters(remove_duplicate=False))
-    changing = {id(parameter) for parameter in mode_dependent(state.model)}
-    return {
-        name: sha
-        for name, sha in state.base.items()
-        if not own[name].requires_grad
-        and id(own[name]) not in trained
-        and (id(own[name]) not in changing or fingerprint(own[name]) == sha)
-    }
+    names = [n for n in state.base if not own[n].requires_grad and id(own[n]) not in trained]
+    if not names:
+        return {}
+    same = torch.stack([(_checksum(own[name]) == state.base_sums[name]).cpu() for name in names])
+    return {n: state.base[n] for n, is_same in zip(names, same.tolist(), strict=True) if is_same}

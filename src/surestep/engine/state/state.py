@@ -145,6 +145,7 @@ class State:
         metadata: numbers and text to save with the run.
         average: the average of the weights, if there is one.
         base: fingerprints of frozen parameters that checkpoints leave out.
+        base_sums: sums that show whether they have changed.
         built: buffers that the model's state_dict leaves out, before the first step; those that
             have changed since are saved.
         callback_states: the callbacks and other objects that save a state, by name.
@@ -166,6 +167,7 @@ class State:
     metadata: dict[str, Any] = field(default_factory=dict)
     average: AveragedWeights | None = None
     base: dict[str, str] = field(default_factory=dict)
+    base_sums: dict[str, Tensor] = field(default_factory=dict)
     built: dict[str, Tensor | None] = field(default_factory=dict)
     callback_states: dict[str, Stateful] = field(default_factory=dict)
     spikes: SpikeDetector = field(default_factory=SpikeDetector)
