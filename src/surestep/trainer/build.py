@@ -175,7 +175,7 @@ def _make_step_context(
             state.plateaus[name] = PlateauState()
     handles = OptimizerSet(
         {name: _optimizer_handle(plans[name], task, state, name, world) for name in optimizers},
-        model if task.step is not None else None,
+        model,
     )
     if task.step is not None and world.size > 1:
         broadcast_module(model, weights=True)

@@ -51,7 +51,8 @@ def test_parameter_once_unfrozen_is_saved_even_if_frozen_again():
     assert list(omitted_weights(state)) == ["0.bias"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+@pytest.mark.parametrize("dtype", [torch.complex128, torch.float64, torch.float32, torch.bfloat16])
 def test_frozen_parameter_that_other_code_changed_is_saved(dtype):
     model = tiny.model()
     state = tiny.state_of(model, steps=0)

@@ -79,6 +79,7 @@ CHANGES = {
     "metadata": lambda state: state.metadata.update(seen=[1, "two"]),
     "average": lambda state: None,
     "base": None,  # set before: the fingerprints of the weights that a checkpoint lacks
+    "base_sums": None,  # of the same weights, computed from them at each start
     "built": None,  # the keys from before the first step; other keys belong to the model
     "callback_states": lambda state: None,
     "keeper": None,  # its tensors are those of the model and the optimizers

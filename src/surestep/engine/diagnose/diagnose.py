@@ -23,7 +23,11 @@ from surestep.engine.model.preserve import preserve_buffers
 from surestep.engine.rng import derive_seed, preserve_torch_rng, seed_loading
 from surestep.engine.state.average import BATCH_NORM
 from surestep.engine.step.log_point import LogPoint
-from surestep.engine.step.multi_optimizer import OptimizerSnapshot
+from surestep.engine.step.multi_optimizer import (
+    OptimizerSnapshot,
+    WeightSnapshot,
+    find_followers,
+)
 from surestep.engine.step.train_step import StepContext, forward_backward
 
 _HISTORY = 5  # steps before the one that failed
@@ -174,16 +178,17 @@ def preserve_state(parts: StepContext) -> Iterator[None]:
     """Restore what a forward, a backward or a custom step changes.
 
     Weights and optimizers are copied only for steps that update by themselves: those of a Task, and
-    L-BFGS.
+    L-BFGS. A step of a Task may also set weights without an optimizer.
     """
     model, state = parts.state.model, parts.state
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
     hooks, generators = parts.on_backward, parts.generators
     is_seeded = generators.seeded
     updates = parts.custom_update is not None
-    optimizers = (
-        [OptimizerSnapshot(optimizer) for optimizer in state.optimizers.values()] if updates else []
-    )
+    snapshots: list[OptimizerSnapshot | WeightSnapshot] = []
+    if updates:
+        snapshots += [OptimizerSnapshot(optimizer) for optimizer in state.optimizers.values()]
+        snapshots += [WeightSnapshot(find_followers(model, state.optimizers.values()))]
     scale: dict[str, Any] = state.scaler.state_dict()
     with ExitStack() as stack:
         stack.enter_context(preserve_torch_rng(parts.randomness.device))
@@ -193,15 +198,13 @@ def preserve_state(parts: StepContext) -> Iterator[None]:
         stack.enter_context(disable_compile(model))
         for schedule in state.schedules.values():
             stack.enter_context(schedule.preserve())
-        for snapshot in optimizers:
-            snapshot.save()
         parts.on_backward, generators.seeded = [], True  # the step may be the first of a process
         try:
             yield
         finally:
             parts.on_backward, generators.seeded = hooks, is_seeded
             pop_logged()
-            for snapshot in optimizers:
+            for snapshot in snapshots:
                 snapshot.restore()
             if updates:
                 state.scaler.load_state_dict(scale)

@@ -44,7 +44,7 @@ def note_base(state: State) -> None:
 def _checksum(tensor: Tensor) -> Tensor:
     """Return a sum of the bits by their place, () int64 on the device; takes little memory."""
     plain = full_tensor(tensor.detach()).contiguous().reshape(-1)
-    words = plain.view(_WORDS[plain.element_size()]) if plain.element_size() in _WORDS else plain
+    words = plain.view(_WORDS.get(plain.element_size(), torch.int64))
     found = torch.zeros((), dtype=torch.int64, device=words.device)
     place = torch.arange(1, min(_CHUNK, max(1, words.numel())) + 1, device=words.device)
     for number, chunk in enumerate(words.split(_CHUNK), 1):

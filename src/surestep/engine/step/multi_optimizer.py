@@ -30,22 +30,27 @@ class WeightSnapshot:
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self._copies = [(parameter, parameter.detach().clone()) for parameter in parameters]
-        self.note_writes()
-
-    def note_writes(self) -> None:
-        """Regard the parameters as unchanged from here on."""
-        self._versions = [parameter._version for parameter, _ in self._copies]
-
-    @property
-    def is_written(self) -> bool:
-        """Whether something wrote to the parameters since `note_writes`; reads no device."""
-        return self._versions != [parameter._version for parameter, _ in self._copies]
 
     @torch.no_grad()
     def restore(self, bad: Tensor | None = None) -> None:
         """Restore the copy; on the device if `bad` is true, () bool."""
         for parameter, saved in self._copies:
             parameter.copy_(saved if bad is None else torch.where(bad, saved, parameter))
+
+
+def find_followers(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> list[Tensor]:
+    """Return the parameters without an optimizer, which a step may set, as a target network's.
+
+    They follow others. If there are more of them than the optimizers train, they are a frozen base,
+    of which a copy may be too large.
+    """
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    trained = {
+        id(parameter): parameter.numel() for group in groups for parameter in group["params"]
+    }
+    others = [parameter for parameter in model.parameters() if id(parameter) not in trained]
+    total = sum(parameter.numel() for parameter in others)
+    return list(others) if total <= sum(trained.values()) else []
 
 
 class OptimizerSnapshot:
@@ -117,9 +122,7 @@ class OptimizerSet:
 
     STEPS_UNTIL_WARNING = 100
 
-    def __init__(
-        self, by_name: Mapping[str, OptimizerHandle], model: nn.Module | None = None
-    ) -> None:
+    def __init__(self, by_name: Mapping[str, OptimizerHandle], model: nn.Module) -> None:
         self.by_name = by_name
         self.model = model
         self.manual_steps = 0
@@ -131,10 +134,9 @@ class OptimizerSet:
         """Begin a manual step."""
         self._saved: list[OptimizerHandle] = []
         self._stepped: set[str] = set()
-        self._is_written = False
-        self._followers = WeightSnapshot(self._find_followers())
+        optimizers = [handle.snapshot.optimizer for handle in self.by_name.values()]
+        self._followers = WeightSnapshot(find_followers(self.model, optimizers))
         self._graph_grads: list[Tensor] = []
-        self._updates = 0
         self._scale = self.scaler.state_dict()
 
     def add_gradient(
@@ -189,8 +191,6 @@ class OptimizerSet:
         if name not in self._stepped:  # its schedule has just set the learning rate
             self._stepped.add(name)
             handle.snapshot.save_options()
-        self._is_written = self._is_written or handle.snapshot.weights.is_written
-        self._updates += 1
         self.never_stepped.discard(name)
         guard, first = handle.strategy.guard, self._first.guard
         if isinstance(guard, DeviceGuard):
@@ -198,7 +198,6 @@ class OptimizerSet:
             guard.nonfinite = first.nonfinite
             guard.step(loss, grad_norm)
             first.nonfinite = guard.nonfinite
-            handle.snapshot.weights.note_writes()
             return
         loss = self._without_overflow(loss)
         outcome = guard.step(loss, grad_norm, updates_scale=not pending)
@@ -221,10 +220,8 @@ class OptimizerSet:
             if not all_finite(flag):
                 self._restore()
             return StepOutcome(True, flag)
-        written = self._is_written or any(h.snapshot.weights.is_written for h in self._saved)
-        if self._updates > 1 or written:  # otherwise the flag was set before any update
-            for handle in self._saved:
-                handle.snapshot.restore_where(flag != 0)
+        for handle in self._saved:
+            handle.snapshot.restore_where(flag != 0)
         self._followers.restore(flag != 0)
         return StepOutcome(True, flag)
 
@@ -232,21 +229,6 @@ class OptimizerSet:
         for handle in self._saved:
             handle.snapshot.restore()
         self._followers.restore()
-
-    def _find_followers(self) -> list[Tensor]:
-        """Return the parameters without an optimizer, which a step may set, as a target network's.
-
-        They follow others. If there are more of them than the optimizers train, they are a frozen
-        base, of which a copy may be too large.
-        """
-        if self.model is None:
-            return []
-        handles = self.by_name.values()
-        trained: list[Tensor] = [p for handle in handles for p in handle.strategy.parameters]
-        known = {id(parameter) for parameter in trained}
-        others: list[Tensor] = [p for p in self.model.parameters() if id(p) not in known]
-        total = sum(parameter.numel() for parameter in trained)
-        return others if sum(parameter.numel() for parameter in others) <= total else []
 
     def _without_overflow(self, loss: Tensor) -> Tensor:
         """Return the loss; 0 if it is not finite because gradients within it overflowed."""
