@@ -6,53 +6,25 @@ the same result.
 """
 
 import random
-from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 
 import surestep
 from surestep.engine.own_generators import OwnGenerators
 from surestep.engine.rng import ModelRNG, derive_seed, preserve_rng, seed_loading, set_seed
 from tests import tiny
-
-CELLS = 8
-MOST = (
-    114.8  # chi-squared of 49 degrees of freedom, above which a table has a probability of 1e-7..
+from tests.laws.support.independence import (
+    CELLS,
+    INTEGERS,
+    SHARES,
+    by_library,
+    draw,
+    draws_of_run,
+    find_dependent,
 )
-
-
-def is_dependent(a, b):
-    """Whether a table of two sequences of cells is too unlikely if they are independent."""
-    counts = np.bincount(np.asarray(a) * CELLS + np.asarray(b), minlength=CELLS**2)
-    counts = counts.reshape(CELLS, CELLS)
-    expected = counts.sum(1, keepdims=True) * counts.sum(0, keepdims=True) / counts.sum()
-    return ((counts - expected) ** 2 / expected).sum() > MOST
-
-
-def find_dependent(sequences):
-    pairs = combinations(sequences, 2)
-    return [pair for pair in pairs if is_dependent(sequences[pair[0]], sequences[pair[1]])]
-
-
-# As low bits and as high bits of the words that a generator gives.
-INTEGERS = {
-    "torch": lambda: int(torch.randint(CELLS, ())),
-    "numpy": lambda: int(np.random.randint(CELLS)),
-    "python": lambda: random.randrange(CELLS),
-}
-SHARES = {
-    "torch": lambda: int(torch.rand((), dtype=torch.float64) * CELLS),
-    "numpy": lambda: int(np.random.rand() * CELLS),
-    "python": lambda: int(random.random() * CELLS),
-}
-
-
-def draw(forms=INTEGERS):
-    return [function() for function in forms.values()]
 
 
 def sequences_of(places, count, forms=INTEGERS):
@@ -64,10 +36,7 @@ def sequences_of(places, count, forms=INTEGERS):
             for number in range(count):
                 seed_number(number)
                 rows.append(draw(forms))
-            found |= {
-                (name, place): drawn
-                for name, drawn in zip(forms, zip(*rows, strict=True), strict=True)
-            }
+            found |= by_library((place,), rows)
     return found
 
 
@@ -134,68 +103,22 @@ def test_own_generators_are_independent_of_the_global_ones_and_of_each_other():
     assert find_dependent({name: [row[name] for row in rows] for name in rows[0]}) == []
 
 
-class Draws(Dataset):
-    """Samples of what each library draws."""
-
-    def __len__(self):
-        return 701
-
-    def __getitem__(self, index):
-        return torch.tensor(draw()), torch.zeros(1)
-
-
-class Drawing(nn.Module):
-    """A model that draws in its forward."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear, self.rows = nn.Linear(1, 1), []
-
-    def forward(self, x):
-        self.rows.append(draw())
-        return self.linear(x[:, :1].float())
+RUNS = {
+    "samples by position": {},
+    "a stream": {"stream": True},
+    "workers": {"workers": 2},
+    "a stream of workers": {"stream": True, "workers": 2},
+    "a step of the task": {"manual": True},
+}
 
 
-def check_run_is_independent(folder):
-    """Train two epochs and evaluate; compare the draws of all libraries and places."""
-    model, in_inputs, in_transform, loaded = Drawing(), [], [], []
-
-    def inputs(batch):
-        in_inputs.append(draw())
-        loaded.append(batch[0][0].tolist())
-        return batch
-
-    def transform(x, y):
-        in_transform.append(draw())
-        return x, y
-
-    task = surestep.Task(
-        model, nn.MSELoss(), train=Draws(), val=Draws(), inputs=inputs, batch_transform=transform
-    )
-    options = {"validation": {"batch_size": 1}, "doctor": {"check_data": "off"}}
-    config = tiny.config(
-        epochs=2, batch_size=1, data={"shuffle": False, "num_workers": 0}, **options
-    )
-    drawn = {"load": loaded, "inputs": in_inputs, "transform": in_transform, "model": model.rows}
-    with surestep.prepare(task, config, run=folder()) as session:
-        for rows in drawn.values():
-            rows.clear()  # of the checks
-        for _ in session.steps():
-            pass
-        session.evaluate()
-    samples, sequences = len(Draws()), {}
-    for place, rows in drawn.items():
-        passes = 2 if place == "transform" else 3  # two epochs, and the validation set
-        assert len(rows) == passes * samples
-        for number in range(passes):
-            columns = zip(*rows[number * samples :][:samples], strict=True)
-            named = zip(INTEGERS, columns, strict=True)
-            sequences |= {(library, place, number): column for library, column in named}
-    assert find_dependent(sequences) == []
+def check_run_is_independent(folder, **options):
+    assert find_dependent(draws_of_run(folder(), **options)) == []
 
 
-def test_draws_of_a_run_are_independent(folder):
-    check_run_is_independent(folder)
+@pytest.mark.parametrize("options", RUNS.values(), ids=RUNS)
+def test_draws_of_a_run_are_independent(folder, options):
+    check_run_is_independent(folder, **options)
 
 
 def check_student(folder):

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import surestep
 from surestep.trainer.session import Session
+from tests.laws.support.independence import draws_of_run
 from tests.twice.compare import in_batches, plain_config, seed_of, weights
 
 N, BATCH = 43, 7  # on two ranks 4 and 3 samples, and a last batch of one
@@ -459,9 +460,18 @@ def metrics_of_classes_are_summed_over_ranks(folder: Path, strategy: str) -> Pai
     return plain, train_ranks(task, folder, strategy, **options)["metrics"]
 
 
+DRAWING: dict[str, dict[str, bool]] = {
+    "samples": {},
+    "stream": {"stream": True},
+    "step of the task": {"manual": True},
+}
+
+
 def main(folder: Path) -> None:
-    """Write what each program gives on this rank, or the error."""
-    rank, found = int(os.environ["RANK"]), {}
+    """Write what each program gives on this rank, or the error, and what this rank draws."""
+    rank, found = int(os.environ["RANK"]), dict[tuple[str, str], Any]()
+    for name, options in DRAWING.items():
+        found["draws", name] = draws_of_run(folder / "draws" / name, 401, ranks=2, **options)
     for strategy in STRATEGIES:
         for name, pair in PROGRAMS.items():
             try:

@@ -5,9 +5,10 @@ from itertools import product
 import pytest
 import torch
 
+from tests.laws.support.independence import find_dependent
 from tests.multi_rank.torchrun import check_ended_well, launch
 from tests.twice.compare import assert_same
-from tests.twice.ranks import PROGRAMS, STRATEGIES
+from tests.twice.ranks import DRAWING, PROGRAMS, STRATEGIES
 
 pytestmark = pytest.mark.slow("launches two ranks")
 
@@ -25,3 +26,10 @@ def test_ranks(results, name, strategy):
         result = found[name, strategy]
         assert not isinstance(result, str), result
         assert_same(*result, where=f"rank {rank}")
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_random_numbers_of_ranks_are_independent(results, name):
+    first, second = (found["draws", name] for found in results)
+    others = {(*key, "rank 1"): column for key, column in second.items()}
+    assert find_dependent(first | others) == []
