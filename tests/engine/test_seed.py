@@ -1,6 +1,7 @@
 import ast
 import os
 import random
+import sys
 from itertools import product
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import surestep
+from surestep.engine import rng
 from surestep.engine.rng import (
     PURPOSES,
     ModelRNG,
@@ -17,6 +19,7 @@ from surestep.engine.rng import (
     seed_loading,
     set_seed,
 )
+from tests.laws.support.independence import draws_of_run
 
 
 def draw():
@@ -61,7 +64,11 @@ def test_each_derived_seed_has_a_purpose_of_the_table():
             )
             continue
         purpose = ast.literal_eval(call.args[0])
-        place = [arg for arg in call.args[1:] if not isinstance(arg, ast.Starred)]
+        place = call.args[1:]
+        if purpose == "noise":  # a batch of the user's loop adds its position
+            *place, position = place
+            assert isinstance(position, ast.Starred)
+        assert not any(isinstance(arg, ast.Starred) for arg in place)
         of_run = getattr(call.func, "attr", "") == "seed_for"  # which adds the seed
         more = len(place) + of_run - len(PURPOSES[purpose])
         if file == "engine/step/manual_step.py":  # "model" with a pass, or without a position
@@ -78,6 +85,27 @@ def test_every_generator_is_seeded_with_a_derived_seed():
             continue
         shown = ast.unparse(call.args[0])
         assert shown.startswith("derive_seed(") or shown in ("seed", "own"), f"{file}: {shown}"
+
+
+@pytest.mark.parametrize("options", [{}, {"stream": True}, {"manual": True}])
+def test_a_run_seeds_with_derived_seeds_only(tmp_path, monkeypatch, options):
+    derived, used, own = set(), set(), rng._seed_globals
+
+    def derive(*place):
+        derived.add(derive_seed(*place))
+        return derive_seed(*place)
+
+    def seed_globals(seed):
+        used.add(seed)
+        own(seed)
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("surestep.") and getattr(module, "derive_seed", None) is derive_seed:
+            monkeypatch.setattr(module, "derive_seed", derive)
+    monkeypatch.setattr(rng, "_seed_globals", seed_globals)
+    draws_of_run(tmp_path / "run", 5, **options)
+    assert len(used) > 30
+    assert used <= derived
 
 
 def seeds_of(purpose, values):
