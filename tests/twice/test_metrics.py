@@ -122,6 +122,22 @@ def test_means_that_are_undefined_for_ignored_batches_leave_them_out(batch: int)
     assert_same(float(nn.functional.cross_entropy(outputs, Y[:43])), ours["val/entropy"])
 
 
+def test_sum_that_fails_for_ignored_batches_is_not_left_out_in_silence() -> None:
+    def share(outputs: Tensor, targets: Tensor) -> tuple[float, int]:
+        kept = int((targets != -100).sum())
+        return len(outputs) / kept * kept, len(outputs)  # a ZeroDivisionError where all are ignored
+
+    class Fails(CountSamples):
+        def update(self, outputs: Tensor, targets: Tensor) -> None:
+            if (targets == -100).all():
+                raise IndexError("no target")
+            super().update(outputs, targets)
+
+    for metrics in ({"seen": Fails()}, {"share": share}):
+        with pytest.warns(UserWarning, match="leaves out a batch whose targets are all ignored"):
+            evaluate_tagger(1, metrics)
+
+
 @pytest.mark.parametrize("batch", [1, 7, 67])
 def test_torchmetrics_equal_one_update_with_all_samples(batch: int) -> None:
     def made() -> dict[str, Any]:

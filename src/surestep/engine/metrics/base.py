@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
+from surestep.base.warn import warn
 from surestep.engine.batch import MicroBatch
 from surestep.engine.device import as_summand, ran_out, sum_dtype
 from surestep.engine.distributed.communicator import ALONE, Communicator
@@ -94,6 +95,7 @@ class MeanMetric:
         self.name = name
         self.function = function
         self._is_mean = False  # the function has returned a mean
+        self._undefined = _Undefined(name)
         self.total = torch.zeros((), dtype=sum_dtype(device), device=device)
         self.count: Any = 0
 
@@ -104,7 +106,7 @@ class MeanMetric:
         """
         value = None
         if count or not self._is_mean:
-            with _allow_undefined(count):
+            with self._undefined.allowed(count):
                 value = self.function(outputs, targets)
         if isinstance(value, tuple) and len(value) == 2:
             total, counted = map(as_summand, value)
@@ -126,6 +128,8 @@ class MeanMetric:
 
     def compute(self, world: Communicator = ALONE) -> dict[str, Value]:
         """Return the mean over all ranks; NaN if nothing was counted."""
+        if not self._is_mean:  # a mean over nothing adds nothing
+            self._undefined.warn()
         total, count = world.all_reduce_sum([float(self.total), float(self.count)])
         return {self.name: total / count if count else float("nan")}
 
@@ -136,29 +140,47 @@ class ObjectMetric:
     def __init__(self, name: str, metric: Any, device: torch.device) -> None:
         self.name = name
         self.metric = metric
+        self._undefined = _Undefined(name)
         if callable(getattr(metric, "to", None)):
             metric.to(device)
         self.metric.reset()
 
     def update(self, outputs: Any, targets: Any, count: int, at: range) -> None:
         """Add a batch, of which `count` samples or tokens are not ignored."""
-        with _allow_undefined(count):
+        with self._undefined.allowed(count):
             self.metric.update(outputs, targets)
 
     def compute(self, world: Communicator = ALONE) -> dict[str, Value]:
         """Return its value over all ranks, or its values by "name_key" where it has several."""
+        self._undefined.warn()
         with sync_metrics(self.metric, world):
             return named_values(self.name, self.metric.compute())
 
 
-@contextmanager
-def _allow_undefined(count: int) -> Iterator[None]:
-    """Allow a metric to fail on a batch whose targets are all ignored."""
-    try:
-        yield
-    except Exception as error:  # whatever the user's metric raises
-        if count or ran_out(error):
-            raise
+class _Undefined:
+    """Remembers that a metric failed on a batch whose targets are all ignored."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._error: Exception | None = None
+
+    @contextmanager
+    def allowed(self, count: int) -> Iterator[None]:
+        """Allow an error if no target counts."""
+        try:
+            yield
+        except Exception as error:  # whatever the user's metric raises
+            if count or ran_out(error):
+                raise
+            self._error = error
+
+    def warn(self) -> None:
+        """Say that such a batch is left out, if there was one."""
+        if self._error is not None:
+            warn(
+                f"metrics[{self._name!r}] leaves out a batch whose targets are all ignored: it "
+                f"failed there: {self._error!r}. If the batch counts, correct the metric."
+            )
 
 
 OpenMetric = MeanMetric | ObjectMetric | WholeSetMetric
