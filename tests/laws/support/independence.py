@@ -1,4 +1,4 @@
-"""Whether random numbers of several places are independent, and the draws of a whole run."""
+"""Whether sequences of random numbers are independent, and what a run draws."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +41,7 @@ def draw(forms: dict[str, Callable[[], int]] = INTEGERS) -> list[int]:
 
 
 def by_library(place: Place, rows: Sequence[Sequence[int]]) -> Draws:
-    """Return the columns of rows of `draw`, each with the name of its library and its place."""
+    """Return the columns of rows of `draw` by (library, *place)."""
     columns = zip(*rows, strict=True)
     return {(library, *place): column for library, column in zip(INTEGERS, columns, strict=True)}
 
@@ -86,7 +86,7 @@ class DrawnStream(IterableDataset[tuple[Tensor, Tensor]]):
         info = get_worker_info()
         workers, number = (1, 0) if info is None else (info.num_workers, info.id)
         for index in range(number, self.size, workers):
-            yield torch.tensor(draw()), torch.full((1,), float(index))  # tells the shards apart
+            yield torch.tensor(draw()), torch.full((1,), float(index))  # distinguishes the shards
 
 
 class DrawingModel(nn.Module):
@@ -116,7 +116,7 @@ def draws_of_run(
     manual: bool = False,
     ranks: int = 1,
 ) -> Draws:
-    """Train two epochs and evaluate two sets; return what each library drew in each place.
+    """Train two epochs and evaluate two sets; return the draws by library, function and pass.
 
     Args:
         folder: of the run.

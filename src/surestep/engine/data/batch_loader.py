@@ -1,6 +1,7 @@
 """Batches of one split of the data: read, counted, split and moved to the device."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, repeat, tee
@@ -164,10 +165,11 @@ class BatchLoader:
             return found
         return found._replace(part_items=sum_part_items(micro_batches))
 
-    def split_seeded(self, raw: Any, seed: int) -> tuple[Any, Any, Any]:
-        """Split a batch into (args, kwargs, targets), which may draw in `Task(inputs=)`."""
+    def _split_at(self, raw: Any, epoch: int, position: int) -> tuple[Any, Any, Any]:
+        """Split a micro-batch into (args, kwargs, targets), which may draw in `Task(inputs=)`."""
         if self.inputs is None:
             return self.split(raw)
+        seed = derive_seed("inputs", self.seed, epoch, position, self.subset)
         with self.inputs.seeded(seed):
             return self.split(raw)
 
@@ -181,8 +183,7 @@ class BatchLoader:
         if self._is_plain and type(raw) is tuple:
             args, targets, kwargs = raw[:-1], raw[-1], _NOTHING
         else:
-            seed = derive_seed("inputs", self.seed, epoch, position, self.subset)
-            args, kwargs, targets = self.split_seeded(raw, seed)
+            args, kwargs, targets = self._split_at(raw, epoch, position)
         if self.loss.components:
             micro = MicroBatch(args, kwargs, targets, 0, samples, position)
             return with_items(micro._replace(is_ready=self.is_ready), self.loss, raw)
@@ -206,8 +207,7 @@ class BatchLoader:
         for (*_, ranges), raws in chain(own_share, self._first_of_all_ranks()):
             for where in ranges:
                 raw = next(raws)
-                seed = derive_seed("inputs", self.seed, 0, where.start, self.subset)
-                check_targets(self.split_seeded(raw, seed)[2], self.loss.kind)
+                check_targets(self._split_at(raw, 0, where.start)[2], self.loss.kind)
                 micro = self.micro_batch(raw, where.start, len(where))
                 if where and micro.items:
                     micro = micro._replace(samples=micro.rows, is_ready=False)
@@ -254,7 +254,8 @@ class BatchLoader:
         found, position = list[MicroBatch](), 0
         for raw in raws:
             seed = derive_seed("own batch", self.seed, step, position)
-            args, kwargs, targets = self.split_seeded(raw, seed)
+            with nullcontext() if self.inputs is None else self.inputs.seeded(seed):
+                args, kwargs, targets = self.split(raw)
             in_lists = self.loss.is_in_training_only
             samples = self.loss.count(targets) if in_lists else batch_size_of(raw)
             micro = MicroBatch(args, kwargs, targets, 0, samples, position)

@@ -175,7 +175,7 @@ class _Undefined:
             self._error = error
 
     def warn(self) -> None:
-        """Say that such a batch is left out, if there was one."""
+        """Warn that such a batch is left out, if there was one."""
         if self._error is not None:
             warn(
                 f"metrics[{self._name!r}] leaves out a batch whose targets are all ignored: it "
