@@ -454,10 +454,30 @@ def metrics_of_classes_are_summed_over_ranks(folder: Path, strategy: str) -> Pai
         nn.CrossEntropyLoss(),
         train=(X, CLASSES),
         val=(X[:11], CLASSES[:11]),
-        metrics={"accuracy": lambda o, t: (o.argmax(1) == t).double().mean(), "recall": recall},
+        metrics={"accuracy": lambda out, y: (out.argmax(1) == y).double().mean(), "recall": recall},
     )
     options: dict[str, Any] = {"validation": {"batch_size": 3, "metric": "val/loss"}}
     return plain, train_ranks(task, folder, strategy, **options)["metrics"]
+
+
+@program
+def checkpoint_is_evaluated_until_the_session_is_closed(folder: Path, strategy: str) -> Pair:
+    net = mlp()
+    train_plain(net, functional.mse_loss, epochs=1)
+    task = surestep.Task(mlp(), nn.MSELoss(), train=(X, Y), val=(X[:11], Y[:11]))
+    config = plain_config(epochs=1, batch_size=BATCH, parallel={"strategy": strategy})
+    with surestep.prepare(task, config, run=folder) as session:
+        for _ in session.steps():
+            pass
+        session.save()
+        ours: list[Any] = [session.evaluate_checkpoint("val", "last")["val/loss"]]
+    for use in (session.evaluate_checkpoint, session.predict):
+        try:
+            use("val", "last")
+        except surestep.SurestepError as error:
+            ours.append(str(error).partition(",")[0])
+    closed = "The session is closed and its ranks are no longer connected"
+    return [float(functional.mse_loss(net(X[:11]), Y[:11])), closed, closed], ours
 
 
 DRAWING: dict[str, dict[str, bool]] = {

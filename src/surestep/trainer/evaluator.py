@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from surestep.base.errors import ConfigError
+from surestep.base.errors import ConfigError, ParallelError
 from surestep.config.config import Config
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.dataset import count_samples
@@ -70,6 +70,7 @@ class Evaluator:
         self.task = task
         self.loop = loop
         self.loaders = loaders
+        self._closed = False
         for loader in loaders.values():
             loader.leave = make_interrupt_check(loop)
         for loader in (loop.loader, *loaders.values()) if loop.world.size > 1 else ():
@@ -125,8 +126,19 @@ class Evaluator:
 
     def sync_buffers(self) -> None:
         """Copy the buffers of rank 0, which DDP keeps, to all ranks."""
+        self._check_ranks()
         if self.loop.world.size > 1:
             broadcast_module(self.loop.state.model, weights=False)
+
+    def _check_ranks(self) -> None:
+        """Check that the ranks are still connected, which they are until the session is closed."""
+        if self._closed and self.loop.world.size > 1:
+            raise ParallelError(
+                "The session is closed and its ranks are no longer connected, so they cannot "
+                "evaluate or predict together. Do it before: with prepare(task, config) as "
+                "session: [*session.steps()]; session.save(); session.evaluate_checkpoint('val', "
+                "'last'). Or evaluate the run later in one process."
+            )
 
     @contextmanager
     def using_checkpoint(self, run: Run, which: Which) -> Iterator[CheckpointInfo]:
@@ -134,6 +146,7 @@ class Evaluator:
 
         Weights that DeepSpeed holds outside of the model are copied to the host meanwhile.
         """
+        self._check_ranks()
         state, parts = self.loop.state, self.loop.parts
         model, keeper = state.model, state.keeper
         if state.average is not None:
@@ -167,6 +180,7 @@ class Evaluator:
 
     def close(self) -> None:
         """Stop the data workers."""
+        self._closed = True
         for loader in self.loaders.values():
             loader.close()
 
