@@ -21,7 +21,7 @@ from surestep.engine.state.state import State, trainable_parameters
 from surestep.engine.step.train_step import StepContext, forward_backward
 from surestep.record.io import to_jsonable
 from surestep.trainer.config_diff import FIRST_SAMPLES, NOT_SET, SOME_SAMPLES
-from surestep.trainer.planning import PreparedTask, TaskOrigin, data_splits
+from surestep.trainer.planning import PreparedTask, TaskOrigin
 from surestep.trainer.run_identity import describe_split, run_identity
 
 _LISTED = 8  # names in a message
@@ -64,14 +64,13 @@ def _known(origin: TaskOrigin, planned: PreparedTask) -> dict[str, str]:
     """Return what must be the same on all ranks: short values by name."""
     identity = run_identity(origin, planned)
     identity.pop("config")  # what the options led to is compared
-    identity.pop("validation")  # more of it is compared
+    described = identity.pop("validation")
     flat = {name: value for name, value in _flatten(identity) if name not in _OF_ONE_RANK}
     task, plan = planned.task, planned.plan
-    for split, data in data_splits(task).items():
-        if split == "train":  # the identity has it
-            continue
-        described = describe_split(data, split, task=task, plan=plan)
-        flat |= {f"data.{split} {name}": value for name, value in described.items()}
+    if task.test is not None:
+        described["test"] = describe_split(task.test, "test", task=task, plan=plan)
+    for split, known in described.items():
+        flat |= {f"data.{split} {name}": value for name, value in known.items()}
     for name, parameter in planned.model.named_parameters():
         flat[f"parameter {name}"] = str(parameter.dtype)
     return {name: _shorten(json.dumps(to_jsonable(value))) for name, value in flat.items()}

@@ -138,30 +138,22 @@ def _validation(planned: PreparedTask) -> dict[str, Any]:
     task, plan, described = planned.task, planned.plan, {}
     for name, data in task.val_sets().items():
         with suppress(Exception):  # of the user's data
-            # One sample of a stream: a function may return an iterator that is used up by reading.
-            described[name] = describe_split(data, name, task=task, plan=plan, probed=1)
+            described[name] = describe_split(data, name, task=task, plan=plan)
     return described
 
 
 def describe_split(
-    data: Any,
-    split: str,
-    *,
-    task: Task,
-    plan: Plan,
-    also: Collection[int] = (),
-    probed: int = PROBED,
+    data: Any, split: str, *, task: Task, plan: Plan, also: Collection[int] = ()
 ) -> dict[str, Any]:
     """Return the number and a digest of samples of a split, or how a stream starts.
 
-    The samples in `also` are in the digest; of a stream, the first `probed`, and all up to the last
-    of those.
+    The samples in `also` are in the digest; of a stream, all up to the last of them.
     """
     known: dict[str, Any] = {"samples": count_samples(data, split)}
     if is_stream(data):
         reader = StreamReader(dataset_of(data, split), plan.seed, split)
         last = min(max(also, default=0), _LAST)
-        return {**known, FIRST_SAMPLES: fingerprint(reader, max(probed, 1 + last))}
+        return {**known, FIRST_SAMPLES: fingerprint(reader, max(PROBED, 1 + last))}
     found = dataset_fingerprint(data, split, task=task, plan=plan, also=also)
     return {**known, SOME_SAMPLES: found}
 

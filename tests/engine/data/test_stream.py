@@ -193,3 +193,27 @@ def test_first_samples_of_a_stream_are_map_style_data():
 def test_dataloader_over_a_stream_without_batches_is_rejected():
     with pytest.raises(DataError, match=r"batch_size=None.* pass Task\(batched=True\)"):
         tiny.plan({"train": DataLoader(Sized(), batch_size=None)})
+
+
+@pytest.mark.parametrize("make", [iter, lambda samples: (sample for sample in samples)])
+def test_function_that_returns_one_iterator_again_is_rejected(tmp_path, make):
+    x, y = tiny.data()
+    once = make(list(zip(x, y, strict=True)))
+    with pytest.raises(DataError, match=r"returns one \w+ again and again.*make a new one"):
+        tiny.prepare(tmp_path / "run", {"val": lambda: once})
+
+
+def test_iterator_that_begins_again_may_be_returned_again(tmp_path):
+    class Resets:
+        def __iter__(self):
+            self.rest = iter(list(zip(*tiny.data(), strict=True)))
+            return self
+
+        def __next__(self):
+            return next(self.rest)
+
+    once = Resets()
+    with tiny.prepare(tmp_path / "run", {"val": lambda: once}) as session:
+        plain = tiny.prepare(tmp_path / "plain", {"val": tiny.data()})
+        assert session.evaluate() == plain.evaluate()
+        plain.close()

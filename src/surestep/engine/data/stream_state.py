@@ -8,13 +8,16 @@ import copy
 import inspect
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from surestep.base.errors import DataError
 
 BY_STATE = "by its own state"
 STREAM = "the training stream"  # the name of its state in a checkpoint
@@ -87,7 +90,7 @@ class StreamStateTracker:
         with suppress(Exception):  # of the user's classes; `find_state_problem` reports it
             stream = copy_stream(stream)
         if not hasattr(stream, "__iter__"):  # a function that returns what to iterate
-            stream = stream(epoch) if inspect.signature(stream).parameters else stream()
+            stream = _call(stream, epoch)
         elif callable(getattr(stream, "set_epoch", None)):
             stream.set_epoch(epoch)
         if has_state(stream):
@@ -119,6 +122,29 @@ class StreamStateTracker:
         if len(self._took_s) == self._took_s.maxlen and min(self._took_s) > CHEAP_S:
             self._next_s = end + SHARE * min(self._took_s)
         return state
+
+
+# The iterator that a function returned last; most can be referenced weakly.
+_RETURNED: WeakKeyDictionary[Callable[..., Any], Callable[[], Any]] = WeakKeyDictionary()
+
+
+def _call(function: Callable[..., Any], epoch: int) -> Any:
+    """Return what a function makes to iterate; an iterator must be a new one each time."""
+    found = function(epoch) if inspect.signature(function).parameters else function()
+    # A class of the user may begin again in its own __iter__.
+    if hasattr(found, "__next__") and not inspect.isfunction(type(found).__iter__):
+        before = _RETURNED.get(function)
+        if before is not None and before() is found:
+            raise DataError(
+                f"A stream is a function that returns one {type(found).__name__} again and again, "
+                "of which a part has been read. Let the function make a new one each time: "
+                "lambda: make_samples()."
+            )
+        try:
+            _RETURNED[function] = ref(found)
+        except TypeError:  # such as an iterator of a list
+            _RETURNED[function] = lambda: found
+    return found
 
 
 def copy_stream(stream: Any) -> Any:
