@@ -103,7 +103,9 @@ def test_step_at_perturbed_weights_that_is_skipped_leaves_the_weights(fused: boo
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_target_network_does_not_follow_in_a_skipped_step(fused: bool) -> None:
+def test_target_network_does_not_follow_in_a_skipped_step(
+    fused: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     plain_net, ours_net = Online(), Online()
     optimizer = plain_optim(fused, plain_net.online)
     for _ in range(2):
@@ -127,7 +129,10 @@ def test_target_network_does_not_follow_in_a_skipped_step(fused: bool) -> None:
         model.follow()
 
     task = surestep.Task(ours_net, train=(BAD, Z), step=step, optimizers={"online": optim(fused)})
-    train(task, plain_config(epochs=2, micro_batch_size=3, **SKIP))
+    shown: dict[str, Any] = {"logging": {"progress": "plain"}}
+    train(task, plain_config(epochs=2, micro_batch_size=3, **SKIP, **shown))
+    printed = capsys.readouterr()
+    assert "Sample 9 (position 9) caused it" in printed.out + printed.err  # by a diagnosis
     assert_same(weights(plain_net), weights(ours_net))
 
 

@@ -114,15 +114,15 @@ class NonFiniteHandler:
         # `diagnose` takes the step's number from the progress, for the transform of the batch, the
         # learning rate and the frozen parts; the skipped step has been added to it already.
         now, state.progress = state.progress, result.progress_before
+        reason = "which samples caused it is not known"
         if self._loop.world.size == 1:
             is_manual = result.progress_before.step in self._loop.manual_batches
             try:
                 index = None if is_manual else epoch_index(self._loop.loader, batch.epoch)
                 found = diagnose(self._loop.parts, batch, index=index)
-            except Exception:  # of the user's code; the step is skipped all the same
-                found = None
+            except Exception as error:  # of the user's code; the step is skipped all the same
+                reason += f" ({error!r} in the repeated step)"
         state.progress = now
-        reason = "which samples caused it is not known"
         if found is not None and found.reproduced:
             reason = describe_samples(found).rstrip(".")
         self._print_line(f"Step {result.step} was not finite and is skipped: {reason}.")

@@ -27,6 +27,7 @@ from surestep.engine.step.multi_optimizer import (
     OptimizerSnapshot,
     WeightSnapshot,
     find_followers,
+    saved_optimizer,
 )
 from surestep.engine.step.train_step import StepContext, forward_backward
 
@@ -187,7 +188,7 @@ def preserve_state(parts: StepContext) -> Iterator[None]:
     updates = parts.custom_update is not None
     snapshots: list[OptimizerSnapshot | WeightSnapshot] = []
     if updates:
-        snapshots += [OptimizerSnapshot(optimizer) for optimizer in state.optimizers.values()]
+        snapshots += [saved_optimizer(optimizer) for optimizer in state.optimizers.values()]
         snapshots += [WeightSnapshot(find_followers(model, state.optimizers.values()))]
     scale: dict[str, Any] = state.scaler.state_dict()
     with ExitStack() as stack:

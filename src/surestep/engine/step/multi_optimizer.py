@@ -104,6 +104,13 @@ class OptimizerSnapshot:
                     current[slot].copy_(torch.where(bad, saved, current[slot]))
 
 
+def saved_optimizer(optimizer: torch.optim.Optimizer) -> OptimizerSnapshot:
+    """Return a copy of what an optimizer updates, as it is now."""
+    snapshot = OptimizerSnapshot(optimizer)
+    snapshot.save()
+    return snapshot
+
+
 @dataclass
 class OptimizerHandle:
     """An optimizer with its strategy, its schedule and a snapshot."""
