@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import surestep
 from tests.twice.compare import assert_same, in_batches, plain_config, prepare
@@ -24,10 +26,10 @@ class Keep(surestep.Callback):
             self.values.setdefault(name, []).extend(values)
 
 
-def logged(loss: Any, **options: Any) -> dict[str, list[float | None]]:
+def logged(loss: Any, net: Any = None, **options: Any) -> dict[str, list[float | None]]:
     """Train one epoch in batches of 7, 7 and 3; return what was logged."""
     torch.manual_seed(0)
-    keep, net = Keep(), nn.Linear(4, 3).double()
+    keep, net = Keep(), net or nn.Linear(4, 3).double()
     task = surestep.Task(net, loss, train=(X, Y))
     config = plain_config(epochs=1, batch_size=7, optim={"lr": 1e-300}, **options)
     session = prepare(task, config, callbacks=[keep])
@@ -77,3 +79,54 @@ def test_logged_integer_counts_keep_their_digits() -> None:
         return functional.cross_entropy(outputs, targets)
 
     assert_same({"large": [2.0**40 + 1] * 3}, logged(loss, micro_batch_size=3))
+
+
+class Recomputed(nn.Module):
+    """Logs in a part whose forward runs again in the backward pass."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 3).double(), nn.Linear(3, 3).double()
+        self.reentrant = reentrant
+
+    def part(self, x: Tensor) -> Tensor:
+        found = self.first(x)
+        surestep.log("mean", found.mean())
+        return found.tanh().exp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        return self.last(checkpoint(self.part, x, use_reentrant=self.reentrant))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("size", [7, 3, 2])
+def test_value_that_a_recomputed_forward_logs_again_is_of_its_own_step(size, reentrant) -> None:
+    plain = [float(out.mean()) for out, _ in outputs_by_hand()]
+    ours = logged(nn.CrossEntropyLoss(), Recomputed(reentrant), micro_batch_size=size)
+    assert_same({"mean": plain}, ours)
+
+
+class LogsGradient(nn.Module):
+    """Logs the size of a gradient by a hook, in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(4, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.first(x)
+        if outputs.requires_grad:
+            outputs.register_hook(lambda grad: surestep.log("size", grad.abs().sum()))
+        return outputs
+
+
+def test_value_that_a_hook_of_the_backward_logs_is_of_its_own_step() -> None:
+    net, plain = LogsGradient().first, []
+    for x, y in in_batches(7, X, Y):
+        outputs = net(x)
+        (grad,) = torch.autograd.grad(functional.cross_entropy(outputs, y), outputs)
+        plain.append(float(grad.abs().sum()))
+    assert_same({"size": plain}, logged(nn.CrossEntropyLoss(), LogsGradient()))

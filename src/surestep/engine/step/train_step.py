@@ -239,6 +239,9 @@ def forward_backward(context: StepContext, batch: Batch, divisor: float) -> Grad
                 outputs = strategy.module(*micro_batch.args, **micro_batch.kwargs)
                 loss = _loss_sum(context, batch, micro_batch, outputs, divisor, logged)
             strategy.backward(loss, divisor)
+        if metrics.logged:  # some by hooks of the backward, or again by a forward in it
+            taken = metrics.pop_logged(micro_batch.items)
+            logged += taken if micro_batch.items else []
         part = loss.detach()
         total = part if total is None else total + part
     assert total is not None
@@ -257,7 +260,6 @@ def _loss_sum(
     """Return the loss of a micro-batch summed over its items; add to `logged` what it logs."""
     loss, targets = context.loss, micro_batch.targets
     if not micro_batch.items:
-        metrics.pop_logged()
         return zero_loss(outputs)
     if loss.teacher is not None:
         targets = loss.targets_of(micro_batch)
@@ -267,8 +269,6 @@ def _loss_sum(
         several = context.strategy.world.size > 1
         value, means = weighted_sum(loss, outputs, micro_batch, batch.part_items, reach_all=several)
         logged += means
-    if metrics.logged:
-        logged += metrics.pop_logged(micro_batch.items)
     if loss.is_sum and isinstance(value, Tensor) and value.dtype not in HALF:
         return value
     summed, named = loss.to_sum(loss.widen(value, outputs, targets), micro_batch.items)
