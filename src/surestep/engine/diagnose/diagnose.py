@@ -17,9 +17,10 @@ from surestep.engine.diagnose.nonfinite_tracker import (
     has_nonfinite,
 )
 from surestep.engine.distributed.shards import to_local
+from surestep.engine.losses.multi import code_of_losses
 from surestep.engine.metrics.base import pop_logged
 from surestep.engine.model.compile import disable_compile
-from surestep.engine.model.preserve import preserve_buffers
+from surestep.engine.model.preserve import preserve_attributes, preserve_buffers
 from surestep.engine.rng import derive_seed, preserve_torch_rng, seed_loading
 from surestep.engine.state.average import BATCH_NORM
 from surestep.engine.step.log_point import LogPoint
@@ -196,6 +197,7 @@ def preserve_state(parts: StepContext) -> Iterator[None]:
         seed_loading(derive_seed("check", 0))
         stack.enter_context(parts.train_modes.use())
         stack.enter_context(preserve_buffers(model, parts.loss.module))
+        stack.enter_context(preserve_attributes(model, *code_of_losses(parts.loss).values()))
         stack.enter_context(disable_compile(model))
         for schedule in state.schedules.values():
             stack.enter_context(schedule.preserve())

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map
 from surestep.base.errors import TaskError
 from surestep.engine.batch import MicroBatch
 from surestep.engine.model.forward_errors import explain_forward
+from surestep.engine.model.preserve import preserve_attributes, preserve_buffers
 from surestep.engine.modes import preserve_modes, preserve_weights
 
 
@@ -33,7 +34,13 @@ def initialize_lazy(model: nn.Module, micro: MicroBatch) -> None:
     args, kwargs = tree_map(move, (tuple(micro.args), dict(micro.kwargs)))
     names = lazy_names(model)
     try:
-        with preserve_weights(model), preserve_modes(model.modules()), torch.no_grad():
+        with (
+            preserve_weights(model),
+            preserve_buffers(model),
+            preserve_attributes(model),
+            preserve_modes(model.modules()),
+            torch.no_grad(),
+        ):
             model.eval()
             model(*args, **kwargs)
     except Exception as error:  # the forward is the user's, and may raise anything

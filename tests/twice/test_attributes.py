@@ -1,0 +1,131 @@
+"""Attributes that a model or a loss changes in its forward: checks before the run restore them."""
+
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torchmetrics import MeanMetric
+
+import surestep
+from tests.twice.compare import assert_same, in_batches, plain_config, prepare, train
+
+G = torch.Generator().manual_seed(11)
+X = torch.randn(37, 4, generator=G, dtype=torch.float64)
+Y = torch.randint(0, 3, (37,), generator=G)
+
+
+class Meter:
+    """Sums what it is given, as many loops do."""
+
+    def __init__(self) -> None:
+        self.count, self.total = 0, 0.0
+        self.all: list[float] = []
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.total += value
+        self.all.append(value)
+
+
+class Noting(nn.Module):
+    """Keeps something of each training batch in an attribute."""
+
+    def __init__(self, kept: Any, note: Callable[[Any, Tensor], object], lazy: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.LazyLinear(4).double() if lazy else nn.Linear(4, 4).double()
+        self.last = nn.Linear(4, 3).double()
+        self.kept, self.note = kept, note
+        self.register_buffer("batches", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.batches += 1
+        self.last_batch = getattr(self, "last_batch", 0) + 1  # new in the first forward
+        self.note(self.kept, x)
+        return self.last(self.first(x))
+
+    def noted(self) -> Any:
+        kept = self.kept
+        kept = [kept.count, kept.total, kept.all] if isinstance(kept, Meter) else kept
+        kept = float(kept.compute()) if isinstance(kept, MeanMetric) else kept
+        kept = list(kept) if isinstance(kept, deque) else kept
+        return [kept, self.batches, self.last_batch]
+
+
+KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], object]]] = {
+    "tensor": (
+        lambda: torch.zeros(4, dtype=torch.float64),
+        lambda kept, x: kept.mul_(0.9).add_(x.mean(0)),
+    ),
+    "array": (lambda: np.zeros(4), lambda kept, x: np.add(kept, x.sum(0).numpy(), out=kept)),
+    "list": (list, lambda kept, x: kept.append(float(x.sum()))),
+    "deque": (lambda: deque(maxlen=50), lambda kept, x: kept.append(float(x.sum()))),
+    "counter": (Counter, lambda kept, x: kept.update(samples=len(x))),
+    "nested": (lambda: {"sums": [torch.zeros(1)]}, lambda kept, x: kept["sums"][0].add_(len(x))),
+    "meter": (Meter, lambda kept, x: kept.add(float(x.sum()))),
+    "metric": (MeanMetric, lambda kept, x: kept.update(x.sum(), len(x))),
+}
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_attributes_that_a_forward_changes_in_place_are_of_the_steps_alone(kind, lazy) -> None:
+    make, note = KINDS[kind]
+    net = Noting(make(), note, lazy)
+    for x, _ in in_batches(7, X, Y):
+        net(x)
+    ours = Noting(make(), note, lazy)
+    task = surestep.Task(ours, nn.CrossEntropyLoss(), train=(X, Y))
+    train(task, plain_config(epochs=1, batch_size=7))
+    assert_same(net.noted(), ours.noted())
+
+
+class EarlyTargets(nn.Module):
+    """Pulls the outputs to a running mean of the outputs for each class, kept in a plain tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.means = torch.zeros(3, 3, dtype=torch.float64)
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        chance = outputs.softmax(1)
+        if self.training:
+            for one in targets.unique().tolist():
+                self.means[one].mul_(0.7).add_(chance[targets == one].detach().mean(0), alpha=0.3)
+        pull = (1 - (self.means[targets] * chance).sum(1)).log().mean()
+        return functional.cross_entropy(outputs, targets) + 3 * pull
+
+
+def test_loss_with_running_targets_begins_with_those_of_the_first_step() -> None:
+    torch.manual_seed(0)
+    net, loss = nn.Linear(4, 3).double(), EarlyTargets()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for x, y in in_batches(7, X, Y):
+        optimizer.zero_grad()
+        loss(net(x), y).backward()
+        optimizer.step()
+    torch.manual_seed(0)
+    ours, own = nn.Linear(4, 3).double(), EarlyTargets()
+    train(
+        surestep.Task(ours, own, train=(X, Y), loss_is_separable=False),
+        plain_config(epochs=1, batch_size=7),
+    )
+    assert_same([net.weight, loss.means], [ours.weight, own.means])
+
+
+def test_search_for_the_cause_of_a_skipped_step_changes_no_attributes() -> None:
+    bad = X.clone()
+    bad[10] = torch.nan
+    make, note = KINDS["list"]
+    ours = Noting(make(), note, lazy=False)
+    task = surestep.Task(ours, nn.CrossEntropyLoss(), train=(bad, Y))
+    doctor = {"ignore": ["SS609=a value that is not finite is what this test is about"]}
+    config = plain_config(epochs=1, batch_size=7, on_nonfinite="skip", doctor=doctor)
+    for _ in prepare(task, config).steps():
+        pass
+    assert_same([float(x.sum()) for x, _ in in_batches(7, bad, Y)], ours.kept)
