@@ -124,6 +124,37 @@ def test_metric_that_is_a_mean_is_accepted(tmp_path, name, model, size):
     prepared(tmp_path, parts(model), metric, batch_size=size)
 
 
+@pytest.mark.parametrize("name", MEANS)
+def test_metric_that_is_a_mean_is_accepted_if_all_are_of_one_class(tmp_path, name):
+    make, metric = MEANS[name]
+    parts = make(fresh)
+    prepared(tmp_path, {**parts, "train": (X, torch.zeros_like(parts["train"][1]))}, metric)
+
+
+def mean_of_recalls(outputs, targets):
+    chosen, classes = outputs.argmax(1), targets.unique()
+    return torch.stack([(chosen[targets == c] == c).float().mean() for c in classes]).mean()
+
+
+@pytest.mark.parametrize(
+    ("model", "metric"),
+    [
+        (2, lambda o, t: f1_score(t, o.argmax(1), zero_division=0)),
+        (3, lambda o, t: ((o.argmax(1) == 1) & (t == 1)).sum() / (t == 1).sum().clamp(min=1)),
+        (3, mean_of_recalls),
+        (1, NOT_MEANS["f1 of two"][1]),
+        (1, lambda o, t: ((o > 0) & (t > 0)).sum() / (t > 0).sum().clamp(min=1)),
+    ],
+)
+def test_metric_of_rare_classes_is_rejected_if_the_first_batch_has_none(tmp_path, model, metric):
+    parts = binary(fresh) if model == 1 else {**classes(fresh), "model": fresh(model)}
+    targets = torch.zeros(64, dtype=parts["train"][1].dtype)
+    targets[60:] = 1
+    parts["train"] = X, targets
+    with pytest.raises(TaskError, match=r"not a mean over samples: .*other outputs and classes"):
+        prepared(tmp_path, parts, metric, data={"shuffle": False})
+
+
 def test_mean_over_tokens_is_distinguished_from_a_mean_over_samples(tmp_path):
     targets = torch.randint(3, (64, 5), generator=torch.Generator().manual_seed(0))
     targets[:, 1:][torch.rand(64, 4, generator=torch.Generator().manual_seed(1)) < 0.5] = -100

@@ -20,6 +20,7 @@ from surestep.engine.batch import flatten_tensors, map_tensors, move
 from surestep.engine.checks.samples import (
     TRIALS,
     Split,
+    draw_classes,
     draw_splits,
     has_opaque,
     has_samples,
@@ -167,8 +168,9 @@ class Term(NamedTuple):
 class Terms:
     """Computes the loss of some samples, in double precision if the loss takes it."""
 
-    def __init__(self, batch: MeasuredBatch) -> None:
+    def __init__(self, batch: MeasuredBatch, targets: Tensor | None = None) -> None:
         self.batch = batch
+        self.targets = targets  # in place of those of the batch
         self.loss = batch.head.loss
         self._widest = None if self.loss.kind == "model" else sum_dtype(batch.loader.device)
         self._teacher_outputs = None
@@ -185,6 +187,9 @@ class Terms:
         """
         with measuring():
             targets, items = self.batch.part(rows)[2:]
+            if self.targets is not None:
+                targets = self.targets[rows.start : rows.stop].clone()
+                items = self.loss.count_items(None, targets, len(rows))
             tokens = None
             is_class = isinstance(targets, Tensor) and not targets.is_floating_point()
             if is_class and not targets.is_complex():
@@ -271,6 +276,10 @@ def check_additivity(batch: MeasuredBatch, *, calls_model: bool) -> None:
     is_split = head.loss.kind != "model" and is_per_sample(head.outputs, samples)
     if is_split:
         gap = _first_wide(terms, _output_trials(terms))
+        classes = draw_classes(head.micro_batch.targets, head.outputs, head.loss)
+        if gap is None and classes is not None and not batch.counts_batch:
+            terms = Terms(batch, classes)
+            gap = _first_wide(terms, _output_trials(terms))
         if gap is None:
             return
         calls_model = calls_model and batch.is_alone
@@ -284,7 +293,9 @@ def check_additivity(batch: MeasuredBatch, *, calls_model: bool) -> None:
     if parts and (not is_split or by_chance):
         gap = _first_wide(terms, _call_trials(terms, split, (head.outputs, *parts)))
     if gap is not None:
-        raise TaskError(_explain(terms.loss, gap, head.name))
+        how = " (with outputs varied at random)" if gap.varied else ""
+        how = " (with other outputs and classes)" if terms.targets is not None else how
+        raise TaskError(_explain(terms.loss, gap, head.name, how))
 
 
 def _first_wide(terms: Terms, trials: Iterable[Trial]) -> Gap | None:
@@ -381,7 +392,7 @@ def _compare_calls(terms: Terms, outputs: Sequence[Any], split: Split) -> Gap:
     return Gap(whole, tuple(parts), split.seed is not None)
 
 
-def _explain(loss: Loss, gap: Gap, name: str) -> str:
+def _explain(loss: Loss, gap: Gap, name: str, how: str) -> str:
     """Return the error for a loss that does not add up, with what to type instead."""
 
     def setting(option: str, value: str) -> str:
@@ -395,8 +406,7 @@ def _explain(loss: Loss, gap: Gap, name: str) -> str:
     gives = (
         f"The {called} is not {declared}: for {whole.samples} samples it is "
         f"{whole.total / divisor:.6g}, but {together:.6g} if it is computed from "
-        f"{len(gap.parts)} parts of them"
-        f"{' (with outputs varied at random)' if gap.varied else ''}. "
+        f"{len(gap.parts)} parts of them{how}. "
     )
     if _adds_up(gap, lambda term: 1.0):
         return gives + (

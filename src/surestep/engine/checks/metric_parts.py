@@ -16,6 +16,7 @@ from surestep.engine.batch import MicroBatch, flatten_tensors, map_tensors
 from surestep.engine.checks.additivity import TOLERANCE_OF_HALF, has_half
 from surestep.engine.checks.samples import (
     Split,
+    draw_classes,
     draw_splits,
     is_per_sample,
     select_samples,
@@ -56,13 +57,17 @@ def check_mean(name: str, metric: Any, outputs: Any, micro_batch: MicroBatch, lo
         _compare(name, metric, outputs, micro_batch, loss)
 
 
-def _compare(name: str, metric: Any, outputs: Any, micro: MicroBatch, loss: Loss) -> None:
-    def measure(split: Split, parts: Sequence[Any]) -> Measured:
-        return _measure({name: metric}, split, parts, micro, loss)
-
+def _compare(name: str, metric: Any, outputs: Any, given: MicroBatch, loss: Loss) -> None:
     numbers = sum(tensor.numel() for tensor in flatten_tensors(outputs))
     tolerance = TOLERANCE_OF_HALF if has_half(outputs) else _TOLERANCE
-    for split in draw_splits(micro.samples, numbers):
+    trials = [(given, split) for split in draw_splits(given.samples, numbers)]
+    other = given._replace(targets=draw_classes(given.targets, outputs, loss))
+    trials += [(other, split) for _, split in trials if other.targets is not None]
+    for micro, split in trials:
+
+        def measure(split: Split, parts: Sequence[Any], micro: MicroBatch = micro) -> Measured:
+            return _measure({name: metric}, split, parts, micro, loss)
+
         taken = _with_both_signs(outputs, split.take(outputs))
         unsplit = Split(split.rows, [], split.seed)
         try:
@@ -78,10 +83,11 @@ def _compare(name: str, metric: Any, outputs: Any, micro: MicroBatch, loss: Loss
                 continue  # a function may be written for two samples and more
             raise _not_a_mean(name, metric, f"fails on a part of them: {error}") from error
         for key, (value, size) in whole.items():
-            other, scale = parts.get(key, (math.nan, 0.0))
-            if math.isfinite(value) and not abs(other - value) <= tolerance * (scale + size):
+            found, scale = parts.get(key, (math.nan, 0.0))
+            if math.isfinite(value) and not abs(found - value) <= tolerance * (scale + size):
                 varied = "" if split.seed is None else " (with outputs varied at random)"
-                text = f"for {len(split.rows)} samples it is {value:.6g}, but {other:.6g} if it is "
+                varied = " (with other outputs and classes)" if micro is other else varied
+                text = f"for {len(split.rows)} samples it is {value:.6g}, but {found:.6g} if it is "
                 raise _not_a_mean(name, metric, f"{text}computed from parts of them{varied}")
 
 

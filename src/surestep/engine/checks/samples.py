@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from surestep.engine.batch import flatten_tensors, map_tensors
+from surestep.engine.losses.adapt import Loss
 from surestep.engine.rng import derive_seed
 
 TRIALS = 8  # with varied outputs, half of them down to single samples
@@ -127,6 +128,24 @@ def has_opaque(value: Any) -> bool:
     if is_dataclass(value) and not isinstance(value, type):
         return any(map(has_opaque, vars(value).values()))
     return True
+
+
+def draw_classes(targets: Any, outputs: Any, loss: Loss) -> Tensor | None:
+    """Return targets of which each is one of the classes at random; None for other targets.
+
+    A batch may have no sample of a rare class, or samples of one class alone. Then a recall, or a
+    mean over class weights, is the same as a mean over samples.
+    """
+    if not isinstance(targets, Tensor) or targets.is_complex():
+        return None
+    classes, dim = 2, loss.find_class_dim(outputs)
+    if dim is not None and not targets.is_floating_point():
+        classes = outputs.shape[dim]
+    elif not bool(((targets == 0) | (targets == 1)).all()):
+        return None
+    generator = torch.Generator().manual_seed(derive_seed("classes", 0))
+    drawn = torch.randint(classes, targets.shape, generator=generator).to(targets)
+    return torch.where((targets < 0) | (targets >= classes), targets, drawn)
 
 
 def vary_outputs(outputs: Any, generator: torch.Generator) -> Any:
