@@ -129,3 +129,57 @@ def test_search_for_the_cause_of_a_skipped_step_changes_no_attributes() -> None:
     for _ in prepare(task, config).steps():
         pass
     assert_same([float(x.sum()) for x, _ in in_batches(7, bad, Y)], ours.kept)
+
+
+class Standardize:
+    """Standardizes inputs by the mean and the square of all values so far."""
+
+    def __init__(self) -> None:
+        self.count, self.sums = 0, torch.zeros(2, 4, dtype=torch.float64)
+
+    def __call__(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        self.count += len(x)
+        self.sums += torch.stack([x.sum(0), x.square().sum(0)])
+        mean, square = self.sums / self.count
+        return (x - mean) / (square - mean.square()).sqrt(), y
+
+
+def test_transform_with_running_statistics_begins_with_the_first_batch() -> None:
+    torch.manual_seed(0)
+    net, plain = nn.Linear(4, 3).double(), Standardize()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for x, y in in_batches(7, X, Y):
+        optimizer.zero_grad()
+        x, y = plain(x, y)
+        functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    torch.manual_seed(0)
+    net_of_ours, own = nn.Linear(4, 3).double(), Standardize()
+    task = surestep.Task(net_of_ours, nn.CrossEntropyLoss(), train=(X, Y), batch_transform=own)
+    train(task, plain_config(epochs=1, batch_size=7))
+    assert_same([net.weight, plain.sums], [net_of_ours.weight, own.sums])
+
+
+class WorstSoFar:
+    """A metric that is the mean of a batch, and notes the largest one."""
+
+    def __init__(self) -> None:
+        self.worst: list[float] = []
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        wrong = (outputs.argmax(1) != targets).double().mean()
+        self.worst.append(float(wrong))
+        return wrong
+
+
+def test_metric_that_notes_its_values_has_those_of_evaluations_alone() -> None:
+    torch.manual_seed(0)
+    net, metric = nn.Linear(4, 3).double(), WorstSoFar()
+    config = plain_config(epochs=1, batch_size=7, validation={"batch_size": 7})
+    data: Any = {"train": (X, Y), "val": (X, Y)}
+    session = prepare(
+        surestep.Task(net, nn.CrossEntropyLoss(), metrics={"wrong": metric}, **data), config
+    )
+    session.evaluate()
+    plain = [float((net(x).argmax(1) != y).double().mean()) for x, y in in_batches(7, X, Y)]
+    assert_same(plain, metric.worst)

@@ -95,8 +95,8 @@ def build(
     settings.callback(loader.close)
     with disable_compile(model):
         monitor, skips = plan.validation_metric, plan.on_nonfinite == "skip"
-        codes = (model, loss.teacher, *code_of_losses(loss).values())
-        with preserve_weights(model), preserve_attributes(*codes):
+        codes = (model, loss.teacher, *code_of_losses(loss).values(), *task.metrics.values())
+        with preserve_weights(model), preserve_attributes(*codes, task.batch_transform):
             first = check_first_batch(
                 model, loader, task, autocast(plan), fresh=fresh, judged_by=monitor, skips=skips
             )
