@@ -143,7 +143,7 @@ def draw_classes(targets: Any, outputs: Any, loss: Loss) -> Tensor | None:
         classes = outputs.shape[dim]
     elif not bool(((targets == 0) | (targets == 1)).all()):
         return None
-    generator = torch.Generator().manual_seed(derive_seed("classes", 0))
+    generator = torch.Generator().manual_seed(derive_seed("check", 0))
     drawn = torch.randint(classes, targets.shape, generator=generator).to(targets)
     return torch.where((targets < 0) | (targets >= classes), targets, drawn)
 
