@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from surestep.base.warn import warn
 from surestep.engine.losses.base import at_least_fp32
+from surestep.engine.optim.param_groups import wrapped_optimizers
 from surestep.engine.parallel.single import DeviceGuard, SingleProcessStrategy, all_finite
 from surestep.engine.schedule.groups import GroupSchedule
 from surestep.engine.state.state import copied_options
@@ -54,22 +55,32 @@ def find_followers(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]
 
 
 class OptimizerSnapshot:
-    """A copy of what an optimizer updates: its parameters, its state and its options."""
+    """A copy of what an optimizer updates: its parameters, its state and its options.
+
+    If it wraps other optimizers, their state is copied too.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
+        self._parts = (optimizer, *wrapped_optimizers(optimizer).values())
 
     def save(self, copy_value: Callable[[Any], Any] = copy.deepcopy) -> None:
         """Make the copy; `copy_value` copies what is in the state and is not a tensor."""
         groups = self.optimizer.param_groups
         self.weights = WeightSnapshot([p for group in groups for p in group["params"]])
-        self._state = {
-            parameter: {
-                slot: value.clone() if isinstance(value, Tensor) else copy_value(value)
-                for slot, value in slots.items()
-            }
-            for parameter, slots in self.optimizer.state.items()
-        }
+        self._states: list[tuple[Any, Any]] = [
+            (
+                part.state,
+                {
+                    parameter: {
+                        slot: value.clone() if isinstance(value, Tensor) else copy_value(value)
+                        for slot, value in slots.items()
+                    }
+                    for parameter, slots in part.state.items()
+                },
+            )
+            for part in self._parts
+        ]
         self.save_options()
 
     def save_options(self) -> None:
@@ -80,16 +91,18 @@ class OptimizerSnapshot:
     def has_new_state(self) -> bool:
         """Whether the optimizer has created state since the copy was made."""
         return any(
-            slots.keys() != self._state.get(parameter, {}).keys()
-            for parameter, slots in self.optimizer.state.items()
+            slots.keys() != saved.get(parameter, {}).keys()
+            for now, saved in self._states
+            for parameter, slots in now.items()
         )
 
     @torch.no_grad()
     def restore(self) -> None:
         """Restore the copy, once."""
         self.weights.restore()
-        self.optimizer.state.clear()
-        self.optimizer.state.update(self._state)
+        for now, saved in self._states:
+            now.clear()
+            now.update(saved)
         for group, options in zip(self.optimizer.param_groups, self._options, strict=True):
             group.update(options)
 
@@ -97,11 +110,12 @@ class OptimizerSnapshot:
     def restore_where(self, bad: Tensor) -> None:
         """Restore the copy on the device if `bad` is true, () bool."""
         self.weights.restore(bad)
-        for parameter, slots in self._state.items():
-            current = self.optimizer.state[parameter]
-            for slot, saved in slots.items():
-                if isinstance(saved, Tensor):
-                    current[slot].copy_(torch.where(bad, saved, current[slot]))
+        for now, saved in self._states:
+            for parameter, slots in saved.items():
+                for slot, value in slots.items():
+                    if isinstance(value, Tensor):
+                        current = now[parameter][slot]
+                        current.copy_(torch.where(bad, value, current))
 
 
 def saved_optimizer(optimizer: torch.optim.Optimizer) -> OptimizerSnapshot:

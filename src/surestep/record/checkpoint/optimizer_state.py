@@ -5,7 +5,8 @@ The others come from the config.
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.distributed.shards import ShardedStateProvider, TensorShard, is_sharded
-from surestep.engine.optim.param_groups import parameters_of
+from surestep.engine.optim.param_groups import parameters_of, wrapped_optimizers
 from surestep.engine.state.state import State, copied_options
 from surestep.record.checkpoint.encoding import collect_shards, decode, encode
 from surestep.record.checkpoint.manifest import RECORD, checkpoint_error
@@ -47,14 +48,13 @@ def encode_optimizer(
         sharded, members = collect_shards(slots), [list(group) for group in keeper.groups(called)]
     else:
         names = {id(parameter): name for name, parameter in state.model.named_parameters()}
-        for parameter, state_of_one in optimizer.state.items():
+        for path, parameter, slot, value in _slots_of(optimizer):
             if id(parameter) not in names:
                 raise _no_parameter_error(optimizer, f"state under {format_value(parameter)}")
-            for slot, value in state_of_one.items():
-                key = f"{called}/{names[id(parameter)]}/{slot}"
-                encoded = encode(key, value, tensors)
-                if key not in tensors:
-                    values[key] = encoded
+            key = f"{called}/{names[id(parameter)]}/{path}{slot}"
+            encoded = encode(key, value, tensors)
+            if key not in tensors:
+                values[key] = encoded
         members = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
     groups = [
         {"names": names_of_group, "options": changed}
@@ -62,6 +62,17 @@ def encode_optimizer(
     ]
     record = {"class": _class_name(optimizer), "values": values, "groups": groups}
     return (tensors if keeper is None else sharded), record
+
+
+def _slots_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any, str, Any]]:
+    """Yield the state: where it is in the optimizer, the parameter, the name and the value."""
+    seen: list[Any] = []
+    wrapped = {f"{path}.": one for path, one in wrapped_optimizers(optimizer).items()}
+    for path, one in {"": optimizer, **wrapped}.items():
+        if not any(one.state is state for state in seen):
+            seen.append(one.state)
+            for parameter, slots in one.state.items():
+                yield from ((path, parameter, slot, value) for slot, value in slots.items())
 
 
 def _encode_options(called: str, state: State, tensors: dict[str, Tensor]) -> list[dict[str, Any]]:
@@ -172,7 +183,7 @@ class _OptimizerMatch:
         for key, value in {**tensors, **values}.items():
             slots.setdefault(_parameter_of(key), {})[key.rpartition("/")[2]] = value
         names = {id(parameter): name for name, parameter in self.state.model.named_parameters()}
-        plain = self.optimizer.state_dict()
+        plain = _state_dict(self.optimizer)
         plain["state"] = {}
         for number, described in enumerate(plain["param_groups"]):
             parameters = self.optimizer.param_groups[number]["params"]
@@ -336,8 +347,11 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, loaded: dict[str, Any]) ->
     torch casts most tensors to the parameter's dtype, also those it creates in another one: NAdam's
     product of momenta is fp32 beside an fp64 weight.
     """
-    optimizer.load_state_dict(loaded)
     by_index = list(parameters_of(optimizer))
+    if wrapped := wrapped_optimizers(optimizer):
+        _load_wrapper({"": optimizer, **wrapped}, by_index, loaded)
+        return
+    optimizer.load_state_dict(loaded)
     for index, slots in loaded["state"].items():
         now = optimizer.state[by_index[index]]
         for slot, value in slots.items():
@@ -345,6 +359,42 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, loaded: dict[str, Any]) ->
                 now[slot] = value.to(now[slot].device)
     if _is_of_torch(optimizer):
         _fit_options(optimizer)
+
+
+def _state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return a state dict; that of a wrapper may have any form, so it is made here."""
+    if not wrapped_optimizers(optimizer):
+        return optimizer.state_dict()
+    number = count()
+    return {
+        "param_groups": [
+            {**group, "params": [next(number) for _ in group["params"]]}
+            for group in optimizer.param_groups
+        ]
+    }
+
+
+def _load_wrapper(
+    parts: Mapping[str, torch.optim.Optimizer],
+    parameters: Sequence[Tensor],
+    loaded: Mapping[str, Any],
+) -> None:
+    """Load a wrapper and the optimizers in it, in place: they may share groups and state."""
+    for part in parts.values():
+        part.state.clear()
+    for group, options in zip(parts[""].param_groups, loaded["param_groups"], strict=True):
+        group.update({name: value for name, value in options.items() if name != "params"})
+    for index, slots in loaded["state"].items():
+        parameter = parameters[index]
+        for slot, value in slots.items():
+            path, _, name = slot.rpartition(".")
+            if path not in parts:
+                path, name = "", slot
+            here = value.to(parameter.device) if isinstance(value, Tensor) else value
+            parts[path].state.setdefault(parameter, {})[name] = here
+    for part in parts.values():
+        if _is_of_torch(part):
+            _fit_options(part)
 
 
 def _fit_options(optimizer: torch.optim.Optimizer) -> None:
