@@ -116,7 +116,7 @@ class Callback:
     def on_backward(self, state: "State") -> Request | None:
         """Called after the backward pass; gradients are unscaled and not yet clipped.
 
-        A manual step calls it before each clipping.
+        A manual step calls it once for each loop over its micro-batches, before the first clipping.
 
         Args:
             state: the state before the step; `.grad` of its parameters is that of all ranks, and

@@ -30,7 +30,7 @@ class AccumulationPass:
     names: tuple[str, ...]
     loss: Tensor | None = None  # finally the sum over all ranks
     seen: set[int] = field(default_factory=set)
-    is_summed: bool = False
+    is_reduced: bool = False
 
 
 class ManualStep:
@@ -313,7 +313,7 @@ class ManualStep:
         return known[name]
 
     def _clip(self, name: str, max_norm: float | None) -> GradNorm:
-        """Reduce, unscale, measure and clip the gradients of an optimizer."""
+        """Reduce and unscale the gradients of a pass; measure and clip those of an optimizer."""
         strategy, current = self._handle(name).strategy, self._ready.get(name)
         if current is None:
             raise TaskError(
@@ -328,12 +328,13 @@ class ManualStep:
                 "manual_step.micro_batches(...), with a manual_step.backward for each."
             )
         assert current.loss is not None
-        if not current.is_summed:
-            current.loss, current.is_summed = strategy.reduce_loss(current.loss), True
-        strategy.reduce_grads()
-        strategy.unscale()
-        for hook in self._context.on_backward:
-            hook(self._context.state)
+        if not current.is_reduced:  # all gradients of the pass, which a hook may change once
+            current.loss, current.is_reduced = strategy.reduce_loss(current.loss), True
+            for own in (self._handle(key).strategy for key in current.names):
+                own.reduce_grads()
+                own.unscale()
+            for hook in self._context.on_backward:
+                hook(self._context.state)
         if max_norm is not None:
             strategy = copy.copy(strategy)
             strategy.max_norm, strategy.clip_value = max_norm, None
