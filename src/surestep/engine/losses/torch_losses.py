@@ -107,7 +107,19 @@ def from_torch(module: nn.Module) -> Loss | None:
         known = replace(_classes(summing, reduction, module), in_fp32=_in_fp32(summing))
     if known.options is None:
         known = replace(known, options=LossOptions(module, summing, fixed=("reduction",)))
+    is_changed = "forward" in vars(module) or module._forward_hooks
+    if is_changed and known.divides and (kind not in KNOWN or KNOWN[kind].compares):
+        return _changed_mean(module, known)
     return known
+
+
+def _changed_mean(module: nn.Module, known: Loss) -> Loss:
+    """Return a loss of the mean of `module`, which a hook sees, or the user has changed."""
+    own = copy.copy(module)
+    own._buffers = dict(module._buffers)
+    on_change = None if known.options is None else known.options.on_change
+    options = LossOptions(module, own, on_change=on_change)
+    return replace(known, value=own, is_sum=False, in_fp32=None, module=own, options=options)
 
 
 def _in_fp32(summing: Any) -> Callable[[Any, Any], Tensor]:
