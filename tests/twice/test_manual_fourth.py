@@ -225,3 +225,40 @@ def test_repeating_a_step_to_find_its_bad_sample_leaves_weights_and_state(name: 
     if name == "sgd":
         moved = [optimizer.state[weight]["momentum_buffer"] for weight in plain_net.parameters()]
         assert_same(moved, [state[weight]["momentum_buffer"] for weight in net.parameters()])
+
+
+def test_average_that_a_hook_of_the_optimizer_keeps_follows_the_steps_that_are_taken() -> None:
+    bad = X.clone()
+    bad[16] = torch.nan
+
+    def average_with(net: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+        average = [parameter.detach().clone() for parameter in net.parameters()]
+
+        def follow(*_: Any) -> None:
+            for slow, fast in zip(average, net.parameters(), strict=True):
+                slow.lerp_(fast.detach(), 0.2)
+
+        optimizer.register_step_post_hook(follow)
+        return average
+
+    plain_net, net = Two().encoder, Two().encoder
+    optimizer = torch.optim.SGD(plain_net.parameters(), lr=0.1)
+    plain_average = average_with(plain_net, optimizer)
+    for (x,) in in_batches(7, bad):
+        if x.isfinite().all():
+            optimizer.zero_grad()
+            F.mse_loss(plain_net(x), x).backward()
+            optimizer.step()
+
+    def step(manual_step: surestep.ManualStep) -> None:
+        for micro in manual_step.micro_batches():
+            (x,) = micro.args
+            manual_step.backward(F.mse_loss(manual_step.model(x), x), micro)
+        manual_step.step("model")
+
+    task = surestep.Task(net, train=(bad,), step=step)
+    session = compare.prepare(task, plain_config(epochs=1, batch_size=7, on_nonfinite="skip"))
+    average = average_with(net, session.state.optimizer)
+    for _ in session.steps():
+        pass
+    assert_same([weights(plain_net), plain_average], [weights(net), average])

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from surestep.engine.batch import Batch, flatten_tensors
@@ -176,6 +177,21 @@ def _tensors_before(parts: StepContext, batch: Batch) -> dict[tuple[str, str], T
 
 
 @contextmanager
+def _without_hooks(*optimizers: torch.optim.Optimizer) -> Iterator[None]:
+    """Remove the hooks of optimizers, which may keep an average of the weights, for a while."""
+    names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    hooks = [getattr(optimizer, name, {}) for optimizer in optimizers for name in names]
+    before = [dict(of_one) for of_one in hooks]
+    for of_one in hooks:
+        of_one.clear()
+    try:
+        yield
+    finally:
+        for of_one, kept in zip(hooks, before, strict=True):
+            of_one.update(kept)
+
+
+@contextmanager
 def preserve_state(parts: StepContext) -> Iterator[None]:
     """Restore what a forward, a backward or a custom step changes.
 
@@ -199,6 +215,7 @@ def preserve_state(parts: StepContext) -> Iterator[None]:
         stack.enter_context(preserve_buffers(model, parts.loss.module))
         stack.enter_context(preserve_attributes(model, *code_of_losses(parts.loss).values()))
         stack.enter_context(disable_compile(model))
+        stack.enter_context(_without_hooks(*state.optimizers.values()))
         for schedule in state.schedules.values():
             stack.enter_context(schedule.preserve())
         parts.on_backward, generators.seeded = [], True  # the step may be the first of a process
