@@ -390,7 +390,7 @@ class DeviceGuard:
         self.optimizer: Any = optimizer
         device = optimizer.param_groups[0]["params"][0].device
         self.nonfinite = torch.zeros((), device=device)
-        self.found_inf = torch.zeros((), device=device)
+        self.found_inf = torch.zeros((), dtype=torch.float32, device=device)  # for torch's kernels
 
     def step(self, loss_sum: Tensor, grad_norm: Tensor) -> StepOutcome:
         """Step with torch's switch: a fused kernel does nothing if found_inf is 1."""
