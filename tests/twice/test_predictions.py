@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -361,3 +362,27 @@ def test_data_without_targets_is_predicted_whatever_the_loss() -> None:
             session = prepare(task, plain_config(epochs=1, batch_size=8))
             expected = plain if targets is not Y else plain | prediction
             assert_same(expected, tensors(session.predict("test")))
+
+
+class TwoOfOneName(nn.Module):
+    """Outputs whose names in a table of predictions are the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 1).double()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Return {"a": {"b": ...}} and {"a_b": ...}."""
+        return {"a_b": self.linear(x), "a": {"b": 2 * self.linear(x)}}
+
+
+def test_second_output_of_the_same_name_is_an_error() -> None:
+    x = torch.randn(11, 4, dtype=torch.float64)
+
+    def loss(outputs: Any, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(outputs["a_b"], y)
+
+    task = surestep.Task(TwoOfOneName(), loss, train=(x, x[:, :1]))
+    session = prepare(task, plain_config(max_steps=1, batch_size=7))
+    with pytest.raises(surestep.SurestepError, match="'output_a_b'"):
+        session.predict("train")

@@ -269,7 +269,11 @@ def mean_and_std(
 
 
 def flatten_outputs(value: Any, name: str) -> dict[str, Tensor]:
-    """Return the tensors of nested outputs by name: "output", or "output_<key>" of several."""
+    """Return the tensors of nested outputs by name: "output", or "output_<key>" of several.
+
+    Raises:
+        TaskError: two have the same name, such as {"a": {"b": x}, "a_b": y}.
+    """
     if isinstance(value, Tensor):
         return {name: value}
     members = value._asdict() if hasattr(value, "_asdict") else as_members(value)
@@ -280,7 +284,13 @@ def flatten_outputs(value: Any, name: str) -> dict[str, Tensor]:
         pairs = enumerate(members)
     found: dict[str, Tensor] = {}
     for key, member in pairs:
-        found |= flatten_outputs(member, f"{name}_{key}")
+        inner = flatten_outputs(member, f"{name}_{key}")
+        if twice := found.keys() & inner.keys():
+            raise TaskError(
+                f"Two tensors of a batch are called {min(twice)!r}. Give one of them another name "
+                "where the model, or the data, returns it."
+            )
+        found |= inner
     return found
 
 
