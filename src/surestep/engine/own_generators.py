@@ -163,6 +163,11 @@ def _as_generator(path: str, value: Any, paths: Counter[str]) -> OwnGenerator | 
     return OwnGenerator(path, kind, seed, salt)
 
 
+def is_generator(value: Any) -> bool:
+    """Return whether a value is a generator that takes a seed."""
+    return _seed_function(value) is not None
+
+
 def _seed_function(value: Any) -> Callable[[int], object] | None:
     """Return what seeds a generator; None for anything else, or if it takes no seed."""
     hook: Callable[[int], object] | None = getattr(type(value), HOOK, None)

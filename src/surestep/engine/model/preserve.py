@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from surestep.engine.buffers import every_buffer
+from surestep.engine.own_generators import is_generator
 from surestep.engine.step_outcome import StepOutcome
 
 _OF_MODULES = vars(nn.Module()).keys()  # what torch keeps in every module
@@ -114,7 +115,8 @@ def preserve_attributes(*codes: Any) -> Iterator[None]:
 
     A model or a loss may count its calls, or collect values in a list or a tensor. Parameters,
     buffers and modes are restored elsewhere. If a layer, a buffer or a hook was added, which an
-    attribute may describe, nothing of that model or loss is restored.
+    attribute may describe, nothing of that model or loss is restored. A generator that was made
+    stays, since it is seeded from now on.
     """
     before = []
     for code in (getattr(code, "__self__", code) for code in codes):
@@ -130,8 +132,15 @@ def preserve_attributes(*codes: Any) -> Iterator[None]:
             if _structure(code, owners) == structure:
                 for now, old in values:
                     for name in now.keys() - old.keys():
-                        del now[name]
-                    now.update({name: old[name] for name in old.keys() - _OF_MODULES})
+                        if not is_generator(now[name]):
+                            del now[name]
+                    now.update(
+                        {
+                            name: old[name]
+                            for name in old.keys() - _OF_MODULES
+                            if old[name] is not None or not is_generator(now.get(name))
+                        }
+                    )
                 for part, kept in copies:
                     _put_back(part, kept)
 
