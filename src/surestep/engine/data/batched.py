@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from surestep.base.errors import DataError
 from surestep.engine.batch import only_element
-from surestep.engine.data.dataloader import check_batched
+from surestep.engine.data.dataloader import check_batched, check_iteration
 from surestep.engine.rng import derive_seed
 from surestep.engine.task.task import Task
 
@@ -113,5 +113,6 @@ def with_ready_batches(task: Task) -> Task:
         task = replace(task, train=NoData())
     parts = {"train": task.train, **task.val_sets(), "test": task.test}
     for name, data in parts.items():
+        check_iteration(data, name)
         check_batched(data, name, batched=task.batched)
     return replace(task, batched=False, collate_fn=only_element) if task.batched else task

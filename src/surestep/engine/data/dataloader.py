@@ -14,6 +14,8 @@ from surestep.engine.data.stream import is_stream
 from surestep.engine.plan.batching import SampleOrder, order_generator
 from surestep.engine.rng import derive_seed, preserve_rng, seed_loading
 
+_READ_AS_TORCH = ("torch", "torchdata", "accelerate")  # their subclasses give the same samples
+
 
 def loader_settings(data: Any) -> dict[str, Any] | None:
     """Return the settings of a DataLoader by the names of the Plan; None for other data.
@@ -50,6 +52,22 @@ def loader_batching(loader: "DataLoader[Any]") -> dict[str, Any]:
         _set_position(batches, 0, 0)
         first = next(iter(batches), ())
     return {"batch_size": max(1, len(first)), "drop_last": False}
+
+
+def check_iteration(data: Any, part: str) -> None:
+    """Check that a DataLoader is read as torch's are, since its dataset is read without it."""
+    if not isinstance(data, DataLoader):
+        return
+    for kind in type(data).__mro__:
+        own = {"__iter__", "_get_iterator"} & vars(kind).keys()
+        if own and kind.__module__.partition(".")[0] not in _READ_AS_TORCH:
+            raise DataError(
+                f"The DataLoader of the {part} data is a {kind.__name__} with its own "
+                f"{min(own)}(), and surestep reads the dataset itself, without it. Change "
+                "the samples in the dataset, collate_fn or Task(batch_transform=...), and give "
+                f"torch's DataLoader. Or pass a function, {part}=lambda: loader, with "
+                "Task(batched=True): it is then read as a stream of ready batches."
+            )
 
 
 def check_batched(data: Any, part: str, *, batched: bool) -> None:
