@@ -28,7 +28,7 @@ from surestep.engine.batch import (
 from surestep.engine.data.apply_transform import BatchTransform
 from surestep.engine.data.batched import NoData
 from surestep.engine.data.dataloader import check_no_sampler, loader_settings
-from surestep.engine.data.dataset import count_samples
+from surestep.engine.data.dataset import count_samples, dataset_of
 from surestep.engine.data.failures import check_targets
 from surestep.engine.data.make_source import make_source
 from surestep.engine.data.order import FilteredOrder
@@ -75,8 +75,10 @@ class BatchLoader:
         order: SampleOrder,
         transform: BatchTransform | None,
         inputs: SeededCalls | None,
+        reread: Callable[[], Any],
     ) -> None:
         self.source = make_source(layout)
+        self._reread = reread
         self.subset = part
         self._open_source = make_source
         self.layout = layout
@@ -119,6 +121,8 @@ class BatchLoader:
                     raise
 
     def _read(self, epoch: int, start: int) -> Iterator[Batch]:
+        if not isinstance(self.source, StreamLoader) and self.source.follow(self._reread()):
+            self._on_device = None
         for (first, end, is_last, ranges), raws in self._raws(
             self.source, self.layout, epoch, start
         ):
@@ -357,6 +361,7 @@ def make_loader(
         order=order,
         transform=transform,
         inputs=inputs,
+        reread=partial(dataset_of, data, part),
     )
 
 

@@ -33,6 +33,7 @@ def in_memory(data: Any) -> InMemory | None:
         if inner is None:
             return None
         index = torch.as_tensor(data.indices)
+        index = torch.where(index < 0, index + len(inner), index)  # from the end, as in Python
         return InMemory(inner.tensors, index if inner.index is None else inner.index[index])
     values = data.values() if isinstance(data, dict) else data if isinstance(data, tuple) else ()
     if not values or not all(isinstance(value, (Tensor, np.ndarray)) for value in values):

@@ -42,6 +42,14 @@ class Source(Protocol):
         """Yield the batch at each range of positions; `order` None is the stored order."""
         ...
 
+    def follow(self, dataset: Any) -> bool:
+        """Take what the program has changed of its data; return whether tensors were replaced.
+
+        Raises:
+            DataError: it has another length than before.
+        """
+        ...
+
     def close(self) -> None:
         """End the workers."""
         ...
@@ -91,8 +99,27 @@ class InMemory(Dataset[Any]):
                     batch[name] = tensor.index_select(0, rows[part])
             yield batch if is_named else tuple(batch.values())
 
+    def follow(self, dataset: Any) -> bool:
+        """Take the tensors of a dataset, and the indices of a Subset, as they are now."""
+        check_length(dataset, self.samples)
+        before = list(self.by_name.values())
+        self.tensors, self.index, self.by_name = dataset.tensors, dataset.index, dataset.by_name
+        pairs = zip(self.by_name.values(), before, strict=True)
+        return any(now is not then for now, then in pairs)
+
     def close(self) -> None:
         """Do nothing: there are no workers."""
+
+
+def check_length(dataset: Any, samples: int) -> None:
+    """Check that a dataset is as long as at the start: the steps of an epoch follow from it."""
+    if len(dataset) != samples:
+        raise DataError(
+            f"The data had {samples} samples when the run began, and has {len(dataset)} now, but "
+            "the steps of an epoch are planned at the start. Start another run with the new data "
+            "from the last checkpoint of this one: from_='RUN@last'. Or give all samples, and "
+            "choose those of each epoch: Task(sampler=surestep.samplers.custom(function))."
+        )
 
 
 class MicroBatchRequest(NamedTuple):
@@ -117,6 +144,7 @@ class SeededDataset(Dataset[Any]):
         self.preserves = True  # False while the caller preserves this process's generators
         self._own: OwnGenerators | None = None  # searched for in the process that loads
         self._with_epoch = find_with_epoch(dataset) if part == "train" else []
+        self._samples = len(dataset)
         self._epoch = -1
 
     def __getitem__(self, batch: MicroBatchRequest) -> Any:
@@ -178,6 +206,7 @@ class SeededDataset(Dataset[Any]):
         self._epoch, _SET_BY[id(self.dataset)] = epoch, self
         for dataset in self._with_epoch:
             dataset.set_epoch(epoch)
+        check_length(self.dataset, self._samples)
 
     def _seed(self, epoch: int, position: int) -> None:
         seed = derive_seed("load", self.seed, epoch, position, self.part)
@@ -280,6 +309,7 @@ class MapStyleSource:
         part: str = "train",
     ) -> None:
         self.dataset = dataset
+        self._samples = len(dataset)
         self._requests = _RequestSampler()
         self._seeded = SeededDataset(dataset, collate or default_collate, seed, part)
         self._has_workers = bool(options.get("num_workers"))
@@ -299,6 +329,13 @@ class MapStyleSource:
         if not self._has_workers or self._seeded.is_sliced:
             return found
         return map(self._check_loaded, found)
+
+    def follow(self, dataset: Any) -> bool:
+        """Check the length; a dataset that is not of tensors in memory is read as it is."""
+        if isinstance(self.dataset, InMemory):
+            return self.dataset.follow(dataset)
+        check_length(dataset, self._samples)
+        return False
 
     def take(self, found: Iterator[Any], count: int) -> Iterator[Any]:
         """Take the micro-batches of one batch: to preserve the generators takes 16 us."""

@@ -1,0 +1,199 @@
+"""Data that a program changes during a run, and code around the data that is not torch's."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+
+import surestep
+from tests.twice.compare import assert_same, in_batches, plain_config, prepare, train, weights
+
+N = 47
+X = torch.randn(N, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+Y = (X[:, :1] - 2 * X[:, 1:2]).clone()
+Batches = list[tuple[Tensor, Tensor]]
+
+
+def linear() -> nn.Linear:
+    """Return a layer with the same weights at each call."""
+    torch.manual_seed(0)
+    return nn.Linear(4, 1).double()
+
+
+def by_hand(batches: Batches) -> dict[str, Tensor]:
+    """Return the weights after a plain loop."""
+    net = linear()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for x, y in batches:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(x), y).backward()
+        optimizer.step()
+    return weights(net)
+
+
+def two_epochs(x: Tensor, y: Tensor) -> Batches:
+    """Return the batches of an epoch as the data was, and of one as it is now."""
+    return [*in_batches(7, X, Y), *in_batches(7, x, y)]
+
+
+def replace_tensors(data: TensorDataset) -> tuple[Tensor, Tensor]:
+    """Give other targets, as pseudo-labels are."""
+    data.tensors = (X, 2 * Y)
+    return data.tensors
+
+
+def replace_indices(data: Any) -> tuple[Tensor, Tensor]:
+    """Choose other samples, as hard ones are mined."""
+    data.indices = [index % 30 for index in range(N)]
+    return X[data.indices], Y[data.indices]
+
+
+def reverse_indices(data: Any) -> tuple[Tensor, Tensor]:
+    """Change the list of indices itself."""
+    data.indices.reverse()
+    return X.flip(0), Y.flip(0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("change", [replace_tensors, replace_indices, reverse_indices])
+def test_tensors_and_indices_that_are_replaced_are_those_of_the_next_epoch(change, workers) -> None:
+    data: Any = TensorDataset(X, Y)
+    if change is not replace_tensors:
+        data = Subset(data, list(range(N)))
+    net = linear()
+    options = {"num_workers": workers} | ({"persistent_workers": False} if workers else {})
+    session = prepare(
+        surestep.Task(net, nn.MSELoss(), train=data, val=data),
+        plain_config(max_steps=14, batch_size=7, data=options),
+    )
+    found = []
+    for result in session.steps():
+        if result.step == 7:
+            found.append(session.evaluate()["val/loss"])
+            x, y = change(data)
+            found.append(session.evaluate()["val/loss"])
+            with torch.no_grad():
+                plain = [float(nn.functional.mse_loss(net(a), b)) for a, b in ((X, Y), (x, y))]
+            assert_same(plain, found)
+    assert_same(by_hand(two_epochs(x, y)), weights(net))
+
+
+def test_indices_that_count_from_the_end_choose_the_last_samples() -> None:
+    indices = np.array([0, 3, -1, -2, 0] * 3)
+    net = linear()
+    data = Subset(TensorDataset(X, Y), indices)  # type: ignore[arg-type]
+    train(surestep.Task(net, nn.MSELoss(), train=data), plain_config(epochs=1, batch_size=7))
+    assert_same(by_hand(list(in_batches(7, X[indices], Y[indices]))), weights(net))
+
+
+class Growing(Dataset[Any]):
+    """Samples that become more, by the epoch or because the program labels them."""
+
+    def __init__(self) -> None:
+        self.rows = list(range(20))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return X[self.rows[index]], Y[self.rows[index]]
+
+
+class GrowingByEpoch(Growing):
+    """Samples that become more in each epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Add seven."""
+        self.rows = list(range(20 + 7 * epoch))
+
+
+@pytest.mark.parametrize("kind", ["dataset", "subset", "by epoch"])
+def test_data_that_grows_during_a_run_is_an_error_that_says_what_to_do(kind: str) -> None:
+    """Its new samples would not be read: the steps of an epoch are planned at the start."""
+    makers = {
+        "dataset": Growing,
+        "subset": lambda: Subset(TensorDataset(X, Y), list(range(20))),
+        "by epoch": GrowingByEpoch,
+    }
+    data: Any = makers[kind]()
+    task = surestep.Task(linear(), nn.MSELoss(), train=data)
+    session = prepare(task, plain_config(max_steps=9, batch_size=7))
+    steps = session.steps()
+    assert [next(steps).step for _ in range(3)] == [1, 2, 3]
+    if kind != "by epoch":
+        (data.indices if kind == "subset" else data.rows).extend(range(20, 27))
+    with pytest.raises(surestep.SurestepError, match=r"had 20 samples .* has 27 now.*from_="):
+        next(steps)
+
+
+class Scaled(DataLoader[Any]):
+    """A DataLoader that changes its batches."""
+
+    def __iter__(self) -> Any:
+        for x, y in super().__iter__():
+            yield 2 * x, y
+
+
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_loader_with_its_own_iteration_is_read_as_a_stream_of_its_batches(part: str) -> None:
+    loader, net = Scaled(TensorDataset(X, Y), 7), linear()
+    data = {"train": TensorDataset(X, Y), part: loader}
+    with pytest.raises(surestep.SurestepError, match=r"Scaled with its own __iter__.*batched=True"):
+        prepare(surestep.Task(net, nn.MSELoss(), **data), plain_config(max_steps=1))
+    task = surestep.Task(net, nn.MSELoss(), train=lambda: loader, batched=True)
+    config = surestep.Config(
+        max_steps=14,
+        optim={"name": "sgd", "lr": 0.1, "weight_decay": 0.0, "momentum": 0.0},
+        max_grad_norm=None,
+        schedule="constant",
+        logging={"progress": "quiet"},
+    )
+    train(task, config)
+    scaled = [(2 * x, y) for _ in range(2) for x, y in in_batches(7, X, Y)]
+    assert_same(by_hand(scaled), weights(net))
+
+
+class Counting:
+    """A transform of batches that counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        return x * (1 + self.calls / 10), y
+
+
+def test_transform_that_counts_its_calls_begins_at_the_first_step() -> None:
+    count, net = Counting(), linear()
+    batches = [count(x, y) for _ in range(2) for x, y in in_batches(7, X, Y)]
+    task = surestep.Task(net, nn.MSELoss(), train=(X, Y), batch_transform=Counting())
+    train(task, plain_config(epochs=2, batch_size=7))
+    assert_same(by_hand(batches), weights(net))
+
+
+class Late:
+    """A transform of batches that makes its generator when it needs one."""
+
+    def __init__(self) -> None:
+        self.rng: Any = None
+
+    def __call__(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        self.rng = np.random.default_rng(0) if self.rng is None else self.rng
+        return x + self.rng.random(), y
+
+
+@pytest.mark.filterwarnings("ignore:.*was created in the first step")
+def test_generator_that_a_transform_makes_late_draws_the_same_after_a_resume() -> None:
+    found = []
+    for stops, folder in (((20,), "runs/whole"), ((9, 20), "runs/parts")):
+        for stop in stops:
+            net = linear()
+            task = surestep.Task(net, nn.MSELoss(), train=(X, Y), batch_transform=Late())
+            config = plain_config(max_steps=stop, batch_size=7)
+            surestep.Trainer(task, config, run=folder).fit()
+        found.append(weights(net))
+    assert_same(*found, exact=True)
