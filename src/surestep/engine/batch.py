@@ -242,9 +242,23 @@ def count_samples_of(targets: Any, samples: int | None, batch: Any) -> int:
     if any(shape[0] == samples for shape in shapes):
         return samples
     given = [tensor.shape for tensor in flatten_tensors(batch) if tensor.dim()]
-    if shapes and given and all(samples in shape[:2] for shape in (*shapes, *given)):
+    is_in_time = shapes and any(shape[0] != samples for shape in given)
+    if is_in_time and all(samples in shape[:2] for shape in (*shapes, *given)):
         return samples
     return batch_size_of(targets)
+
+
+def count_rows_left(batch: Any, samples: int) -> int:
+    """Return how many of the samples that were read are in a batch without targets.
+
+    These are fewer if `collate_fn` leaves some out: then all tensors have as many rows. If it joins
+    samples in rows, such as the nodes of graphs, or time comes first, all samples are there.
+    """
+    shapes = [tensor.shape for tensor in flatten_tensors(batch) if tensor.dim()]
+    rows = {shape[0] for shape in shapes}
+    if len(rows) != 1 or max(rows) >= samples or all(samples in shape[:2] for shape in shapes):
+        return samples
+    return rows.pop()
 
 
 def only_element(elements: Sequence[Any]) -> Any:

@@ -317,6 +317,8 @@ def _first_wide(terms: Terms, trials: Iterable[Trial]) -> Gap | None:
             if run(trial, 1) == gap:
                 return gap
             sizes = [run(trial, seed).size for seed in range(_REPEATS)]
+            if not all(map(math.isfinite, sizes)):
+                return gap
             error = statistics.stdev(sizes) / math.sqrt(_REPEATS)
             if abs(statistics.mean(sizes)) > max(8 * error, 1e-2):
                 return gap

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
-from surestep.engine.batch import MicroBatch, batch_size_of, count_samples_of
+from surestep.engine.batch import MicroBatch, batch_size_of, count_rows_left, count_samples_of
 from surestep.engine.losses.follow import LossOptions
 
 LossFunction = Callable[..., Tensor | Mapping[str, Tensor]]
@@ -86,7 +86,7 @@ class Loss:
         if not self.counts_samples:
             return self.items(batch, targets)
         if targets is None and samples is not None:
-            return samples
+            return count_rows_left(batch, samples)
         return count_samples_of(batch if targets is None else targets, samples, batch)
 
     def total(
