@@ -197,3 +197,39 @@ def test_generator_that_a_transform_makes_late_draws_the_same_after_a_resume() -
             surestep.Trainer(task, config, run=folder).fit()
         found.append(weights(net))
     assert_same(*found, exact=True)
+
+
+class Scaling(Dataset[Any]):
+    """Samples that are larger in later epochs."""
+
+    scale = 1.0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the scale of an epoch."""
+        self.scale = 1 + epoch / 10
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.scale * X[index], Y[index]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_other_part_of_a_dataset_with_epochs_is_evaluated_at_the_first(workers: int) -> None:
+    data, net = Scaling(), linear()
+    train, val = Subset(data, range(30)), Subset(data, range(30, N))
+    task = surestep.Task(net, nn.MSELoss(), train=train, val=val)
+    config = plain_config(max_steps=15, batch_size=7, data={"num_workers": workers})
+    found = []
+    session = prepare(task, config)
+    for result in session.steps():
+        if result.step in (3, 8, 15):
+            found.append(session.evaluate()["val/loss"])
+            with torch.no_grad():
+                plain = float(nn.functional.mse_loss(net(X[30:]), Y[30:]))
+            assert_same(plain, found[-1])
+    batches = [
+        ((1 + epoch / 10) * x, y) for epoch in range(3) for x, y in in_batches(7, X[:30], Y[:30])
+    ]
+    assert_same(by_hand(batches), weights(net))

@@ -12,7 +12,13 @@ from surestep.engine.data.dataset import (
     in_memory,
     unwrap_loader,
 )
-from surestep.engine.data.sources import InMemory, MapStyleSource, Source, batched_getter
+from surestep.engine.data.sources import (
+    InMemory,
+    MapStyleSource,
+    Source,
+    batched_getter,
+    find_with_epoch,
+)
 from surestep.engine.data.stream import (
     StreamReader,
     check_repeats,
@@ -51,7 +57,14 @@ def make_source(
             and not options["num_workers"]
         ):
             return dataset
-        return MapStyleSource(dataset, seed=plan.seed, collate=collate, options=options, part=part)
+        return MapStyleSource(
+            dataset,
+            seed=plan.seed,
+            collate=collate,
+            options=options,
+            part=part,
+            with_epoch=_with_epoch(dataset, part, task),
+        )
     if not training and (part == "train" or not isinstance(data, DataLoader)):
         # Several workers would each need their own shard, and no one asked for several.
         options["num_workers"] = min(options["num_workers"], 1)
@@ -65,6 +78,18 @@ def make_source(
     elif part not in ("train", "test") and not peek(dataset, 1):
         raise empty_stream_error(part)
     return stream
+
+
+def _with_epoch(dataset: Any, part: str, task: Task) -> list[Any]:
+    """Return the datasets whose epoch is set: of the training data, also in another split.
+
+    What that split reads would else depend on the epoch that this process loaded last.
+    """
+    found = find_with_epoch(dataset)
+    if part == "train" or not found:
+        return found
+    trained = find_with_epoch(dataset_of(task.train, "train"))
+    return [one for one in found if any(one is other for other in trained)]
 
 
 def is_in_memory(data: Any, task: Task) -> bool:

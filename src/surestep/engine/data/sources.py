@@ -134,7 +134,12 @@ class SeededDataset(Dataset[Any]):
     """A dataset that loads each sample under the seed of its position, then collates."""
 
     def __init__(
-        self, dataset: Any, collate: Callable[[list[Any]], Any], seed: int, part: str
+        self,
+        dataset: Any,
+        collate: Callable[[list[Any]], Any],
+        seed: int,
+        part: str,
+        with_epoch: Sequence[Any],
     ) -> None:
         self.dataset = dataset
         self.part = part
@@ -143,7 +148,7 @@ class SeededDataset(Dataset[Any]):
         self.is_sliced = isinstance(dataset, InMemory) and collate is default_collate
         self.preserves = True  # False while the caller preserves this process's generators
         self._own: OwnGenerators | None = None  # searched for in the process that loads
-        self._with_epoch = find_with_epoch(dataset) if part == "train" else []
+        self._with_epoch = with_epoch
         self._samples = len(dataset)
         self._epoch = -1
 
@@ -201,9 +206,11 @@ class SeededDataset(Dataset[Any]):
 
     def _set_epoch(self, epoch: int) -> None:
         """Set the epoch, unless this process has set it; an evaluation may set a different one."""
-        if self._epoch == epoch and _SET_BY.get(id(self.dataset)) is self:
+        ids = list(map(id, self._with_epoch))
+        if self._epoch == epoch and all(_SET_BY.get(key) is self for key in ids):
             return
-        self._epoch, _SET_BY[id(self.dataset)] = epoch, self
+        self._epoch = epoch
+        _SET_BY.update(dict.fromkeys(ids, self))
         for dataset in self._with_epoch:
             dataset.set_epoch(epoch)
         check_length(self.dataset, self._samples)
@@ -215,7 +222,7 @@ class SeededDataset(Dataset[Any]):
             self._own.reseed(seed)
 
 
-# What set the epoch of a dataset last in this process, by its id.
+# What set the epoch of each dataset last in this process, by the dataset's id.
 _SET_BY: WeakValueDictionary[int, SeededDataset] = WeakValueDictionary()
 
 
@@ -307,11 +314,14 @@ class MapStyleSource:
         collate: Callable[[list[Any]], Any] | None,
         options: Mapping[str, Any],
         part: str = "train",
+        with_epoch: Sequence[Any] | None = None,
     ) -> None:
         self.dataset = dataset
         self._samples = len(dataset)
         self._requests = _RequestSampler()
-        self._seeded = SeededDataset(dataset, collate or default_collate, seed, part)
+        if with_epoch is None:
+            with_epoch = find_with_epoch(dataset)
+        self._seeded = SeededDataset(dataset, collate or default_collate, seed, part, with_epoch)
         self._has_workers = bool(options.get("num_workers"))
         self._by_torch = self._has_workers or bool(options.get("pin_memory"))
         self._loader = make_torch_loader(self._seeded, options, batch_sampler=self._requests)
