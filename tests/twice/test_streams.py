@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -312,6 +313,34 @@ def test_two_workers_with_shards_of_different_lengths_read_every_sample_once() -
                 if result.step == stop:
                     session.save()
                     break
+
+    assert_same(plain, ours)
+    assert_same(weights(plain_net), weights(ours_net))
+
+
+def rows_of(scale: float, epoch: int = 0) -> Iterator[Any]:
+    """Yield rows times a scale, and times two to the power of the epoch."""
+    for x, z in zip(X, Z, strict=True):
+        yield 0.5**epoch * scale * x, z
+
+
+@pytest.mark.parametrize("kind", ["default", "default and epoch", "epoch", "required"])
+def test_function_gets_the_epoch_and_keeps_what_it_holds(kind: str) -> None:
+    """A lambda holds values by its defaults, as in a loop over files."""
+    functions = {
+        "default": lambda scale=2.0: rows_of(scale),
+        "default and epoch": lambda scale=2.0, epoch=0: rows_of(scale, epoch),
+        "epoch": lambda epoch=5: rows_of(2.0, epoch),
+        "required": lambda number: rows_of(2.0, number),
+    }
+    plain_net, ours_net = net(), net()
+    shares = [1.0, 1.0 if kind == "default" else 0.5]
+    plain = by_hand(
+        plain_net, [batch for share in shares for batch in in_batches(7, 2 * share * X, Z)]
+    )
+    task = surestep.Task(ours_net, nn.MSELoss(), train=functions[kind])
+    session = prepare(task, config(max_steps=16))
+    ours = [float(result.loss) for result in session.steps()]
 
     assert_same(plain, ours)
     assert_same(weights(plain_net), weights(ours_net))

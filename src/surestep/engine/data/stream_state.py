@@ -130,7 +130,7 @@ _RETURNED: WeakKeyDictionary[Callable[..., Any], Callable[[], Any]] = WeakKeyDic
 
 def _call(function: Callable[..., Any], epoch: int) -> Any:
     """Return what a function makes to iterate; an iterator must be a new one each time."""
-    found = function(epoch) if inspect.signature(function).parameters else function()
+    found = _call_with_epoch(function, epoch)
     # A class of the user may begin again in its own __iter__.
     if hasattr(found, "__next__") and not inspect.isfunction(type(found).__iter__):
         before = _RETURNED.get(function)
@@ -145,6 +145,22 @@ def _call(function: Callable[..., Any], epoch: int) -> Any:
         except TypeError:  # such as an iterator of a list
             _RETURNED[function] = lambda: found
     return found
+
+
+def _call_with_epoch(function: Any, epoch: int) -> Any:
+    """Call the function of a stream, with the epoch if it takes one.
+
+    A parameter with another name and a default is often what a lambda in a loop holds, as in
+    `lambda path=path: read(path)`.
+    """
+    parameters = inspect.signature(function).parameters
+    if "epoch" in parameters:
+        return function(epoch=epoch)
+    needed = any(
+        parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+        for parameter in parameters.values()
+    )
+    return function(epoch) if needed else function()
 
 
 def copy_stream(stream: Any) -> Any:
