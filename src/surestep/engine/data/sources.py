@@ -102,10 +102,9 @@ class InMemory(Dataset[Any]):
     def follow(self, dataset: Any) -> bool:
         """Take the tensors of a dataset, and the indices of a Subset, as they are now."""
         check_length(dataset, self.samples)
-        before = list(self.by_name.values())
+        before = self.by_name
         self.tensors, self.index, self.by_name = dataset.tensors, dataset.index, dataset.by_name
-        pairs = zip(self.by_name.values(), before, strict=True)
-        return any(now is not then for now, then in pairs)
+        return list(map(id, before.values())) != list(map(id, self.by_name.values()))
 
     def close(self) -> None:
         """Do nothing: there are no workers."""
