@@ -1,5 +1,6 @@
 """Data that a program changes during a run, and code around the data that is not torch's."""
 
+import os
 from typing import Any
 
 import numpy as np
@@ -233,3 +234,27 @@ def test_other_part_of_a_dataset_with_epochs_is_evaluated_at_the_first(workers: 
         ((1 + epoch / 10) * x, y) for epoch in range(3) for x, y in in_batches(7, X[:30], Y[:30])
     ]
     assert_same(by_hand(batches), weights(net))
+
+
+class OwnInEachProcess(Dataset[Any]):
+    """Samples with noise of a generator that each process makes for itself."""
+
+    def __init__(self) -> None:
+        self.generators: dict[int, np.random.Generator] = {}
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        rng = self.generators.setdefault(os.getpid(), np.random.default_rng(0))
+        return X[index] + rng.random(), Y[index]
+
+
+def test_generators_by_process_draw_the_same_in_every_process() -> None:
+    found = []
+    for workers in (0, 1, 2):
+        net = linear()
+        task = surestep.Task(net, nn.MSELoss(), train=OwnInEachProcess())
+        train(task, plain_config(epochs=1, batch_size=7, data={"num_workers": workers}))
+        found.append(weights(net))
+    assert_same([found[0]] * 2, found[1:], exact=True)

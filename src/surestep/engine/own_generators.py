@@ -211,9 +211,10 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _elements(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the elements of a dict, list or set."""
+    """Yield the elements of a dict, list or set; a number as key may be that of a process."""
     if isinstance(value, Mapping):
-        yield from ((f"[{key!r}]", member) for key, member in value.items())
+        for i, (key, member) in enumerate(value.items()):
+            yield f"[{i if isinstance(key, int) else repr(key)}]", member
     elif isinstance(value, (list, tuple, set, frozenset, deque)):
         yield from ((f"[{i}]", member) for i, member in enumerate(value))
 
