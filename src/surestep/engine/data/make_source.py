@@ -5,6 +5,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from surestep.base.warn import warn
 from surestep.engine.data.dataset import (
     count_samples,
     dataset_of,
@@ -177,4 +178,13 @@ def dataset_fingerprint(
     finally:
         source.close()
     first, again = found[: len(ranges)], found[len(ranges) :]
-    return digest(first) if first == again else None
+    if first == again:
+        return digest(first)
+    if part == "train":
+        warn(
+            "The training data gives other samples when it is read again, although all generators "
+            "that were found are seeded for each sample. It may have a counter, an iterator or "
+            "random numbers of a library. So a resumed run, or one with other workers, reads "
+            "other samples. Give the dataset a method set_sample_seed(seed)."
+        )
+    return None
