@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from surestep.doctor.runtime.passes import count_batches
+from surestep.doctor.watch import private
 from surestep.doctor.watch.forwards import Forwards
 from surestep.doctor.watch.functions import FUNCTIONS, read_parameters
 from surestep.doctor.watch.listeners import Listeners
@@ -193,11 +193,13 @@ class Events:
         def made(_: object, schedule: Any, *__: Any, **___: Any) -> None:
             self._listeners.call("on_schedule", schedule)
 
+        making = self._around(after=made)
+
         def step(schedule: Any, *args: Any, **_: Any) -> None:
-            if not schedule._is_initial:
+            if not making.is_inside:  # a schedule takes a step of its own when it is made
                 self._listeners.call("on_schedule_step", schedule, args)
 
-        around = {"__init__": self._around(after=made), "step": self._around(step)}
+        around = {"__init__": making, "step": self._around(step)}
         for schedule in _SCHEDULES:
             for name in around.keys() & vars(schedule).keys():
                 yield schedule, name, around[name]
@@ -258,7 +260,7 @@ class Events:
 
         yield DataLoader, "__iter__", self._around(begin, begun)
         if self._listeners.hear("on_batch", "after_loader"):
-            yield _BaseDataLoaderIter, "__next__", self._wrap_next
+            yield private.LoaderIterator, "__next__", self._wrap_next
 
     def _wrap_next(self, original: Any) -> Any:
         call = self._listeners.call

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import (
     register_module_forward_hook,
@@ -12,6 +11,7 @@ from torch.nn.modules.module import (
 )
 
 from surestep.doctor.runtime.batches import is_dense
+from surestep.doctor.watch import private
 from surestep.doctor.watch.listeners import Listeners
 from surestep.doctor.watch.wrap import is_traced
 
@@ -125,7 +125,7 @@ class Forwards:
 
 def _hide_sparse(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return values; None for tensors whose values no rule can read as those of dense ones."""
-    with torch._C.DisableTorchFunction():  # the modes of the script must not see it
+    with private.DisableTorchFunction():  # the modes of the script must not see it
         return tuple(
             value if not isinstance(value, Tensor) or is_dense(value) else None for value in values
         )

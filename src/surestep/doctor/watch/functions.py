@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from surestep.doctor.watch import private
+
 _LOSSES = (
     *("cross_entropy", "nll_loss", "kl_div", "binary_cross_entropy", "gaussian_nll_loss"),
     *("binary_cross_entropy_with_logits", "multilabel_soft_margin_loss", "poisson_nll_loss"),
@@ -32,9 +34,9 @@ def _list_collectives() -> tuple[tuple[Any, str], ...]:
     """Return the collectives of torch under each of their names; some builds have none."""
     if not torch.distributed.is_available():
         return ()
-    from torch.distributed import _functional_collectives, distributed_c10d
+    from torch.distributed import distributed_c10d
 
-    owners = (torch.distributed, distributed_c10d, _functional_collectives)
+    owners = (torch.distributed, distributed_c10d, private.functional_collectives)
     return tuple((owner, name) for owner in owners for name in _COLLECTIVES if hasattr(owner, name))
 
 

@@ -15,11 +15,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils._device import _device_constructors
 
 from surestep.doctor.runtime.losses import LOSSES, CurveWatcher, LossRecorder
 from surestep.doctor.runtime.schedules import SCHEDULES, ScheduleRecorder, ScheduleWatcher
 from surestep.doctor.runtime.windows import WindowWatcher
+from surestep.doctor.watch import private
 from surestep.doctor.watch.events import Events
 from surestep.doctor.watch.forwards import Forwards
 from surestep.doctor.watch.listeners import Listeners
@@ -69,7 +69,7 @@ class Monitor:
                 register_optimizer_step_post_hook(self._after_step),
             ):
                 stack.callback(handle.remove)
-            _device_constructors()  # torch knows them by identity, and looks for them once
+            private.list_device_constructors()
             events = Events(self.listeners, self._forwards)
             wrappers = list(events.list_wrappers())
             script = without(replaced_attributes(wrappers))

@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-import torch
-from torch.utils._python_dispatch import _disable_current_modes
-
+from surestep.doctor.watch import private
 from surestep.doctor.watch.location import find_location
 from surestep.doctor.watch.names import find_modules, find_name
 from surestep.doctor.watcher import Call, Run, Watcher
@@ -92,11 +90,14 @@ class Listeners:
         handlers = self._list_handlers(method)
         if self._is_busy or not handlers:
             return
-        self._is_busy = True
         # The modes of the script must not see the operations of a rule.
-        has_modes = torch._C._len_torch_dispatch_stack() > 0
+        has_modes = private.count_dispatch_modes() > 0
+        if has_modes and private.disable_dispatch_modes is None:
+            return
+        self._is_busy = True
         try:
-            with torch._C.DisableTorchFunction(), _disable_current_modes() if has_modes else _NONE:
+            hidden = private.disable_dispatch_modes() if has_modes else _NONE
+            with private.DisableTorchFunction(), hidden:
                 for code, handler in handlers:
                     try:
                         handler(self.run, *args)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch.compiler import is_compiling
-from torch.fx import _symbolic_trace
+
+from surestep.doctor.watch import private
 
 _MISSING = object()
 # Python's `warnings` skips the frames of the import system, which it knows by this name, when it
@@ -81,9 +81,9 @@ def is_traced() -> bool:
     """Return whether torch records operations, or transforms a function, instead of running it."""
     return (
         is_compiling()
-        or _symbolic_trace._is_fx_tracing_flag
-        or torch._C._get_tracing_state() is not None
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        or private.is_fx_tracing()
+        or bool(private.get_tracing_state())
+        or private.peek_transforms() is not None
     )
 
 
@@ -97,6 +97,9 @@ class Around:
         after: called with the result and the arguments.
         on_error: called with an exception of these two, which may not reach the script.
         is_deaf: returns whether neither is called now.
+
+    Attributes:
+        is_inside: whether what it wraps is called now.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class Around:
     ) -> None:
         self._before, self._after, self._on_error = before, after, on_error
         self._is_deaf = is_deaf
-        self._is_inside = False
+        self.is_inside = False
 
     def __call__(self, original: Any) -> Any:
         """Return the wrapped function."""
@@ -116,9 +119,9 @@ class Around:
         @wraps(original)
         def wrapper(*args: Any, **options: Any) -> Any:
             # The first is for torch.compile, which traces this function; the last takes longest.
-            if is_compiling() or self._is_inside or self._is_deaf() or is_traced():
+            if is_compiling() or self.is_inside or self._is_deaf() or is_traced():
                 return original(*args, **options)
-            self._is_inside = True
+            self.is_inside = True
             try:
                 if self._before is not None:
                     self._try(self._before, *args, **options)
@@ -126,7 +129,7 @@ class Around:
                 if self._after is not None:
                     self._try(self._after, result, *args, **options)
             finally:
-                self._is_inside = False
+                self.is_inside = False
             return result
 
         return wrapper

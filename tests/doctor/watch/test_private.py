@@ -1,0 +1,131 @@
+"""Watch works with a torch that lacks the private names which it reads."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed._functional_collectives
+import torch.fx._symbolic_trace
+import torch.utils._device
+import torch.utils._python_dispatch
+import torch.utils.data.dataloader
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader, TensorDataset
+
+from surestep.doctor.rule import load_rules
+from surestep.doctor.watch import functions, private
+from surestep.doctor.watch.watch import Watch
+
+NAMES = [
+    (torch.fx._symbolic_trace, "is_fx_symbolic_tracing"),
+    (torch.fx._symbolic_trace, "_is_fx_tracing_flag"),
+    (torch._C, "_get_tracing_state"),
+    (torch._C, "_functorch"),
+    (torch._C._functorch, "peek_interpreter_stack"),
+    (torch._C, "DisableTorchFunction"),
+    (torch._C, "_len_torch_dispatch_stack"),
+    (torch.utils._python_dispatch, "_disable_current_modes"),
+    (torch.utils._device, "_device_constructors"),
+    (torch.utils.data.dataloader, "_BaseDataLoaderIter"),
+    (torch.distributed, "_functional_collectives"),
+]
+PRIVATE = re.compile(
+    r"torch(\.\w+)*\.(_C\b|_[a-z])|from torch.* import .*\b_[A-Za-z]|\._is_initial"
+)
+
+
+class Count(TorchDispatchMode):
+    """A mode of a script, which the operations of the rules must not reach."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def train():
+    """Train with two mistakes: gradients are never zeroed, and the data is never shuffled."""
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(64, 4), torch.arange(64) // 32)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    count = Count()
+    for _ in range(3):
+        for x, y in DataLoader(data, batch_size=8):
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        schedule.step()
+    with count:
+        model(data.tensors[0]).sum()
+    return [p.tolist() for p in model.parameters()], torch.rand(3).tolist(), count.calls
+
+
+@pytest.fixture(params=NAMES, ids=lambda entry: entry[1])
+def lacking(request, monkeypatch):
+    """Read the private names of a torch without one of them, or two of which one is enough."""
+    owner, name = request.param
+    with monkeypatch.context() as patch:
+        patch.delattr(owner, name)
+        if name == "is_fx_symbolic_tracing":
+            patch.delattr(owner, "_is_fx_tracing_flag")
+        if name == "_functional_collectives":
+            patch.setitem(sys.modules, f"torch.distributed.{name}", None)
+        importlib.reload(private)
+    yield name
+    importlib.reload(private)
+
+
+def test_script_trains_the_same_and_its_mistakes_are_found(lacking):
+    alone, results, watch = train(), [], Watch(load_rules())
+    watch.run(lambda: results.append(train()))
+    report = watch.report()
+    assert results == [alone]
+    assert report.failures == {}
+    assert {"SS101", "SS601"} <= {finding.rule for finding in report.findings}
+
+
+def test_traced_function_has_no_operations_of_the_rules(monkeypatch):
+    def softmax_of(x):
+        return nn.functional.cross_entropy(torch.softmax(x, 1), torch.zeros(2).long())
+
+    with monkeypatch.context() as patch:
+        patch.delattr(torch.fx._symbolic_trace, "is_fx_symbolic_tracing")
+        importlib.reload(private)
+    alone, traced = str(torch.fx.symbolic_trace(softmax_of).graph), []
+    Watch(load_rules()).run(lambda: traced.append(str(torch.fx.symbolic_trace(softmax_of).graph)))
+    importlib.reload(private)
+    assert traced == [alone]
+
+
+def test_collectives_are_wrapped_without_the_functional_ones(monkeypatch):
+    monkeypatch.setattr(private, "functional_collectives", None)
+    assert (torch.distributed, "all_reduce") in functions._list_collectives()
+
+
+def test_without_versions_of_tensors_the_rules_that_need_none_find_mistakes(monkeypatch):
+    def fail(tensor):
+        raise AttributeError("_version")
+
+    alone, results, watch = train(), [], Watch(load_rules())
+    monkeypatch.setattr(torch.Tensor, "_version", property(fail), raising=False)
+    watch.run(lambda: results.append(train()))
+    report = watch.report()
+    assert results == [alone]
+    assert "SS101" in report.failures
+    assert "SS601" in {finding.rule for finding in report.findings}
+
+
+def test_private_names_of_torch_are_read_in_one_module():
+    folder = Path(private.__file__).parent
+    found = {
+        path.name: lines
+        for path in folder.glob("*.py")
+        if (lines := [line for line in path.read_text().splitlines() if PRIVATE.search(line)])
+    }
+    assert found.keys() == {"private.py"}, found
