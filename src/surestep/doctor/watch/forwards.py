@@ -86,16 +86,21 @@ class Forwards:
         self._run.sees_forwards = False
 
     def _start(self) -> None:
-        if not self._handles and self._is_wanted:
+        if not self._is_wanted:
+            return
+        self._run.sees_forwards = True
+        if not self._handles:
             self._handles = [
                 register_module_forward_pre_hook(self._before),
                 register_module_forward_hook(self._after, always_call=True),
             ]
-            self._run.sees_forwards = True
 
     def _before(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         run = self._run
         if is_traced() or self._listeners.is_busy:
+            return
+        if not run.sees_forwards:
+            self.stop()
             return
         try:
             if not run.modules and not run.in_backward and module not in run.models:
@@ -119,8 +124,8 @@ class Forwards:
         modules.pop()
         if not modules and self._passes_left > 0:
             self._passes_left -= 1
-            if self._passes_left == 0 and not self._run.is_sampled:
-                self.stop()
+            # The next pass removes the hooks: torch reads their dictionary after an error.
+            self._run.sees_forwards = self._passes_left > 0 or self._run.is_sampled
 
 
 def _hide_sparse(values: tuple[Any, ...]) -> tuple[Any, ...]:
