@@ -511,3 +511,9 @@ def test_error_of_a_model_reaches_the_script_when_the_seen_passes_end():
         handle.remove()
 
     Watch(load_rules()).run(evaluate)
+
+
+def test_losses_may_come_from_an_iterator():
+    weight, watching = nn.Parameter(torch.ones(2)), Watch(load_rules())
+    watching.run(lambda: torch.autograd.backward(loss for loss in [weight.sum(), weight.prod()]))
+    assert weight.grad.tolist() == [2, 2]

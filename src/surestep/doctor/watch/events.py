@@ -120,30 +120,29 @@ class Events:
     def _wrap_backward(self, original: Any) -> Any:
         run, call = self._run, self._listeners.call
 
-        def read(
-            tensors: Any,
+        def begin(
+            losses: list[Tensor],
             grad_tensors: Any = None,
             retain_graph: bool | None = None,
             create_graph: bool = False,
             *_: Any,
             **__: Any,
-        ) -> tuple[list[Tensor], bool]:
-            losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-            return losses, bool(retain_graph or create_graph)
+        ) -> None:
+            run.backwards += 1
+            call("on_backward", losses, bool(retain_graph or create_graph))
 
         @wraps(original)
         def backward(*args: Any, **options: Any) -> Any:
-            if run.in_backward or torch.compiler.is_compiling():
+            is_skipped = run.in_backward or torch.compiler.is_compiling()
+            if is_skipped or not (args or "tensors" in options):  # which torch reports
                 return original(*args, **options)
-            try:
-                losses, keeps_graph = read(*args, **options)
-            except TypeError:  # of a wrong call, which torch reports
-                return original(*args, **options)
-            run.backwards += 1
-            call("on_backward", losses, keeps_graph)
+            tensors, rest = (args[0], args[1:]) if args else (options.pop("tensors"), ())
+            # An iterator can be read only once.
+            losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+            begin(losses, *rest, **options)
             run.in_backward = True
             try:
-                result = original(*args, **options)
+                result = original(losses, *rest, **options)
             finally:
                 run.in_backward = False
             call("after_backward", losses)
