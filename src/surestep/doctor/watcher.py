@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakSet
+
+from surestep.doctor.identity import IdentityDict
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -108,9 +109,9 @@ class Run:
     in_step: bool = False
     is_whole: bool = False
     modules: list[nn.Module] = field(default_factory=list)
-    models: WeakSet[nn.Module] = field(default_factory=WeakSet)
-    optimizers: WeakSet[Optimizer] = field(default_factory=WeakSet)
-    histories: WeakKeyDictionary[Optimizer, Any] = field(default_factory=WeakKeyDictionary)
+    models: IdentityDict[nn.Module, None] = field(default_factory=IdentityDict)
+    optimizers: IdentityDict[Optimizer, None] = field(default_factory=IdentityDict)
+    histories: IdentityDict[Optimizer, Any] = field(default_factory=IdentityDict)
     losses: Any = None
     schedules: Any = None
 

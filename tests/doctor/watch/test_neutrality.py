@@ -134,9 +134,12 @@ def test_module_and_optimizer_without_a_hash_train_as_alone():
             chosen.step()
         return model.weight.tolist()
 
-    alone, results = fit(), []
-    Watch(load_rules()).run(lambda: results.append(fit()))
+    alone, results, watch = fit(), [], Watch(load_rules())
+    watch.run(lambda: results.append(fit()))
     assert results == [alone]
+    report = watch.report()
+    assert report.steps == 3
+    assert not {"SS101", "hooks"} & report.failures.keys(), report.failures
 
 
 def test_models_and_optimizers_that_are_dropped_are_freed():

@@ -8,13 +8,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.utils.data import DataLoader
 
+from surestep.doctor.identity import IdentityDict
 from surestep.doctor.runtime.passes import count_batches
 from surestep.doctor.watch import private
 from surestep.doctor.watch.forwards import Forwards
@@ -41,7 +41,7 @@ class Events:
 
     def __init__(self, listeners: Listeners, forwards: Forwards) -> None:
         self._listeners, self._forwards, self._run = listeners, forwards, listeners.run
-        self._passes: WeakKeyDictionary[Any, tuple[DataLoader[Any], _Pass]] = WeakKeyDictionary()
+        self._passes: IdentityDict[Any, tuple[DataLoader[Any], _Pass]] = IdentityDict()
         self._open: list[_Pass] = []  # no dictionary: a loader that defines equality has no hash
 
     def list_wrappers(self) -> Iterator[Wrapper]:
@@ -253,9 +253,10 @@ class Events:
             self._forwards.see_next()
 
         def begun(iterator: Any, loader: DataLoader[Any]) -> None:
-            current = _Pass(weakref.ref(loader))
-            self._open.append(current)
-            self._passes[iterator] = loader, current
+            if isinstance(iterator, private.LoaderIterator):  # the loader may return another one
+                current = _Pass(weakref.ref(loader))
+                self._open.append(current)
+                self._passes[iterator] = loader, current
 
         yield DataLoader, "__iter__", self._around(begin, begun)
         if self._listeners.hear("on_batch", "after_loader"):

@@ -102,12 +102,9 @@ class Forwards:
         if not run.sees_forwards:
             self.stop()
             return
-        try:
-            if not run.modules and not run.in_backward and module not in run.models:
-                run.models.add(module)
-                self._listeners.call("on_model", module)
-        except Exception as error:  # of a module that defines equality
-            self._listeners.fail(error)
+        if not run.modules and not run.in_backward and module not in run.models:
+            run.models[module] = None
+            self._listeners.call("on_model", module)
         run.modules.append(module)
         self._listeners.call("on_forward", module, _hide_sparse(inputs))
 

@@ -87,12 +87,9 @@ class Monitor:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], options: dict[str, Any]
     ) -> None:
-        try:
-            if optimizer not in self.run.optimizers:
-                self.run.optimizers.add(optimizer)
-                self.listeners.call("on_optimizer", optimizer)
-        except TypeError as error:  # an optimizer without a hash
-            self.listeners.fail(error)
+        if optimizer not in self.run.optimizers:
+            self.run.optimizers[optimizer] = None
+            self.listeners.call("on_optimizer", optimizer)
         self.listeners.call("on_step", optimizer)
         # `args` begins with the optimizer. A closure calls the model and the loss.
         self.run.in_step = len(args) == 1 and not options
