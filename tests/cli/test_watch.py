@@ -210,7 +210,7 @@ def test_file_of_findings_is_in_the_folder_of_the_command(tmp_path):
 
 
 def test_rule_that_failed_is_reported(capsys, monkeypatch):
-    module._show(Report([], 3, {"SS101": "ValueError: no"}), None)
+    module._show(Report([], 3, {"SS101": "ValueError: no"}))
     assert "SS101 is disabled by an error in it: ValueError: no\n" in capsys.readouterr().err
 
 

@@ -17,6 +17,7 @@ from surestep.base.errors import ConfigError, suggest_names
 from surestep.base.text import format_count, one_line, print_escaped
 from surestep.cli.parse import parse
 from surestep.cli.selectors import Selectors, require_commas, split_commas
+from surestep.cli.watched import WatchedScript
 from surestep.doctor.finding import fails, to_json
 from surestep.doctor.rule import Rule, load_rules
 from surestep.doctor.selection import find_unknown, is_selected
@@ -41,7 +42,7 @@ class _Options:
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Write the findings to this file, as JSON."""
     fail_on: Literal["error", "warning", "never"] = "never"
-    """Exit with 1 if there is a finding of this severity or a worse one."""
+    """Exit with 1 if there is a finding of this severity or a worse one, or watching stopped."""
     steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Watch the first steps only."""
     select: Selectors = ()
@@ -72,12 +73,11 @@ def run(words: list[str]) -> int:
     if file is not None and not file.parent.is_dir():
         raise ConfigError(f"There is no folder {str(file.parent)!r} for --json {options.json}.")
     rules = _choose_rules(options.select, options.ignore)
-    from surestep.cli.watched import WatchedScript  # imports torch
-
-    script_run = WatchedScript(rules, options.steps, lambda report: _show(report, file))
+    script_run = WatchedScript(rules, options.steps, _show, lambda report: _write(report, file))
     code, report = script_run.run(script, is_module=options.module)
     is_bad = fails((found.severity for found in report.findings), options.fail_on)
-    return code or int(is_bad)
+    is_unverified = report.stopped_at is not None and options.fail_on != "never"
+    return code or int(is_bad or is_unverified)
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -129,31 +129,41 @@ def _choose_rules(select: Sequence[str], ignore: Sequence[str]) -> list[Rule]:
     ]
 
 
-def _show(report: Report, file: Path | None) -> None:
-    """Print a report, and write it to a file."""
+def _show(report: Report) -> None:
+    """Print a report."""
     _print_findings(report)
     for rule, why in report.failures.items():
         print_escaped(f"{rule} is disabled by an error in it: {why}", file=sys.stderr)
     for note in report.notes:
         print_escaped(note, file=sys.stderr)
-    if file is not None:
-        text = f"{dumps(to_json(report.findings), indent=1)}\n"
-        try:
-            file.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{file} cannot be written: {error.strerror}.") from None
+
+
+def _write(report: Report, file: Path | None) -> None:
+    """Write a report to a file, as JSON."""
+    if file is None:
+        return
+    at = report.stopped_at
+    watching = {"watching": "complete" if at is None else f"stopped at step {at}"}
+    text = f"{dumps(to_json(report.findings) | watching, indent=1)}\n"
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}.") from None
 
 
 def _print_findings(report: Report) -> None:
     """Print the findings, worst first, to stderr, or that there are none."""
-    from surestep.engine.distributed.rank_status import format_ranks
-
     console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
     ranks = f" on {report.ranks} ranks" if report.ranks > 1 else ""
-    watched = format_count(report.steps, "step") + ranks
+    watched = f"in {format_count(report.steps, 'step')}{ranks}"
+    if report.stopped_at is not None:
+        on_rank = " on a rank" * (report.ranks > 1)
+        watched = f"until step {report.stopped_at}, when watching stopped{on_rank}"
     if not report.findings:
-        if report.steps:
-            text = f"nothing found in {watched}."
+        if report.stopped_at == 0 and report.ranks == 1:
+            text = "watching stopped before the first step, so nothing was watched."
+        elif report.steps:
+            text = f"nothing found {watched}."
         elif report.has_failed:
             text = "the script ended before its first step, so nothing was watched."
         else:
@@ -161,13 +171,15 @@ def _print_findings(report: Report) -> None:
         console.print(f"surestep watch: {text}", markup=False)
         return
     count = format_count(len(report.findings), "finding")
-    console.print(f"\nsurestep watch: {count} in {watched}.", markup=False)
+    console.print(f"\nsurestep watch: {count} {watched}.", markup=False)
     for found in report.findings:
         color = _COLORS[found.severity]
         title = f"[{color}]{found.severity}[/{color}] {found.rule} {found.name}"
         location = escape(one_line(f"{found.file}:{found.line}"))
         since = f"since step {found.evidence['since_step']}"
         if (of_ranks := found.evidence.get("ranks")) is not None:
+            from surestep.engine.distributed.rank_status import format_ranks  # imports torch
+
             since += f" on rank{'s' * (len(of_ranks) > 1)} {format_ranks(of_ranks)}"
         console.print(f"\n{title}  {location}  {since}")
         console.print(f"  {escape(one_line(found.message))}")

@@ -9,19 +9,22 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING
 
 from surestep.base.text import print_escaped
 from surestep.doctor.rule import Rule
-from surestep.doctor.watch.processes import read_reports, watched_processes
+from surestep.doctor.watch.guard import Guard
 from surestep.doctor.watch.ranks import Ranks
-from surestep.doctor.watch.report import Report
-from surestep.doctor.watch.watch import Watch
+from surestep.doctor.watch.report import Report, merge_reports
+
+if TYPE_CHECKING:
+    from surestep.doctor.watch.watch import Watch
 
 
 class WatchedScript:
@@ -31,47 +34,91 @@ class WatchedScript:
         rules: those without a run-time side are left out.
         most_steps: that are watched; None for all.
         show: called once with what was found, at the end, or before SIGTERM ends the process.
+        write: called after it with the same; its errors end the command.
     """
 
     def __init__(
-        self, rules: Sequence[Rule], most_steps: int | None, show: Callable[[Report], None]
+        self,
+        rules: Sequence[Rule],
+        most_steps: int | None,
+        show: Callable[[Report], None],
+        write: Callable[[Report], None],
     ) -> None:
-        self._watch = Watch(rules, most_steps)
-        self._codes = tuple(rule.code for rule in rules)
-        self._most_steps = most_steps
-        self._show = show
+        self._rules, self._most_steps = rules, most_steps
+        self._show, self._write = show, write
         self._ranks = Ranks.read(os.environ)
+        self._guard = Guard()
+        self._watch: Watch | None = None
+        self._folder: Path | None = None  # for the reports of started processes
 
     def run(self, words: Sequence[str], *, is_module: bool) -> tuple[int, Report]:
         """Run a script with its arguments; return its exit code, and what was found."""
-        with TemporaryDirectory(prefix="surestep-watch-") as name:
-            folder = Path(name)
-            with (
-                self._report_at_sigterm(folder),
-                watched_processes(self._codes, self._most_steps, folder),
-            ):
-                code = _run_script(words, self._watch.run, is_module=is_module)
-            return code, self._finish(folder, is_error=code != 0)
+        folders, hooks = ExitStack(), ExitStack()
+        with self._guard:
+            self._install(folders, hooks)
+        watch = _call if self._watch is None else self._watch.run
+        code = _run_script(words, watch, is_module=is_module)
+        self._guard.has_ended = True
+        with self._guard:
+            hooks.close()
+        try:
+            return code, self._finish(is_error=code != 0)
+        finally:
+            with suppress(OSError):
+                folders.close()
 
-    def _finish(self, folder: Path, *, is_error: bool) -> Report:
+    def _install(self, folders: ExitStack, hooks: ExitStack) -> None:
+        """Prepare to watch the script and the processes that it starts."""
+        from surestep.doctor.watch.processes import watched_processes  # imports torch
+        from surestep.doctor.watch.watch import Watch
+
+        self._watch = Watch(self._rules, self._most_steps, self._guard)
+        name = folders.enter_context(TemporaryDirectory(prefix="surestep-watch-"))
+        self._folder = Path(name)
+        hooks.enter_context(self._report_at_sigterm())
+        codes = tuple(rule.code for rule in self._rules)
+        hooks.enter_context(watched_processes(codes, self._most_steps, self._folder))
+
+    def _finish(self, *, is_error: bool) -> Report:
         """Show what was found, on rank 0 for all of them; return it."""
-        own = self._watch.report()
+        own = self._complete(Report([], 0, {}) if self._watch is None else self._watch.report())
         try:
             reports = self._ranks.collect(own, is_error=is_error)
         except Exception as error:  # of the store: the findings of this rank are shown
             reports = {self._ranks.rank: own}
             why = f"{type(error).__name__}: {error}"
             print_escaped(f"surestep watch: the ranks cannot be merged: {why}", file=sys.stderr)
-        reports |= read_reports(folder)
+        with self._guard:
+            reports |= self._read_started()
         if not reports:  # another rank shows them
             return Report([], own.steps, {})
-        merged = own if reports == {0: own} else self._watch.merge(reports)
-        report = replace(merged, has_failed=is_error)
-        self._show(report)
+        report = own
+        with self._guard:
+            if reports != {0: own}:
+                merge = merge_reports if self._watch is None else self._watch.merge
+                report = merge(reports)
+        report = self._complete(replace(report, has_failed=is_error))
+        with self._guard:
+            self._show(report)
+        report = self._complete(report)
+        self._write(report)
         return report
 
+    def _complete(self, report: Report) -> Report:
+        """Return a report with the step at which this process stopped watching, if it did."""
+        is_known = report.stopped_at is not None
+        return report if is_known else replace(report, stopped_at=self._guard.stopped_at)
+
+    def _read_started(self) -> dict[int, Report]:
+        """Return the reports of the processes that the script started."""
+        if self._folder is None:
+            return {}
+        from surestep.doctor.watch.processes import read_reports  # imports torch
+
+        return read_reports(self._folder)
+
     @contextmanager
-    def _report_at_sigterm(self, folder: Path) -> Iterator[None]:
+    def _report_at_sigterm(self) -> Iterator[None]:
         """Show what was found before SIGTERM ends the process, unless the script handles it.
 
         Launchers end the other ranks with SIGTERM when one fails.
@@ -79,9 +126,12 @@ class WatchedScript:
 
         def report(number: int, _: object) -> None:
             signal.signal(number, signal.SIG_DFL)
-            self._finish(folder, is_error=True)
-            sys.stderr.flush()
-            os.kill(os.getpid(), number)
+            self._guard.has_ended = True
+            try:
+                self._finish(is_error=True)
+                sys.stderr.flush()
+            finally:
+                os.kill(os.getpid(), number)
 
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             yield
@@ -92,6 +142,10 @@ class WatchedScript:
         finally:
             if signal.getsignal(signal.SIGTERM) is report:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _call(function: Callable[[], object]) -> None:
+    function()
 
 
 def _run_script(

@@ -75,6 +75,7 @@ def count_calls(function, **options):
     with monitor.installed():
         function()
     assert monitor.listeners.failures == {}
+    assert monitor.listeners.guard.stopped_at is None
     return counts.calls
 
 

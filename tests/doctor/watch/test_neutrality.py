@@ -25,7 +25,8 @@ def compare_watched(function):
     alone = function()
     results, watch = [], Watch(load_rules())
     watch.run(lambda: results.append(function()))
-    assert watch.report().failures == {}
+    report = watch.report()
+    assert (report.failures, report.stopped_at) == ({}, None)
     return alone, results[0]
 
 
@@ -138,7 +139,7 @@ def test_module_and_optimizer_without_a_hash_train_as_alone():
     watch.run(lambda: results.append(fit()))
     assert results == [alone]
     report = watch.report()
-    assert report.steps == 3
+    assert (report.steps, report.stopped_at) == (3, None)
     assert not {"SS101", "hooks"} & report.failures.keys(), report.failures
 
 

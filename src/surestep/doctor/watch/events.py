@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.optim import Optimizer, lr_scheduler
 from torch.utils.data import DataLoader
 
@@ -53,14 +54,17 @@ class Events:
         yield from self._wrap_loader()
         for name in sorted(self._listeners.functions):
             is_deaf = functools.partial(self._is_deaf, name)
-            around = Around(None, self._hear(name), self._listeners.fail, is_deaf)
+            around = Around(None, self._hear(name), self._listeners.guard, is_deaf)
             for owner, attribute in FUNCTIONS[name]:
                 yield owner, attribute, around
 
     def _around(
         self, before: Callable[..., None] | None = None, after: Callable[..., None] | None = None
     ) -> Around:
-        return Around(before, after, self._listeners.fail)
+        return Around(before, after, self._listeners.guard, self._is_busy)
+
+    def _is_busy(self) -> bool:
+        return self._listeners.is_busy
 
     def _is_deaf(self, name: str) -> bool:
         """Return whether no rule hears a call: AdamW calls `sqrt` for each parameter."""
@@ -118,7 +122,7 @@ class Events:
         yield nn.Module, "compile", compiled
 
     def _wrap_backward(self, original: Any) -> Any:
-        run, call = self._run, self._listeners.call
+        run, listeners = self._run, self._listeners
 
         def begin(
             losses: list[Tensor],
@@ -129,23 +133,25 @@ class Events:
             **__: Any,
         ) -> None:
             run.backwards += 1
-            call("on_backward", losses, bool(retain_graph or create_graph))
+            listeners.call("on_backward", losses, bool(retain_graph or create_graph))
 
         @wraps(original)
         def backward(*args: Any, **options: Any) -> Any:
-            is_skipped = run.in_backward or torch.compiler.is_compiling()
+            is_skipped = is_compiling() or run.in_backward or listeners.is_busy
             if is_skipped or not (args or "tensors" in options):  # which torch reports
                 return original(*args, **options)
             tensors, rest = (args[0], args[1:]) if args else (options.pop("tensors"), ())
             # An iterator can be read only once.
             losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-            begin(losses, *rest, **options)
+            with listeners.guard:
+                begin(losses, *rest, **options)
             run.in_backward = True
             try:
                 result = original(losses, *rest, **options)
             finally:
                 run.in_backward = False
-            call("after_backward", losses)
+            with listeners.guard:
+                listeners.call("after_backward", losses)
             return result
 
         return backward
@@ -156,7 +162,7 @@ class Events:
         @wraps(original)
         def clip(*args: Any, **options: Any) -> Any:
             given = dict(zip(("parameters", limit), args, strict=False)) | options
-            if not {"parameters", limit} <= given.keys():
+            if self._listeners.is_busy or not {"parameters", limit} <= given.keys():
                 return original(*args, **options)  # torch reports the wrong call
             parameters = given.pop("parameters")
             # A generator can be read only once.
@@ -164,7 +170,8 @@ class Events:
             value = given.pop(limit)
             result = original(listed, value, *args[2:], **given)
             norm = result if limit == "max_norm" else None
-            self._listeners.call("on_clip", listed, float(value), norm)
+            with self._listeners.guard:
+                self._listeners.call("on_clip", listed, float(value), norm)
             return result
 
         return clip
@@ -263,7 +270,7 @@ class Events:
             yield private.LoaderIterator, "__next__", self._wrap_next
 
     def _wrap_next(self, original: Any) -> Any:
-        call = self._listeners.call
+        listeners = self._listeners
 
         @wraps(original)
         def read_next(iterator: Any) -> Any:
@@ -276,10 +283,12 @@ class Events:
                 batch = original(iterator)
             except StopIteration:
                 current.batches = 0
-                call("after_loader", loader)
+                with listeners.guard:
+                    listeners.call("after_loader", loader)
                 raise
             current.batches += 1
-            call("on_batch", loader, batch, time.perf_counter() - started)
+            with listeners.guard:
+                listeners.call("on_batch", loader, batch, time.perf_counter() - started)
             return batch
 
         return read_next

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -96,33 +97,39 @@ class Forwards:
             ]
 
     def _before(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        run = self._run
-        if is_traced() or self._listeners.is_busy:
+        if is_compiling():  # torch.compile traces this function
             return
-        if not run.sees_forwards:
-            self.stop()
-            return
-        if not run.modules and not run.in_backward and module not in run.models:
-            run.models[module] = None
-            self._listeners.call("on_model", module)
-        run.modules.append(module)
-        self._listeners.call("on_forward", module, _hide_sparse(inputs))
+        run, listeners = self._run, self._listeners
+        try:
+            if listeners.is_stopped or not run.sees_forwards:
+                self.stop()
+            elif not (listeners.is_busy or is_traced()):
+                if not run.modules and not run.in_backward and module not in run.models:
+                    run.models[module] = None
+                    listeners.call("on_model", module)
+                run.modules.append(module)
+                listeners.call("on_forward", module, _hide_sparse(inputs))
+        except Exception as error:
+            listeners.guard.fail(error)
 
     def _after(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        modules = self._run.modules
-        if is_traced() or self._listeners.is_busy:
+        if is_compiling():
             return
-        if not any(passed is module for passed in modules):
-            return
-        while modules[-1] is not module:  # passes that began before an error
+        modules, listeners = self._run.modules, self._listeners
+        try:
+            if listeners.is_busy or is_traced() or not any(m is module for m in modules):
+                return
+            while modules[-1] is not module:  # passes that began before an error
+                modules.pop()
+            (*given, returned) = _hide_sparse((*inputs, output))
+            listeners.call("after_forward", module, tuple(given), returned)
             modules.pop()
-        (*given, returned) = _hide_sparse((*inputs, output))
-        self._listeners.call("after_forward", module, tuple(given), returned)
-        modules.pop()
-        if not modules and self._passes_left > 0:
-            self._passes_left -= 1
-            # The next pass removes the hooks: torch reads their dictionary after an error.
-            self._run.sees_forwards = self._passes_left > 0 or self._run.is_sampled
+            if not modules and self._passes_left > 0:
+                self._passes_left -= 1
+                # The next pass removes the hooks: torch reads their dictionary after an error.
+                self._run.sees_forwards = self._passes_left > 0 or self._run.is_sampled
+        except Exception as error:
+            listeners.guard.fail(error)
 
 
 def _hide_sparse(values: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -7,14 +7,13 @@ from contextlib import nullcontext
 from typing import Any
 
 from surestep.doctor.watch import private
+from surestep.doctor.watch.guard import Guard, describe_error
 from surestep.doctor.watch.location import find_location
 from surestep.doctor.watch.names import find_modules, find_name
 from surestep.doctor.watcher import Call, Run, Watcher
 
 Handler = tuple[str, Callable[..., None]]  # the code of a rule, and its method
 _NONE = nullcontext()  # one for all calls, as there are many in a step
-_LONGEST = 200  # characters of an error that are shown
-_HOOKS = "hooks"  # among the failures: of this package, and of no rule
 
 
 class Listeners:
@@ -23,18 +22,28 @@ class Listeners:
     Args:
         watchers: of the rules, by code, and the recorders, by name.
         users: the codes of the rules that use a recorder, by its name.
+        guard: for the errors of this package.
 
     Attributes:
+        guard: for the errors of this package; those of a rule disable the rule.
         run: what all rules know.
         failures: why a rule was disabled, by its code.
+        is_stopped: whether no rule is called any more.
         functions: names of the functions whose calls a rule hears.
     """
 
-    def __init__(self, watchers: dict[str, Watcher], users: Mapping[str, Sequence[str]]) -> None:
+    def __init__(
+        self,
+        watchers: dict[str, Watcher],
+        users: Mapping[str, Sequence[str]],
+        guard: Guard | None = None,
+    ) -> None:
+        self.guard = Guard() if guard is None else guard
         self.run = Run(find_location, find_name, find_modules)
+        self.guard.attach(self.run, self.stop)
         self._users = users
         self.failures: dict[str, str] = {}
-        self._is_busy = False
+        self._is_busy = self.is_stopped = False
         # Only the rules that have a method pay for its calls, and many only in sampled steps.
         self._handlers = {
             name: [
@@ -69,7 +78,7 @@ class Listeners:
 
     def stop(self) -> None:
         """Call no rule any more: the script may keep wrapped functions that it imported."""
-        self._is_busy = True
+        self._is_busy = self.is_stopped = True
 
     def hear(self, *methods: str) -> bool:
         """Return whether a rule has one of these methods."""
@@ -105,7 +114,7 @@ class Listeners:
                         if not has_modes:  # else the tensors may be without values
                             self.disable(code, error)
         finally:
-            self._is_busy = False
+            self._is_busy = self.is_stopped
 
     def call_function(self, call: Call) -> None:
         """Call `on_call` of the rules that hear a function."""
@@ -113,16 +122,11 @@ class Listeners:
 
     def disable(self, code: str, error: Exception) -> None:
         """Call a rule no more, or a recorder and all rules that use what it records."""
-        first = next(iter(str(error).splitlines()), "")  # some of torch are a page long
         rules = self._users.get(code, (code,))
-        self.failures |= dict.fromkeys(rules, f"{type(error).__name__}: {first[:_LONGEST]}")
+        self.failures |= dict.fromkeys(rules, describe_error(error))
         for lists in (self._handlers, self._unsampled):
             for name, handlers in lists.items():
                 lists[name] = [entry for entry in handlers if entry[0] not in (code, *rules)]
-
-    def fail(self, error: Exception) -> None:
-        """Remember an error of this package."""
-        self.disable(_HOOKS, error)
 
 
 def _overrides(watcher: Watcher, name: str) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import torch.multiprocessing.spawn  # noqa: F401 - a module that a function of its name hides
 
 from surestep.doctor.rule import load_rules
+from surestep.doctor.watch.guard import Guard
 from surestep.doctor.watch.report import Report
 from surestep.doctor.watch.watch import Watch
 from surestep.doctor.watch.wrap import replaced
@@ -37,12 +38,16 @@ class WatchedFunction:
 
     def __call__(self, index: int, *args: object) -> None:
         """Call the function, and write the report of this process."""
-        watch = Watch([rule for rule in load_rules() if rule.code in self.codes], self.most_steps)
+        guard, rules = Guard(), []
+        with guard:
+            rules = [rule for rule in load_rules() if rule.code in self.codes]
+        watch = Watch(rules, self.most_steps, guard)
         try:
             watch.run(lambda: self.function(index, *args))
         finally:
-            text = json.dumps(watch.report().to_json(), default=str)
-            Path(self.folder, f"{index}.json").write_text(text, encoding="utf-8")
+            with guard:
+                text = json.dumps(watch.report().to_json(), default=str)
+                Path(self.folder, f"{index}.json").write_text(text, encoding="utf-8")
 
 
 @contextmanager

@@ -21,6 +21,7 @@ class Report:
         ranks: of which this is the report.
         has_failed: whether the script ended with an error.
         notes: what is wrong with the comments that suppress findings, one sentence for each.
+        stopped_at: the step at which an error of this package ended the watching; None without one.
     """
 
     findings: list[Finding]
@@ -30,6 +31,7 @@ class Report:
     ranks: int = 1
     has_failed: bool = False
     notes: list[str] = field(default_factory=list)
+    stopped_at: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -55,7 +57,7 @@ def sort_findings(findings: list[Finding]) -> list[Finding]:
 
 
 def merge_reports(
-    reports: Mapping[int, Report], found: list[Finding], notes: Sequence[str] = ()
+    reports: Mapping[int, Report], found: Sequence[Finding] = (), notes: Sequence[str] = ()
 ) -> Report:
     """Return the report of several ranks.
 
@@ -81,6 +83,7 @@ def merge_reports(
         findings.append(replace(first, evidence=evidence))
     failures = {code: why for report in reports.values() for code, why in report.failures.items()}
     steps = max((report.steps for report in reports.values()), default=0)
+    stops = [at for report in reports.values() if (at := report.stopped_at) is not None]
     all_notes = [*(note for report in reports.values() for note in report.notes), *notes]
     return Report(
         sort_findings(findings),
@@ -88,4 +91,5 @@ def merge_reports(
         failures,
         ranks=len(reports),
         notes=list(dict.fromkeys(all_notes)),
+        stopped_at=min(stops, default=None),
     )

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from surestep.doctor.finding import Finding
 from surestep.doctor.rule import Rule
 from surestep.doctor.suppress import drop_suppressed
+from surestep.doctor.watch.guard import Guard
 from surestep.doctor.watch.hooks import Monitor
+from surestep.doctor.watch.listeners import Listeners
 from surestep.doctor.watch.report import Report, merge_reports, sort_findings
-from surestep.doctor.watcher import Observation
+from surestep.doctor.watcher import Observation, Watcher
 
 
 class Watch:
@@ -21,34 +24,56 @@ class Watch:
     Args:
         rules: those without a run-time side are left out.
         most_steps: that are watched; None for all.
+        guard: for the errors of this package; after one, code runs on unwatched.
     """
 
-    def __init__(self, rules: Sequence[Rule], most_steps: int | None = None) -> None:
+    def __init__(
+        self, rules: Sequence[Rule], most_steps: int | None = None, guard: Guard | None = None
+    ) -> None:
+        self._guard = Guard() if guard is None else guard
         self._rules = {rule.code: rule for rule in rules if rule.watcher is not None}
-        self._watchers = {
-            code: rule.watcher() for code, rule in self._rules.items() if rule.watcher
-        }
-        self._monitor = Monitor(self._watchers, most_steps)
+        self._watchers: dict[str, Watcher] = {}
+        self._monitor: Monitor | None = None
+        with self._guard:
+            self._watchers = {
+                code: rule.watcher() for code, rule in self._rules.items() if rule.watcher
+            }
+            self._monitor = Monitor(self._watchers, most_steps, self._guard)
 
     def run(self, function: Callable[[], object]) -> None:
         """Call a function under the hooks."""
-        with self._monitor.installed():
+        if self._monitor is None or self._guard.stopped_at is not None:
             function()
+            return
+        with self._monitor.installed():
+            try:
+                function()
+            finally:
+                self._guard.has_ended = True
 
     def report(self) -> Report:
         """Return what the rules have seen so far."""
-        run = self._monitor.run
+        report = Report([], 0, {})
+        if self._monitor is not None:
+            report = replace(report, steps=self._monitor.run.step)
+            with self._guard:
+                report = self._read(self._monitor)
+        # Ranks that were not watched equally long cannot be compared.
+        facts = report.facts if self._guard.stopped_at is None else {}
+        return replace(report, facts=facts, stopped_at=self._guard.stopped_at)
+
+    def _read(self, monitor: Monitor) -> Report:
+        run, listeners = monitor.run, monitor.listeners
         facts: dict[str, Any] = {}
-        findings, notes = self._observe(lambda code: self._watchers[code].observe(run))
+        findings, notes = self._observe(lambda code: self._watchers[code].observe(run), listeners)
         for code, watcher in self._watchers.items():
             try:
                 known = watcher.report_rank(run)
             except Exception as error:  # of the rule
-                self._monitor.listeners.disable(code, error)
+                listeners.disable(code, error)
             else:
                 facts |= {code: known} if known is not None else {}
-        failures = dict(self._monitor.listeners.failures)
-        return Report(findings, run.step, failures, facts, notes=notes)
+        return Report(findings, run.step, dict(listeners.failures), facts, notes=notes)
 
     def merge(self, reports: Mapping[int, Report]) -> Report:
         """Return one report of several ranks, by their numbers, with what differs between them."""
@@ -59,13 +84,15 @@ class Watch:
             watcher = self._watchers[code]
             return watcher.observe_ranks(known) if len(known) > 1 else ()
 
-        return merge_reports(reports, *self._observe(compare))
+        if self._monitor is None:
+            return merge_reports(reports)
+        return merge_reports(reports, *self._observe(compare, self._monitor.listeners))
 
     def _observe(
-        self, ask: Callable[[str], Iterable[Observation]]
+        self, ask: Callable[[str], Iterable[Observation]], listeners: Listeners
     ) -> tuple[list[Finding], list[str]]:
         """Return the findings that no comment suppresses, and what is wrong with comments."""
-        listeners, findings = self._monitor.listeners, []
+        findings: list[Finding] = []
         for code, rule in self._rules.items():
             if code in listeners.failures:
                 continue

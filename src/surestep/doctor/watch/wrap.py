@@ -10,6 +10,7 @@ from typing import Any
 from torch.compiler import is_compiling
 
 from surestep.doctor.watch import private
+from surestep.doctor.watch.guard import Guard
 
 _MISSING = object()
 # Python's `warnings` skips the frames of the import system, which it knows by this name, when it
@@ -51,7 +52,7 @@ def replaced_attributes(wrappers: Iterable[tuple[Any, str, object]]) -> Attribut
     return [(owner, name, getattr(owner, name)) for owner, name, _ in wrappers]
 
 
-def without(originals: Attributes) -> Callable[[Any], Any]:
+def without(originals: Attributes, guard: Guard) -> Callable[[Any], Any]:
     """Return what wraps `torch.jit.script`, which finds the original functions of torch.
 
     It compiles what a name refers to, and knows the functions of torch by identity. It looks for
@@ -63,10 +64,15 @@ def without(originals: Attributes) -> Callable[[Any], Any]:
         def wrapper(
             obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **options: Any
         ) -> Any:
-            with ExitStack() as stack:
+            stack = ExitStack()
+            with guard:
                 for owner, name, value in originals:
                     stack.enter_context(replaced(owner, name, functools.partial(_first, value)))
+            try:
                 return original(obj, optimize, _frames_up + 1, *args, **options)
+            finally:
+                with guard:
+                    stack.close()
 
         return wrapper
 
@@ -95,7 +101,7 @@ class Around:
     Args:
         before: called with the arguments.
         after: called with the result and the arguments.
-        on_error: called with an exception of these two, which may not reach the script.
+        guard: for the errors of these, which may not reach the script.
         is_deaf: returns whether neither is called now.
 
     Attributes:
@@ -106,10 +112,10 @@ class Around:
         self,
         before: Callable[..., None] | None,
         after: Callable[..., None] | None,
-        on_error: Callable[[Exception], None],
-        is_deaf: Callable[[], bool] = lambda: False,
+        guard: Guard,
+        is_deaf: Callable[[], bool],
     ) -> None:
-        self._before, self._after, self._on_error = before, after, on_error
+        self._before, self._after, self._guard = before, after, guard
         self._is_deaf = is_deaf
         self.is_inside = False
 
@@ -118,8 +124,14 @@ class Around:
 
         @wraps(original)
         def wrapper(*args: Any, **options: Any) -> Any:
-            # The first is for torch.compile, which traces this function; the last takes longest.
-            if is_compiling() or self.is_inside or self._is_deaf() or is_traced():
+            if is_compiling() or self.is_inside:  # torch.compile traces this function
+                return original(*args, **options)
+            try:
+                is_skipped = self._is_deaf() or is_traced()  # which takes longest
+            except Exception as error:
+                self._guard.fail(error)
+                is_skipped = True
+            if is_skipped:
                 return original(*args, **options)
             self.is_inside = True
             try:
@@ -137,5 +149,9 @@ class Around:
     def _try(self, function: Callable[..., None], *args: Any, **options: Any) -> None:
         try:
             function(*args, **options)
-        except Exception as error:  # the script must not see it
-            self._on_error(error)
+        except Exception as error:
+            # A call with other arguments than the function has is an error of the script, which
+            # torch reports: it comes from no frame but this one.
+            trace = error.__traceback__
+            if not isinstance(error, TypeError) or trace is None or trace.tb_next is not None:
+                self._guard.fail(error)

@@ -1,0 +1,77 @@
+"""Keep the errors of this package from the script that it watches."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from surestep.base.text import one_line
+from surestep.doctor.watcher import Run
+
+_LONGEST = 200  # characters of an error that are shown
+_PACKAGE = Path(__file__).parents[2]
+
+
+class Guard:
+    """Ends the watching at the first error of this package, and says so; the script runs on.
+
+    As a context manager, it does so for an error of the body. Code that runs often calls `fail`
+    in an `except`, which takes no time without an error.
+
+    Attributes:
+        stopped_at: the step at which the watching ended; None without an error.
+        has_ended: whether the script has.
+    """
+
+    def __init__(self) -> None:
+        self.stopped_at: int | None = None
+        self.has_ended = False
+        self._run: Run | None = None
+        self._stop: Callable[[], None] = lambda: None
+
+    def attach(self, run: Run, stop: Callable[[], None]) -> None:
+        """Call a function when the watching of a run ends."""
+        self._run, self._stop = run, stop
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):  # Ctrl-C is for the script
+            return False
+        self.fail(error)
+        return True
+
+    def fail(self, error: Exception) -> None:
+        """End the watching because of an error of this package."""
+        if self.stopped_at is not None:
+            return
+        self.stopped_at = 0 if self._run is None else self._run.step
+        self._stop()
+        with suppress(Exception):  # of stderr, which may be closed
+            rest = "" if self.has_ended else " The script runs on."
+            why = f"{describe_error(error)}{_locate(error)}."
+            text = f"surestep watch stopped watching at step {self.stopped_at}: {why}{rest}"
+            print(one_line(text), file=sys.stderr, flush=True)
+
+
+def describe_error(error: Exception) -> str:
+    """Return the class of an error, and the first line of its text."""
+    first = next(iter(str(error).splitlines()), "")  # some of torch are a page long
+    return f"{type(error).__name__}: {first[:_LONGEST]}"
+
+
+def _locate(error: Exception) -> str:
+    """Return the innermost line of this package in the traceback of an error."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(_PACKAGE):
+            name = path.relative_to(_PACKAGE).as_posix().partition(":")[0]  # see wrap.wraps
+            return f" ({name}, line {line})"
+    return ""
