@@ -492,29 +492,3 @@ def test_output_that_the_script_clears_is_not_taken_for_a_dead_layer():
             model(torch.rand(8, 4)).mean().backward()
             optimizer.step()
     assert list(watcher.observe(monitor.run)) == []
-
-
-def test_error_of_a_model_reaches_the_script_when_the_seen_passes_end():
-    class Model(nn.Linear):
-        def forward(self, x):
-            raise ValueError("mine")
-
-    def evaluate():
-        model = Model(1, 1).eval()
-        optimizer = torch.optim.SGD(model.parameters())
-        for _ in range(30):
-            optimizer.step()
-        model.eval()
-        handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
-        for _ in range(9):
-            with pytest.raises(ValueError, match="mine"):
-                model(torch.ones(1, 1))
-        handle.remove()
-
-    Watch(load_rules()).run(evaluate)
-
-
-def test_losses_may_come_from_an_iterator():
-    weight, watching = nn.Parameter(torch.ones(2)), Watch(load_rules())
-    watching.run(lambda: torch.autograd.backward(loss for loss in [weight.sum(), weight.prod()]))
-    assert weight.grad.tolist() == [2, 2]

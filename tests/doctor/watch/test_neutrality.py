@@ -180,3 +180,29 @@ def test_warnings_name_the_same_lines():
     assert len(alone) == 3
     assert {file for file, _ in alone} == {__file__}
     assert alone == watched
+
+
+def test_error_of_a_model_reaches_the_script_when_the_seen_passes_end():
+    class Model(nn.Linear):
+        def forward(self, x):
+            raise ValueError("mine")
+
+    def evaluate():
+        model = Model(1, 1).eval()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(30):
+            optimizer.step()
+        model.eval()
+        handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+        for _ in range(9):
+            with pytest.raises(ValueError, match="mine"):
+                model(torch.ones(1, 1))
+        handle.remove()
+
+    Watch(load_rules()).run(evaluate)
+
+
+def test_losses_may_come_from_an_iterator():
+    weight, watching = nn.Parameter(torch.ones(2)), Watch(load_rules())
+    watching.run(lambda: torch.autograd.backward(loss for loss in [weight.sum(), weight.prod()]))
+    assert weight.grad.tolist() == [2, 2]
