@@ -165,6 +165,8 @@ def watch(files: Mapping[str, str], folder: Path) -> Result:
     report = session.report()
     if report.failures:
         error += f"\nrules failed: {report.failures}"
+    if report.stopped_at is not None:
+        error += f"\nwatching stopped at step {report.stopped_at}"
     found = [summarize(finding, Path(finding.file).name) for finding in report.findings]
     return Result(found, error)
 
