@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.tiers import is_slow
+from tests.needs import require
+from tests.tiers import is_slow, libraries_of
 
 # Processes that tests start can import `tests` from any working directory.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -56,6 +57,12 @@ def pytest_collection_modifyitems(items):
         if is_slow(item.nodeid):
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: group_of(item.nodeid) != "alone")
+
+
+def pytest_runtest_setup(item):
+    """Skip a test if a library is missing that its reason in tests/tiers.py names."""
+    for name in libraries_of(item.nodeid):
+        require(name)
 
 
 def pytest_collection_finish(session):

@@ -1,6 +1,6 @@
 """Parts that only slow tests need: a test without its part is skipped, but fails if CI=true."""
 
-import importlib
+import importlib.util
 import os
 import shutil
 from types import ModuleType
@@ -16,6 +16,12 @@ def needs(name: str) -> ModuleType:
     if os.environ.get("CI") == "true":
         return importlib.import_module(name)
     return pytest.importorskip(name, reason=f"needs {name}: {INSTALL}")
+
+
+def require(name: str) -> None:
+    """Skip the test that calls this if a library of dev-all is missing, without importing it."""
+    if importlib.util.find_spec(name) is None:
+        report_missing(f"needs {name}: {INSTALL}")
 
 
 def needs_compiler(command: str) -> None:

@@ -6,6 +6,7 @@ Every test that needs a compiler or a library of the extra `dev-all` is slow, an
 takes more than two seconds of processor time.
 """
 
+EVERY_LIBRARY = "needs every library of dev-all"
 FITS = "fits Gaussian processes"
 IMPORTS = "imports every module in a process of its own"
 KILLS = "kills or interrupts runs"
@@ -86,7 +87,7 @@ SLOW = {
         NEEDS_DEEPSPEED
     ),
     "tests/laws/test_law_9_rejections.py::test_every_rejection_of_the_rules_is_tried": (
-        "needs every library of dev-all"
+        EVERY_LIBRARY
     ),
     "tests/laws/test_law_9_rejections.py::"
     "test_impossible_option_is_rejected_with_a_remedy[compile_blocks": NEEDS_COMPILER,
@@ -104,6 +105,9 @@ SLOW = {
     "test_value_that_the_message_proposes_is_accepted[parallel.zero_stage": NEEDS_DEEPSPEED,
     "tests/laws/test_mutations.py": "breaks each law and runs its checks again",
     "tests/laws/test_registries.py::test_every_name_of_every_registry": PRODUCT,
+    "tests/laws/test_registries.py::test_every_name_of_every_registry[optimizer adamw8bit": (
+        NEEDS_BNB
+    ),
     "tests/mirror/test_rollback.py": KILLS,
     "tests/mirror/test_s3.py": "starts an S3 server, and needs s3fs and moto",
     "tests/mirror/test_ssh.py": "starts an SSH server, and needs paramiko",
@@ -137,6 +141,15 @@ SLOW = {
 }
 
 
+_LIBRARIES = ("accelerate", "bitsandbytes", "deepspeed", "peft", "transformers")  # of reasons
+
+
 def is_slow(nodeid: str) -> bool:
     """Whether the table marks a test, or all tests of a file or folder, as slow."""
     return nodeid.startswith(tuple(SLOW))
+
+
+def libraries_of(nodeid: str) -> list[str]:
+    """Return the libraries of dev-all that the reason of a slow test says it needs."""
+    reasons = " ".join(reason for entry, reason in SLOW.items() if nodeid.startswith(entry))
+    return [name for name in _LIBRARIES if name in reasons or EVERY_LIBRARY in reasons]
