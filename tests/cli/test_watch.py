@@ -10,6 +10,7 @@ import pytest
 
 from surestep.cli import watch as module
 from surestep.doctor.watch.report import Report
+from tests.cli.forked import run_forked
 
 COMMAND = Path(sys.executable).with_name("surestep")
 SCRIPT = """
@@ -41,13 +42,18 @@ def start(folder, *words):
 
 
 def watch(folder, *words):
+    return run_forked(folder, "watch", *words)
+
+
+def watch_anew(folder, *words):
+    """Watch in a new process, for what its start decides."""
     return start(folder, "-m", "surestep", "watch", *words)
 
 
 def test_script_prints_the_same_and_the_mistake_is_reported(tmp_path):
     write(tmp_path)
     alone = start(tmp_path, "script.py", "--lr", "3")
-    watched = watch(tmp_path, "--json", "out.json", "script.py", "--lr", "3")
+    watched = watch_anew(tmp_path, "--json", "out.json", "script.py", "--lr", "3")
     assert watched.returncode == 0
     assert watched.stdout == alone.stdout
     assert "SS101 missing-zero-grad  " in watched.stderr
@@ -82,18 +88,18 @@ def test_exit_code_is_that_of_the_script_and_findings_are_printed(
     assert "surestep/cli" not in watched.stderr
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
-def test_script_warns_and_prints_on_each_rank_as_it_would(tmp_path, monkeypatch, rank):
-    """Check a rank without a launcher that merges reports: each shows its own."""
-    monkeypatch.setenv("RANK", rank)
+def test_script_warns_and_prints_on_each_rank_as_it_would(tmp_path, monkeypatch):
+    """Check ranks without a launcher that merges reports: each shows its own."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_RANK", rank)
     write(tmp_path, "import warnings\nwarnings.warn('mine')\nwarnings.warn('old', FutureWarning)")
     alone = start(tmp_path, "script.py")
-    watched = watch(tmp_path, "script.py")
     assert "UserWarning: mine\n  warnings.warn('mine')" in alone.stderr
-    assert watched.stdout == alone.stdout
-    assert watched.stderr.startswith(alone.stderr)
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        watched = watch_anew(tmp_path, "script.py")
+        assert watched.stdout == alone.stdout
+        assert watched.stderr.startswith(alone.stderr)
 
 
 @pytest.mark.parametrize("command", [["-m", "surestep"], [str(COMMAND)]])
@@ -112,7 +118,7 @@ def test_traceback_begins_in_a_script_whose_folder_is_named_surestep(tmp_path):
     folder = tmp_path / "surestep"
     folder.mkdir()
     write(folder, "raise ValueError('broken')")
-    err = watch(tmp_path, "surestep/script.py").stderr
+    err = watch_anew(tmp_path, "surestep/script.py").stderr
     assert 'script.py", line' in err
     assert "watch.py" not in err
 
@@ -155,7 +161,7 @@ def test_class_is_scripted_with_the_names_of_its_module(tmp_path):
         "        self.x = double(x)\n\n"
         "print(Pair(2).x)\n"
     )
-    done = watch(tmp_path, "script.py")
+    done = watch_anew(tmp_path, "script.py")
     assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
 
 
