@@ -1,7 +1,9 @@
 """Attributes that a model or a loss changes in its forward: checks before the run restore them."""
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -51,6 +53,9 @@ class Noting(nn.Module):
 
     def noted(self) -> Any:
         kept = self.kept
+        if isinstance(kept, dict) and "one" in kept:
+            kept = [vars(kept["one"]), vars(kept["two"][1][0])]
+        kept = kept.inner.count if isinstance(kept, SimpleNamespace) else kept
         kept = [kept.count, kept.total, kept.all] if isinstance(kept, Meter) else kept
         kept = float(kept.compute()) if isinstance(kept, MeanMetric) else kept
         kept = list(kept) if isinstance(kept, deque) else kept
@@ -69,6 +74,14 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], object]]] = {
     "nested": (lambda: {"sums": [torch.zeros(1)]}, lambda kept, x: kept["sums"][0].add_(len(x))),
     "meter": (Meter, lambda kept, x: kept.add(float(x.sum()))),
     "metric": (MeanMetric, lambda kept, x: kept.update(x.sum(), len(x))),
+    "meters": (
+        lambda: {"one": Meter(), "two": (Meter(), [Meter()])},
+        lambda kept, x: [kept["one"].add(float(x.sum())), kept["two"][1][0].add(1.0)],
+    ),
+    "namespace": (
+        lambda: SimpleNamespace(inner=SimpleNamespace(count=0)),
+        lambda kept, x: setattr(kept.inner, "count", kept.inner.count + len(x)),
+    ),
 }
 
 
@@ -183,3 +196,49 @@ def test_metric_that_notes_its_values_has_those_of_evaluations_alone() -> None:
     session.evaluate()
     plain = [float((net(x).argmax(1) != y).double().mean()) for x, y in in_batches(7, X, Y)]
     assert_same(plain, metric.worst)
+
+
+class Frozen(OrderedDict[str, int]):
+    """A dict that forbids changes, as some configs do."""
+
+    def __setitem__(self, key: str, value: int) -> None:
+        if getattr(self, "is_frozen", False):
+            raise TypeError("frozen")
+        super().__setitem__(key, value)
+
+    def freeze(self) -> "Frozen":
+        self.is_frozen = True
+        return self
+
+    def clear(self) -> None:
+        raise TypeError("frozen")
+
+    update = pop = __delitem__ = clear  # type: ignore[assignment]
+
+
+class Meta(type):
+    """The class of a class that a model keeps."""
+
+
+class Head(metaclass=Meta):
+    """Is kept, not made."""
+
+
+def test_what_is_not_changed_is_not_written(tmp_path: Path) -> None:
+    ours = Noting([], lambda kept, x: None, lazy=False)
+    ours.config = Frozen(size=3, depth=1).freeze()
+    ours.head_class = Head
+    base = torch.zeros(1)
+    ours.base, ours.wide = base, base.expand(4)
+    ours.note = lambda kept, x: ours.base.add_(1)
+    stored = np.memmap(tmp_path / "stored", np.float32, "w+", shape=(5,))
+    other = np.memmap(tmp_path / "stored", np.float32, "r+", shape=(5,))
+    ours.stored = stored
+    numbers = ours.numbers = list(range(100_000))
+    other[2] = 7
+    train(surestep.Task(ours, nn.CrossEntropyLoss(), train=(X, Y)), plain_config(max_steps=3))
+    assert [*ours.config.items()] == [("size", 3), ("depth", 1)]
+    assert ours.numbers is numbers
+    assert len(numbers) == 100_000
+    assert float(ours.wide[3]) == float(base) == 3
+    assert stored[2] == 7

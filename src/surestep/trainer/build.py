@@ -21,10 +21,11 @@ from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.multi import code_of_losses
 from surestep.engine.losses.state import own_module, state_of_loss
 from surestep.engine.model.activation_checkpointing import activation_checkpointing
+from surestep.engine.model.attributes import preserve_attributes
 from surestep.engine.model.compile import compile_model, disable_compile, recompile_counter
 from surestep.engine.model.frozen_weights import note_base
 from surestep.engine.model.precision import autocast, grad_scaler
-from surestep.engine.model.preserve import BufferSnapshot, preserve_attributes
+from surestep.engine.model.preserve import BufferSnapshot
 from surestep.engine.modes import TrainModes, preserve_weights, set_modes
 from surestep.engine.optim.build import build_optimizer
 from surestep.engine.optim.freezing import (

@@ -20,8 +20,9 @@ from surestep.engine.diagnose.nonfinite_tracker import (
 from surestep.engine.distributed.shards import to_local
 from surestep.engine.losses.multi import code_of_losses
 from surestep.engine.metrics.base import pop_logged
+from surestep.engine.model.attributes import preserve_attributes
 from surestep.engine.model.compile import disable_compile
-from surestep.engine.model.preserve import preserve_attributes, preserve_buffers
+from surestep.engine.model.preserve import preserve_buffers
 from surestep.engine.rng import derive_seed, preserve_torch_rng, seed_loading
 from surestep.engine.state.average import BATCH_NORM
 from surestep.engine.step.log_point import LogPoint

@@ -9,8 +9,9 @@ from torch.utils._pytree import tree_map
 
 from surestep.base.errors import TaskError
 from surestep.engine.batch import MicroBatch
+from surestep.engine.model.attributes import preserve_attributes
 from surestep.engine.model.forward_errors import explain_forward
-from surestep.engine.model.preserve import preserve_attributes, preserve_buffers
+from surestep.engine.model.preserve import preserve_buffers
 from surestep.engine.modes import preserve_modes, preserve_weights
 
 
