@@ -60,5 +60,7 @@ def test_frozen_parameter_that_other_code_changed_is_saved(dtype):
     note_base(state)
     names = list(state.base)
     assert list(omitted_weights(state)) == names
-    model[0].weight.data.copy_(model[0].weight.data.roll(1, 0))  # as many of each value
-    assert list(omitted_weights(state)) == [name for name in names if name != "0.weight"]
+    before = model[0].weight.data.clone()
+    for other in (before.roll(1, 0), -before):  # as many of each value; the same but for signs
+        model[0].weight.data.copy_(other)
+        assert list(omitted_weights(state)) == [name for name in names if name != "0.weight"]

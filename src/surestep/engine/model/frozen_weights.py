@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from surestep.engine.distributed.shards import full_tensor
 from surestep.engine.state.state import State
 
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WORDS = {1: torch.uint8, 2: torch.int16}
 _CHUNK = 1 << 22  # elements of which the sum is computed at once
 
 
@@ -44,7 +44,8 @@ def note_base(state: State) -> None:
 def _checksum(tensor: Tensor) -> Tensor:
     """Return a sum of the bits by their place, () int64 on the device; takes little memory."""
     plain = full_tensor(tensor.detach()).contiguous().reshape(-1)
-    words = plain.view(_WORDS.get(plain.element_size(), torch.int64))
+    # A product with an even number would lose the sign, the highest bit of 64.
+    words = plain.view(_WORDS.get(plain.element_size(), torch.int32))
     found = torch.zeros((), dtype=torch.int64, device=words.device)
     place = torch.arange(1, min(_CHUNK, max(1, words.numel())) + 1, device=words.device)
     for number, chunk in enumerate(words.split(_CHUNK), 1):
@@ -64,5 +65,5 @@ def omitted_weights(state: State) -> dict[str, str]:
     names = [n for n in state.base if not own[n].requires_grad and id(own[n]) not in trained]
     if not names:
         return {}
-    same = torch.stack([(_checksum(own[name]) == state.base_sums[name]).cpu() for name in names])
+    same = torch.stack([_checksum(own[name]) == state.base_sums[name] for name in names])
     return {n: state.base[n] for n, is_same in zip(names, same.tolist(), strict=True) if is_same}
