@@ -250,11 +250,22 @@ class OwnInEachProcess(Dataset[Any]):
         return X[index] + rng.random(), Y[index]
 
 
-def test_generators_by_process_draw_the_same_in_every_process() -> None:
+class OwnForEachGroup(OwnInEachProcess):
+    """Samples with noise of a generator of their group, which is made when it is first needed."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        rng = self.generators.setdefault(index * 5 % 3, np.random.default_rng(0))
+        return X[index] + rng.random(), Y[index]
+
+
+@pytest.mark.parametrize("dataset", [OwnInEachProcess, OwnForEachGroup])
+def test_generators_in_a_dict_draw_the_same_in_every_process(
+    dataset: type[OwnInEachProcess],
+) -> None:
     found = []
     for workers in (0, 1, 2):
         net = linear()
-        task = surestep.Task(net, nn.MSELoss(), train=OwnInEachProcess())
+        task = surestep.Task(net, nn.MSELoss(), train=dataset())
         train(task, plain_config(epochs=1, batch_size=7, data={"num_workers": workers}))
         found.append(weights(net))
     assert_same([found[0]] * 2, found[1:], exact=True)

@@ -6,9 +6,11 @@ are found are seeded before each sample or micro-batch. For other random state, 
 `set_sample_seed(seed)`.
 """
 
+import os
 import random
 import sys
 import sysconfig
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -211,10 +213,11 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _elements(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the elements of a dict, list or set; a number as key may be that of a process."""
+    """Yield the elements of a dict, list or set; each process has its own key for itself."""
     if isinstance(value, Mapping):
-        for i, (key, member) in enumerate(value.items()):
-            yield f"[{i if isinstance(key, int) else repr(key)}]", member
+        own = (os.getpid(), threading.get_ident())
+        for key, member in value.items():
+            yield f"[{'own' if key in own else repr(key)}]", member
     elif isinstance(value, (list, tuple, set, frozenset, deque)):
         yield from ((f"[{i}]", member) for i, member in enumerate(value))
 
