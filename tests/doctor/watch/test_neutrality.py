@@ -202,6 +202,21 @@ def test_error_of_a_model_reaches_the_script_when_the_seen_passes_end():
     Watch(load_rules()).run(evaluate)
 
 
+def test_losses_may_be_edges_of_the_graph():
+    weight, watching = nn.Parameter(torch.ones(2)), Watch(load_rules())
+
+    def step():
+        edge = torch.autograd.graph.get_gradient_edge(weight.sum())
+        torch.autograd.backward(edge)
+        torch.autograd.backward([edge])
+        torch.optim.SGD([weight], 0.5).step()
+
+    watching.run(step)
+    assert weight.tolist() == [0, 0]
+    report = watching.report()
+    assert (report.failures, report.stopped_at) == ({}, None)
+
+
 def test_losses_may_come_from_an_iterator():
     weight, watching = nn.Parameter(torch.ones(2)), Watch(load_rules())
     watching.run(lambda: torch.autograd.backward(loss for loss in [weight.sum(), weight.prod()]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,7 +133,8 @@ class Events:
             **__: Any,
         ) -> None:
             run.backwards += 1
-            listeners.call("on_backward", losses, bool(retain_graph or create_graph))
+            if losses:
+                listeners.call("on_backward", losses, bool(retain_graph or create_graph))
 
         @wraps(original)
         def backward(*args: Any, **options: Any) -> Any:
@@ -141,17 +142,20 @@ class Events:
             if is_skipped or not (args or "tensors" in options):  # which torch reports
                 return original(*args, **options)
             tensors, rest = (args[0], args[1:]) if args else (options.pop("tensors"), ())
-            # An iterator can be read only once.
-            losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+            if isinstance(tensors, Iterator):  # it can be read only once
+                tensors = list(tensors)
+            given = tensors if isinstance(tensors, Sequence) else [tensors]
+            losses = [loss for loss in given if isinstance(loss, Tensor)]  # no edges of graphs
             with listeners.guard:
                 begin(losses, *rest, **options)
             run.in_backward = True
             try:
-                result = original(losses, *rest, **options)
+                result = original(tensors, *rest, **options)
             finally:
                 run.in_backward = False
-            with listeners.guard:
-                listeners.call("after_backward", losses)
+            if losses:
+                with listeners.guard:
+                    listeners.call("after_backward", losses)
             return result
 
         return backward
