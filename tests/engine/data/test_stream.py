@@ -195,7 +195,14 @@ def test_dataloader_over_a_stream_without_batches_is_rejected():
         tiny.plan({"train": DataLoader(Sized(), batch_size=None)})
 
 
-@pytest.mark.parametrize("make", [iter, lambda samples: (sample for sample in samples)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        iter,
+        lambda samples: (sample for sample in samples),
+        lambda samples: iter(DataLoader(samples, batch_size=None)),
+    ],
+)
 def test_function_that_returns_one_iterator_again_is_rejected(tmp_path, make):
     x, y = tiny.data()
     once = make(list(zip(x, y, strict=True)))

@@ -131,8 +131,10 @@ _RETURNED: WeakKeyDictionary[Callable[..., Any], Callable[[], Any]] = WeakKeyDic
 def _call(function: Callable[..., Any], epoch: int) -> Any:
     """Return what a function makes to iterate; an iterator must be a new one each time."""
     found = _call_with_epoch(function, epoch)
-    # A class of the user may begin again in its own __iter__.
-    if hasattr(found, "__next__") and not inspect.isfunction(type(found).__iter__):
+    # A class of the user may begin again in its own __iter__; those of torch do not.
+    is_of_torch = type(found).__module__.partition(".")[0] == "torch"
+    may_restart = inspect.isfunction(getattr(type(found), "__iter__", None)) and not is_of_torch
+    if hasattr(found, "__next__") and not may_restart:
         before = _RETURNED.get(function)
         if before is not None and before() is found:
             raise DataError(
@@ -154,7 +156,8 @@ def _call_with_epoch(function: Any, epoch: int) -> Any:
     `lambda path=path: read(path)`.
     """
     parameters = inspect.signature(function).parameters
-    if "epoch" in parameters:
+    named = parameters.get("epoch")
+    if named is not None and named.kind in (named.POSITIONAL_OR_KEYWORD, named.KEYWORD_ONLY):
         return function(epoch=epoch)
     needed = any(
         parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD

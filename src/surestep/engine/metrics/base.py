@@ -162,7 +162,7 @@ class _Undefined:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._error: Exception | None = None
+        self._error = ""  # not the exception: its traceback keeps the batch
 
     @contextmanager
     def allowed(self, count: int) -> Iterator[None]:
@@ -172,14 +172,14 @@ class _Undefined:
         except Exception as error:  # whatever the user's metric raises
             if count or ran_out(error):
                 raise
-            self._error = error
+            self._error = repr(error)
 
     def warn(self) -> None:
         """Warn that such a batch is left out, if there was one."""
-        if self._error is not None:
+        if self._error:
             warn(
                 f"metrics[{self._name!r}] leaves out a batch whose targets are all ignored: it "
-                f"failed there: {self._error!r}. If the batch counts, correct the metric."
+                f"failed there: {self._error}. If the batch counts, correct the metric."
             )
 
 
