@@ -143,3 +143,27 @@ def test_generator_that_code_draws_from_draws_the_same_after_a_resume(place, cha
             surestep.Trainer(task, config, run=folder).fit()
         found.append(weights(task.model))
     assert_same(*found, exact=True)
+
+
+noise = np.random.default_rng(7)
+
+
+class Named(nn.Module):
+    """Has an attribute with the name of a generator of the script, which it does not draw from."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.noise = nn.Linear(4, 1).double(), 0.0
+
+    def forward(self, x):
+        return self.linear(x) + self.noise
+
+
+def test_generator_of_the_script_with_the_name_of_an_attribute_is_left_alone():
+    global noise
+    noise = np.random.default_rng(7)
+    task, drawn = surestep.Task(Named(), nn.MSELoss(), train=(X, Y)), []
+    with surestep.prepare(task, plain_config(epochs=1, batch_size=7)) as session:
+        for _ in session.steps():
+            drawn.append(noise.random())
+    assert_same(np.random.default_rng(7).random(len(drawn)).tolist(), drawn, exact=True)

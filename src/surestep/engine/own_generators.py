@@ -13,7 +13,8 @@ import sysconfig
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from dis import get_instructions
+from functools import cache, partial
 from hashlib import blake2b
 from inspect import ismemberdescriptor, ismethod, ismodule, isroutine
 from itertools import islice
@@ -28,6 +29,7 @@ from surestep.base.errors import TaskError
 from surestep.base.warn import warn
 
 HOOK = "set_sample_seed"
+_READS_GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 # Limits of a search, however large the data is: it takes some milliseconds.
 OBJECTS, MEMBERS, DEPTH = 2000, 64, 8
 _LEAVES = (Tensor, np.ndarray, np.generic, str, bytes, int, float, complex, bool, type(None))
@@ -217,7 +219,8 @@ def _elements(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         own = (os.getpid(), threading.get_ident())
         for key, member in value.items():
-            yield f"[{'own' if key in own else repr(key)}]", member
+            is_own = isinstance(key, int) and key in own  # tensors compare their elements
+            yield f"[{'own' if is_own else repr(key)}]", member
     elif isinstance(value, (list, tuple, set, frozenset, deque)):
         yield from ((f"[{i}]", member) for i, member in enumerate(value))
 
@@ -264,7 +267,7 @@ def _function_members(function: Any) -> Iterator[tuple[str, Any]]:
         except ValueError:  # not filled yet
             continue
     names = list(dict.fromkeys(_names(code)))
-    for name in names:
+    for name in dict.fromkeys(_global_names(code)):
         found = function.__globals__.get(name)
         if ismodule(found) and not _is_installed(found):
             yield from ((f":{name}.{n}", vars(found)[n]) for n in names if n in vars(found))
@@ -278,6 +281,14 @@ def _names(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
+
+
+@cache
+def _global_names(code: CodeType) -> tuple[str, ...]:
+    """Return the names of globals that code reads; `co_names` has those of attributes too."""
+    found = [step.argval for step in get_instructions(code) if step.opname in _READS_GLOBAL]
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return (*found, *(name for each in inner for name in _global_names(each)))
 
 
 def _is_installed(module: ModuleType | None) -> bool:
