@@ -180,11 +180,15 @@ def dataset_fingerprint(
     first, again = found[: len(ranges)], found[len(ranges) :]
     if first == again:
         return digest(first)
-    if part == "train":
-        warn(
-            "The training data gives other samples when it is read again, although all generators "
-            "that were found are seeded for each sample. It may have a counter, an iterator or "
-            "random numbers of a library. So a resumed run, or one with other workers, reads "
-            "other samples. Give the dataset a method set_sample_seed(seed)."
-        )
+    then = (
+        "a resumed run, or one with other workers, reads other samples"
+        if part == "train"
+        else "its evaluations are of different samples, and a best one says little"
+    )
+    warn(
+        f"The {part} data gives other samples when it is read again, although all generators that "
+        "were found are seeded for each sample. It may have a counter, an iterator or a generator "
+        f"that it makes for each sample. So {then}. Compute a sample from its index, or give the "
+        "dataset a method set_sample_seed(seed)."
+    )
     return None
