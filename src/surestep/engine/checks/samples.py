@@ -138,14 +138,36 @@ def draw_classes(targets: Any, outputs: Any, loss: Loss) -> Tensor | None:
     """
     if not isinstance(targets, Tensor) or targets.is_complex():
         return None
-    classes, dim = 2, loss.find_class_dim(outputs)
-    if dim is not None and not targets.is_floating_point():
-        classes = outputs.shape[dim]
-    elif not bool(((targets == 0) | (targets == 1)).all()):
-        return None
     generator = torch.Generator().manual_seed(derive_seed("check", 0))
-    drawn = torch.randint(classes, targets.shape, generator=generator).to(targets)
-    return torch.where((targets < 0) | (targets >= classes), targets, drawn)
+    dim = loss.find_class_dim(outputs)
+    if dim is None or targets.is_floating_point():
+        if not bool(((targets == 0) | (targets == 1)).all()):
+            return None
+        if (dim := _dim_of_choice(targets)) is not None:
+            order = torch.rand(targets.shape, generator=generator).argsort(dim)
+            return targets.gather(dim, order.to(targets.device))
+        return torch.randint(2, targets.shape, generator=generator).to(targets)
+    is_class = (targets >= 0) & (targets < outputs.shape[dim])
+    classes = torch.arange(outputs.shape[dim])
+    if targets.device.type != "cpu":
+        # A user's table may have fewer rows, and an index out of range ends the process of a GPU.
+        classes = targets[is_class].unique().cpu()
+        if len(classes) < 2:
+            return None
+    drawn = classes[torch.randint(len(classes), targets.shape, generator=generator)]
+    return torch.where(is_class, drawn.to(targets), targets)
+
+
+def _dim_of_choice(targets: Tensor) -> int | None:
+    """Return the dimension along which targets of 0 and 1 have equally many 1s, as one-hot ones do.
+
+    A function may rely on their number. None if they are all 0 or all 1: these are labels.
+    """
+    for dim in range(1, targets.dim()):
+        counts = targets.count_nonzero(dim)
+        if counts.numel() and bool((counts == counts.flatten()[0]).all()):
+            return dim if 0 < int(counts.flatten()[0]) < targets.shape[dim] else None
+    return None
 
 
 def vary_outputs(outputs: Any, generator: torch.Generator) -> Any:
