@@ -1,6 +1,7 @@
 """Data that a program changes during a run, and code around the data that is not torch's."""
 
 import os
+from multiprocessing import active_children
 from typing import Any
 
 import numpy as np
@@ -58,14 +59,19 @@ def reverse_indices(data: Any) -> tuple[Tensor, Tensor]:
     return X.flip(0), Y.flip(0)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+IN_PROCESS: dict[str, Any] = {"num_workers": 0}
+BY_WORKERS: dict[str, Any] = {"num_workers": 1}
+
+
+@pytest.mark.parametrize(
+    "options", [IN_PROCESS, BY_WORKERS, BY_WORKERS | {"persistent_workers": False}]
+)
 @pytest.mark.parametrize("change", [replace_tensors, replace_indices, reverse_indices])
-def test_tensors_and_indices_that_are_replaced_are_those_of_the_next_epoch(change, workers) -> None:
+def test_tensors_and_indices_that_are_replaced_are_those_of_the_next_epoch(change, options) -> None:
     data: Any = TensorDataset(X, Y)
     if change is not replace_tensors:
         data = Subset(data, list(range(N)))
     net = linear()
-    options = {"num_workers": workers} | ({"persistent_workers": False} if workers else {})
     session = prepare(
         surestep.Task(net, nn.MSELoss(), train=data, val=data),
         plain_config(max_steps=14, batch_size=7, data=options),
@@ -80,6 +86,25 @@ def test_tensors_and_indices_that_are_replaced_are_those_of_the_next_epoch(chang
                 plain = [float(nn.functional.mse_loss(net(a), b)) for a, b in ((X, Y), (x, y))]
             assert_same(plain, found)
     assert_same(by_hand(two_epochs(x, y)), weights(net))
+
+
+def test_workers_stay_if_nothing_in_memory_was_replaced() -> None:
+    task = surestep.Task(linear(), nn.MSELoss(), train=(X.numpy(), Y.numpy()))
+    session = prepare(task, plain_config(max_steps=14, batch_size=7, data=BY_WORKERS))
+    pids = {tuple(child.pid for child in active_children()) for _ in session.steps()}
+    assert len(pids) == 1
+
+
+@pytest.mark.parametrize("options", [IN_PROCESS, BY_WORKERS])
+def test_tensors_that_are_replaced_by_another_dataset_are_an_error(options: Any) -> None:
+    data: Any = Subset(TensorDataset(X, Y), list(range(20)))
+    task = surestep.Task(linear(), nn.MSELoss(), train=data)
+    session = prepare(task, plain_config(max_steps=9, batch_size=7, data=options))
+    steps = session.steps()
+    assert [next(steps).step for _ in range(3)] == [1, 2, 3]
+    data.dataset = Growing()
+    with pytest.raises(surestep.SurestepError, match=r"replaced by .* type Growing.*Subset.indic"):
+        next(steps)
 
 
 def test_indices_that_count_from_the_end_choose_the_last_samples() -> None:

@@ -5,6 +5,7 @@ position without loading what comes before it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, cast
@@ -102,12 +103,41 @@ class InMemory(Dataset[Any]):
     def follow(self, dataset: Any) -> bool:
         """Take the tensors of a dataset, and the indices of a Subset, as they are now."""
         check_length(dataset, self.samples)
+        if not isinstance(dataset, InMemory):
+            while type(dataset) is Subset:
+                dataset = dataset.dataset
+            raise DataError(
+                "The data was tensors in memory when the run began, and was replaced by a dataset "
+                f"of the type {type(dataset).__name__} during the run. Replace the tensors or the "
+                "indices alone (TensorDataset.tensors, Subset.indices), or start another run with "
+                "the new dataset from the last checkpoint of this one: from_='RUN@last'."
+            )
         before = self.by_name
         self.tensors, self.index, self.by_name = dataset.tensors, dataset.index, dataset.by_name
         return list(map(id, before.values())) != list(map(id, self.by_name.values()))
 
+    def is_like(self, other: "InMemory") -> bool:
+        """Return whether another one reads the same memory, by the same indices."""
+        ours, others = list(self.by_name.items()), list(other.by_name.items())
+        if (self.index is None) != (other.index is None) or len(ours) != len(others):
+            return False
+        if self.index is not None and not torch.equal(self.index, cast(Tensor, other.index)):
+            return False
+        return all(
+            name == name_of_other and (tensor is one or _is_same_array(tensor, one))
+            for (name, tensor), (name_of_other, one) in zip(ours, others, strict=True)
+        )
+
     def close(self) -> None:
         """Do nothing: there are no workers."""
+
+
+def _is_same_array(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are the same view of memory: each read of an array makes one."""
+    if one.layout is not torch.strided or other.layout is not torch.strided:
+        return False
+    views = [(view.data_ptr(), view.dtype, view.shape, view.stride()) for view in (one, other)]
+    return views[0] == views[1]
 
 
 def check_length(dataset: Any, samples: int) -> None:
@@ -342,7 +372,11 @@ class MapStyleSource:
     def follow(self, dataset: Any) -> bool:
         """Check the length; a dataset that is not of tensors in memory is read as it is."""
         if isinstance(self.dataset, InMemory):
-            return self.dataset.follow(dataset)
+            before = copy(self.dataset)
+            has_other_tensors = self.dataset.follow(dataset)
+            if not self.dataset.is_like(before):
+                self._loader.close()  # its workers keep what they began with
+            return has_other_tensors
         check_length(dataset, self._samples)
         return False
 
