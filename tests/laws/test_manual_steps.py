@@ -305,7 +305,7 @@ def test_law_9_line_search_in_a_manual_step_is_rejected(folder):
         session_of(task, folder(), max_steps=2, optim={"name": "lbfgs"})
 
 
-def nothing(*_):
+def nothing(*_, **__):
     pass
 
 

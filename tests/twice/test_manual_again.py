@@ -11,6 +11,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 import surestep
+from surestep.base.errors import NonFiniteError
 from tests.twice.compare import assert_same, in_batches, plain_config, prepare, train, weights
 
 G = torch.Generator().manual_seed(31)
@@ -57,8 +58,19 @@ def plain_optim(fused: bool, module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
 
 
+@pytest.mark.parametrize("by_data", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
-def test_step_at_perturbed_weights_that_is_skipped_leaves_the_weights(fused: bool) -> None:
+def test_step_at_perturbed_weights_that_is_skipped_leaves_the_weights(
+    fused: bool, by_data: bool
+) -> None:
+    def move(model: nn.Module, moves: list[Tensor], sign: int) -> None:
+        for p, change in zip(model.parameters(), moves, strict=True):
+            if by_data:  # which changes no version of the parameter
+                p.data.add_(change, alpha=sign)
+            else:
+                with torch.no_grad():
+                    p.add_(change, alpha=sign)
+
     plain_net, ours_net = net(), net()
     optimizer = plain_optim(fused, plain_net)
     for _ in range(2):
@@ -69,14 +81,10 @@ def test_step_at_perturbed_weights_that_is_skipped_leaves_the_weights(fused: boo
             grads = torch.autograd.grad(loss, list(plain_net.parameters()))
             size = torch.stack([g.norm() for g in grads]).norm()
             moves = [0.05 * g / size for g in grads]
-            with torch.no_grad():
-                for p, move in zip(plain_net.parameters(), moves, strict=True):
-                    p.add_(move)
+            move(plain_net, moves, 1)
             optimizer.zero_grad()
             F.mse_loss(plain_net(x), z).backward()
-            with torch.no_grad():
-                for p, move in zip(plain_net.parameters(), moves, strict=True):
-                    p.sub_(move)
+            move(plain_net, moves, -1)
             optimizer.step()
 
     def step(manual_step: surestep.ManualStep) -> None:
@@ -87,19 +95,63 @@ def test_step_at_perturbed_weights_that_is_skipped_leaves_the_weights(fused: boo
             grads = manual_step.grad(loss, list(model.parameters()))
             size = torch.stack([g.norm() for g in grads]).norm()
             moves = [0.05 * g / size for g in grads]
-            with torch.no_grad():
-                for p, move in zip(model.parameters(), moves, strict=True):
-                    p.add_(move)
+            move(model, moves, 1)
             manual_step.backward(F.mse_loss(model(x), z), micro)
-            with torch.no_grad():
-                for p, move in zip(model.parameters(), moves, strict=True):
-                    p.sub_(move)
+            move(model, moves, -1)
         manual_step.step("model")
 
     task = surestep.Task(ours_net, train=(BAD, Z), step=step, optimizers={"model": whole(fused)})
     session = train(task, plain_config(epochs=2, **SKIP))
     assert session.state.counts.nonfinite == 2
     assert_same(weights(plain_net), weights(ours_net))
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_failed_step_is_undone_on_the_device_with_writes_through_data(updates: int) -> None:
+    plain_net, ours_net = net(), net()
+    optimizer = plain_optim(True, plain_net)
+
+    def after(model: nn.Module) -> None:
+        for p in model.parameters():
+            p.data.mul_(0.9)
+
+    for _ in range(updates):
+        optimizer.zero_grad()
+        F.mse_loss(plain_net(X[:7]), Z[:7]).backward()
+        optimizer.step()
+        after(plain_net)
+
+    def step(manual_step: surestep.ManualStep) -> None:
+        for number in range(updates):
+            for micro in manual_step.micro_batches("model"):
+                x, bad, z = micro.args
+                inputs = bad if number == updates - 1 else x
+                manual_step.backward(F.mse_loss(manual_step.model(inputs), z), micro)
+            manual_step.step("model")
+            after(manual_step.model)
+
+    task = surestep.Task(ours_net, train=(X, BAD, Z), step=step, optimizers={"model": whole(True)})
+    session = prepare(task, plain_config(epochs=1, batch_size=7))
+    with pytest.raises(NonFiniteError, match="Step 2 "):
+        list(session.steps())
+    plain_slots = [optimizer.state[p] for p in plain_net.parameters()]
+    ours_slots = [session.state.optimizer.state[p] for p in ours_net.parameters()]
+    assert_same([weights(plain_net), plain_slots], [weights(ours_net), ours_slots])
+
+
+def test_only_update_of_a_finite_step_writes_the_state_once() -> None:
+    def step(manual_step: surestep.ManualStep) -> None:
+        for micro in manual_step.micro_batches("model"):
+            x, z = micro.args
+            manual_step.backward(F.mse_loss(manual_step.model(x), z), micro)
+        manual_step.step("model")
+
+    ours_net = net()
+    task = surestep.Task(ours_net, train=(X, Z), step=step, optimizers={"model": whole(True)})
+    session = prepare(task, plain_config(epochs=2, batch_size=7))
+    list(session.steps())
+    slots = session.state.optimizer.state[next(ours_net.parameters())]
+    assert slots["exp_avg"]._version == 0  # the fused kernel changes none; another write would
 
 
 @pytest.mark.parametrize("fused", [False, True])

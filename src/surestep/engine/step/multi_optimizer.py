@@ -36,7 +36,10 @@ class WeightSnapshot:
     def restore(self, bad: Tensor | None = None) -> None:
         """Restore the copy; on the device if `bad` is true, () bool."""
         for parameter, saved in self._copies:
-            parameter.copy_(saved if bad is None else torch.where(bad, saved, parameter))
+            if bad is None:
+                parameter.copy_(saved)
+            else:
+                torch.where(bad, saved, parameter, out=parameter)
 
 
 def find_followers(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> list[Tensor]:
@@ -107,15 +110,19 @@ class OptimizerSnapshot:
             group.update(options)
 
     @torch.no_grad()
-    def restore_where(self, bad: Tensor) -> None:
-        """Restore the copy on the device if `bad` is true, () bool."""
+    def restore_where(self, bad: Tensor, *, with_state: bool) -> None:
+        """Restore the copy of the weights, and the state, on the device if `bad` is true, () bool.
+
+        The weights are always restored: the user's code may have written them, and a write through
+        `.data` changes no version by which it could be seen.
+        """
         self.weights.restore(bad)
-        for now, saved in self._states:
+        for now, saved in self._states if with_state else ():
             for parameter, slots in saved.items():
                 for slot, value in slots.items():
                     if isinstance(value, Tensor):
                         current = now[parameter][slot]
-                        current.copy_(torch.where(bad, value, current))
+                        torch.where(bad, value, current, out=current)
 
 
 def saved_optimizer(optimizer: torch.optim.Optimizer) -> OptimizerSnapshot:
@@ -155,6 +162,7 @@ class OptimizerSet:
         """Begin a manual step."""
         self._saved: list[OptimizerHandle] = []
         self._stepped: set[str] = set()
+        self._updates: list[OptimizerHandle] = []  # in order
         optimizers = [handle.snapshot.optimizer for handle in self.by_name.values()]
         self._followers = WeightSnapshot(find_followers(self.model, optimizers))
         self._graph_grads: list[Tensor] = []
@@ -216,6 +224,7 @@ class OptimizerSet:
         guard, first = handle.strategy.guard, self._first.guard
         if isinstance(guard, DeviceGuard):
             assert isinstance(first, DeviceGuard)
+            self._updates.append(handle)
             guard.nonfinite = first.nonfinite
             guard.step(loss, grad_norm)
             first.nonfinite = guard.nonfinite
@@ -242,7 +251,9 @@ class OptimizerSet:
                 self._restore()
             return StepOutcome(True, flag)
         for handle in self._saved:
-            handle.snapshot.restore_where(flag != 0)
+            # The last update knew the final flag, so its kernel has left the state alone.
+            updated_before = handle in self._updates[:-1]
+            handle.snapshot.restore_where(flag != 0, with_state=updated_before)
         self._followers.restore(flag != 0)
         return StepOutcome(True, flag)
 
