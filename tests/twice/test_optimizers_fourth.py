@@ -9,8 +9,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import surestep
-from surestep.engine.diagnose.diagnose import _without_hooks
-from surestep.engine.step.multi_optimizer import saved_optimizer
 from tests.twice.compare import assert_same, in_batches, prepare, train, weights
 
 G = torch.Generator().manual_seed(37)
@@ -79,34 +77,6 @@ class LikeInner(Outer):
         self.state = base.state
 
 
-class Counting(torch.optim.Optimizer):
-    """Counts its steps in its groups, and takes ever smaller ones."""
-
-    def __init__(self, groups: Any, lr: float) -> None:
-        super().__init__(groups, {"lr": lr, "taken": 0})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            group["taken"] += 1
-            for weight in group["params"]:
-                weight.sub_(weight.grad / group["taken"], alpha=group["lr"])
-
-
-class OwnGroups(torch.optim.Optimizer):
-    """Steps an optimizer that has other groups, at half the learning rate."""
-
-    def __init__(self, base: torch.optim.Optimizer) -> None:
-        weights = [weight for group in base.param_groups for weight in group["params"]]
-        super().__init__(weights, {"lr": base.defaults["lr"]})
-        self.inner = Counting(weights, base.defaults["lr"])
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        self.inner.param_groups[0]["lr"] = self.param_groups[0]["lr"] / 2
-        self.inner.step(closure)
-
-
 def net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
@@ -122,7 +92,7 @@ def config(**options: Any) -> surestep.Config:
     )
 
 
-@pytest.mark.parametrize("kind", [Lookahead, Outer, LikeInner, OwnGroups])
+@pytest.mark.parametrize("kind", [Lookahead, Outer, LikeInner])
 def test_optimizer_in_an_own_optimizer_goes_on_after_a_resume(kind: Any) -> None:
     def make(groups: Any) -> torch.optim.Optimizer:
         return kind(kind(torch.optim.Adam(groups, lr=0.05)))
@@ -153,7 +123,7 @@ def test_optimizer_in_an_own_optimizer_goes_on_after_a_resume(kind: Any) -> None
     assert_same([losses, weights(plain_net)], [ours, weights(ours_net)])
 
 
-@pytest.mark.parametrize("kind", [Lookahead, Outer, LikeInner, OwnGroups])
+@pytest.mark.parametrize("kind", [Lookahead, Outer, LikeInner])
 def test_optimizer_in_an_own_optimizer_is_undone_with_a_manual_step(kind: Any) -> None:
     def make(groups: Any) -> torch.optim.Optimizer:
         return kind(torch.optim.Adam(groups, lr=0.05))
@@ -186,19 +156,3 @@ def test_optimizer_in_an_own_optimizer_is_undone_with_a_manual_step(kind: Any) -
     )
     train(task, config(epochs=3, schedule="constant", on_nonfinite="skip"))
     assert_same(weights(plain_net), weights(ours_net))
-
-
-def test_snapshot_copies_a_state_that_two_share_once() -> None:
-    optimizer = LikeInner(torch.optim.Adam(net().parameters()))
-    assert len(saved_optimizer(optimizer)._states) == 1
-
-
-def test_hooks_of_an_inner_optimizer_are_left_out_of_repeated_steps() -> None:
-    outer = Outer(torch.optim.SGD(net().parameters(), lr=0.1))
-    called: list[int] = []
-    outer.inner.register_step_post_hook(lambda *_: called.append(1))
-    with _without_hooks(outer):
-        outer.inner.step()
-    assert not called
-    outer.inner.step()
-    assert called

@@ -166,7 +166,6 @@ _STATE = _adapter(
                 **{"class": str},
                 values=dict[str, Any],
                 groups=_list[_exact(names=list[str], options=dict[str, Any])],
-                inner_groups=NotRequired[_list[dict[str, Any]]],  # of optimizers within one
             ),
         ],
         callback_states=dict[str, Any],

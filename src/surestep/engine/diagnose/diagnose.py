@@ -25,7 +25,6 @@ from surestep.engine.model.compile import disable_compile
 from surestep.engine.model.preserve import preserve_buffers
 from surestep.engine.rng import derive_seed, preserve_torch_rng, seed_loading
 from surestep.engine.state.average import BATCH_NORM
-from surestep.engine.state.wrapped import wrapped_optimizers
 from surestep.engine.step.log_point import LogPoint
 from surestep.engine.step.multi_optimizer import (
     OptimizerSnapshot,
@@ -182,8 +181,7 @@ def _tensors_before(parts: StepContext, batch: Batch) -> dict[tuple[str, str], T
 def _without_hooks(*optimizers: torch.optim.Optimizer) -> Iterator[None]:
     """Remove the hooks of optimizers, which may keep an average of the weights, for a while."""
     names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    every = [one for own in optimizers for one in (own, *wrapped_optimizers(own).values())]
-    hooks = [getattr(one, name, {}) for one in every for name in names]
+    hooks = [getattr(optimizer, name, {}) for optimizer in optimizers for name in names]
     before = [dict(of_one) for of_one in hooks]
     for of_one in hooks:
         of_one.clear()

@@ -314,3 +314,23 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     """Yield the parameters of an optimizer."""
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+def wrapped_optimizers(optimizer: torch.optim.Optimizer) -> dict[str, torch.optim.Optimizer]:
+    """Return the optimizers that one holds in its attributes and steps itself, by attribute.
+
+    Lookahead and sharpness-aware minimization are often written so.
+    """
+    found: dict[str, torch.optim.Optimizer] = {}
+    outer = {"": optimizer}
+    while outer:
+        inner = {
+            f"{path}{name}": value
+            for path, one in outer.items()
+            for name, value in vars(one).items()
+            if isinstance(value, torch.optim.Optimizer)
+            and not any(value is known for known in (optimizer, *found.values()))
+        }
+        found |= inner
+        outer = {f"{path}.": one for path, one in inner.items()}
+    return found

@@ -16,7 +16,6 @@ from surestep.engine.schedule.groups import GroupSchedule
 from surestep.engine.schedule.lr import PlateauState
 from surestep.engine.state.average import AveragedWeights
 from surestep.engine.state.loss_spikes import SpikeDetector
-from surestep.engine.state.wrapped import inner_groups
 from surestep.engine.step_outcome import StepOutcome
 from surestep.engine.value import Value
 
@@ -155,7 +154,6 @@ class State:
             outside of `model` and `optimizers`.
         schedules: what sets learning rates and momenta before each step, by optimizer.
         built_options: the options of each optimizer's groups before the first step.
-        built_inner_options: the same of the groups that only optimizers within it have.
     """
 
     model: nn.Module
@@ -176,15 +174,10 @@ class State:
     keeper: ShardedStateProvider | None = None
     schedules: dict[str, GroupSchedule] = field(default_factory=dict)
     built_options: dict[str, list[dict[str, Any]]] = field(init=False)
-    built_inner_options: dict[str, list[dict[str, Any]]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.built_options = {
             name: [copied_options(group) for group in optimizer.param_groups]
-            for name, optimizer in self.optimizers.items()
-        }
-        self.built_inner_options = {
-            name: [copied_options(group) for group in inner_groups(optimizer)]
             for name, optimizer in self.optimizers.items()
         }
 

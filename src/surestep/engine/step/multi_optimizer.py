@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from surestep.base.warn import warn
 from surestep.engine.losses.base import at_least_fp32
+from surestep.engine.optim.param_groups import wrapped_optimizers
 from surestep.engine.parallel.single import DeviceGuard, SingleProcessStrategy, all_finite
 from surestep.engine.schedule.groups import GroupSchedule
 from surestep.engine.state.state import copied_options
-from surestep.engine.state.wrapped import inner_groups, states_of
 from surestep.engine.step_outcome import StepOutcome
 
 
@@ -60,11 +60,12 @@ def find_followers(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]
 class OptimizerSnapshot:
     """A copy of what an optimizer updates: its parameters, its state and its options.
 
-    If it wraps other optimizers, their state and their options are copied too.
+    If it wraps other optimizers, their state is copied too.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
+        self._parts = (optimizer, *wrapped_optimizers(optimizer).values())
 
     def save(self, copy_value: Callable[[Any], Any] = copy.deepcopy) -> None:
         """Make the copy; `copy_value` copies what is in the state and is not a tensor."""
@@ -72,23 +73,22 @@ class OptimizerSnapshot:
         self.weights = WeightSnapshot([p for group in groups for p in group["params"]])
         self._states: list[tuple[Any, Any]] = [
             (
-                state,
+                part.state,
                 {
                     parameter: {
                         slot: value.clone() if isinstance(value, Tensor) else copy_value(value)
                         for slot, value in slots.items()
                     }
-                    for parameter, slots in state.items()
+                    for parameter, slots in part.state.items()
                 },
             )
-            for state in states_of(self.optimizer).values()
+            for part in self._parts
         ]
         self.save_options()
 
     def save_options(self) -> None:
         """Copy the options."""
-        groups = [*self.optimizer.param_groups, *inner_groups(self.optimizer)]
-        self._options = [(group, copied_options(group)) for group in groups]
+        self._options = [copied_options(group) for group in self.optimizer.param_groups]
 
     @property
     def has_new_state(self) -> bool:
@@ -106,7 +106,7 @@ class OptimizerSnapshot:
         for now, saved in self._states:
             now.clear()
             now.update(saved)
-        for group, options in self._options:
+        for group, options in zip(self.optimizer.param_groups, self._options, strict=True):
             group.update(options)
 
     @torch.no_grad()

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.distributed.shards import ShardedStateProvider, TensorShard, is_sharded
-from surestep.engine.optim.param_groups import parameters_of
+from surestep.engine.optim.param_groups import parameters_of, wrapped_optimizers
 from surestep.engine.state.state import State, copied_options
-from surestep.engine.state.wrapped import inner_groups, states_of, wrapped_optimizers
 from surestep.record.checkpoint.encoding import collect_shards, decode, encode
 from surestep.record.checkpoint.manifest import RECORD, checkpoint_error
 from surestep.record.checkpoint.reader import CheckpointReader
@@ -26,7 +25,6 @@ from surestep.record.schemas import format_value
 _PARAMETER_LIKE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum")
 _NEVER_SAVED = ("params", "lr")  # the learning rate is set from the schedule before each step
 _OWN_VALUES = "$schedule"  # of a group: what the user's code has set beside the schedule
-_INNER = "$inner"  # the options of the groups that only optimizers within one have
 _CONSTANTS = (type, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum)
 _NUMBERS = (int, float, np.number, Tensor)
 # Slots that torch creates only if an option is set, filled with zeros.
@@ -41,7 +39,6 @@ def encode_optimizer(
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
     options = _encode_options(called, state, tensors)
-    inner = _encode_inner_options(called, state, tensors)
     if keeper is not None:
         if tensors:
             raise _no_parameter_error(
@@ -64,17 +61,18 @@ def encode_optimizer(
         for names_of_group, changed in zip(members, options, strict=True)
     ]
     record = {"class": _class_name(optimizer), "values": values, "groups": groups}
-    if any(inner):
-        record["inner_groups"] = inner
     return (tensors if keeper is None else sharded), record
 
 
 def _slots_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any, str, Any]]:
     """Yield the state: where it is in the optimizer, the parameter, the name and the value."""
-    for path, state in states_of(optimizer).items():
-        prefix = f"{path}." if path else ""
-        for parameter, slots in state.items():
-            yield from ((prefix, parameter, slot, value) for slot, value in slots.items())
+    seen: list[Any] = []
+    wrapped = {f"{path}.": one for path, one in wrapped_optimizers(optimizer).items()}
+    for path, one in {"": optimizer, **wrapped}.items():
+        if not any(one.state is state for state in seen):
+            seen.append(one.state)
+            for parameter, slots in one.state.items():
+                yield from ((path, parameter, slot, value) for slot, value in slots.items())
 
 
 def _encode_options(called: str, state: State, tensors: dict[str, Tensor]) -> list[dict[str, Any]]:
@@ -96,26 +94,6 @@ def _encode_options(called: str, state: State, tensors: dict[str, Tensor]) -> li
                 tensors |= own
         if schedule is not None and (own_values := schedule.changes(index)):
             changed[_OWN_VALUES] = encode("", own_values, {})
-        found.append(changed)
-    return found
-
-
-def _encode_inner_options(
-    called: str, state: State, tensors: dict[str, Tensor]
-) -> list[dict[str, Any]]:
-    """Return the options of each inner group that are not as they were built."""
-    found = []
-    groups, built = inner_groups(state.optimizers[called]), state.built_inner_options[called]
-    for index, (group, first) in enumerate(zip(groups, built, strict=True)):
-        changed = {}
-        for name, value in group.items():
-            if name == "params" or callable(value) or isinstance(value, _CONSTANTS):
-                continue
-            key, own = f"{called}/$inner/{index}/{name}", dict[str, Tensor]()
-            encoded = encode(key, value, own)
-            if name not in first or not _is_built(key, encoded, own, first[name]):
-                changed[name] = encoded
-                tensors |= own
         found.append(changed)
     return found
 
@@ -164,7 +142,6 @@ def match_optimizer_states(found: CheckpointReader, state: State) -> dict[str, d
         match = _OptimizerMatch(found, called, state)
         if state.keeper is not None:
             states[called] = match.sharded(state.keeper) | {_OWN_VALUES: match.own_values}
-            states[called][_INNER] = match.inner_options({})
             continue
         # Clone: tensors of a mapped file can have any alignment, which can change a last digit.
         own = {
@@ -173,7 +150,6 @@ def match_optimizer_states(found: CheckpointReader, state: State) -> dict[str, d
             if key.startswith(f"{called}/")
         }
         states[called] = match.by_index(own) | {_OWN_VALUES: match.own_values}
-        states[called][_INNER] = match.inner_options(own)
     return states
 
 
@@ -246,27 +222,6 @@ class _OptimizerMatch:
         groups = enumerate(keeper.groups(self.called))
         options = [self._options(number, names, saved) for number, names in groups]
         return {"options": options, "slots": slots}
-
-    def inner_options(self, tensors: dict[str, Tensor]) -> list[dict[str, Any]]:
-        """Return the options to load into each inner group: as built, then as saved.
-
-        Raises:
-            CheckpointError: the inner groups are others, or an option has a different type.
-        """
-        built = self.state.built_inner_options[self.called]
-        saved = self.record.get("inner_groups", [{} for _ in built])
-        decoded = [decode(self.found.path, options, tensors) for options in saved]
-        fits = len(decoded) == len(built) and all(
-            name not in first or _has_type(value, first[name])
-            for first, options in zip(built, decoded, strict=True)
-            for name, value in options.items()
-        )
-        if not fits:
-            raise CheckpointError(
-                f"{self.found.name} holds options of optimizers within {self.record['class']} that "
-                "do not fit those here. Use the ones it was trained with."
-            )
-        return [copied_options(first) | more for first, more in zip(built, decoded, strict=True)]
 
     def _saved_options(self, tensors: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
         """Return the saved options by parameter: the groups may be others now."""
@@ -373,8 +328,6 @@ def load_states(
     """Load what `match_optimizer_states` returned into the optimizers."""
     for called, loaded in states.items():
         optimizer, own_values = state.optimizers[called], loaded.pop(_OWN_VALUES)
-        for group, options in zip(inner_groups(optimizer), loaded.pop(_INNER), strict=True):
-            group.update(options)
         if state.keeper is None:
             _load_optimizer(optimizer, loaded)
         else:
