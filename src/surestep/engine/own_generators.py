@@ -288,7 +288,7 @@ def _global_names(code: CodeType) -> tuple[str, ...]:
     """Return the names of globals that code reads; `co_names` has those of attributes too."""
     found = [step.argval for step in get_instructions(code) if step.opname in _READS_GLOBAL]
     inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return (*found, *(name for each in inner for name in _global_names(each)))
+    return (*found, *(name for nested in inner for name in _global_names(nested)))
 
 
 def _is_installed(module: ModuleType | None) -> bool:

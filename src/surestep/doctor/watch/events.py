@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,8 +133,7 @@ class Events:
             **__: Any,
         ) -> None:
             run.backwards += 1
-            if losses:
-                listeners.call("on_backward", losses, bool(retain_graph or create_graph))
+            listeners.call("on_backward", losses, bool(retain_graph or create_graph))
 
         @wraps(original)
         def backward(*args: Any, **options: Any) -> Any:
@@ -144,8 +143,8 @@ class Events:
             tensors, rest = (args[0], args[1:]) if args else (options.pop("tensors"), ())
             if isinstance(tensors, Iterator):  # it can be read only once
                 tensors = list(tensors)
-            given = tensors if isinstance(tensors, Sequence) else [tensors]
-            losses = [loss for loss in given if isinstance(loss, Tensor)]  # no edges of graphs
+            # An edge of a graph is a named tuple.
+            losses = list(tensors) if type(tensors) in (list, tuple) else [tensors]
             with listeners.guard:
                 begin(losses, *rest, **options)
             run.in_backward = True
@@ -153,9 +152,8 @@ class Events:
                 result = original(tensors, *rest, **options)
             finally:
                 run.in_backward = False
-            if losses:
-                with listeners.guard:
-                    listeners.call("after_backward", losses)
+            with listeners.guard:
+                listeners.call("after_backward", losses)
             return result
 
         return backward

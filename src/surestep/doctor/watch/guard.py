@@ -69,9 +69,9 @@ def describe_error(error: Exception) -> str:
 
 def _locate(error: Exception) -> str:
     """Return the innermost line of this package in the traceback of an error."""
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        path = Path(frame.f_code.co_filename)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
         if path.is_relative_to(_PACKAGE):
             name = path.relative_to(_PACKAGE).as_posix().partition(":")[0]  # see wrap.wraps
-            return f" ({name}, line {line})"
+            return f" ({name}, line {frame.lineno})"
     return ""
