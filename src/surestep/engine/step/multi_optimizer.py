@@ -161,7 +161,6 @@ class OptimizerSet:
     def begin(self) -> None:
         """Begin a manual step."""
         self._saved: list[OptimizerHandle] = []
-        self._stepped: set[str] = set()
         self._updates: list[OptimizerHandle] = []  # in order
         optimizers = [handle.snapshot.optimizer for handle in self.by_name.values()]
         self._followers = WeightSnapshot(find_followers(self.model, optimizers))
@@ -217,14 +216,13 @@ class OptimizerSet:
         """
         handle = self.by_name[name]
         self.save(name)
-        if name not in self._stepped:  # its schedule has just set the learning rate
-            self._stepped.add(name)
+        if handle not in self._updates:  # its schedule has just set the learning rate
             handle.snapshot.save_options()
+        self._updates.append(handle)
         self.never_stepped.discard(name)
         guard, first = handle.strategy.guard, self._first.guard
         if isinstance(guard, DeviceGuard):
             assert isinstance(first, DeviceGuard)
-            self._updates.append(handle)
             guard.nonfinite = first.nonfinite
             guard.step(loss, grad_norm)
             first.nonfinite = guard.nonfinite
