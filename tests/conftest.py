@@ -67,6 +67,8 @@ def pytest_runtest_setup(item):
 
 def pytest_collection_finish(session):
     """Keep Python's garbage collector out of the tests; see `collect_after_each_file`."""
+    import torch._dynamo  # noqa: F401 - an optimizer imports its 200,000 objects
+
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -10,7 +10,7 @@ import pytest
 
 from surestep.cli import watch as module
 from surestep.doctor.watch.report import Report
-from tests.cli.forked import run_forked
+from tests.forked import run_forked
 
 COMMAND = Path(sys.executable).with_name("surestep")
 SCRIPT = """
@@ -28,6 +28,25 @@ for _ in range(30):
 print(sys.argv[1:], __name__, repr(model.weight.tolist()))
 {end}
 """
+# What a script meets at its start: paths, a class that it and torch script, warnings, signals.
+ENVIRONMENT = """
+import signal, warnings
+import torch.distributed.optim
+
+def double(x: int) -> int:
+    return 2 * x
+
+@torch.jit.script
+class Pair:
+    def __init__(self, x: int):
+        self.x = double(x)
+
+warnings.warn('mine')
+warnings.warn('old', FutureWarning)
+print(sys.path, __file__)
+print(Pair(2).x)
+print(signal.getsignal(signal.SIGTERM) == signal.SIG_IGN)
+"""
 
 
 def write(folder, end=""):
@@ -36,26 +55,33 @@ def write(folder, end=""):
     return path
 
 
-def start(folder, *words):
-    command = [sys.executable, *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
-
-
 def watch(folder, *words):
     return run_forked(folder, "watch", *words)
 
 
-def watch_anew(folder, *words):
-    """Watch in a new process, for what its start decides."""
-    return start(folder, "-m", "surestep", "watch", *words)
+def start(folder, *command):
+    """Run a command whose caller ignores a signal in a new process, for what its start decides."""
+    return subprocess.run(
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
+    )
 
 
-def test_script_prints_the_same_and_the_mistake_is_reported(tmp_path):
-    write(tmp_path)
-    alone = start(tmp_path, "script.py", "--lr", "3")
-    watched = watch_anew(tmp_path, "--json", "out.json", "script.py", "--lr", "3")
-    assert watched.returncode == 0
-    assert watched.stdout == alone.stdout
+def test_script_starts_and_prints_as_without_watch(tmp_path, monkeypatch):
+    """Check also a rank without a launcher that merges reports: it shows its own."""
+    (tmp_path / "scripts").mkdir()
+    write(tmp_path / "scripts", ENVIRONMENT)
+    words = ("scripts/script.py", "--lr", "3")
+    alone = start(tmp_path, sys.executable, *words)
+    assert alone.stdout.endswith("4\nTrue\n")
+    assert "UserWarning: mine\n  warnings.warn('mine')" in alone.stderr
+    watched = start(tmp_path, COMMAND, "watch", "--json", "out.json", *words)
+    assert (watched.returncode, watched.stdout) == (0, alone.stdout), watched.stderr
+    assert watched.stderr.startswith(alone.stderr)
     assert "SS101 missing-zero-grad  " in watched.stderr
     assert "Gradients grew from 30 batches" in watched.stderr
     found = json.loads((tmp_path / "out.json").read_text())
@@ -63,6 +89,11 @@ def test_script_prints_the_same_and_the_mistake_is_reported(tmp_path):
     (finding,) = found["findings"]
     assert (finding["rule"], finding["line"]) == ("SS101", 12)
     assert finding["file"].endswith("script.py")
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    watched = start(tmp_path, sys.executable, "-m", "surestep", "watch", *words)
+    assert watched.stdout == alone.stdout
+    assert watched.stderr.startswith(alone.stderr)
 
 
 @pytest.mark.parametrize(
@@ -88,37 +119,11 @@ def test_exit_code_is_that_of_the_script_and_findings_are_printed(
     assert "surestep/cli" not in watched.stderr
 
 
-def test_script_warns_and_prints_on_each_rank_as_it_would(tmp_path, monkeypatch):
-    """Check ranks without a launcher that merges reports: each shows its own."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    write(tmp_path, "import warnings\nwarnings.warn('mine')\nwarnings.warn('old', FutureWarning)")
-    alone = start(tmp_path, "script.py")
-    assert "UserWarning: mine\n  warnings.warn('mine')" in alone.stderr
-    for rank in ("0", "1"):
-        monkeypatch.setenv("RANK", rank)
-        monkeypatch.setenv("LOCAL_RANK", rank)
-        watched = watch_anew(tmp_path, "script.py")
-        assert watched.stdout == alone.stdout
-        assert watched.stderr.startswith(alone.stderr)
-
-
-@pytest.mark.parametrize("command", [["-m", "surestep"], [str(COMMAND)]])
-def test_script_sees_the_paths_that_python_gives_it(tmp_path, command):
-    folder = tmp_path / "scripts"
-    folder.mkdir()
-    script = folder / "script.py"
-    script.write_text("import sys\nprint(sys.argv, sys.path, __file__, __name__)\n")
-    alone = start(tmp_path, "scripts/script.py", "1")
-    watched = start(tmp_path, *command, "watch", "scripts/script.py", "1")
-    assert watched.returncode == 0, watched.stderr
-    assert watched.stdout == alone.stdout
-
-
 def test_traceback_begins_in_a_script_whose_folder_is_named_surestep(tmp_path):
     folder = tmp_path / "surestep"
     folder.mkdir()
     write(folder, "raise ValueError('broken')")
-    err = watch_anew(tmp_path, "surestep/script.py").stderr
+    err = watch(tmp_path, "surestep/script.py").stderr
     assert 'script.py", line' in err
     assert "watch.py" not in err
 
@@ -152,19 +157,6 @@ def test_wrong_use_is_explained(tmp_path, words, message):
     assert done.stdout == ""
 
 
-def test_class_is_scripted_with_the_names_of_its_module(tmp_path):
-    """Check a class of a script, and those that `import ignite` and torch itself script."""
-    (tmp_path / "script.py").write_text(
-        "import torch\nimport torch.distributed.optim\n\n"
-        "def double(x: int) -> int:\n    return 2 * x\n\n"
-        "@torch.jit.script\nclass Pair:\n    def __init__(self, x: int):\n"
-        "        self.x = double(x)\n\n"
-        "print(Pair(2).x)\n"
-    )
-    done = watch_anew(tmp_path, "script.py")
-    assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
-
-
 def test_script_without_a_step_is_not_called_correct(tmp_path):
     (tmp_path / "script.py").write_text("print(1)\n")
     done = watch(tmp_path, "script.py")
@@ -193,19 +185,6 @@ def test_help_names_the_script(tmp_path):
 def test_steps_that_were_watched_are_counted(tmp_path):
     write(tmp_path)
     assert "1 finding in 5 steps" in watch(tmp_path, "--steps", "5", "script.py").stderr
-
-
-def test_signal_that_the_caller_ignores_stays_ignored(tmp_path):
-    write(tmp_path, "import signal\nprint(signal.getsignal(signal.SIGTERM) == signal.SIG_IGN)")
-    done = subprocess.run(
-        [sys.executable, "-m", "surestep", "watch", "script.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
-    )
-    assert done.stdout.endswith("True\n")
 
 
 def test_file_of_findings_is_in_the_folder_of_the_command(tmp_path):

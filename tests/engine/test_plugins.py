@@ -2,9 +2,7 @@
 
 import importlib
 import json
-import os
 import re
-import subprocess
 import sys
 
 import pytest
@@ -19,6 +17,7 @@ from surestep.engine.parallel.strategy import strategy_class
 from surestep.engine.schedule.registry import schedule_info
 from surestep.record.run import Run
 from tests.cli.conftest import surestep as surestep
+from tests.forked import python_forked
 from tests.test_docs import ROOT, blocks
 
 EXAMPLES = {
@@ -78,18 +77,19 @@ def write_examples(folder):
     (folder / "phases.py").write_text(PHASES)
 
 
+def clear():
+    """Forget which plug-ins there are."""
+    importlib.invalidate_caches()
+    for function in (plugins._plugins, strategy_class, schedule_info, optimizer_info):
+        function.cache_clear()
+
+
 @pytest.fixture
 def outside(tmp_path, monkeypatch):
     """Return a function that installs entry points for this process."""
-    caches = [plugins._plugins, strategy_class, schedule_info, optimizer_info]
-
-    def clear():
-        for function in caches:
-            function.cache_clear()
 
     def add(entries):
         install(tmp_path, entries)
-        importlib.invalidate_caches()
         clear()
 
     monkeypatch.syspath_prepend(tmp_path)
@@ -102,15 +102,7 @@ def outside(tmp_path, monkeypatch):
 def test_plugins_train_by_name_and_the_plan_gives_their_reasons(tmp_path):
     write_examples(tmp_path)
     install(tmp_path, EXAMPLES)
-    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env=os.environ | {"PYTHONPATH": paths},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = python_forked(tmp_path, "-c", SCRIPT)
     assert done.returncode == 0, done.stderr
     results, reasons, kind = json.loads(done.stdout.splitlines()[-1])
     assert kind == "SignMomentum"
@@ -217,19 +209,7 @@ def run_outside(tmp_path):
     write_examples(tmp_path)
     install(tmp_path, {OPTIONS: "grad_noise = grad_noise:grad_noise"})
     (tmp_path / "train.py").write_text(OPTION_SCRIPT)
-
-    def run(*words):
-        paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-        return subprocess.run(
-            [sys.executable, *words],
-            env=os.environ | {"PYTHONPATH": paths},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-
-    return run
+    return lambda *words: python_forked(tmp_path, *words)
 
 
 def test_plugin_option_is_planned_recorded_and_compared_on_resume(run_outside, tmp_path):
@@ -269,7 +249,7 @@ def test_plugin_with_the_name_of_a_builtin_is_ignored_with_a_warning(run_outside
     script = "import surestep\nfrom surestep.engine.losses.registry import get_loss\n"
     script += "assert type(get_loss('huber')).__name__ == 'Huber'\n"
     script += "config = surestep.Config(optim='sgd', schedule='cosine', precision='fp32')\n"
-    done = run_outside("-W", "always", "-c", script + "print(config.set_options())")
+    done = run_outside("-c", script + "print(config.set_options())")
     assert "'precision': 'fp32'" in done.stdout, done.stderr
     for group, name in SAME_NAMES.items():
         text = f"The entry point '{name}' of {group} (nothing_here:thing) is ignored"
