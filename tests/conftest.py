@@ -66,7 +66,7 @@ def pytest_runtest_setup(item):
 
 
 def pytest_collection_finish(session):
-    """Keep Python's garbage collector out of the tests; see `collect_after_each_file`."""
+    """Keep Python's garbage collector out of the tests; see `freeze_after_each_file`."""
     import torch._dynamo  # noqa: F401 - an optimizer imports its 200,000 objects
 
     gc.collect()
@@ -75,7 +75,7 @@ def pytest_collection_finish(session):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def collect_after_each_file():
+def freeze_after_each_file():
     """Collect the garbage of each file's tests; freeze what is imported by then.
 
     A run collects at its start and at its log points if the collector is on. In a process with
@@ -84,6 +84,13 @@ def collect_after_each_file():
     yield
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown():
+    """Collect between tests: what searches all objects of a process also visits garbage."""
+    if gc.get_count()[0] > 10_000:
+        gc.collect()
 
 
 @pytest.hookimpl(optionalhook=True)
