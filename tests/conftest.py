@@ -1,6 +1,7 @@
 import gc
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from tests.needs import require
 from tests.tiers import is_slow, libraries_of
+from tests.warm import WarmPython
 
 # Processes that tests start can import `tests` from any working directory.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -84,6 +86,20 @@ def freeze_after_each_file():
     yield
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def warm():
+    """Start the server of `warm_python` when a test needs it first."""
+    python = WarmPython()
+    yield python.executable
+    python.close()
+
+
+@pytest.fixture
+def warm_python(warm, monkeypatch):
+    """Let processes that this process starts be forks of one that has imported torch."""
+    monkeypatch.setattr(sys, "executable", warm)
 
 
 @pytest.hookimpl(trylast=True)

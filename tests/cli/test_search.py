@@ -13,6 +13,7 @@ from tests.cli.conftest import RECIPE, environment
 
 TRIALS = str(Path(__file__).parents[1] / "tuning" / "recipe.py")
 LAUNCHES = pytest.mark.slow("starts processes")
+pytestmark = pytest.mark.usefixtures("warm_python")
 SPACE = '"optim.lr" = "log(1e-3, 1e-1)"\n"task.hidden" = [4, 6, 8]\n'
 
 

@@ -125,6 +125,18 @@ def test_two_generators_with_the_same_path_are_seeded_differently():
     assert holder.rng.random() != Shadowing.rng.random()
 
 
+def test_seed_of_a_generator_does_not_depend_on_the_address_of_its_key():
+    class Key:
+        pass
+
+    keys = [Key(), Key(), torch.nn.Parameter(torch.zeros(3)), ("left", 1), 2]
+    first = OwnGenerators(("", {key: torch.Generator() for key in keys}))
+    keys[:3] = Key(), Key(), torch.nn.Parameter(torch.ones(3))
+    second = OwnGenerators(("", {key: torch.Generator() for key in keys}))
+    assert [found.path for found in first.found] == [found.path for found in second.found]
+    assert len({found.path for found in first.found}) == 5
+
+
 def test_generator_referenced_twice_is_found_once():
     rng = random.Random(0)
     assert len(paths(Holder(a=rng, b=rng))) == 1

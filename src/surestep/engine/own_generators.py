@@ -14,6 +14,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dis import get_instructions
+from enum import Enum
 from functools import cache, partial
 from hashlib import blake2b
 from inspect import ismemberdescriptor, ismethod, ismodule, isroutine
@@ -33,6 +34,7 @@ _READS_GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 # Limits of a search, however large the data is: it takes some milliseconds.
 OBJECTS, MEMBERS, DEPTH = 2000, 64, 8
 _LEAVES = (Tensor, np.ndarray, np.generic, str, bytes, int, float, complex, bool, type(None))
+_NAMES = (str, bytes, int, float, complex, Enum, tuple, type(None))
 _INSTALLED = tuple(
     sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
@@ -215,12 +217,16 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _elements(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the elements of a dict, list or set; each process has its own key for itself."""
+    """Yield the elements of a dict, list or set; "own" is the key of a process for itself."""
     if isinstance(value, Mapping):
         own = (os.getpid(), threading.get_ident())
-        for key, member in value.items():
-            is_own = isinstance(key, int) and key in own  # tensors compare their elements
-            yield f"[{'own' if is_own else repr(key)}]", member
+        for index, (key, member) in enumerate(value.items()):
+            if isinstance(key, int) and key in own:
+                yield "[own]", member
+            elif isinstance(key, _NAMES):
+                yield f"[{key!r}]", member
+            else:  # the text of an object may have an address, that of a tensor all numbers
+                yield f"[key {index}]", member
     elif isinstance(value, (list, tuple, set, frozenset, deque)):
         yield from ((f"[{i}]", member) for i, member in enumerate(value))
 

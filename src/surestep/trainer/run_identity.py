@@ -5,7 +5,6 @@ import sys
 import sysconfig
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from functools import cache
 from hashlib import blake2b
 from inspect import isroutine
 from itertools import chain
@@ -34,6 +33,7 @@ _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist
 _SURESTEP = Path(__file__).parents[1]
 _PYTHON = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "scripts")]
 _OTHERS = tuple(f"{path}{os.sep}" for path in (*_PYTHON, _SURESTEP))
+_MODULES_OF_OTHERS: dict[Any, Any] = {}  # by name: thousands, which each start would examine again
 _LAST = 10_000  # sample of a stream in a digest: more are not checked before training
 DERIVED = (  # decisions that follow from others, or that another part describes better
     "device",
@@ -84,11 +84,9 @@ def hash_user_modules(recipe: Any = None) -> dict[str, str]:
 
     The script is `__main__`. The recipe's file is left out: the identity has it already.
     """
-    files = _source_files()
     seen, hashes = {recipe}, {}
-    for name, file in sorted(item for item in files.items() if not _is_of_others(item[1])):
-        top = files.get(name.partition(".")[0], file)  # torch writes compiled modules elsewhere
-        if file in seen or _is_of_others(top):
+    for name, file in sorted(_user_files().items()):
+        if file in seen:
             continue
         seen.add(file)
         try:
@@ -98,24 +96,37 @@ def hash_user_modules(recipe: Any = None) -> dict[str, str]:
     return hashes
 
 
-@cache
+def _user_files() -> dict[str, str]:
+    """Return the source file of each module of the user."""
+    files = {}
+    for name, module in list(sys.modules.items()):
+        if _MODULES_OF_OTHERS.get(name) is module:
+            continue
+        file = _source_file(name, module)
+        top = sys.modules.get(name.partition(".")[0]) if isinstance(name, str) else None
+        top_file = _source_file(name, top)  # torch writes compiled modules elsewhere
+        if file is None or any(map(_is_of_others, filter(None, (file, top_file)))):
+            if name != "__main__":  # which may become that of another script
+                _MODULES_OF_OTHERS[name] = module
+        else:
+            files[name] = file
+    return files
+
+
 def _is_of_others(file: str) -> bool:
     """Whether a file is of Python, of an installed package or of this one, and not of the user."""
     return file.startswith(_OTHERS) or any(name in file for name in _INSTALLED)
 
 
-def _source_files() -> dict[str, str]:
-    """Return the source files of all modules, without loading lazy ones."""
-    files = {}
-    for name, module in list(sys.modules.items()):
-        if isinstance(module, ModuleType) and isinstance(name, str) and name.isprintable():
-            try:
-                file = object.__getattribute__(module, "__dict__").get("__file__")
-            except AttributeError:  # cffi's libraries pass as modules
-                continue
-            if isinstance(file, str) and file.endswith(".py"):
-                files[name] = file
-    return files
+def _source_file(name: Any, module: Any) -> str | None:
+    """Return the source file of a module, without loading a lazy one."""
+    if not (isinstance(module, ModuleType) and isinstance(name, str) and name.isprintable()):
+        return None
+    try:
+        file = object.__getattribute__(module, "__dict__").get("__file__")
+    except AttributeError:  # cffi's libraries pass as modules
+        return None
+    return file if isinstance(file, str) and file.endswith(".py") else None
 
 
 def _data(planned: PreparedTask) -> dict[str, Any]:

@@ -1,0 +1,55 @@
+"""A Python that starts in 0.05 s: its processes are forks of one that has imported torch.
+
+It makes an executable that takes the place of `sys.executable`. Each of its processes is a client:
+the server forks a process for it, which has the client's arguments, environment, working folder,
+limits and files 0 to 2. The client forwards signals, ends as that process ends, and takes it along
+when it is killed. What the start of a process decides needs a new Python. So does a test of
+process groups, of network namespaces, or of variables that torch reads at its import.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+_CLIENT = Path(__file__).with_name("client.py")
+
+
+class WarmPython:
+    """An executable whose processes are forks, and the server that forks them.
+
+    Attributes:
+        executable: to use in place of `sys.executable`.
+    """
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="warm-")
+        folder = Path(self._folder.name)
+        self.executable = str(folder / "python")
+        constants = f"PYTHON = {sys.executable!r}\nADDRESS = {str(folder / 'socket')!r}\n"
+        text = f"#!{sys.executable} -ISE\n{constants}{_CLIENT.read_text(encoding='utf-8')}"
+        Path(self.executable).write_text(text, encoding="utf-8")
+        Path(self.executable).chmod(0o755)
+        command = [sys.executable, "-m", "tests.warm", str(folder / "socket")]
+        root = Path(__file__).parents[2]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        self._server = subprocess.Popen(
+            command,
+            cwd=root,
+            env=environment,
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._server.stdout is not None
+        assert self._server.stdout.readline() == b"ready\n"
+
+    def close(self) -> None:
+        """End the server."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.close()
+        self._server.wait(30)
+        self._server.stdout.close()
+        self._folder.cleanup()

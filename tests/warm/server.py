@@ -1,0 +1,148 @@
+"""Fork a process for each client; `tests/warm/__init__.py` says for what."""
+
+import builtins
+import gc
+import importlib
+import json
+import os
+import random
+import resource
+import runpy
+import selectors
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import Any
+
+PRELOADED = (
+    *("numpy", "torch", "torch._dynamo", "torch.distributed.run", "torch.nn.parallel"),
+    *("torch.distributed.fsdp", "torch.distributed.tensor", "surestep", "surestep.cli.main"),
+    *("surestep.trainer.fit", "surestep.trainer.session", "surestep.engine.parallel.ddp"),
+)
+
+
+def prepare() -> list[str]:
+    """Import what processes need; return the paths of modules that each has."""
+    for module in PRELOADED:
+        importlib.import_module(module)
+    sys.modules["torch"].set_num_threads(1)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    given = _paths()
+    return [path for path in sys.path[1:] if path not in given]
+
+
+def serve(address: str) -> dict[str, Any]:
+    """Answer clients until standard input ends; return the request in each forked process."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(64)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    selector = selectors.DefaultSelector()
+    for file in (0, reader, listener):
+        selector.register(file, selectors.EVENT_READ)
+    clients: dict[int, socket.socket] = {}
+    print("ready", flush=True)
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj == 0:
+                os._exit(0)
+            elif key.fileobj == reader:
+                os.read(reader, 100)
+                for pid, status in _ended(list(clients)):
+                    _answer(clients.pop(pid), status, selector)
+            elif key.fileobj is listener:
+                client, _ = listener.accept()
+                request, files = receive(client)
+                pid = os.fork()
+                if not pid:
+                    become(request, files)
+                    return request
+                for file in files:
+                    os.close(file)
+                client.sendall(f"{pid}\n".encode())
+                clients[pid] = client
+                selector.register(client, selectors.EVENT_READ, pid)
+            else:  # a client was killed
+                selector.unregister(key.fileobj)
+                if key.data in clients:
+                    os.kill(key.data, signal.SIGKILL)
+
+
+def _ended(pids: list[int]) -> list[tuple[int, int]]:
+    found = [os.waitpid(pid, os.WNOHANG) for pid in pids]
+    return [(pid, status) for pid, status in found if pid]
+
+
+def _answer(client: socket.socket, status: int, selector: selectors.BaseSelector) -> None:
+    with suppress(KeyError):
+        selector.unregister(client)
+    with suppress(OSError):  # of a killed client
+        client.sendall(f"{status}\n".encode())
+    client.close()
+
+
+def receive(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Return a request with its files."""
+    size, files, *_ = socket.recv_fds(client, 8, 3)
+    text = b""
+    while len(text) < int.from_bytes(size, "little"):
+        text += client.recv(1 << 20)
+    return json.loads(text), files
+
+
+def become(request: dict[str, Any], files: list[int]) -> None:
+    """Give this process what its client has."""
+    import numpy as np
+
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in request["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
+    for target, file in enumerate(files):
+        os.dup2(file, target)
+    os.closerange(3, 256)
+    os.setpgid(0, 0)
+    for name, limit in request["limits"].items():
+        resource.setrlimit(getattr(resource, name), limit)
+    os.umask(request["mask"])
+    sys.executable = request["executable"]
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    random.seed()
+    np.random.seed()
+    gc.enable()
+
+
+def _paths() -> list[str]:
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+
+
+def run(words: list[str], base: list[str]) -> None:
+    """Do what `python WORDS` does."""
+    kind, *rest = [word for word in words if word != "-u"]
+    sys.path[:] = [*_paths(), *base]
+    main = sys.modules["__main__"].__dict__
+    for name in [name for name in main if not name.startswith("__")]:
+        del main[name]
+    main |= {"__name__": "__main__", "__builtins__": builtins, "__spec__": None}
+    if kind == "-m":
+        sys.path.insert(0, os.getcwd())
+        sys.argv = ["-m", *rest[1:]]
+        runpy._run_module_as_main(rest[0])  # type: ignore[attr-defined]
+    elif kind == "-c":
+        sys.path.insert(0, "")
+        sys.argv = ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec"), main)
+    else:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(kind)))
+        sys.argv = [kind, *rest]
+        main["__file__"] = kind
+        with open(kind, "rb") as file:
+            exec(compile(file.read(), kind, "exec"), main)
