@@ -15,6 +15,9 @@ from tests.warm import WarmPython
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [*filter(None, [os.environ.get("PYTHONPATH")]), str(Path(__file__).parents[1])]
 )
+# Each process would compile the package and the tests again: 0.6 s.
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""
+sys.dont_write_bytecode = False
 # Shells make background processes ignore these signals, and a run does not handle ignored ones.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -1,5 +1,6 @@
 """Fork a process for each client; `tests/warm/__init__.py` says for what."""
 
+import atexit
 import builtins
 import gc
 import importlib
@@ -15,17 +16,22 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
+from surestep.doctor.rule import load_rules
+
 PRELOADED = (
-    *("numpy", "torch", "torch._dynamo", "torch.distributed.run", "torch.nn.parallel"),
-    *("torch.distributed.fsdp", "torch.distributed.tensor", "surestep", "surestep.cli.main"),
-    *("surestep.trainer.fit", "surestep.trainer.session", "surestep.engine.parallel.ddp"),
+    *("torch", "torch._dynamo", "torch.distributed.run", "torch.distributed.fsdp"),
+    *("optuna", "surestep.cli.train", "surestep.engine.parallel.fsdp", "surestep.tuning.trial"),
 )
 
 
 def prepare() -> list[str]:
     """Import what processes need; return the paths of modules that each has."""
     for module in PRELOADED:
-        importlib.import_module(module)
+        with suppress(ImportError):  # optuna, if only some extras are installed
+            importlib.import_module(module)
+    load_rules()
     sys.modules["torch"].set_num_threads(1)
     gc.collect()
     gc.freeze()
@@ -61,6 +67,9 @@ def serve(address: str) -> dict[str, Any]:
                 request, files = receive(client)
                 pid = os.fork()
                 if not pid:
+                    os.close(reader)
+                    for own in (selector, listener, client, *clients.values()):
+                        own.close()
                     become(request, files)
                     return request
                 for file in files:
@@ -98,15 +107,13 @@ def receive(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 def become(request: dict[str, Any], files: list[int]) -> None:
     """Give this process what its client has."""
-    import numpy as np
-
-    signal.set_wakeup_fd(-1)
+    os.close(signal.set_wakeup_fd(-1))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
     for target, file in enumerate(files):
         os.dup2(file, target)
-    os.closerange(3, 256)
+        os.close(file)
     os.setpgid(0, 0)
     for name, limit in request["limits"].items():
         resource.setrlimit(getattr(resource, name), limit)
@@ -125,7 +132,22 @@ def _paths() -> list[str]:
 
 
 def run(words: list[str], base: list[str]) -> None:
-    """Do what `python WORDS` does."""
+    """Do what `python WORDS` does, but for the time that Python needs to free torch."""
+    codes: list[int] = []
+    atexit.register(lambda: os._exit(codes[0]) if codes else None)  # the first, so it runs last
+    try:
+        _run(words, base)
+        codes.append(0)
+    except SystemExit as stop:
+        if stop.code is None or isinstance(stop.code, int):
+            codes.append(stop.code or 0)
+        raise
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _run(words: list[str], base: list[str]) -> None:
     kind, *rest = [word for word in words if word != "-u"]
     sys.path[:] = [*_paths(), *base]
     main = sys.modules["__main__"].__dict__
