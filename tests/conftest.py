@@ -9,7 +9,7 @@ import torch
 
 from tests.needs import require
 from tests.tiers import is_slow, libraries_of
-from tests.warm import WarmPython
+from tests.warm import warm_python
 
 # Processes that tests start can import `tests` from any working directory.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -91,18 +91,10 @@ def freeze_after_each_file():
     gc.freeze()
 
 
-@pytest.fixture(scope="session")
-def warm():
-    """Start the server of `warm_python` when a test needs it first."""
-    python = WarmPython()
-    yield python.executable
-    python.close()
-
-
-@pytest.fixture
-def warm_python(warm, monkeypatch):
-    """Let processes that this process starts be forks of one that has imported torch."""
-    monkeypatch.setattr(sys, "executable", warm)
+@pytest.fixture(name="warm_python")
+def start_warm_processes(monkeypatch):
+    """Let processes that a test starts be forks of one that has imported torch."""
+    monkeypatch.setattr(sys, "executable", warm_python())
 
 
 @pytest.hookimpl(trylast=True)

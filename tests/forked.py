@@ -38,11 +38,16 @@ def python_forked(folder: Path, *words: str) -> Completed:
     return fork(folder, words, lambda: _run_python(folder, *words))
 
 
-def _run_python(folder: Path, kind: str, *rest: str) -> None:
+def forget_surestep() -> None:
+    """Let this process import surestep again, with the plug-ins that are on its path by then."""
     for name in [name for name in sys.modules if name.split(".")[0] == "surestep"]:
         del sys.modules[name]
-    sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
+
+
+def _run_python(folder: Path, kind: str, *rest: str) -> None:
+    forget_surestep()
+    sys.path.insert(0, str(folder))
     if kind == "-m":
         sys.path.insert(0, "")  # as Python does
         sys.argv = list(rest)

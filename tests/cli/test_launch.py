@@ -1,7 +1,6 @@
 import re
 import signal
 import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from surestep.cli.launch import original_argv, strip_launcher_args, strip_nproc
 from surestep.cli.train import Options, print_resume_command
 from surestep.config.config import iter_options
 from surestep.engine.distributed.launcher_env import LaunchInfo
+from tests.warm import warm_python
 
 TWO = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
 
@@ -154,7 +154,7 @@ def test_first_failed_rank_decides_exit_code_and_message(surestep, recipe, body,
 def test_signal_is_forwarded_and_the_processes_save(recipe, folder, number, code):
     words = ["train", recipe(), "--nproc", "2", "--run", "run", "--max-steps", "1000000"]
     with subprocess.Popen(
-        [sys.executable, "-m", "surestep", *words], stderr=subprocess.PIPE, text=True
+        [warm_python(), "-m", "surestep", *words], stderr=subprocess.PIPE, text=True
     ) as started:
         lines = iter(started.stderr.readline, "")
         assert any(line.startswith("step ") for line in lines)

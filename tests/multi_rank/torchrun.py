@@ -10,6 +10,7 @@ import torch
 
 from surestep.record.run import Run
 from tests.multi_rank.killed_recipe import task
+from tests.warm import warm_python
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 UNHARMED = {
@@ -26,7 +27,8 @@ def launch(*words: str, timeout_s: float = 600, **said: str) -> subprocess.Compl
         timeout_s: ends a call that hangs.
         said: to the processes, in their environment.
     """
-    return called([*TORCHRUN, "--standalone", "--nproc-per-node", *words], timeout_s, **said)
+    torchrun = [warm_python(), "-m", "torch.distributed.run", "--standalone"]
+    return called([*torchrun, "--nproc-per-node", *words], timeout_s, **said)
 
 
 def called(

@@ -3,7 +3,6 @@ import errno
 import json
 import os
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from safetensors import safe_open
 from surestep.base.errors import ConfigError, DataError, RunError
 from surestep.record import prediction_files as predictions
 from surestep.record.prediction_files import open_predictions
+from tests.warm import warm_python
 
 ARRAYS = {
     "index": np.arange(3),
@@ -170,7 +170,7 @@ with open_predictions(Path(sys.argv[1])) as write:
 @pytest.mark.parametrize("ending", ["npz", "safetensors", "csv", "jsonl"])
 def test_killed_process_leaves_no_file_of_that_name(tmp_path, ending):
     path = tmp_path / f"a.{ending}"
-    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
+    done = subprocess.run([warm_python(), "-c", KILLED, str(path)], check=False)
     assert done.returncode == -9
     assert not path.exists()
     assert [path.suffix for path in tmp_path.iterdir()] != [f".{ending}"]

@@ -20,6 +20,7 @@ from surestep.record.checkpoint.reader import read_record
 from surestep.record.run import Run
 from surestep.trainer.fit import fit
 from tests import tiny
+from tests.warm import warm_python
 
 X, Y = tiny.data()
 
@@ -303,7 +304,7 @@ def child(tmp_path):
 
     def start(stuck=""):
         process = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(tmp_path), stuck],
+            [warm_python(), "-c", CHILD, str(tmp_path), stuck],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

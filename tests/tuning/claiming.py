@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from surestep.tuning.study import ClaimedTrial, SearchStudy, read_study
+from tests.warm import warm_python
 
 
 def claim_all(study: SearchStudy) -> list[int]:
@@ -28,7 +29,7 @@ def run_workers(count: int, command: str, *words: str) -> list:
     """Start workers, let all begin at the same moment, and return what each printed."""
     workers = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.tuning.claiming", command, *words],
+            [warm_python(), "-m", "tests.tuning.claiming", command, *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,29 +1,34 @@
 """A Python that starts in 0.05 s: its processes are forks of one that has imported torch.
 
-It makes an executable that takes the place of `sys.executable`. Each of its processes is a client:
-the server forks a process for it, which has the client's arguments, environment, working folder,
-limits and files 0 to 2. The client forwards signals, ends as that process ends, and takes it along
-when it is killed. What the start of a process decides needs a new Python. So does a test of
-process groups, of network namespaces, or of variables that torch reads at its import.
+`warm_python()` makes an executable that takes the place of `sys.executable`. Each of its processes
+is a client: the server forks a process for it, which has the client's arguments, environment,
+working folder, limits and files 0 to 2. The client forwards signals, ends as that process ends, and
+takes it along when it is killed.
+
+What the start of a process decides needs a new Python. So does a test of process groups, of network
+namespaces, or of variables that torch reads at its import.
 """
 
+import atexit
 import os
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 _CLIENT = Path(__file__).with_name("client.py")
 
 
-class WarmPython:
-    """An executable whose processes are forks, and the server that forks them.
+@cache
+def warm_python() -> str:
+    """Return the executable of this process; the first call starts its server."""
+    return _Server().executable
 
-    Attributes:
-        executable: to use in place of `sys.executable`.
-    """
 
+class _Server:
     def __init__(self) -> None:
+        atexit.register(self._end)
         self._folder = tempfile.TemporaryDirectory(prefix="warm-")
         folder = Path(self._folder.name)
         self.executable = str(folder / "python")
@@ -45,8 +50,7 @@ class WarmPython:
         assert self._server.stdout is not None
         assert self._server.stdout.readline() == b"ready\n"
 
-    def close(self) -> None:
-        """End the server."""
+    def _end(self) -> None:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._server.stdin.close()

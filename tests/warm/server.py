@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 
 from surestep.doctor.rule import load_rules
+from tests.forked import forget_surestep
 
+IMPORT_AGAIN = "IMPORT_SURESTEP_AGAIN"  # in the environment of a process with other plug-ins
 PRELOADED = (
     *("torch", "torch._dynamo", "torch.distributed.run", "torch.distributed.fsdp"),
     *("optuna", "surestep.cli.train", "surestep.engine.parallel.fsdp", "surestep.tuning.trial"),
@@ -148,6 +150,8 @@ def run(words: list[str], base: list[str]) -> None:
 
 
 def _run(words: list[str], base: list[str]) -> None:
+    if os.environ.get(IMPORT_AGAIN):
+        forget_surestep()
     kind, *rest = [word for word in words if word != "-u"]
     sys.path[:] = [*_paths(), *base]
     main = sys.modules["__main__"].__dict__

@@ -24,6 +24,7 @@ from surestep.doctor.watch import (
 )
 from surestep.doctor.watch.report import Report, merge_reports
 from surestep.doctor.watch.watch import Watch
+from tests.warm import warm_python
 
 SCRIPT = """
 import sys
@@ -124,7 +125,7 @@ AFTER = ("end", "restore", "report", "merge", "show")
 def alone(tmp_path_factory):
     path = tmp_path_factory.mktemp("alone") / "script.py"
     path.write_text(SCRIPT)
-    return subprocess.check_output([sys.executable, path], text=True)
+    return subprocess.check_output([warm_python(), path], text=True)
 
 
 @pytest.fixture

@@ -4,13 +4,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 
 from surestep.doctor.finding import Finding
 from surestep.doctor.watch.report import Report, merge_reports
+from tests.warm import warm_python
 
 pytestmark = pytest.mark.slow("launches several processes")
 MISTAKE = """
@@ -52,7 +52,7 @@ def read_findings(path):
 
 
 def launch(folder, *words, **options):
-    command = [sys.executable, "-m", *words]
+    command = [warm_python(), "-m", *words]
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=200, **options
     )
@@ -113,7 +113,7 @@ def test_findings_are_printed_before_sigterm_ends_the_script(tmp_path):
         "time.sleep(100)\n"
     )
     (tmp_path / "script.py").write_text(text)
-    command = [sys.executable, "-m", "surestep", "watch", "script.py"]
+    command = [warm_python(), "-m", "surestep", "watch", "script.py"]
     process = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

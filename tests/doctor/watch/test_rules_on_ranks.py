@@ -1,7 +1,6 @@
 """Rules find their bad examples that train on two ranks, and nothing in the good ones."""
 
 import json
-import sys
 
 import pytest
 
@@ -10,6 +9,7 @@ from surestep.doctor.watch.report import Report
 from surestep.doctor.watch.watch import Watch
 from tests.doctor.watch.ranks_child import list_examples
 from tests.multi_rank.torchrun import called
+from tests.warm import warm_python
 
 pytestmark = [
     pytest.mark.slow("launches several processes"),
@@ -23,7 +23,7 @@ NAMES = [f"{rule.code}-{name}" for rule, _, name in EXAMPLES]
 def launched(tmp_path_factory):
     """The folder with the reports of each rank, and what the processes printed."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "tests.doctor.watch.ranks_child", str(folder)]
+    command = [warm_python(), "-m", "tests.doctor.watch.ranks_child", str(folder)]
     return folder, called(command)
 
 

@@ -3,11 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 
 from tests.test_docs import ROOT, blocks
+from tests.warm import warm_python
+from tests.warm.server import IMPORT_AGAIN
 
 SCRIPT = """
 import json, sys, torch, surestep
@@ -66,8 +67,8 @@ def train(folder, strategy, *launcher, **options):
     paths = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     words = [str(folder / "train.py"), strategy, f"run-{strategy}", json.dumps(options)]
     return subprocess.run(
-        [sys.executable, *launcher, *words],
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        [warm_python(), *launcher, *words],
+        env=os.environ | {"PYTHONPATH": paths, IMPORT_AGAIN: "1"},
         cwd=folder,
         capture_output=True,
         text=True,
