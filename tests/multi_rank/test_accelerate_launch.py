@@ -1,6 +1,5 @@
 """`accelerate launch` with its config trains as torchrun does."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from surestep.record.run import Run
 from tests.multi_rank import killed_recipe
 from tests.multi_rank.torchrun import called, check_ended_well, last_weights, launch
 from tests.needs import needs
+from tests.warm import warm_python
 
 # Without GPUs and MPI it starts one process; with GPUs in its config it starts any number.
 CONFIG = """
@@ -30,7 +30,7 @@ def folder(tmp_path_factory) -> Path:
     needs("accelerate")
     folder = tmp_path_factory.mktemp("accelerate")
     (folder / "config.yaml").write_text(CONFIG)
-    accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
+    accelerate = [warm_python(), "-m", "accelerate.commands.launch", "--config_file"]
     command = [*accelerate, str(folder / "config.yaml"), *TRAIN, str(folder / "accelerate")]
     check_ended_well(called(command))
     check_ended_well(launch("2", *TRAIN, str(folder / "torchrun")))

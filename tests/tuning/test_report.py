@@ -15,6 +15,7 @@ from surestep.tuning.table import find_best, tabulate_trials
 from surestep.tuning.view import compute_importances
 from tests.tuning.studies import ACCURACY, HOSTILE, SPACE, make_rows, make_study
 
+PYTHON = sys.executable  # not the one of `warm_python`
 WALL = "wall time"
 TWO = (("val/accuracy", "max"), ("seconds", "min"))
 
@@ -335,7 +336,7 @@ def test_study_of_few_trials_is_described_without_importing_the_importances():
         "describe_study(make_study(make_rows(5)))\n"
         "assert 'optuna' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([PYTHON, "-c", code], check=True)
 
 
 def test_report_leaves_the_settings_of_optuna_as_they_are(tmp_path, capfd):

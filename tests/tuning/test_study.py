@@ -12,6 +12,7 @@ from surestep.tuning.settings import read_settings
 from surestep.tuning.study import MOST_RETRIES, Observer, open_study, read_study
 from tests.tuning.studies_on_disk import loss, make_settings, make_study, run_all
 
+PYTHON = sys.executable  # not the one of `warm_python`
 STORAGES = ("journal", "sqlite")
 
 
@@ -349,7 +350,7 @@ def test_trials_are_claimed_without_torch(tmp_path):
         "assert len(run_all(make_study(Path(sys.argv[1]), trials=2))) == 2\n"
         "assert not {'torch', 'scipy', 'matplotlib'} & sys.modules.keys()"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    subprocess.run([PYTHON, "-c", code, str(tmp_path)], check=True)
 
 
 def run_workers(folder, storage, when, *writes):

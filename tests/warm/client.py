@@ -32,7 +32,7 @@ def main():
     request = {
         **{"words": words, "environment": dict(os.environ), "folder": os.getcwd()},
         **{"limits": limits, "ignored": [int(n) for n in ignored], "mask": os.umask(0)},
-        "executable": sys.argv[0],
+        **{"executable": sys.argv[0], "parent": os.getppid()},
     }
     os.umask(request["mask"])
     server = socket.socket(socket.AF_UNIX)

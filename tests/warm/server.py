@@ -121,6 +121,8 @@ def become(request: dict[str, Any], files: list[int]) -> None:
         resource.setrlimit(getattr(resource, name), limit)
     os.umask(request["mask"])
     sys.executable = request["executable"]
+    parent: int = request["parent"]
+    os.getppid = lambda: parent if os.path.exists(f"/proc/{parent}") else 1
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
