@@ -35,6 +35,8 @@ def main():
         **{"executable": sys.argv[0], "parent": os.getppid()},
     }
     os.umask(request["mask"])
+    forwarded = {1, 2, 3, 10, 12, 15}.difference(request["ignored"])
+    signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)  # until there is a process to tell
     server = socket.socket(socket.AF_UNIX)
     server.connect(ADDRESS)  # noqa: F821
     text = json.dumps(request).encode()
@@ -42,9 +44,9 @@ def main():
     server.sendall(text)
     answers = server.makefile("r")
     pid = int(answers.readline())
-    for number in (1, 2, 3, 10, 12, 15):
-        if number not in request["ignored"]:
-            signal.signal(number, lambda n, _: os.kill(pid, n))
+    for number in forwarded:
+        signal.signal(number, lambda n, _: os.kill(pid, n))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, forwarded)
     status = int(answers.readline() or "9")
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)

@@ -1,0 +1,88 @@
+"""A process of the warm Python starts, runs and ends as one of Python."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.warm import warm_python
+from tests.warm.server import IMPORT_AGAIN
+
+SHOW = "import os, sys; print(sys.argv, __name__, os.getcwd(), os.getppid(), sys.path)"
+
+
+def run(python, *words, **options):
+    return subprocess.run([python, *words], capture_output=True, text=True, **options)
+
+
+def write(folder, text=SHOW):
+    (folder / "script.py").write_text(text)
+    return "script.py"
+
+
+@pytest.mark.parametrize("kind", ["file", "module", "text"])
+def test_process_has_the_arguments_paths_and_parent_of_its_client(tmp_path, kind):
+    words = {"file": [write(tmp_path)], "module": ["-m", "script"], "text": ["-c", SHOW]}[kind]
+    alone = run(sys.executable, *words, "a b", "--c", cwd=tmp_path)
+    warm = run(warm_python(), "-u", *words, "a b", "--c", cwd=tmp_path)
+    assert (warm.stdout, warm.stderr) == (alone.stdout, "")
+
+
+def test_module_runs_with_what_is_imported():
+    text = "import sys; print('torch' in sys.modules, sys.executable)"
+    assert run(warm_python(), "-c", text).stdout == f"True {warm_python()}\n"
+
+
+def test_surestep_is_imported_again_if_that_is_asked():
+    text = "import sys; print('surestep' in sys.modules)"
+    environment = os.environ | {IMPORT_AGAIN: "1"}
+    assert run(warm_python(), "-c", text).stdout == "True\n"
+    assert run(warm_python(), "-c", text, env=environment).stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "error"),
+    [
+        ("import sys; sys.exit(3)", 3, ""),
+        ("import sys; sys.exit('stopped')", 1, "stopped\n"),
+        ("1 / 0", 1, "ZeroDivisionError: division by zero\n"),
+        ("raise KeyboardInterrupt", -signal.SIGINT, "KeyboardInterrupt\n"),
+        ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL, ""),
+        ("import atexit; atexit.register(print, 'bye'); print('end')", 0, ""),
+    ],
+)
+def test_client_ends_as_its_process(text, code, error):
+    done = run(warm_python(), "-c", text)
+    assert (done.returncode, done.stdout) == (code, "end\nbye\n" if "bye" in text else "")
+    assert done.stderr.endswith(error)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_signal_of_the_client_reaches_its_process(number):
+    text = f"import signal; signal.signal({number}, lambda n, _: print(n)); print(1, flush=True)"
+    command = [warm_python(), "-c", f"{text}; signal.pause()"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "1\n"
+        process.send_signal(number)
+        assert process.stdout.read() == f"{int(number)}\n"
+    assert process.returncode == 0
+
+
+def test_ignored_signal_stays_ignored():
+    text = "import signal; print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)"
+    ignore = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731
+    assert run(warm_python(), "-c", text, preexec_fn=ignore).stdout == "True\n"
+
+
+def test_process_of_a_killed_client_ends():
+    command = [warm_python(), "-c", "import signal; print(1, flush=True); signal.pause()"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "1\n"
+        process.kill()
+        assert process.stdout.read() == ""  # only the process has the other end
+
+
+def test_other_options_need_the_real_python():
+    assert run(warm_python(), "-S", "-c", "import sys; print(sys.flags.no_site)").stdout == "1\n"
