@@ -54,7 +54,7 @@ def test_recipe_that_was_fetched_from_the_mirror_is_not_run(surestep, address, f
     path.write_text(json.dumps(config))
     answer = surestep("resume", address)
     assert answer.code != 0
-    assert f"{hostile} is in the run folder {here}" in answer.err
+    assert f"{hostile} is in {here}, a folder of surestep" in answer.err
     assert not (folder / "ran").exists()
 
 

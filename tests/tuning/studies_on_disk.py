@@ -21,8 +21,8 @@ def make_settings(*, space=SPACE, objectives=(("val/loss", "min"),), trials=12, 
     )
 
 
-def make_study(folder, storage=None, **options):
-    return open_study(folder, make_settings(**options), storage)
+def make_study(folder, storage=None, *, settings=None, **options):
+    return open_study(folder, settings or make_settings(**options), storage)
 
 
 def loss(params):

@@ -86,7 +86,8 @@ def test_all_differences_are_reported_at_once(tmp_path):
 def test_recipe_may_be_in_another_folder(tmp_path):
     settings = make_settings()
     record_settings(tmp_path, settings)
-    record_settings(tmp_path, replace(settings, recipe={**settings.recipe, "path": "/else.py"}))
+    moved = replace(settings, recipe={**settings.recipe, "path": "/else.py"})
+    assert record_settings(tmp_path, moved).recipe["path"] == "/else.py"  # what is typed is run
 
 
 @pytest.mark.parametrize(

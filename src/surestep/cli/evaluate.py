@@ -7,7 +7,13 @@ import tyro
 
 from surestep.base.text import print_escaped, print_json
 from surestep.cli import output as show
-from surestep.cli.load_run import describe_which, load_run_recipe, parse_run_ref
+from surestep.cli.load_run import (
+    AllowRecipe,
+    describe_which,
+    load_run_recipe,
+    parse_allowed,
+    parse_run_ref,
+)
 from surestep.cli.parse import command
 from surestep.record.io import dumps
 
@@ -19,7 +25,7 @@ def run(
     *,
     split: str = "val",
     which: Literal["best", "last", "average"] = "best",
-    allow: Literal["recipe"] | None = None,
+    allow: AllowRecipe = None,
     json: bool = False,
 ) -> int:
     """Evaluate a checkpoint of a run on one split of its data.
@@ -28,11 +34,12 @@ def run(
         checkpoint: Run folder, or RUN@200 for the checkpoint of step 200.
         split: val, test, train, or the name of a validation set; val means all validation sets.
         which: Which weights to evaluate.
-        allow: Pass `recipe` to run the recipe although its file has changed.
+        allow: recipe: run the recipe although its file has changed; recipe-inside: run one that
+            is in a run folder, a mirror or a study.
         json: Print the metrics as JSON.
     """
     folder, selected = parse_run_ref(checkpoint, which)
-    call = load_run_recipe(folder, allow_changed=allow == "recipe")
+    call = load_run_recipe(folder, parse_allowed(allow))
     task = call.task()
     from surestep.engine.metrics.base import is_confusion
     from surestep.trainer.evaluator import evaluate_run

@@ -4,21 +4,45 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
-from surestep.base.errors import ConfigError, RecipeError, RunError
+import tyro
+
+from surestep.base.errors import ConfigError, RecipeError, RunError, suggest_names
 from surestep.base.text import print_escaped
+from surestep.cli.parse import split_names
 from surestep.config.config import Config
 from surestep.engine.distributed.launcher_env import read_launched
 from surestep.engine.step.gc import import_without_collecting
-from surestep.mirror.link import FILE as LINK
 from surestep.recipes.find import recipe_argument, sha256
 from surestep.record.checkpoint_ref import split_name
+from surestep.record.io import read_json
 from surestep.record.run import Run, Which
+from surestep.record.schemas import CONFIG, MIRROR, MIRRORED, STUDY
 
 if TYPE_CHECKING:  # torch is imported with the recipe
     from surestep.recipes.load import RecipeCall
+
+CHANGED, INSIDE = "recipe", "recipe-inside"
+AllowRecipe = Annotated[str | None, tyro.conf.arg(metavar="NAMES")]
+_FOLDERS = {"config.json": (CONFIG,), "mirror.json": (MIRROR, MIRRORED), "study.json": (STUDY,)}
+
+
+def parse_allowed(text: str | None) -> tuple[str, ...]:
+    """Parse the value of an option of type AllowRecipe.
+
+    Raises:
+        ConfigError: it has another name.
+    """
+    for name in (allowed := split_names(text)):
+        if name not in (CHANGED, INSIDE):
+            raise ConfigError(
+                f"--allow {name}: there is no such name. {suggest_names(name, (CHANGED, INSIDE))}"
+            )
+    return allowed
 
 
 def parse_run_ref(text: str, which: Which) -> tuple[Run, Which | int]:
@@ -39,16 +63,13 @@ def describe_which(which: Which | int) -> str:
     return "" if isinstance(which, int) else f"{which} checkpoint, "
 
 
-def load_run_recipe(folder: Run, *, allow_changed: bool) -> RecipeCall:
+def load_run_recipe(folder: Run, allow: Collection[str], *, shown: str | None = None) -> RecipeCall:
     """Load the recipe's file as it is now, with the run's parameters and options.
 
-    Raises:
-        RunError: the run has no recipe.
-        RecipeError: its file is missing, in a folder with a mirror, or has changed and
-            `allow_changed` is False.
+    The parameters and exceptions are those of `check_recipe`.
     """
     recorded = folder.config
-    path = _check_recipe(folder, recorded["recipe"], allow_changed=allow_changed)
+    path = check_recipe(folder, allow, shown or str(folder.path))
     if read_launched().rank == 0:
         print_escaped(f"Running {path}", file=sys.stderr)
     with import_without_collecting():
@@ -62,31 +83,60 @@ def load_run_recipe(folder: Run, *, allow_changed: bool) -> RecipeCall:
     return RecipeCall(recipe, config, recipe.typed(recorded["task"], arguments), set_options)
 
 
-def _check_recipe(folder: Run, recorded: dict[str, Any], *, allow_changed: bool) -> Path:
-    """Return the path of a run's recipe; reject a file that is missing or has changed."""
+def check_recipe(folder: Run, allow: Collection[str], shown: str) -> Path:
+    """Return the path of a run's recipe, which every command that runs it gets from here.
+
+    Anyone may have written a run folder, a mirror or a study, together with the hash of a recipe in
+    it. So such a recipe is as trustworthy as the folder, and needs the permission of the user.
+
+    Args:
+        folder: of the run; that of a mirror is an outline in a temporary folder.
+        allow: "recipe" for a file that has changed, "recipe-inside" for one in such a folder.
+        shown: the folder or the address, as it was typed.
+
+    Raises:
+        RunError: the run has no recipe.
+        RecipeError: its file is missing, or not allowed.
+    """
+    recorded, name = folder.config["recipe"], shlex.quote(shown)
     if not recorded:
         raise RunError(
-            f"{folder.path} was started from Python, not from a recipe. In Python, evaluate it "
+            f"{shown} was started from Python, not from a recipe. In Python, evaluate it "
             'with surestep.Trainer(task, config, run=path).evaluate("test") or predict with '
             '.predict("test"), load its weights with surestep.Run(path).load_model(model), or '
             "resume it with surestep.Trainer(task, config, run=path).fit()."
         )
     path = Path(recorded["path"])
-    for parent in path.resolve().parents:
-        if (parent / LINK).exists():
-            raise RecipeError(
-                f"The recipe {path} is in the run folder {parent}. Files of a run are not run as "
-                "code, because they can come from a mirror. If you trust it, copy it to another "
-                f"place: surestep train RECIPE --run {shlex.quote(str(folder.path))}."
-            )
     if not path.is_file():
         raise RecipeError(
-            f"The recipe of {folder.path} is missing: {path}. Restore the file, or pass its new "
-            f"path: surestep train RECIPE --run {shlex.quote(str(folder.path))}."
+            f"The recipe of {shown} is missing: {path}. Restore the file, or pass its new path: "
+            f"surestep train RECIPE --run {name}."
         )
-    if sha256(path) != recorded["sha256"] and not allow_changed:
+    if INSIDE not in allow and (parent := _find_received_folder(path, folder)):
         raise RecipeError(
-            f"{path} has changed since {folder.path} was trained. Pass --allow recipe to run the "
+            f"The recipe {path} is in {parent}, a folder of surestep, which may come from anyone. "
+            f"Read the file. If you trust it, pass --allow {INSIDE}, or copy it to another place: "
+            f"surestep train RECIPE --run {name}."
+        )
+    if sha256(path) != recorded["sha256"] and CHANGED not in allow:
+        raise RecipeError(
+            f"{path} has changed since {shown} was trained. Pass --allow {CHANGED} to run the "
             "changed file."
         )
     return path
+
+
+def _find_received_folder(path: Path, folder: Run) -> Path | None:
+    """Return the folder of a run, a mirror or a study that a file is in, through any links."""
+    own = folder.path.resolve()
+    return next((one for one in path.resolve().parents if one == own or _is_of_us(one)), None)
+
+
+def _is_of_us(folder: Path) -> bool:
+    """Return whether a folder has a record of surestep; other programs write files so named."""
+    for name, schemas in _FOLDERS.items():
+        for schema in schemas:
+            with suppress(RunError):
+                read_json(folder / name, schema)
+                return True
+    return False

@@ -51,6 +51,11 @@ def parse_known(
         return tyro.cli(options, args=words, prog=command, config=_CONFIG, return_unknown_args=True)
 
 
+def split_names(text: str | None) -> tuple[str, ...]:
+    """Split names at commas."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
 @contextmanager
 def _escape_errors(words: Sequence[str]) -> Iterator[None]:
     """Escape control characters in the parser's messages; without any, it prints in color."""

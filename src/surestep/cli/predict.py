@@ -8,7 +8,13 @@ from tqdm import tqdm
 
 from surestep.base.paths import require_local_path
 from surestep.base.text import print_escaped, print_json
-from surestep.cli.load_run import describe_which, load_run_recipe, parse_run_ref
+from surestep.cli.load_run import (
+    AllowRecipe,
+    describe_which,
+    load_run_recipe,
+    parse_allowed,
+    parse_run_ref,
+)
 from surestep.cli.parse import command
 from surestep.record.io import dumps
 
@@ -23,7 +29,7 @@ def run(
     out: str | None = None,
     mc_dropout: int | None = None,
     overwrite: bool = False,
-    allow: Literal["recipe"] | None = None,
+    allow: AllowRecipe = None,
     json: bool = False,
 ) -> int:
     """Write the model's prediction for every sample of one split, in stored order.
@@ -36,7 +42,8 @@ def run(
             predictions-SPLIT.npz in the run folder.
         mc_dropout: Number of passes with dropout on (Monte-Carlo dropout), at least 2.
         overwrite: Replace an existing file.
-        allow: Pass `recipe` to run the recipe although its file has changed.
+        allow: recipe: run the recipe although its file has changed; recipe-inside: run one that
+            is in a run folder, a mirror or a study.
         json: Print what was written as JSON.
     """
     folder, selected = parse_run_ref(checkpoint, which)
@@ -44,7 +51,7 @@ def run(
     from surestep.record.prediction_files import open_predictions  # imports numpy
 
     with open_predictions(path, overwrite=overwrite) as write:
-        call = load_run_recipe(folder, allow_changed=allow == "recipe")
+        call = load_run_recipe(folder, parse_allowed(allow))
         from surestep.trainer.evaluator import predict_run
 
         # Without a terminal there is no bar.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -11,7 +11,7 @@ from surestep.base.errors import ConfigError, RunError
 from surestep.base.paths import require_local_path
 from surestep.base.text import print_escaped, print_json
 from surestep.cli import output as show
-from surestep.cli.load_run import load_run_recipe
+from surestep.cli.load_run import AllowRecipe, load_run_recipe, parse_allowed
 from surestep.cli.parse import command
 from surestep.record.incident import read_incident
 from surestep.record.io import dumps
@@ -28,7 +28,7 @@ def run(
     *,
     precision: str | None = None,
     without: Annotated[str, tyro.conf.arg(metavar="SAMPLES")] = "",
-    allow: Literal["recipe"] | None = None,
+    allow: AllowRecipe = None,
     json: bool = False,
 ) -> int:
     """Run a step that was not finite again, and show what changes.
@@ -37,7 +37,8 @@ def run(
         incident: Folder of the incident, RUN/incidents/step-XXXXXXXX.
         precision: Use a different precision: fp32, tf32, bf16 or fp16.
         without: Samples to exclude, by index in the dataset: 17,42.
-        allow: Pass `recipe` to run the recipe although its file has changed.
+        allow: recipe: run the recipe although its file has changed; recipe-inside: run one that
+            is in a run folder, a mirror or a study.
         json: Print the result as JSON.
     """
     recorded = read_incident(require_local_path(incident))
@@ -48,7 +49,7 @@ def run(
             f"{folder.path} was started from Python, not from a recipe. Replay the step in Python: "
             f"surestep.replay({str(recorded.path)!r}, task)."
         )
-    call = load_run_recipe(folder, allow_changed=allow == "recipe")
+    call = load_run_recipe(folder, parse_allowed(allow))
     from surestep.trainer.replay import replay
 
     done = replay(recorded.path, call.task(), precision=precision, without=samples)

@@ -14,10 +14,10 @@ from surestep.base.errors import ConfigError
 from surestep.base.paths import is_address
 from surestep.base.text import print_escaped
 from surestep.cli.launch import launch, original_argv
-from surestep.cli.load_run import load_run_recipe
+from surestep.cli.load_run import INSIDE, load_run_recipe
 from surestep.cli.mirrored import open_mirrored
-from surestep.cli.parse import parse_known
-from surestep.cli.train import report, split_names, train
+from surestep.cli.parse import parse_known, split_names
+from surestep.cli.train import report, train
 from surestep.engine.distributed.launcher_env import NPROC, read_launched
 from surestep.recipes.find import recipe_argument
 from surestep.record.run import Run
@@ -29,7 +29,8 @@ class Options:
 
     Attributes:
         run: Run folder, or the address of a mirror, such as s3://bucket/run.
-        allow: What may differ from the run: recipe (its file), data, task.NAME, ...
+        allow: What may differ from the run: recipe (its file), data, task.NAME, ... Pass
+            recipe-inside to run a recipe that is in a run folder, a mirror or a study.
         nproc: Number of processes to start on this machine.
         json: Print the results as JSON.
     """
@@ -52,12 +53,13 @@ def run(words: list[str]) -> int:
     # With --json, stdout has only the results; callbacks of a recipe may print.
     with redirect_stdout(sys.stderr) if parsed.json else nullcontext():
         with _open_run(parsed.run) as folder:
-            call = load_run_recipe(folder, allow_changed="recipe" in allow)
+            call = load_run_recipe(folder, allow, shown=parsed.run)
             _print_fewer_processes(folder, parsed.run)
         if is_address(parsed.run):  # the run may have been copied there from another place
             call = replace(call, config=call.config.replace_options({"checkpoint.mirror": None}))
         resume_command = shlex.join(["surestep", "resume", *original_argv(words)])
-        done, test = train(call, resume_command, run=parsed.run, allow=allow)
+        names = tuple(name for name in allow if name != INSIDE)
+        done, test = train(call, resume_command, run=parsed.run, allow=names)
     return report(done, test, fail_on=call.config.doctor.fail_on, as_json=parsed.json)
 
 

@@ -1,5 +1,6 @@
 """`surestep track replay`."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ from surestep.base.errors import ConfigError, RunError, SurestepError, suggest_n
 from surestep.base.paths import require_local_path
 from surestep.base.secrets import describe_error
 from surestep.base.text import print_escaped
-from surestep.cli.load_run import load_run_recipe
+from surestep.cli.load_run import AllowRecipe, load_run_recipe, parse_allowed
 from surestep.cli.main import run_subcommand
 from surestep.cli.parse import command
 from surestep.config.groups import tracker_names
@@ -25,7 +26,12 @@ _COMMANDS = {"replay": "replay RUN --to TRACKER: send what a run recorded and th
 
 @command("track replay")
 def replay(
-    folder: Annotated[str, tyro.conf.arg(metavar="RUN")], /, *, to: str, all: bool = False
+    folder: Annotated[str, tyro.conf.arg(metavar="RUN")],
+    /,
+    *,
+    to: str,
+    all: bool = False,
+    allow: AllowRecipe = None,
 ) -> int:
     """Send what a run recorded to a tracker, from where the last delivery ended.
 
@@ -33,6 +39,8 @@ def replay(
         folder: Run folder.
         to: Name of the tracker, such as tensorboard.
         all: Send everything again.
+        allow: recipe: run the recipe although its file has changed; recipe-inside: run one that
+            is in a run folder, a mirror or a study.
     """
     if to not in tracker_names():
         known = f"Known: {', '.join(tracker_names())}."
@@ -46,7 +54,9 @@ def replay(
     from surestep.tracking.follower import Delivery
     from surestep.tracking.registry import tracker_class
 
-    load_model = partial(_load_model, Run(path)) if Run(path).config["recipe"] else None
+    allowed, load_model = parse_allowed(allow), None
+    if Run(path).config["recipe"]:
+        load_model = partial(_load_model, Run(path), allowed)
     delivery = Delivery(path, tracker_class(to)(), from_start=all, load_model=load_model)
     before = delivery.offset
     try:
@@ -62,9 +72,9 @@ def replay(
     return 0
 
 
-def _load_model(run: Run) -> "nn.Module":
+def _load_model(run: Run, allow: Collection[str]) -> "nn.Module":
     """Return the model that the recipe of a run builds, with the weights of its best checkpoint."""
-    call = load_run_recipe(run, allow_changed=False)
+    call = load_run_recipe(run, allow)
     from surestep.trainer.evaluator import load_checkpoint_model
     from surestep.trainer.planning import plan_task
 

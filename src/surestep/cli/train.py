@@ -16,6 +16,7 @@ from surestep.base.text import format_duration, print_escaped, print_json
 from surestep.cli import output as show
 from surestep.cli.launch import launch, original_argv
 from surestep.cli.options import CommandOptions, read_command_line
+from surestep.cli.parse import split_names
 from surestep.doctor.finding import fails
 from surestep.engine.distributed.launcher_env import BY_NPROC, LaunchInfo, read_launched
 from surestep.engine.step.gc import import_without_collecting
@@ -105,11 +106,6 @@ def _execute(call: RecipeCall, own: Options, words: list[str]) -> Callable[[], i
     )
     fail_on = call.config.doctor.fail_on
     return lambda: report(done, test, fail_on=fail_on, as_json=own.json)
-
-
-def split_names(text: str | None) -> tuple[str, ...]:
-    """Split names at commas."""
-    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
 def train(

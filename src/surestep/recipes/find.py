@@ -38,7 +38,8 @@ _ADDS_NAMES = ("exec", "globals")  # functions that can bind any name
 
 def recipe_argument(recorded: Mapping[str, str]) -> str:
     """Return a recorded recipe as it is typed: the name of a built-in one, else its path."""
-    return recorded["name"] if Path(recorded["path"]).parent == SHIPPED else recorded["path"]
+    path = Path(recorded["path"])  # not the name, which a folder that was received may invent
+    return path.stem if path.parent == SHIPPED and path.stem in BUILT_IN else recorded["path"]
 
 
 class Parameter(NamedTuple):

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from surestep.base.text import print_escaped
 from surestep.tuning.confirm import confirm_trials
 from surestep.tuning.process import StopRequests
 from surestep.tuning.slots import Slot
-from surestep.tuning.study import read_study
+from surestep.tuning.study import SearchStudy, read_study
 from surestep.tuning.worker import Worker, WorkerOptions
 
 _POLL_S = 0.2
@@ -29,7 +29,7 @@ _MOST_REPLACED = 3  # killed workers of one command
 
 @contextmanager
 def start_workers(
-    count: int, study: Path, storage: str | None, options: WorkerOptions, stops: StopRequests
+    count: int, study: SearchStudy, storage: str | None, options: WorkerOptions, stops: StopRequests
 ) -> Iterator[None]:
     """Start workers, and wait for them at the end of the block; they stop when this one does.
 
@@ -37,12 +37,13 @@ def start_workers(
 
     Args:
         count: how many.
-        study: folder of the study, which exists.
+        study: the study, with the recipe that was typed.
         storage: URL of its database with the password; None is the recorded one.
         options: of each worker.
         stops: of this worker; what stops it stops them.
     """
-    given = {"study": str(study), "storage": storage, "options": asdict(options)}
+    given = {"study": str(study.folder), "storage": storage, "options": asdict(options)}
+    given["recipe"] = dict(study.settings.recipe)
     workers = [_start(given) for _ in range(count)]
     is_over = threading.Event()
     watcher = threading.Thread(
@@ -144,6 +145,7 @@ def main(words: Sequence[str]) -> int:
         threading.Thread(target=watch, name="surestep-command", daemon=True).start()
         try:
             study = read_study(Path(given["study"]), given["storage"])
+            study.settings = replace(study.settings, recipe=given["recipe"])
             with Slot.take(study.folder) as slot:
                 worker = Worker(study, options, stops)
                 worker.work(slot)

@@ -197,7 +197,7 @@ def run_search(call: RecipeCall, options: SearchOptions) -> SearchResult:
     )
     with StopRequests(options.timeout_s) as stops, Slot.take(study.folder) as slot:
         worker, confirmed = Worker(study, work, stops), list[Confirmed]()
-        with start_workers(options.workers - 1, study.folder, options.storage, work, stops):
+        with start_workers(options.workers - 1, study, options.storage, work, stops):
             worker.work(slot)
             if options.confirm and not stops.reason:
                 confirmed = confirm_trials(worker, slot)

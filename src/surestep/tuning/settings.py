@@ -84,7 +84,8 @@ class StudySettings:
 def record_settings(folder: Path, settings: StudySettings) -> StudySettings:
     """Create `study.json`, or compare the settings with the recorded ones; return those.
 
-    The recorded number of trials is raised if `settings` has more.
+    The recorded number of trials is raised if `settings` has more. The recipe that is returned is
+    the one of `settings`: anyone may have written the path in a study that was received.
 
     Raises:
         ConfigError: they differ, or the study has more trials already.
@@ -106,7 +107,7 @@ def record_settings(folder: Path, settings: StudySettings) -> StudySettings:
             if settings.trials > recorded.trials:
                 recorded = replace(recorded, trials=settings.trials)
                 write_json(path, recorded.as_json())
-            return recorded
+            return replace(recorded, recipe=settings.recipe)
 
 
 def read_settings(folder: Path) -> StudySettings:
