@@ -1,7 +1,6 @@
 """Write a run folder: lock, config, plan, status, events and checkpoints."""
 
 import platform
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -33,6 +32,7 @@ from surestep.record.checkpoint.retention import RetentionPolicy, delete, prune
 from surestep.record.checkpoint.staging import is_shared
 from surestep.record.checkpoint.writer import AsyncSaver, SaveResult
 from surestep.record.events import EventWriter
+from surestep.record.git import read_commit
 from surestep.record.incident import FOLDER as INCIDENTS
 from surestep.record.io import explain_write_errors, os_error_hint, remove_stale, write_json
 from surestep.record.lock import RunLock, probe_filesystem
@@ -335,7 +335,7 @@ def collect_environment(system: SystemInfo, folder: Path) -> dict[str, Any]:
         "devices": list(system.cuda_devices) or ["cpu"],
         "cpus": system.cpus,
         "threads": system.threads,
-        "git": _git(folder),
+        "git": read_commit(folder),
         "executable": Path(sys.executable).name,
     }
 
@@ -347,21 +347,3 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _git(folder: Path) -> dict[str, Any] | None:
-    """Return commit and whether files differ from it; None where there is no git or commit."""
-    ask = ["git", "status", "--porcelain=v2", "--branch", "--no-ahead-behind"]
-    try:
-        output = subprocess.check_output(
-            [*ask, "--untracked-files=no"],
-            cwd=folder,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            timeout=5,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    commit = output.partition("# branch.oid ")[2].partition("\n")[0]
-    dirty = any(not line.startswith("# ") for line in output.splitlines())
-    return None if commit in ("", "(initial)") else {"commit": commit, "dirty": dirty}
