@@ -71,6 +71,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setenv("SURESTEP_CACHE_DIR", str(tmp_path / ".cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ".state"))
     path, modules = list(sys.path), set(sys.modules)
     yield tmp_path
     sys.path[:] = path

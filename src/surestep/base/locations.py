@@ -5,6 +5,7 @@ from pathlib import Path
 from types import FrameType
 
 COMMAND_LINE = "command line"
+_RECORDED = "config.json"
 _PACKAGE = str(Path(__file__).parents[1])
 _RECIPES = str(Path(_PACKAGE) / "recipes")  # treated like those of users
 
@@ -17,6 +18,16 @@ def shown_place(option: str, place: str | None) -> str:
     if place == COMMAND_LINE:
         return flag(option)
     return user_line() if place is None else place
+
+
+def recorded_place(run: Path) -> str:
+    """Return where an option is that a run folder records, which anyone may have written."""
+    return str(run / _RECORDED)
+
+
+def is_recorded(place: str | None) -> bool:
+    """Return whether an option was set by the record of a run folder, and not by the user."""
+    return place is not None and Path(place).name == _RECORDED  # of a TOML file, there is a line
 
 
 def flag(option: str) -> str:

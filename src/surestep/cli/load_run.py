@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from surestep.base.errors import ConfigError, RecipeError, RunError, suggest_names
+from surestep.base.locations import recorded_place
 from surestep.base.text import print_escaped
 from surestep.cli.parse import split_names
 from surestep.config.config import Config
@@ -77,7 +78,7 @@ def load_run_recipe(folder: Run, allow: Collection[str], *, shown: str | None = 
 
     # Outside the block, since the recipe's own code may disable the collector.
     recipe = load(recipe_argument(recorded["recipe"]))
-    config, place = Config.from_options(recorded["config"]), str(folder.path / "config.json")
+    config, place = Config.from_options(recorded["config"]), recorded_place(folder.path)
     set_options = dict.fromkeys(config.set_options(), place)
     arguments = {f"task.{name}": place for name in recorded["task"]}
     return RecipeCall(recipe, config, recipe.typed(recorded["task"], arguments), set_options)

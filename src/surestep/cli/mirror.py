@@ -1,5 +1,6 @@
 """`surestep mirror COMMAND`: copy a run to its mirror or from it, outside of training."""
 
+import shlex
 import sys
 from typing import Annotated
 
@@ -8,6 +9,7 @@ import tyro
 from surestep.base.errors import ConfigError, RunError
 from surestep.base.paths import cache_folder, require_local_path
 from surestep.base.text import print_escaped
+from surestep.base.typed_targets import remember_target, was_typed
 from surestep.cli.main import run_subcommand
 from surestep.cli.mirrored import use_mirror
 from surestep.cli.parse import command
@@ -46,6 +48,12 @@ def push(folder: Annotated[str, tyro.conf.arg(metavar="RUN")], /, *, to: str | N
     address = to or (None if link is None else link.address)
     if address is None:
         raise ConfigError(f"{path} has no mirror. Pass its address: --to s3://bucket/run")
+    if to is None and link is not None and not was_typed(link.id, address):
+        raise ConfigError(
+            f"{path} names the mirror {address}, which was not typed on this machine, and the "
+            "folder may come from anyone. If the run may be copied there, type: surestep mirror "
+            f"push {shlex.quote(folder)} --to {shlex.quote(address)}"
+        )
     with use_mirror(address) as store:
         open_store(store.address, path)
         lock = RunLock(path)
@@ -56,6 +64,7 @@ def push(folder: Annotated[str, tyro.conf.arg(metavar="RUN")], /, *, to: str | N
                 finish_fetching(path)
                 link = make_link(path, store.address, owner.run_id)
                 link.write(path)
+                remember_target(link.id, link.address)
                 pusher = Pusher(path, store, link, owner.check, every_byte=True)
                 pusher.push(is_last=True)
             finally:

@@ -1,16 +1,19 @@
 """`surestep resume RUN`."""
 
+from __future__ import annotations
+
 import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from surestep.base.errors import ConfigError
+from surestep.base.locations import COMMAND_LINE
 from surestep.base.paths import is_address
 from surestep.base.text import print_escaped
 from surestep.cli.launch import launch, original_argv
@@ -22,6 +25,11 @@ from surestep.engine.distributed.launcher_env import NPROC, read_launched
 from surestep.recipes.find import recipe_argument
 from surestep.record.run import Run
 
+if TYPE_CHECKING:  # torch is imported with the recipe
+    from surestep.recipes.load import RecipeCall
+
+_NO_MIRROR = "none"
+
 
 @dataclass(frozen=True)
 class Options:
@@ -29,6 +37,8 @@ class Options:
 
     Attributes:
         run: Run folder, or the address of a mirror, such as s3://bucket/run.
+        mirror: Address of the mirror of a run folder that was started on another machine; none
+            resumes it without a mirror.
         allow: What may differ from the run: recipe (its file), data, task.NAME, ... Pass
             recipe-inside to run a recipe that is in a run folder, a mirror or a study.
         nproc: Number of processes to start on this machine.
@@ -36,6 +46,7 @@ class Options:
     """
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    mirror: Annotated[str | None, tyro.conf.arg(name="checkpoint.mirror", metavar="ADDRESS")] = None
     allow: Annotated[str | None, tyro.conf.arg(metavar="NAMES")] = None
     nproc: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     json: bool = False
@@ -55,12 +66,21 @@ def run(words: list[str]) -> int:
         with _open_run(parsed.run) as folder:
             call = load_run_recipe(folder, allow, shown=parsed.run)
             _print_fewer_processes(folder, parsed.run)
-        if is_address(parsed.run):  # the run may have been copied there from another place
-            call = replace(call, config=call.config.replace_options({"checkpoint.mirror": None}))
+        if parsed.mirror is not None:
+            call = _set_mirror(call, None if parsed.mirror == _NO_MIRROR else parsed.mirror)
+        elif is_address(parsed.run):  # the run may have been copied there from another place
+            call = _set_mirror(call, None)
         resume_command = shlex.join(["surestep", "resume", *original_argv(words)])
         names = tuple(name for name in allow if name != INSIDE)
         done, test = train(call, resume_command, run=parsed.run, allow=names)
     return report(done, test, fail_on=call.config.doctor.fail_on, as_json=parsed.json)
+
+
+def _set_mirror(call: RecipeCall, address: str | None) -> RecipeCall:
+    """Replace the mirror that a run folder names by one that was typed, or by none."""
+    typed = {"checkpoint.mirror": COMMAND_LINE}
+    config = call.config.replace_options({"checkpoint.mirror": address}, typed)
+    return replace(call, config=config, set_options={**call.set_options, **typed})
 
 
 @contextmanager

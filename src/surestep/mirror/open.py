@@ -7,6 +7,7 @@ from pathlib import Path
 
 from surestep.base.errors import ConfigError, RunError, SurestepError
 from surestep.base.secrets import first_line
+from surestep.base.typed_targets import was_typed
 from surestep.mirror.fetch import fetch_run, find_abandoned, finish_fetching, newest_step
 from surestep.mirror.link import make_link, read_link
 from surestep.mirror.outline import complete_checkpoints
@@ -15,8 +16,9 @@ from surestep.mirror.push import CHECKPOINTS
 from surestep.mirror.store import Store
 from surestep.mirror.uploader import LateStart, Uploader
 from surestep.record.checkpoint.discovery import step_of
-from surestep.record.io import os_error_hint
+from surestep.record.io import os_error_hint, parse_json
 from surestep.record.lock import RunLock
+from surestep.record.schemas import CONFIG, NewerFormatError, validate
 
 _NOT_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOTDIR)
 
@@ -41,6 +43,26 @@ def open_store(address: str, folder: Path | None = None) -> Store:
                 "checkpoint.mirror to a folder on another disk, such as /backup/run."
             )
     return store
+
+
+def check_typed(address: str, folder: Path) -> None:
+    """Check that the user typed the mirror that a run folder names, which anyone may have written.
+
+    Args:
+        address: of the mirror.
+        folder: of the run.
+
+    Raises:
+        ConfigError: it was not typed on this machine.
+    """
+    link = read_link(folder)
+    if link is None or not was_typed(link.id, address):
+        raise ConfigError(
+            f"{folder} names the mirror {address}, which was not typed on this machine, and the "
+            "folder may come from anyone. If the run may write there, type: surestep resume "
+            f"{shlex.quote(str(folder))} --checkpoint.mirror {shlex.quote(address)}. To resume "
+            "without a mirror, type: --checkpoint.mirror none."
+        )
 
 
 def open_mirror(
@@ -104,6 +126,8 @@ def become_writer(
     """Become the writer of the mirror of a local run, which is the one to copy."""
     listed = store.list()
     found = read_owner(store)
+    if found is None:
+        _check_no_other_files(store, listed)
     there = complete_checkpoints(listed)
     has_run = "config.json" in listed or found is not None or _lacks_config(listed)
     if has_run and (found is None or found["id"] != owner.run_id):
@@ -128,25 +152,54 @@ def become_writer(
     owner.acquire(print_line)
 
 
+def _check_no_other_files(store: Store, listed: Mapping[str, int]) -> None:
+    """Reject a folder that has files and is not a mirror, since the run would replace some.
+
+    A mirror has a `mirror.json`, which is written first. One that other tools copied may lack it.
+    """
+    if not listed:
+        return
+    _check_has_config(store, listed)
+    other = min(listed)
+    if "config.json" in listed:
+        try:
+            validate(CONFIG, parse_json(store.read("config.json")))
+            return
+        except NewerFormatError:
+            return
+        except ValueError:
+            other = "config.json"
+    raise RunError(
+        f"{store.address} has files that are not of a run, such as {other}, and a run could "
+        "replace them. Set a new or an empty folder instead."
+    )
+
+
 def _lacks_config(listed: Mapping[str, int]) -> bool:
     """Return whether a mirror has checkpoints and no config.json, which is copied before them."""
     has_checkpoints = any(name.startswith(f"{CHECKPOINTS}/") for name in listed)
     return has_checkpoints and "config.json" not in listed
 
 
-def _fetch(store: Store, owner: Owner, folder: Path, print_line: Callable[[str], None]) -> None:
-    """Become the writer of a mirror, and copy the run that it has."""
-    found = read_owner(store)
-    if found is not None:
-        owner.run_id = found["id"]
-    owner.acquire(print_line)
-    listed = store.list()
+def _check_has_config(store: Store, listed: Mapping[str, int]) -> None:
     if _lacks_config(listed):
         raise RunError(
             f"{store.address} has checkpoints but no config.json, so it is damaged or being "
             "deleted. Restore the file; or push the run again from the machine that has it: "
             f"surestep mirror push RUN --to {store.address}"
         )
+
+
+def _fetch(store: Store, owner: Owner, folder: Path, print_line: Callable[[str], None]) -> None:
+    """Become the writer of a mirror, and copy the run that it has."""
+    found = read_owner(store)
+    if found is None:
+        _check_no_other_files(store, store.list())
+    else:
+        owner.run_id = found["id"]
+    owner.acquire(print_line)
+    listed = store.list()
+    _check_has_config(store, listed)
     if "config.json" not in listed:
         return
     folder.mkdir(parents=True, exist_ok=True)

@@ -321,6 +321,7 @@ class Store:
     def delete(self, names: Iterable[str]) -> None:
         """Delete files, one after another; one that is not there is left out."""
         for name in names:
+            self._check_no_links(name)
             with suppress(FileNotFoundError):
                 self._fs.rm_file(self._path(name))
 
@@ -354,7 +355,21 @@ class Store:
         return int(self._fs.info(self._path(name))["size"])
 
     def _written(self, name: str) -> "_Target":
+        self._check_no_links(name)
         return _Target(self._fs, self._path(name), is_atomic=self.is_atomic)
+
+    def _check_no_links(self, name: str) -> None:
+        """Reject a link in a local folder, which may lead anywhere if the folder was received."""
+        path = self.local_path
+        if path is None:
+            return
+        for part in name.split("/"):
+            path = path / part
+            if path.is_symlink():
+                raise RunError(
+                    f"{path} is a link, and a mirror is not written through links. Remove it, and "
+                    "copy the rest with surestep mirror push."
+                )
 
     def _check(self, name: str, hashes: FileHashes) -> None:
         if not self.has(name, hashes):

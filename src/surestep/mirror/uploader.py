@@ -16,6 +16,7 @@ from threading import Event, Thread
 from surestep.base.errors import CheckpointError, RunError
 from surestep.base.secrets import describe_error
 from surestep.base.text import print_escaped
+from surestep.base.typed_targets import remember_target
 from surestep.mirror.link import MirrorLink
 from surestep.mirror.owner import STALE_S, Owner
 from surestep.mirror.push import Pusher
@@ -76,7 +77,11 @@ class Uploader:
         self._thread = Thread(target=self._follow, name="surestep-mirror", daemon=True)
 
     def start(self) -> None:
-        """Write to the run folder where its mirror is, and start the thread."""
+        """Write to the run folder where its mirror is, and start the thread.
+
+        The mirror was typed by the user, now or before; `resume` does not ask for it again.
+        """
+        remember_target(self.pusher.link.id, self.pusher.link.address)
         self.pusher.link.write(self.folder)
         if self._late is not None:
             self._failures = 1

@@ -1,8 +1,8 @@
 """Ask git about a folder that anyone may have written, so that its configuration runs nothing.
 
 The configuration of a repository can name programs: a file system monitor, hooks, filters that read
-changed files, and commands that fetch objects that a repository lacks. The user's own configuration
-still counts; it says, for example, which folders of other users are safe.
+changed files, and commands that fetch objects that a repository lacks. The global configuration
+still counts, which says, for example, which folders of other users are safe.
 """
 
 import os

@@ -15,6 +15,7 @@ from torch import nn
 
 from surestep.base.arguments import suggest_arguments
 from surestep.base.errors import ConfigError, RunError, SurestepError, TaskError
+from surestep.base.locations import is_recorded
 from surestep.base.paths import cache_folder, check_mirror_address, is_address, restore_address
 from surestep.base.text import describe_value, print_escaped
 from surestep.config.config import Config, option_info, plugin_options
@@ -32,7 +33,7 @@ from surestep.engine.step.callback import Callback, check_hooks
 from surestep.engine.step.layer_norms import LayerNormMeter
 from surestep.engine.task.init_weights import InitReport
 from surestep.engine.task.task import Task
-from surestep.mirror.open import open_mirror
+from surestep.mirror.open import check_typed, open_mirror
 from surestep.mirror.uploader import Uploader
 from surestep.record.checkpoint.load import unmatched_states
 from surestep.record.checkpoint.staging import check_can_be_saved
@@ -205,6 +206,8 @@ def _open_folder(
         path = default_folder(origin.name)
     if plan.checkpoint_mirror is None:
         return RunWriter(path, made=folder is None, world=world)
+    if not is_cache and is_recorded(origin.set_options.get("checkpoint.mirror")):
+        check_typed(plan.checkpoint_mirror, path)
     show = partial(print_escaped, file=sys.stderr)
     mirrors.append(open_mirror(plan.checkpoint_mirror, path, show, is_source=is_cache))
     delete = mirrors[-1].pusher.delete_abandoned
