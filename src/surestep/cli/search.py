@@ -258,7 +258,8 @@ def show_study(
 
     Args:
         study: Folder of the study.
-        storage: URL of the study's database, if it needs a password (passwords are not stored).
+        storage: URL of the study's database, if it needs a password (passwords are not stored) or
+            was typed on another machine.
         html: Write the report as a page to this file.
         json: Print the study as JSON.
     """

@@ -42,8 +42,12 @@ def start_workers(
         options: of each worker.
         stops: of this worker; what stops it stops them.
     """
-    given = {"study": str(study.folder), "storage": storage, "options": asdict(options)}
-    given["recipe"] = dict(study.settings.recipe)
+    given = {
+        "study": str(study.folder),
+        "storage": storage or study.settings.storage,
+        "options": asdict(options),
+        "recipe": dict(study.settings.recipe),
+    }
     workers = [_start(given) for _ in range(count)]
     is_over = threading.Event()
     watcher = threading.Thread(

@@ -104,16 +104,17 @@ def _parse_url(url: str) -> URL:
     return parsed
 
 
-def open_storage(folder: Path, url: str | None) -> BaseStorage:
-    """Open the storage of a study, and create its files or tables if they are missing.
+def open_storage(folder: Path, url: str | None, *, create: bool = True) -> BaseStorage:
+    """Open the storage of a study.
 
     Args:
         folder: of the study.
         url: of a database, with the password if it needs one; None is the journal.
+        create: create its files or tables if they are missing.
 
     Raises:
         ConfigError: the URL is invalid, or a package is missing.
-        RunError: the file or the database cannot be opened.
+        RunError: the file or the database cannot be opened, or is missing.
     """
     storages = require_optuna().storages
     if url is None and not (folder / JOURNAL).exists() and any((folder / "trials").glob("*/")):
@@ -121,9 +122,20 @@ def open_storage(folder: Path, url: str | None) -> BaseStorage:
             f"{folder / JOURNAL} is missing, and {folder / 'trials'} has runs. Put a copy of it "
             "back, or start a new study in another folder with --study."
         )
-    opened = _open_journal(folder / JOURNAL) if url is None else _open_database(_parse_url(url))
+    place = folder / JOURNAL if url is None else _parse_url(url)
+    if not create and (path := _path_of(place)) is not None and not path.exists():
+        raise RunError(f"{path} is missing, so {folder} has no trials yet.")
+    opened = _open_journal(place) if isinstance(place, Path) else _open_database(place, create)
     cached: BaseStorage = storages.get_storage(opened)  # adds a cache to a database
     return cached
+
+
+def _path_of(place: Path | URL) -> Path | None:
+    """Return the file of a journal or of an SQLite database."""
+    if isinstance(place, Path):
+        return place
+    is_sqlite = place.get_backend_name() == "sqlite"
+    return Path(str(place.database)) if is_sqlite else None
 
 
 class _JournalLock(FileLock):
@@ -162,6 +174,8 @@ def _open_journal(path: Path) -> BaseStorage:
     from optuna.storages.journal import JournalFileBackend
 
     with _explain_errors(str(path)):
+        if path.is_symlink():
+            raise OSError(f"it is a link to {os.readlink(path)}")
         path.touch()
         lock = _JournalLock(path)
         with lock:  # to learn whether the file system has locks; Optuna's own lock needs none
@@ -170,7 +184,7 @@ def _open_journal(path: Path) -> BaseStorage:
         return JournalStorage(backend)
 
 
-def _open_database(url: URL) -> BaseStorage:
+def _open_database(url: URL, create: bool) -> BaseStorage:
     from optuna.storages import RDBStorage
     from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.pool import NullPool
@@ -183,7 +197,11 @@ def _open_database(url: URL) -> BaseStorage:
     with _explain_errors(url.render_as_string(hide_password=True)):
         for attempt in range(_ATTEMPTS):
             try:
-                storage = RDBStorage(url.render_as_string(hide_password=False), options)
+                storage = RDBStorage(
+                    url.render_as_string(hide_password=False),
+                    options,
+                    skip_table_creation=not create,
+                )
                 break
             except SQLAlchemyError:  # another process may have created a table at the same time
                 if attempt == _ATTEMPTS - 1:
@@ -256,11 +274,9 @@ def persist(method: Callable[P, T]) -> Callable[P, T]:
                 return method(*args, **kwargs)
             except (internal, SQLAlchemyError) as error:
                 if wait_s is None:
-                    cause = error.__cause__ if isinstance(error, internal) else None
                     raise RunError(
-                        "The database of the study does not answer: "
-                        f"{_first_line(cause or error)}. Run the same command again once it does: "
-                        "the study continues."
+                        f"The database of the study does not answer: {_first_line(error)}. Run "
+                        "the same command again once it does: the study continues."
                     ) from error
                 time.sleep(wait_s)
             except OSError as error:
@@ -274,5 +290,7 @@ def persist(method: Callable[P, T]) -> Callable[P, T]:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the first line of the message of a driver; SQLAlchemy adds the statement."""
+    """Return the first line of the message of a driver; Optuna and SQLAlchemy add to it."""
+    if isinstance(error, require_optuna().exceptions.StorageInternalError):
+        error = error.__cause__ or error
     return first_line(getattr(error, "orig", None) or error) or type(error).__name__

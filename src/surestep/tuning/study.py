@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from surestep.base.errors import ConfigError
+from surestep.base.errors import ConfigError, RunError
+from surestep.base.typed_targets import remember_target, was_typed
 from surestep.record.checkpoint.discovery import list_checkpoints, step_of
 from surestep.tuning.attempts import CurrentAttempts, current_attempts, is_lost, sampler_attrs
 from surestep.tuning.methods import PRUNERS, SAMPLERS, complete_method
@@ -120,7 +122,9 @@ class SearchStudy:
         settings: what `study.json` records; `trials` there may have grown since.
     """
 
-    def __init__(self, folder: Path, settings: StudySettings, storage: BaseStorage) -> None:
+    def __init__(
+        self, folder: Path, settings: StudySettings, storage: BaseStorage, *, create: bool
+    ) -> None:
         self.folder = folder
         self.settings = settings
         self._storage = storage
@@ -129,14 +133,20 @@ class SearchStudy:
         self._view = cast("BaseStorage", CurrentAttempts(storage))
         optuna = require_optuna()
         directions = ["maximize" if way == "max" else "minimize" for _, way in settings.objectives]
-        self._study: Study = optuna.create_study(
-            storage=self._view,
-            study_name=settings.name,
-            directions=directions,
-            sampler=optuna.samplers.RandomSampler(seed=0),  # `claim_trial` makes the one that draws
-            pruner=optuna.pruners.NopPruner(),  # `report` makes the one that prunes
-            load_if_exists=True,
-        )
+        shared: dict[str, Any] = {
+            "storage": self._view,
+            "study_name": settings.name,
+            "sampler": optuna.samplers.RandomSampler(seed=0),  # `claim_trial` makes the one used
+            "pruner": optuna.pruners.NopPruner(),  # `report` makes the one that prunes
+        }
+        self._study: Study
+        if create:
+            self._study = optuna.create_study(directions=directions, load_if_exists=True, **shared)
+            return
+        try:
+            self._study = optuna.load_study(**shared)
+        except KeyError:
+            raise RunError(f"{folder} has no trials yet: its storage has no such study.") from None
 
     @property
     def trials(self) -> int:
@@ -416,18 +426,22 @@ def open_study(folder: Path, settings: StudySettings, storage: str | None = None
         pruner=complete_method("pruner", settings.pruner, PRUNERS),
     )
     recorded = record_settings(folder, settings)
-    return SearchStudy(folder, recorded, open_storage(folder, url))
+    if recorded.storage is not None:
+        remember_target(recorded.name, recorded.storage)
+    return SearchStudy(folder, recorded, open_storage(folder, url), create=True)
 
 
 def read_study(folder: Path, storage: str | None = None) -> SearchStudy:
-    """Open the study in a folder as it is.
+    """Open the study in a folder as it is; nothing is created.
+
+    Anyone may have written the folder, so its database is used only if the user typed it.
 
     Args:
         folder: of the study.
         storage: URL of its database with the password, if it needs one.
 
     Raises:
-        ConfigError: `storage` differs from the recorded database.
+        ConfigError: `storage` differs from the recorded database, which was not typed here either.
         RunError: there is no study, or it cannot be opened.
     """
     settings = read_settings(folder)
@@ -436,4 +450,11 @@ def read_study(folder: Path, storage: str | None = None) -> SearchStudy:
             f"{folder} stores its trials in {settings.storage or 'study.log'}, and --storage is "
             f"{without_password(storage)}. Leave --storage out, or pass the same one."
         )
-    return SearchStudy(folder, settings, open_storage(folder, storage or settings.storage))
+    recorded = settings.storage
+    if storage is None and recorded is not None and not was_typed(settings.name, recorded):
+        raise ConfigError(
+            f"{folder} names the database {recorded}, which was not typed on this machine, and the "
+            f"folder may come from anyone. To read it, pass --storage {shlex.quote(recorded)}."
+        )
+    opened = open_storage(folder, storage or recorded, create=False)
+    return SearchStudy(folder, settings, opened, create=False)
