@@ -11,6 +11,7 @@ from surestep.base.warn import warn
 from surestep.record.progress_display import PlainProgress, TqdmProgress
 from tests import tiny
 from tests.cli.conftest import RECIPE
+from tests.tuning.studies_on_disk import make_study
 
 RAW = "\x1b[2J\x1b]0;owned\x07\r\x9b31m\u202egnp"
 ESCAPED = escape_control_chars(RAW)
@@ -174,6 +175,17 @@ def task("""
     assert answer.code == 1
     assert "Traceback (most recent call last)" in answer.err
     assert f"LookupError: {ESCAPED}" in answer.err
+
+
+def test_names_in_a_received_study_are_escaped(answers):
+    study = make_study(
+        Path(f"study{RAW}"), space={f"task.{RAW}": [1, 2]}, objectives=((RAW, "min"),), trials=2
+    )
+    study.finish(study.claim_trial(), [0.5])
+    shown = answers("search", "show", f"study{RAW}")
+    assert shown.code == 0, shown.err
+    assert shown.out.count(ESCAPED) == 3
+    assert answers("search", "show", f"study{RAW}", "--json").code == 0
 
 
 def test_line_breaks_in_names_are_escaped_in_tables_and_numbers(answers, recipe):

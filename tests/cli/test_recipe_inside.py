@@ -163,8 +163,19 @@ def test_recipe_beside_a_run_needs_no_permission(folder):
     assert check_recipe(Run(folder / "r"), (), "r") == path
 
 
-def test_recipe_of_a_mirror_is_named_by_the_address(surestep, received, folder):
-    received.unlink()
-    answer = surestep("resume", f"file://{folder}/r")
-    assert f"The recipe of file://{folder}/r is missing" in answer.err
-    assert f"surestep train RECIPE --run file://{folder}/r" in answer.err
+@pytest.mark.parametrize("damage", ["missing", "changed", "none"])
+def test_mirror_is_named_by_its_address_not_by_a_temporary_folder(
+    surestep, received, folder, damage
+):
+    address = f"file://{folder}/r"
+    if damage == "missing":
+        received.unlink()
+    elif damage == "changed":
+        received.write_text("")
+    else:
+        config = json.loads((folder / "r" / "config.json").read_text())
+        (folder / "r" / "config.json").write_text(json.dumps({**config, "recipe": {}}))
+    answer = surestep("resume", address, "--allow", "recipe-inside")
+    assert answer.code != 0
+    assert address in answer.err
+    assert "/surestep-" not in answer.err

@@ -15,6 +15,7 @@ from surestep.record.io import (
     to_jsonable,
     write_json,
 )
+from tests.record.damage import in_time
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,12 @@ def test_file_permissions_follow_the_umask(tmp_path):
 def test_nonfinite_json_number_is_rejected(text):
     with pytest.raises(ValueError, match="is not a number"):
         parse_json(f'{{"a": [{text}]}}'.encode())
+
+
+def test_repeated_key_is_found_in_time_proportional_to_the_keys():
+    keys = ",".join(f'"{number}":0' for number in range(200_000))
+    with in_time(), pytest.raises(ValueError, match="it has 'last' twice"):
+        parse_json(f'{{{keys},"last":0,"last":1}}'.encode())
 
 
 @pytest.mark.parametrize("text", ["1e99", "1e-300", "1.5", "9" * 199 + "e99"])

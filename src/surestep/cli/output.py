@@ -21,7 +21,7 @@ def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]
     names, rows = list(columns), [list(row) for row in rows]
     drawn = Table(show_header=bool(names))
     for name in names or ["" for _ in rows[0]]:
-        drawn.add_column(name, overflow="fold")
+        drawn.add_column(escape(one_line(name)), overflow="fold")
     for row in rows:
         drawn.add_row(*(escape(one_line(str(cell))) for cell in row))
     # Without a terminal there is no width to fit, and programs cannot read wrapped lines.

@@ -15,6 +15,7 @@ import shutil
 import socket
 import stat
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -240,8 +241,8 @@ def parse_json(data: bytes) -> Any:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"it has {next(n for n in found if names.count(n) > 1)!r} twice")
+        counts = Counter(name for name, _ in pairs)
+        raise ValueError(f"it has {next(name for name in counts if counts[name] > 1)!r} twice")
     return found
 
 
