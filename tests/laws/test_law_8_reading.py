@@ -27,14 +27,20 @@ Folder = Callable[[], Path]
 MARK = "import pathlib; pathlib.Path(__file__).with_name('ran').touch()\n"
 FILES = ("manifest.json", "state.json", "model.safetensors", "optimizer.safetensors")
 COMMANDS = {
-    "list": ("list", "run"),
-    "list json": ("list", "run", "--json"),
-    "verify": ("verify", "run"),
-    "verify one": ("verify", "run@3"),
-    "verify folder": ("verify", "run/checkpoints/step-00000003"),
-    "export": ("export", "run", "out.safetensors", "--overwrite"),
-    "export state dict": ("export", "run@3", "out.pt", "--overwrite"),
-    "diff": ("diff", "run@3", "run@6"),
+    "list": ("ckpt", "list", "run"),
+    "list json": ("ckpt", "list", "run", "--json"),
+    "list a mirror": ("ckpt", "list", "file://{here}/run"),
+    "verify": ("ckpt", "verify", "run"),
+    "verify one": ("ckpt", "verify", "run@3"),
+    "verify folder": ("ckpt", "verify", "run/checkpoints/step-00000003"),
+    "verify a mirror": ("ckpt", "verify", "file://{here}/run"),
+    "export": ("ckpt", "export", "run", "out.safetensors", "--overwrite"),
+    "export state dict": ("ckpt", "export", "run@3", "out.pt", "--overwrite"),
+    "diff": ("ckpt", "diff", "run@3", "run@6"),
+    "runs": ("runs", "."),
+    "diagnose": ("diagnose", "run"),
+    "diagnose a mirror": ("diagnose", "file://{here}/run"),
+    "fetch": ("mirror", "fetch", "file://{here}/run", "here"),
 }
 STARTS = ("os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "subprocess.Popen")
 _watched: list[tuple[Path, list[str]]] = []
@@ -93,14 +99,14 @@ def hostile(folder: Path) -> Path:
 
 
 def check_reading(fresh: Folder, words: tuple[str, ...], under: str | None = None) -> None:
-    """Check that a command on a hostile run runs no code of it."""
+    """Check that a command on a hostile run runs no code of it, and changes no file in it."""
     folder = fresh()
     run = hostile(folder)
     if under is not None:
         (run / "checkpoints/step-00000003" / under).write_bytes(pickle.dumps(Mark(run)))
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
     with chdir(folder), watching(folder) as seen, suppress(SystemExit):
-        main(["ckpt", *words])
+        main([word.format(here=folder) for word in words])
     assert seen == []
     assert not [path for path in run.rglob("*") if path.name in ("ran", "unpickled")]
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()} == before
@@ -113,8 +119,18 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
 
 
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
-def test_inspecting_checkpoints_runs_no_code(fresh, words):
+def test_reading_a_run_or_a_mirror_runs_no_code(fresh, words):
     check_reading(fresh, words)
+
+
+def test_checking_scripts_runs_none_of_them(fresh, capsys):
+    folder = fresh()
+    hostile(folder)
+    with watching(folder) as seen, suppress(SystemExit):
+        main(["check", "--no-cache", "run"])
+    assert "in 10 files" in capsys.readouterr().out
+    assert seen == []
+    assert not [*folder.rglob("ran")]
 
 
 @pytest.mark.parametrize("under", FILES)

@@ -9,6 +9,7 @@ import pytest
 
 from surestep.base.errors import ConfigError, RunError
 from surestep.tuning.study import read_study
+from tests.laws.test_law_8_reading import MARK, watching
 from tests.tuning.studies_on_disk import make_study
 
 
@@ -22,6 +23,16 @@ def study(tmp_path):
 def set_storage(folder, url):
     path = folder / "study.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "storage": url}))
+
+
+def test_no_code_in_a_study_is_run(study):
+    for name in ("recipe.py", "formula.py", "optuna.py", "trials/0000/recipe.py"):
+        (study / name).parent.mkdir(parents=True, exist_ok=True)
+        (study / name).write_text(MARK)
+    with watching(study) as seen:
+        assert read_study(study).rows() == []
+    assert seen == []
+    assert not [*study.rglob("ran")]
 
 
 def test_recorded_file_of_a_database_is_not_created(study, tmp_path):
