@@ -6,20 +6,22 @@ loss, grad_norm, lr, and what the task logged. NaN and infinity are text; unknow
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from io import BufferedReader, FileIO
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
 from surestep.base.errors import RunError
-from surestep.base.text import escape_control_chars
+from surestep.base.text import escape_control_chars, format_count
 from surestep.record.io import (
     COPY_HINT,
     LARGEST,
     MOST_SHOWN,
     dumps,
+    explain_write_errors,
     open_regular,
     os_error_hint,
     parse_json,
@@ -117,6 +119,73 @@ def _remove_torn_line(path: Path) -> None:
     except ValueError as error:
         raise unreadable_error(path, error) from error
     next(read_events(path), None)
+
+
+def repair_events(path: Path) -> str | None:
+    """Set aside the lines that are not events; return what was done, or that there are no events.
+
+    Empty lines replace them, so that the offsets up to which trackers read stay the same.
+
+    Raises:
+        RunError: the file cannot be read, has a newer format, or cannot be written.
+    """
+    if not os.path.lexists(path) or (path.is_file() and not path.stat().st_size):
+        how = "empty" if path.exists() else "missing"
+        return f"{path} is {how}: what the run recorded before is lost. It records what follows."
+    if not (damaged := _find_damage(path)):
+        return None
+    with explain_write_errors(path):
+        aside = _copy_aside(path, damaged)
+        with open(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b") as file:
+            for start, end in damaged:
+                file.seek(start)
+                for at in range(start, end, _TAIL):
+                    file.write(b"\n" * min(_TAIL, end - at))
+            file.flush()
+            os.fsync(file.fileno())
+    size = format_count(sum(end - start for start, end in damaged), "byte")
+    places = format_count(len(damaged), "place")
+    return (
+        f"{path} was damaged: {size} in {places} were not events. They are in {aside.name} now; "
+        "the other events are kept."
+    )
+
+
+def _find_damage(path: Path) -> list[tuple[int, int]]:
+    """Return where the lines that are not events start and end; adjacent ones are one."""
+    damaged: list[tuple[int, int]] = []
+    end = 0
+    try:
+        with open_regular(path) as file, BufferedReader(cast("FileIO", file)) as lines:
+            for line in iter(partial(lines.readline, LARGEST), b""):
+                if len(line) == LARGEST:
+                    raise ValueError(f"it has a line of more than {LARGEST:,} bytes")
+                start, end = end, end + len(line)
+                try:
+                    _event(path, 0, line)
+                except RunError as error:
+                    if isinstance(error.__cause__, NewerFormatError):
+                        raise
+                    if damaged and damaged[-1][1] == start:
+                        start = damaged.pop()[0]
+                    damaged.append((start, end))
+    except (OSError, ValueError) as error:
+        raise unreadable_error(path, error) from error
+    return damaged
+
+
+def _copy_aside(path: Path, places: Iterable[tuple[int, int]]) -> Path:
+    """Copy parts of a file into a new one beside it; return its path."""
+    names = (path.with_name(f"events-damaged-{number}.jsonl") for number in count(1))
+    aside = next(name for name in names if not os.path.lexists(name))
+    with open_regular(path) as file, aside.open("xb") as copy:  # never through a link
+        for start, end in places:
+            file.seek(start)
+            for at in range(start, end, _TAIL):
+                copy.write(file.read(min(_TAIL, end - at)))
+        copy.flush()
+        os.fsync(copy.fileno())
+    return aside
 
 
 def last_step(path: Path) -> int | None:

@@ -31,7 +31,7 @@ from surestep.record.checkpoint.reader import CheckpointReader
 from surestep.record.checkpoint.retention import RetentionPolicy, delete, prune
 from surestep.record.checkpoint.staging import is_shared
 from surestep.record.checkpoint.writer import AsyncSaver, SaveResult
-from surestep.record.events import EventWriter
+from surestep.record.events import EventWriter, repair_events
 from surestep.record.git import read_commit
 from surestep.record.incident import FOLDER as INCIDENTS
 from surestep.record.io import explain_write_errors, os_error_hint, remove_stale, write_json
@@ -85,6 +85,8 @@ class RunWriter:
         if world.is_first:
             self._lock = self._open()
         self.published = world.is_first and (folder / "config.json").exists()
+        if self.published and (text := self._repair_events()) is not None:
+            self.warnings.append(text)
 
     def _open(self) -> RunLock:
         folder = self.folder
@@ -104,6 +106,14 @@ class RunWriter:
             remove_stale(parent)
         remove_stale(self.checkpoints, locked=lock.locked)
         return lock
+
+    def _repair_events(self) -> str | None:
+        """Repair the events before anything reads them; a run could never end otherwise."""
+        try:
+            return repair_events(self.folder / "events.jsonl")
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def lock_text(self) -> str:

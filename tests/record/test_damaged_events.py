@@ -1,0 +1,91 @@
+"""Damaged events are set aside when a run resumes, and not found after it has trained."""
+
+import json
+
+import pytest
+
+from surestep.base.errors import RunError
+from surestep.record import events
+from surestep.record.events import read_events, repair_events
+from surestep.record.run import Run
+from tests import tiny
+
+GOOD = [b'{"event": "format", "version": 2}\n', *(b'{"event": "e%d"}\n' % n for n in range(4))]
+BAD = {
+    "text": b"{\n",
+    "zeros": bytes(64) + b"\n",
+    "two lines": b"\xff\n[1]\n",
+    "unknown steps": b'{"event": "resume", "step": -1}\n',
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "events.jsonl"
+
+
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize("at", [0, 2, 5])
+def test_good_events_keep_their_place_and_the_rest_is_set_aside(path, kind, at):
+    path.write_bytes(b"".join([*GOOD[:at], BAD[kind], *GOOD[at:]]))
+    size, after = path.stat().st_size, path.read_bytes()[-len(GOOD[-1]) :]
+    text = repair_events(path)
+    assert f"{len(BAD[kind])} bytes in 1 place were not events" in text
+    assert "events-damaged-1.jsonl" in text
+    assert path.with_name("events-damaged-1.jsonl").read_bytes() == BAD[kind]
+    assert list(read_events(path)) == [json.loads(line) for line in GOOD]
+    assert path.stat().st_size == size
+    assert at == 5 or path.read_bytes().endswith(after)
+    assert repair_events(path) is None
+
+
+def test_several_places_are_set_aside_in_order_and_never_over_a_file(path, monkeypatch):
+    monkeypatch.setattr(events, "_TAIL", 3)  # copied in several pieces
+    taken = path.with_name("events-damaged-1.jsonl")
+    taken.symlink_to(path.with_name("elsewhere"))
+    path.write_bytes(b"".join([GOOD[0], b"first\n", GOOD[1], b"second\n"]))
+    assert "in 2 places" in repair_events(path)
+    assert path.with_name("events-damaged-2.jsonl").read_bytes() == b"first\nsecond\n"
+    assert not path.with_name("elsewhere").exists()
+    assert list(read_events(path)) == [json.loads(line) for line in GOOD[:2]]
+
+
+def test_newer_format_is_not_set_aside(path):
+    path.write_bytes(b'{"event": "format", "version": 99}\n')
+    with pytest.raises(RunError, match="Install a newer one"):
+        repair_events(path)
+    assert [found.name for found in path.parent.iterdir()] == [path.name]
+
+
+def test_incomplete_last_line_is_left_to_the_writer(path):
+    path.write_bytes(GOOD[0] + b'{"event": "a')
+    assert repair_events(path) is None
+    assert path.read_bytes() == GOOD[0] + b'{"event": "a'
+
+
+def test_resumed_run_reports_damage_and_ends(tmp_path, capfd):
+    run = tiny.fit(tmp_path / "run", max_steps=2)
+    path = run.path / "events.jsonl"
+    path.write_bytes(path.read_bytes() + b"damaged\n")
+    assert (
+        tiny.fit(run.path, max_steps=3, logging={"progress": "plain"}).status["status"]
+        == "finished"
+    )
+    assert f"{path} was damaged: 8 bytes in 1 place were not events." in capfd.readouterr().err
+    kinds = [event["event"] for event in Run(run.path).events()]
+    assert (kinds[0], kinds[-1]) == ("format", "end")
+
+
+@pytest.mark.parametrize("how", ["missing", "empty"])
+def test_lost_events_are_reported(tmp_path, capfd, how):
+    run = tiny.fit(tmp_path / "run", max_steps=2)
+    path = run.path / "events.jsonl"
+    path.unlink()
+    if how == "empty":
+        path.touch()
+    assert (
+        tiny.fit(run.path, max_steps=3, logging={"progress": "plain"}).status["status"]
+        == "finished"
+    )
+    assert f"{path} is {how}: what the run recorded before is lost." in capfd.readouterr().err
+    assert next(Run(run.path).events())["event"] == "format"
