@@ -73,6 +73,16 @@ def test_replay_is_reported_as_inconclusive_if_all_records_are_nan(surestep, inc
     assert "so the steps cannot be compared" in surestep("replay", incident).out
 
 
+def test_damaged_option_of_an_incident_is_reported_with_its_file(surestep, incident):
+    record = Path(incident) / "incident.json"
+    found = read_json(record)
+    found["run_config"]["config"]["optim.lrr"] = 0.1
+    write_json(record, found)
+    answer = surestep("replay", incident)
+    assert answer.code == 2
+    assert f"{incident}/incident.json: There is no option 'optim.lrr'" in answer.err
+
+
 def test_changed_recipe_is_replayed_only_if_allowed(surestep, recipe, incident):
     recipe(f"{BAD}\n")
     refused = surestep("replay", incident)

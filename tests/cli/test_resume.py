@@ -136,3 +136,18 @@ def test_dry_run_with_a_run_to_fork_is_rejected(surestep, recipe):
     answer = surestep("train", recipe(), "--dry-run", "--from", "r@3")
     assert answer.code == 2
     assert "leave out --run, --resume, --allow and --from" in answer.err
+
+
+@pytest.mark.parametrize("command", ["resume", "evaluate"])
+@pytest.mark.parametrize(("name", "value"), [("optim.lrr", 0.1), ("optim.lr", "much")])
+def test_damaged_option_is_reported_with_its_file(surestep, recipe, folder, command, name, value):
+    surestep("train", recipe(), "--run", "r")
+    path = folder / "r" / "config.json"
+    found = json.loads(path.read_text())
+    found["config"][name] = value
+    path.write_text(json.dumps(found))
+    answer = surestep(command, "r")
+    assert answer.code == 2
+    assert f"r/config.json: There is no option {name!r}" in answer.err or (
+        f"r/config.json: {name}={value!r} is not allowed" in answer.err
+    )

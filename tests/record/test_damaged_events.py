@@ -39,8 +39,8 @@ def test_good_events_keep_their_place_and_the_rest_is_set_aside(path, kind, at):
     assert repair_events(path) is None
 
 
-def test_several_places_are_set_aside_in_order_and_never_over_a_file(path, monkeypatch):
-    monkeypatch.setattr(events, "_TAIL", 3)  # copied in several pieces
+def test_several_damaged_lines_are_set_aside_in_order_and_never_over_a_file(path, monkeypatch):
+    monkeypatch.setattr(events, "_TAIL", 3)  # copied in several parts
     taken = path.with_name("events-damaged-1.jsonl")
     taken.symlink_to(path.with_name("elsewhere"))
     path.write_bytes(b"".join([GOOD[0], b"first\n", GOOD[1], b"second\n"]))

@@ -20,9 +20,9 @@ def shown_place(option: str, place: str | None) -> str:
     return user_line() if place is None else place
 
 
-def recorded_place(run: Path) -> str:
-    """Return where an option is that a run folder records, which anyone may have written."""
-    return str(run / _RECORDED)
+def recorded_place(run: str) -> str:
+    """Return where an option is that a run records, which anyone may have written."""
+    return f"{run}/{_RECORDED}"
 
 
 def is_recorded(place: str | None) -> bool:

@@ -69,8 +69,8 @@ def load_run_recipe(folder: Run, allow: Collection[str], *, shown: str | None = 
 
     The parameters and exceptions are those of `check_recipe`.
     """
-    recorded = folder.config
-    path = check_recipe(folder, allow, shown or str(folder.path))
+    recorded, shown = folder.config, shown or str(folder.path)
+    path = check_recipe(folder, allow, shown)
     if read_launched().rank == 0:
         print_escaped(f"Running {path}", file=sys.stderr)
     with import_without_collecting():
@@ -78,7 +78,8 @@ def load_run_recipe(folder: Run, allow: Collection[str], *, shown: str | None = 
 
     # Outside the block, since the recipe's own code may disable the collector.
     recipe = load(recipe_argument(recorded["recipe"]))
-    config, place = Config.from_options(recorded["config"]), recorded_place(folder.path)
+    place = recorded_place(shown)
+    config = Config.from_options(recorded["config"], dict.fromkeys(recorded["config"], place))
     set_options = dict.fromkeys(config.set_options(), place)
     arguments = {f"task.{name}": place for name in recorded["task"]}
     return RecipeCall(recipe, config, recipe.typed(recorded["task"], arguments), set_options)

@@ -24,7 +24,7 @@ from surestep.record.batch_dump import decode_batch
 from surestep.record.checkpoint.load import prepare_load
 from surestep.record.checkpoint.manifest import CheckpointVanishedError
 from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
-from surestep.record.incident import Incident, read_incident
+from surestep.record.incident import RECORD, Incident, read_incident
 from surestep.record.pretrained import load_init_weights
 from surestep.trainer.build import build
 from surestep.trainer.incidents import epoch_index, read_batch
@@ -159,11 +159,12 @@ def _open_state_before(incident: Incident) -> CheckpointReader:
 
 def _config(incident: Incident, precision: str | None) -> Config:
     options = dict(incident.record["run_config"]["config"])
+    locations = dict.fromkeys(options, str(incident.path / RECORD))
     if precision is not None and precision != options.get("precision"):
         # Options of the loss scale are rejected without fp16.
         options = {name: value for name, value in options.items() if name[:7] != "scaler."}
         options["precision"] = precision
-    return Config.from_options(options).single_process()
+    return Config.from_options(options, locations).single_process()
 
 
 def _batch(incident: Incident, loader: BatchLoader) -> Batch:
