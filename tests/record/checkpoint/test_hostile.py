@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import pickle
+import re
 import shutil
 import socket
 import time
@@ -12,7 +13,11 @@ import pytest
 import torch
 
 from surestep.base.errors import CheckpointError
-from surestep.record.checkpoint.discovery import find_newest_valid, scan_checkpoints
+from surestep.record.checkpoint.discovery import (
+    examine,
+    find_newest_valid,
+    scan_checkpoints,
+)
 from surestep.record.checkpoint.manifest import MANIFEST, RECORD
 from surestep.record.checkpoint.reader import read_record
 from surestep.record.safetensors_writer import write_tensors
@@ -347,6 +352,9 @@ def test_files_that_differ_from_the_manifest_are_rejected(path):
     }.items():
         rewritten(path, other)
         assert_rejected(path, f"{MODEL}: {match}")
+        found = examine(path, every_byte=True)
+        assert found.verified is False
+        assert re.search(f"{MODEL}: {match}", found.problems[0])
 
 
 def edited(path, kind, name, **stored):

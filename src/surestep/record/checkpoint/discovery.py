@@ -12,10 +12,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from surestep.base.errors import CheckpointError, CorruptCheckpointError, RunError
-from surestep.record.checkpoint.manifest import MANIFEST, CheckpointVanishedError, iter_errors
+from surestep.record.checkpoint.manifest import (
+    MANIFEST,
+    CheckpointVanishedError,
+    iter_errors,
+    read_manifest,
+)
 from surestep.record.checkpoint.reader import (
     CheckpointInfo,
     CheckpointReader,
+    check_readable,
     open_checkpoint,
     read_info,
 )
@@ -245,6 +251,8 @@ def examine(path: Path, *, every_byte: bool) -> InspectionResult | None:
     try:
         problems += iter_errors(path) if every_byte else []
         saved = read_info(path)
+        if every_byte and not problems:
+            check_readable(path, read_manifest(path))
     except CheckpointError as error:
         problems = problems or [error]
     if not path.is_dir():
