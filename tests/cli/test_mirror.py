@@ -6,10 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from surestep.mirror.owner import FILE
 from surestep.mirror.store import Store
 from surestep.record.io import dumps
+from surestep.record.safetensors_writer import write_tensors
+from tests.record.checkpoint.forge import manifest_of, seal
 
 
 @pytest.fixture
@@ -106,6 +109,18 @@ def test_verify_reads_every_byte(surestep, address, folder):
     assert surestep("ckpt", "verify", f"{address}@last").code == 1
     answer = surestep("ckpt", "verify", f"{address}@5")
     assert (answer.code, "It has: 3, 6." in answer.err) == (1, True)
+
+
+def test_verify_compares_the_headers_with_the_manifest(surestep, address, folder):
+    path = folder / "mirror" / "checkpoints" / "step-00000006"
+    (path / "model.safetensors").unlink()
+    write_tensors(path / "model.safetensors", {"other": torch.zeros(3)})
+    seal(path, manifest_of(path))
+    answer = surestep("ckpt", "verify", address)
+    assert answer.code == 1
+    assert f"{address}/checkpoints/step-00000006: model.safetensors: " in answer.out
+    assert " is not there in it instead of (" in answer.out or "instead of not there" in answer.out
+    assert answer.out.count("good, ") == 1
 
 
 def test_damaged_checkpoint_is_not_resumed_from(surestep, recipe, address, folder):

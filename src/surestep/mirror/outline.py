@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
 
-from surestep.base.errors import RunError
+from surestep.base.errors import CheckpointError, RunError
 from surestep.base.paths import split_address
 from surestep.mirror.push import CHECKPOINTS
 from surestep.mirror.store import Store
@@ -18,7 +18,10 @@ from surestep.record.checkpoint.discovery import (
     has_checkpoint_name,
 )
 from surestep.record.checkpoint.manifest import MANIFEST, RECORD, read_manifest
+from surestep.record.checkpoint.reader import check_readable
 
+_HEADER_SIZE = 8  # bytes at the start of a safetensors file, with the size of its header
+_LARGEST_HEADER = 10**8 + _HEADER_SIZE  # safetensors rejects a larger one
 _RUN_FILES = ("config.json", "plan.json", "status.json")
 _RECORDS = re.compile(r"events\.jsonl|signature\.json|incidents/step-\d+/incident\.json")
 
@@ -116,7 +119,7 @@ def examine_mirror(
         if (result := examine(path, every_byte=False)) is None:
             continue
         if every_byte and result.good:
-            problems = tuple(_find_damage(store, path))
+            problems = tuple(_find_damage(store, path)) or tuple(_compare_headers(store, path))
             result = replace(result, problems=problems, verified=not problems)
         elif not result.good:
             result = replace(result, verified=False)
@@ -133,3 +136,23 @@ def _find_damage(store: Store, path: Path) -> Iterator[str]:
             continue
         if sha256 != expected.sha256:
             yield f"{name}: it has other bytes than were written"
+
+
+def _compare_headers(store: Store, path: Path) -> Iterator[str]:
+    """Copy the header of each file of tensors into its outline; yield what differs, if anything."""
+    manifest = read_manifest(path)
+    entries = [entry for named in manifest.tensors.values() for entry in named.values()]
+    for name in {part.file for entry in entries for part in entry.slices}:
+        header, end = b"", _HEADER_SIZE
+        for chunk in store.chunks(f"{CHECKPOINTS}/{path.name}/{name}"):
+            header += chunk
+            end = _HEADER_SIZE + int.from_bytes(header[:_HEADER_SIZE], "little")
+            end = min(end, _LARGEST_HEADER)
+            if len(header) >= end:
+                break
+        with (path / name).open("r+b") as outline:
+            outline.write(header[:end])
+    try:
+        check_readable(path, manifest)
+    except CheckpointError as error:
+        yield str(error).removeprefix(f"{path} is damaged: ")
