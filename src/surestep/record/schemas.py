@@ -191,6 +191,14 @@ def parse_state(found: Any) -> dict[str, Any]:
     for name, (value, most) in at_most.items():
         if not 0 <= value <= most:
             raise ValueError(f"{name} is {value}, and it can be at most {most} at step {step}")
+    is_set, latest = best["best"] is not None, best["latest_step"]
+    if is_set != (best["best_step"] is not None):
+        raise ValueError("only one of best.best and best.best_step is null")
+    if is_set and (latest is None or latest < best["best_step"]):
+        raise ValueError(
+            f"best.latest_step is {latest}, and best.best_step, an earlier evaluation, is "
+            f"{best['best_step']}"
+        )
     for first, last in record["spikes"]["skipped_steps"]:
         if first > last:
             raise ValueError(f"spikes.skipped_steps has a range from {first} to {last}")

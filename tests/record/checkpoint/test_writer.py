@@ -164,7 +164,7 @@ def test_best_metric_counts_and_metadata_round_trip(tmp_path):
     state.progress = Progress(7, 6, 2, 8, 1234.5)
     state.counts.overflow = 3
     state.best.latest = {"val/loss": float("nan"), "val/a": 0.5}
-    state.best.best, state.best.best_step = 0.1, 5
+    state.best.best, state.best.best_step, state.best.latest_step = 0.1, 5, 6
     state.metadata = {"words": ["any", 1, None]}
     other = saved_and_loaded(tmp_path, state, tiny.model)
     assert str(other.best) == str(state.best)
