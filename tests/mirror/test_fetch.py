@@ -8,9 +8,9 @@ import pytest
 import surestep
 from surestep.base.errors import CheckpointError, RunError
 from surestep.mirror.fetch import fetch_run
-from surestep.mirror.link import read_link
+from surestep.mirror.link import MirrorLink, read_link
 from surestep.mirror.open import become_writer
-from surestep.mirror.owner import Owner
+from surestep.mirror.owner import Owner, read_owner
 from surestep.mirror.store import Store
 from tests.mirror.runs import files, flip_byte, last_weights, names, train
 
@@ -28,6 +28,26 @@ def fetch(mirror, folder, **options):
     folder.mkdir(parents=True, exist_ok=True)
     fetch_run(store, store.list(), folder, lines.append, **options)
     return lines
+
+
+def begin(mirror, folder):
+    """Leave what an interrupted fetch leaves first."""
+    folder.mkdir()
+    MirrorLink(read_owner(Store(str(mirror)))["id"], str(mirror), fetching=True).write(folder)
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "notes/mine.txt"])
+def test_files_that_are_not_of_a_run_are_not_replaced(mirror, tmp_path, name):
+    here = tmp_path / "here"
+    (here / name).parent.mkdir(parents=True)
+    (here / name).write_text("of the user")
+    (here / ".hidden").touch()
+    with pytest.raises(RunError, match=r"here has files that are not of this run, such as "):
+        fetch(mirror, here)
+    assert files(here) == {name: b"of the user", ".hidden": b""}
+    shutil.rmtree(here / name.split("/")[0], ignore_errors=True)
+    (here / name).unlink(missing_ok=True)
+    fetch(mirror, here)
 
 
 def test_fetched_run_is_the_run(mirror, tmp_path):
@@ -301,7 +321,7 @@ def test_record_is_not_written_through_a_link_in_the_run_folder(mirror, tmp_path
     (mirror / "incidents" / "incident.json").write_text("{}")
     here, out = tmp_path / "here", tmp_path / "out"
     out.mkdir()
-    here.mkdir()
+    begin(mirror, here)
     (here / "incidents").symlink_to(out)
     with pytest.raises(RunError, match=r"here/incidents is a link, .*Remove it, and try again"):
         fetch(mirror, here)
@@ -313,9 +333,9 @@ def test_record_is_not_written_through_a_link_in_the_run_folder(mirror, tmp_path
 
 def test_link_in_the_way_of_a_record_is_replaced(mirror, tmp_path):
     here = tmp_path / "here"
-    here.mkdir()
+    begin(mirror, here)
     (tmp_path / "out").write_text("of the user")
-    for name in ("events.jsonl", "config.json", "mirror.json"):
+    for name in ("events.jsonl", "config.json"):
         (here / name).symlink_to(tmp_path / "absent")
     (here / "status.json").symlink_to(tmp_path / "out")
     fetch(mirror, here)

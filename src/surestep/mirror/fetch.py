@@ -23,6 +23,7 @@ from surestep.record.checkpoint.manifest import (
 )
 from surestep.record.checkpoint.retention import explain_retention
 from surestep.record.io import explain_write_errors, fsync, publish, temp_name
+from surestep.record.lock import LOCK
 from surestep.record.run import Run
 
 _FOR_LATER = frozenset({"milestone", "cycle"})  # kept, but not needed to train
@@ -139,6 +140,13 @@ def _check_same_run(store: Store, folder: Path, run_id: str | None) -> None:
             f"{folder} has another run than {store.address}. To use a different folder: surestep "
             f"mirror fetch {store.address} FOLDER, and then --run FOLDER --checkpoint.mirror "
             f"{store.address}"
+        )
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")} - {LOCK}
+    if link is None and names:
+        raise RunError(
+            f"{folder} has files that are not of this run, such as {min(names)}, and files of the "
+            "run could replace them. Fetch it into a new folder: surestep mirror fetch "
+            f"{store.address} FOLDER"
         )
 
 
