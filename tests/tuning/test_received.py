@@ -8,6 +8,7 @@ from contextlib import closing
 import pytest
 
 from surestep.base.errors import ConfigError, RunError
+from surestep.tuning.process import StopRequests, TrialProcess
 from surestep.tuning.study import read_study
 from tests.laws.test_law_8_reading import MARK, watching
 from tests.tuning.studies_on_disk import make_study
@@ -99,3 +100,15 @@ def test_journal_that_is_a_link_is_not_changed(study, tmp_path, open_it):
     with pytest.raises(RunError, match="it is a link"):
         open_it(study)
     assert other.read_text() == "a line\nthe last line"
+
+
+def test_log_of_a_trial_is_not_written_through_a_link(tmp_path, monkeypatch):
+    (tmp_path / "other.txt").write_text("mine")
+    log = tmp_path / "0000.log"
+    log.symlink_to(tmp_path / "other.txt")
+    monkeypatch.setattr(TrialProcess, "_start", lambda *_: pytest.fail("the trial has started"))
+    with StopRequests() as stops:
+        process = TrialProcess({}, log, 1, {}, answer=lambda _: False, stops=stops)
+        with pytest.raises(OSError, match="symbolic links"):
+            process.run()
+    assert (tmp_path / "other.txt").read_text() == "mine"

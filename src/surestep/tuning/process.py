@@ -19,6 +19,8 @@ from typing import Any, Self
 from surestep.tuning.channel import SOCKET, Channel
 
 TIMEOUT = "timeout"
+# Not through a link: a study that was received could name any file.
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _NAMES = {
     signal.SIGINT: "Ctrl-C",
     **{number: number.name for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)},
@@ -157,7 +159,7 @@ class TrialProcess:
             tempfile.TemporaryDirectory(prefix="surestep-") as folder,
             socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
             selectors.DefaultSelector() as selector,
-            self.log.open("ab") as log,
+            open(os.open(self.log, _APPEND, 0o666), "ab") as log,
         ):
             path = str(Path(folder) / "trial")
             listener.bind(path)
