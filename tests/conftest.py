@@ -2,18 +2,22 @@ import gc
 import os
 import signal
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
+from surestep.record import run_writer
 from tests.needs import require
 from tests.tiers import is_slow, libraries_of
 from tests.warm import warm_python
 
+ROOT = Path(__file__).parents[1]
+
 # Processes that tests start can import `tests` from any working directory.
 os.environ["PYTHONPATH"] = os.pathsep.join(
-    [*filter(None, [os.environ.get("PYTHONPATH")]), str(Path(__file__).parents[1])]
+    [*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]
 )
 # Each process would compile the package and the tests again: 0.6 s.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
@@ -29,6 +33,12 @@ torch.set_num_threads(1)
 # only when the power fails. `os.fstat` also raises an error for a bad descriptor.
 os.fsync = os.fstat
 
+# Each start of a run asks git twice: 20 ms. In the folder of these tests the answer stays the same.
+_known_commit, _read_commit = cache(run_writer.read_commit), run_writer.read_commit
+run_writer.read_commit = lambda folder: (
+    _known_commit(folder) if folder == ROOT else _read_commit(folder)
+)
+
 # Files that kill, race or start processes: no two of them run at the same time.
 ALONE = (
     "tests/laws/test_law_2_kills.py",
@@ -39,6 +49,8 @@ ALONE = (
     "tests/record/checkpoint/test_concurrent_processes.py",
     "tests/cli/test_interrupt.py",
 )
+# Files whose slow tests call what starts processes by `sys.executable`.
+WARM = ("tests/cli/test_search.py", "tests/tuning/")
 
 
 def group_of(nodeid):
@@ -79,6 +91,12 @@ def pytest_collection_finish(session):
     gc.disable()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def set_state_folder(tmp_path_factory):
+    """Record which mirrors were typed in a temporary folder, not in that of this user."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def freeze_after_each_file():
     """Collect the garbage of each file's tests; freeze what is imported by then.
@@ -91,10 +109,11 @@ def freeze_after_each_file():
     gc.freeze()
 
 
-@pytest.fixture(name="warm_python")
-def start_warm_processes(monkeypatch):
-    """Let processes that a test starts be forks of one that has imported torch."""
-    monkeypatch.setattr(sys, "executable", warm_python())
+@pytest.fixture(autouse=True)
+def start_searches_warm(request, monkeypatch):
+    """Let the trials of slow tests be forks of a process that has imported torch."""
+    if request.node.get_closest_marker("slow") and request.node.nodeid.startswith(WARM):
+        monkeypatch.setattr(sys, "executable", warm_python())
 
 
 @pytest.hookimpl(trylast=True)

@@ -13,7 +13,6 @@ from tests.cli.conftest import RECIPE, environment
 
 TRIALS = str(Path(__file__).parents[1] / "tuning" / "recipe.py")
 LAUNCHES = pytest.mark.slow("starts processes")
-pytestmark = pytest.mark.usefixtures("warm_python")
 SPACE = '"optim.lr" = "log(1e-3, 1e-1)"\n"task.hidden" = [4, 6, 8]\n'
 
 
@@ -176,7 +175,7 @@ def test_pruned_trial_ends_at_its_evaluation_and_is_not_the_best(search):
 
 @LAUNCHES
 def test_ctrl_c_saves_the_trial_and_the_same_command_resumes_it(search, space):
-    fixed = ("--max-steps", 900, "--validation.every", "300 steps")
+    fixed = ("--max-steps", 450, "--validation.every", "150 steps")
     words = (TRIALS, *space(), "--trials", 2, "--threads", 1, *fixed)
     often = ("--study", "study", "--checkpoint.every", "15 steps")  # a slow trial
     shell = Shell(*words, *often)
@@ -192,7 +191,7 @@ def test_ctrl_c_saves_the_trial_and_the_same_command_resumes_it(search, space):
     assert again[0] == 0, again
     events = [event["event"] for event in Run(Path("study/trials/0000")).events()]
     assert "resume" in events
-    seldom = ("--study", "whole", "--checkpoint.every", "300 steps")
+    seldom = ("--study", "whole", "--checkpoint.every", "150 steps")
     assert Shell(*words, *seldom).finish()[0] == 0
     assert params_and_values(trials("study")) == params_and_values(trials("whole"))
 

@@ -4,9 +4,8 @@ from surestep.mirror import owner, push, uploader
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch, tmp_path_factory):
+def quick(monkeypatch):
     """Look at the run folder often, and do not wait long for a mirror that fails."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
     monkeypatch.setattr(uploader, "INTERVAL_S", 0.01)
     monkeypatch.setattr(uploader, "LONGEST_PAUSE_S", 0.02)
     monkeypatch.setattr(uploader, "STALLED_S", 2.0)

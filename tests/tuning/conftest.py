@@ -6,11 +6,6 @@ from tests.postgres import postgres as postgres
 
 
 @pytest.fixture(autouse=True)
-def start_trials_warm(warm_python):
-    """Let trials be forks of a process that has imported torch."""
-
-
-@pytest.fixture(autouse=True)
 def state(monkeypatch, tmp_path_factory):
     """Record what is typed in a temporary folder; return it."""
     folder = tmp_path_factory.mktemp("state")

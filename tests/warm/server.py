@@ -34,6 +34,7 @@ def prepare() -> list[str]:
         with suppress(ImportError):  # optuna, if only some extras are installed
             importlib.import_module(module)
     load_rules()
+    os.fsync = os.fstat  # as in the process of the tests
     sys.modules["torch"].set_num_threads(1)
     gc.collect()
     gc.freeze()
