@@ -21,9 +21,17 @@ _LIMIT_S = 120
 Completed = subprocess.CompletedProcess[str]
 
 
-def run_forked(folder: Path, *words: str) -> Completed:
-    """Return the exit code of a command of surestep, and what it prints."""
-    return fork(folder, words, lambda: main(words))
+def run_forked(folder: Path, *words: str, first: Callable[[], object] = bool) -> Completed:
+    """Return the exit code of a command of surestep, and what it prints.
+
+    `first` is called in the fork before the command.
+    """
+
+    def run() -> int:
+        first()
+        return main(words)
+
+    return fork(folder, words, run)
 
 
 def python_forked(folder: Path, *words: str) -> Completed:

@@ -1,5 +1,7 @@
-"""`python -m surestep`, and `torchrun -m surestep`."""
+"""The command `surestep`, `python -m surestep`, and `torchrun -m surestep`."""
 
+import os
+import signal
 import sys
 
 # `-m` puts the current folder first on the path, where a numpy.py would hide numpy. The command
@@ -7,7 +9,28 @@ import sys
 if __name__ == "__main__" and not sys.flags.safe_path:
     del sys.path[0]
 
-from surestep.cli.main import main
+from surestep.base.errors import Preempted
+from surestep.cli.stop import handle_early_signals, print_stop
+
+
+def main() -> int:
+    """Run the command of `sys.argv`; return its exit code. Signals count from here on."""
+    words = sys.argv[1:]
+    try:
+        with handle_early_signals(words) as signals:
+            try:
+                from surestep.cli.main import main as run_command
+
+                return run_command(words)
+            finally:
+                if signals is not None:  # Ctrl-C in Python's own end would print a traceback
+                    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    except KeyboardInterrupt:
+        return 130
+    except Preempted as stopped:
+        print_stop(stopped)
+        return os.EX_TEMPFAIL
+
 
 if __name__ == "__main__":
     sys.exit(main())

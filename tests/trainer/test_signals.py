@@ -1,3 +1,4 @@
+import gc
 import os
 import signal
 import time
@@ -204,3 +205,82 @@ def test_hanging_worker_is_terminated_by_sigterm(monkeypatch):
         time.sleep(60)
         os._exit(9)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+def open_session(folder, *callbacks):
+    return surestep.prepare(tiny.task(), tiny.config(), run=folder, callbacks=callbacks)
+
+
+@pytest.mark.parametrize("number", RAISED)
+def test_signal_before_the_first_step_of_your_own_loop_is_recorded(tmp_path, number):
+    before = [signal.getsignal(each) for each in NAMES]
+    with pytest.raises(RAISED[number]) as raised, open_session(tmp_path):
+        signal.raise_signal(number)
+    assert [signal.getsignal(each) for each in NAMES] == before
+    status = Run(tmp_path).status
+    assert (status["status"], status["resumable"]) == ("stopped", False)
+    if number != signal.SIGINT:
+        assert status["reason"] == number.name
+        assert f"Stopped by {number.name} before the first step; " in str(raised.value)
+        assert f"Run the script again with run='{tmp_path}' to resume." in str(raised.value)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_signal_in_your_own_loop_is_raised_after_the_step(tmp_path, own):
+    taken = []
+
+    def train():
+        with open_session(tmp_path, at("on_backward", signal.SIGTERM, step=2)) as session:
+            if own:
+                for _ in range(9):
+                    session.train_step([tiny.data(4)])
+            for _ in session.steps():
+                taken.append(session.state.progress.step)
+
+    with pytest.raises(Preempted, match="Stopped by SIGTERM after step 3; "):
+        train()
+    assert taken == ([] if own else [1, 2])
+    assert Run(tmp_path).status["reason"] == "SIGTERM"
+    assert finished_equals(tmp_path)
+
+
+def finished_equals(folder):
+    with open_session(folder) as session:
+        return len(list(session.steps())) == 6
+
+
+def test_signal_after_your_own_loop_has_finished_is_reported_so(tmp_path):
+    def train():
+        with open_session(tmp_path) as session:
+            list(session.steps())
+            session.end("finished")
+            signal.raise_signal(signal.SIGHUP)
+
+    with pytest.raises(Preempted, match="was finished when SIGHUP arrived"):
+        train()
+    assert Run(tmp_path).status["status"] == "finished"
+
+
+def test_signal_that_was_caught_in_prepare_stops_it(tmp_path):
+    class Catching(torch.nn.Linear):
+        def forward(self, x):
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            except Exception:
+                raise ValueError("a library has its own error") from None
+
+    before = [signal.getsignal(each) for each in NAMES]
+    task = tiny.task(model=Catching(4, 3))
+    with pytest.raises(Preempted, match="Stopped by SIGTERM before the first step"):
+        surestep.prepare(task, tiny.config(), run=tmp_path / "r")
+    assert [signal.getsignal(each) for each in NAMES] == before
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_session_that_nothing_refers_to_leaves_signals_alone(tmp_path):
+    before = [signal.getsignal(each) for each in NAMES]
+    session = open_session(tmp_path)
+    assert signal.getsignal(signal.SIGTERM) is not before[1]
+    del session
+    gc.collect()
+    assert [signal.getsignal(each) for each in NAMES] == before

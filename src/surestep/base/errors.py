@@ -53,7 +53,19 @@ class OutOfMemoryError(SurestepError):
 
 
 class Preempted(SurestepError):
-    """SIGTERM, SIGUSR1 or SIGHUP stopped the run. Its last step is saved; it can be resumed."""
+    """SIGTERM, SIGUSR1 or SIGHUP stopped the run, which can be resumed.
+
+    If it arrived in `fit()`, the last step is saved.
+
+    Attributes:
+        reason: "SIGTERM", "max_time" or what else stopped it.
+        is_printed: whether the message was printed when it was raised.
+    """
+
+    def __init__(self, message: str, *, reason: str = "", is_printed: bool = False) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.is_printed = is_printed
 
 
 class NonFiniteError(SurestepError):

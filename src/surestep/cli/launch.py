@@ -1,7 +1,8 @@
 """Start a command in several processes on this machine; strip the arguments of launchers."""
 
 from surestep.base.errors import ConfigError
-from surestep.engine.distributed.launcher_env import BY_NPROC, NPROC, read_launched
+from surestep.engine.distributed.launcher_env import BY_NPROC, NPROC, LaunchInfo, read_launched
+from surestep.engine.step.gc import import_without_collecting
 
 
 def launch(processes: int, words: list[str]) -> int:
@@ -20,10 +21,18 @@ def launch(processes: int, words: list[str]) -> int:
             f"{NPROC} {processes}, but {read_launched().launcher} already started several "
             f"processes. Leave {NPROC} out."
         )
-    # Imported here: `surestep --help` needs no torch.
-    from surestep.trainer.launch import launch_ranks
+    with import_without_collecting():  # here, since `surestep --help` needs no torch
+        from surestep.trainer.launch import launch_ranks
 
     return launch_ranks("surestep", strip_nproc(words), processes)
+
+
+def read_launch() -> LaunchInfo:
+    """Return what a launcher set for this process; one process if that is incomplete."""
+    try:
+        return read_launched()
+    except ConfigError:  # a command that needs ranks explains it
+        return LaunchInfo()
 
 
 def strip_launcher_args(words: list[str]) -> list[str]:

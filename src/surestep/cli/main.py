@@ -12,8 +12,9 @@ from pathlib import Path
 import surestep
 from surestep.base.errors import ConfigError, Preempted, RecipeError, SurestepError, suggest_names
 from surestep.base.text import print_escaped
-from surestep.cli.launch import strip_launcher_args
-from surestep.engine.distributed.launcher_env import LaunchInfo, read_launched
+from surestep.cli.launch import read_launch, strip_launcher_args
+from surestep.cli.stop import handle_early_signals, print_stop
+from surestep.engine.distributed.launcher_env import read_launched
 
 COMMANDS = {
     "train": "train RECIPE: train the model of a recipe",
@@ -64,19 +65,11 @@ def main(words: Sequence[str] | None = None) -> int:
 def _own_output() -> Iterator[None]:
     """Print on rank 0 only, and warnings without the line of this package that raised them."""
     with warnings.catch_warnings(), ExitStack() as stack:
-        if _read_launch().rank > 0:
+        if read_launch().rank > 0:
             nowhere = stack.enter_context(Path(os.devnull).open("w"))
             stack.enter_context(redirect_stdout(nowhere))
         warnings.showwarning = _show_warning
         yield
-
-
-def _read_launch() -> LaunchInfo:
-    """Return what a launcher set for this process; one process if that is incomplete."""
-    try:
-        return read_launched()
-    except ConfigError:  # a command that needs ranks explains it
-        return LaunchInfo()
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
@@ -86,10 +79,12 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 def _run_guarded(words: list[str]) -> int:
     """Run a command; turn an exception into a message and an exit code."""
     try:
-        code = _run(*words)
-        sys.stdout.flush()
+        with handle_early_signals(words):
+            code = _run(*words)
+            sys.stdout.flush()
         return code
-    except Preempted:  # its message is already printed
+    except Preempted as stopped:
+        print_stop(stopped)
         return os.EX_TEMPFAIL
     except SurestepError as error:
         notes = getattr(error, "__notes__", [])
@@ -108,7 +103,7 @@ def _run_guarded(words: list[str]) -> int:
 
 def _report(text: str) -> None:
     """Print an error; if there are several ranks, with the rank."""
-    launched = _read_launch()
+    launched = read_launch()
     prefix = f"Rank {launched.rank}: " if launched.size > 1 else ""
     print_escaped(f"{prefix}{text}", file=sys.stderr)
 

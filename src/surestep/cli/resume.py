@@ -20,6 +20,7 @@ from surestep.cli.launch import launch, original_argv
 from surestep.cli.load_run import INSIDE, load_run_recipe
 from surestep.cli.mirrored import open_mirrored
 from surestep.cli.parse import parse_known, split_names
+from surestep.cli.stop import handle_late_signals
 from surestep.cli.train import report, train
 from surestep.engine.distributed.launcher_env import NPROC, read_launched
 from surestep.recipes.find import recipe_argument
@@ -73,7 +74,8 @@ def run(words: list[str]) -> int:
         resume_command = shlex.join(["surestep", "resume", *original_argv(words)])
         names = tuple(name for name in allow if name != INSIDE)
         done, test = train(call, resume_command, run=parsed.run, allow=names)
-    return report(done, test, fail_on=call.config.doctor.fail_on, as_json=parsed.json)
+    with handle_late_signals():
+        return report(done, test, fail_on=call.config.doctor.fail_on, as_json=parsed.json)
 
 
 def _set_mirror(call: RecipeCall, address: str | None) -> RecipeCall:

@@ -21,6 +21,9 @@ from surestep.cli import output as show
 from surestep.cli.config_file import read_config_file
 from surestep.cli.options import CommandOptions, read_command_line
 from surestep.cli.parse import command
+from surestep.cli.stop import handle_late_signals
+from surestep.engine.distributed.stop_signals import CTRL_C, check_stop
+from surestep.engine.step.gc import import_without_collecting
 from surestep.record.io import dumps
 
 if TYPE_CHECKING:  # optuna, and torch with the recipe, are imported once the command is checked
@@ -28,7 +31,7 @@ if TYPE_CHECKING:  # optuna, and torch with the recipe, are imported once the co
     from surestep.tuning.search import SearchResult
     from surestep.tuning.study import SearchStudy
 
-_EXIT_CODES = {"timeout": 0, "Ctrl-C": 130}
+_EXIT_CODES = {"timeout": 0, CTRL_C: 130}
 
 
 @dataclass(frozen=True)
@@ -135,13 +138,16 @@ def run(words: list[str]) -> int:
     options = own.as_search_options()
     # With --json, stdout has only the results; a recipe may print.
     with redirect_stdout(sys.stderr) if own.json else nullcontext():
-        from surestep.tuning.search import run_search
+        with import_without_collecting():
+            from surestep.tuning.search import run_search
 
+        check_stop()
         result = run_search(call, options)
-    if own.json:
-        print_json(dumps(_as_json(result), indent=1))
-    else:
-        _print_result(result, words)
+    with handle_late_signals():
+        if own.json:
+            print_json(dumps(_as_json(result), indent=1))
+        else:
+            _print_result(result, words)
     if result.stopped:
         return _EXIT_CODES.get(result.stopped, os.EX_TEMPFAIL)
     if any(row.state in ("finished", "pruned") for row in result.trials):

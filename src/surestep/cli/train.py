@@ -17,8 +17,10 @@ from surestep.cli import output as show
 from surestep.cli.launch import launch, original_argv
 from surestep.cli.options import CommandOptions, read_command_line
 from surestep.cli.parse import split_names
+from surestep.cli.stop import handle_late_signals, print_stop
 from surestep.doctor.finding import fails
 from surestep.engine.distributed.launcher_env import BY_NPROC, LaunchInfo, read_launched
+from surestep.engine.distributed.stop_signals import check_stop
 from surestep.engine.step.gc import import_without_collecting
 from surestep.record.io import dumps
 
@@ -81,7 +83,8 @@ def run(words: list[str]) -> int:
     # With --json, stdout has only the results; callbacks of a recipe may print.
     with redirect_stdout(sys.stderr) if own.json else nullcontext():
         print_results = _execute(call, own, words)
-    return print_results()
+    with handle_late_signals():
+        return print_results()
 
 
 def _execute(call: RecipeCall, own: Options, words: list[str]) -> Callable[[], int]:
@@ -118,16 +121,21 @@ def train(
     with import_without_collecting():
         from surestep.trainer.fit import fit
         from surestep.trainer.prepare import prepare
+        from surestep.trainer.signals import has_finished
 
     task, recipe = call.task(), call.recipe
+    check_stop()
     options |= {"callbacks": recipe.callbacks, "trackers": recipe.trackers, "origin": call.origin}
     with prepare(task, call.config, **options) as session:
         try:
             done = fit(session)
-        except (KeyboardInterrupt, Preempted):
-            run = shlex.quote(str(session.run.path))
-            command = resume_command.replace(shlex.quote("{run}"), run)
-            print_resume_command(command, read_launched())
+        except (KeyboardInterrupt, Preempted) as stopped:
+            if isinstance(stopped, Preempted):
+                print_stop(stopped)
+            if not has_finished(session):
+                run = shlex.quote(str(session.run.path))
+                command = resume_command.replace(shlex.quote("{run}"), run)
+                print_resume_command(command, read_launched())
             raise
         return done, None if task.test is None else session.evaluate_checkpoint("test", "best")
 

@@ -9,9 +9,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from surestep.base.errors import CheckpointError, RunError
+from surestep.base.errors import CheckpointError, Preempted, RunError
 from surestep.base.secrets import mask_secrets
 from surestep.engine.distributed.communicator import ALONE, Communicator
+from surestep.engine.distributed.stop_signals import CTRL_C
 from surestep.engine.plan.plan import Plan
 from surestep.engine.plan.system import SystemInfo
 from surestep.engine.schedule.lr import cycle_ends
@@ -309,8 +310,16 @@ class RunWriter:
             if self._lock is not None:
                 self._lock.release()
 
-    def discard(self) -> None:
-        """Release the folder; if no run has started in it, remove what was written."""
+    def discard(self, error: BaseException) -> None:
+        """Write that the start failed, or was stopped, and release the folder.
+
+        If no run has started in it, what was written is removed.
+        """
+        if self._events is not None and self._lock is not None:  # status.json says "running"
+            status, reason = describe_error_end(error)
+            more = {"resumable": bool(list_checkpoints(self.checkpoints))}
+            with suppress(RunError):  # the first error is the one to raise
+                self.status(status, reason=reason, **(more if status == "stopped" else {}))
         self.close()
         if self._lock is None or self.published or (self.folder / "config.json").exists():
             return
@@ -326,6 +335,15 @@ class RunWriter:
         if self._made:
             with suppress(OSError):  # it has other files
                 self.folder.rmdir()
+
+
+def describe_error_end(error: BaseException) -> tuple[str, str]:
+    """Return status and reason of a run that ended by an error: failed, or stopped by a signal."""
+    if isinstance(error, Preempted):
+        return "stopped", error.reason
+    if isinstance(error, Exception):
+        return "failed", f"{type(error).__name__}: {error}"
+    return "stopped", CTRL_C if isinstance(error, KeyboardInterrupt) else type(error).__name__
 
 
 def _mask_texts(fields: dict[str, Any]) -> dict[str, Any]:

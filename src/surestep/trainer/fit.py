@@ -1,14 +1,7 @@
 """The training loop of a run: steps with evaluations, checkpoints and early stopping."""
 
-import os
 import shlex
-import signal
-import stat
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from types import FrameType
 from typing import Any
 
 from surestep.base.errors import (
@@ -19,12 +12,10 @@ from surestep.base.errors import (
     SurestepError,
     WorkerError,
 )
-from surestep.base.text import escape_control_chars
 from surestep.config.duration import Duration, PeriodicTrigger
 from surestep.engine.device import ran_out
-from surestep.engine.distributed.communicator import SIGNALS
-from surestep.engine.distributed.launcher_env import BY_NPROC, read_launched
 from surestep.engine.distributed.shards import is_model_sharded
+from surestep.engine.distributed.stop_signals import CTRL_C
 from surestep.engine.evaluate.evaluate import EvaluationInterrupted
 from surestep.engine.schedule.lr import cycle_ends
 from surestep.engine.step.callback import Request
@@ -32,12 +23,8 @@ from surestep.record.checkpoint.discovery import list_checkpoints, step_of
 from surestep.record.run import Run
 from surestep.trainer.best_metric import TopK
 from surestep.trainer.session import Session
+from surestep.trainer.signals import resume_hint, stop_after_step
 from surestep.trainer.summary import ALL_DONE
-
-_SIGNAL_NAMES = dict(
-    zip((signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), SIGNALS, strict=True)
-)
-_POLL_S = 0.5  # between two checks that the launcher is alive
 
 
 def fit(session: Session) -> Run:
@@ -51,7 +38,7 @@ def fit(session: Session) -> Run:
     """
     if session.finished:
         return session.run
-    with handle_signals(session) as received:
+    with stop_after_step(session) as received:
         try:
             is_done = _train(session)
             if not is_done and not received:  # another rank received the signal
@@ -60,7 +47,7 @@ def fit(session: Session) -> Run:
         except KeyboardInterrupt as error:
             session.loop.world.failed(error)  # so that no pending save waits for another rank
             if session.run.status["status"] == "running":
-                _stop_at_once(session, received[0] if received else "Ctrl-C")
+                _stop_at_once(session, received[0] if received else CTRL_C)
             raise
         except StatusWriteError:
             raise
@@ -81,7 +68,9 @@ def fit(session: Session) -> Run:
             raise
     if received:
         session.close()
-        raise KeyboardInterrupt if received[0] == "Ctrl-C" else Preempted(message)
+        if received[0] == CTRL_C:
+            raise KeyboardInterrupt
+        raise Preempted(message, reason=received[0], is_printed=True)
     return session.run
 
 
@@ -211,7 +200,7 @@ def _finish(session: Session, received: list[str]) -> str:
 def _stop(session: Session, name: str) -> str:
     """Save, and write that the run can be resumed, since launchers swallow exit codes."""
     session.saving.flush()
-    path, hint = session.saving.path, _resume_hint(session)
+    path, hint = session.saving.path, resume_hint(session)
     session.end("stopped", reason=name, resumable=True)
     session.loop.world.barrier()
     message = f"Stopped after step {session.state.progress.step}; saved as {path}.{hint}"
@@ -228,15 +217,8 @@ def _stop_at_once(session: Session, name: str) -> None:
     session.end("stopped", reason=reason, resumable=bool(existing))
     newest = "no checkpoint was written yet."
     if existing:
-        newest = f"the newest checkpoint is {existing[-1]}.{_resume_hint(session)}"
+        newest = f"the newest checkpoint is {existing[-1]}.{resume_hint(session)}"
     session.print_line(f"Stopped at once after step {step}; {newest}")
-
-
-def _resume_hint(session: Session) -> str:
-    """Return how to resume a run of a script; the command line prints its own command."""
-    if not session.loop.world.is_first or session.run.config["recipe"]:
-        return ""
-    return f" Run the script again with run={str(session.run.path)!r} to resume."
 
 
 def _fail(session: Session, error: Exception, reason: str, **more: Any) -> None:
@@ -254,84 +236,3 @@ def _save_before(session: Session) -> str:
         return f"Saved as {session.ensure_saved()}."
     except CheckpointError as error:
         return f"The state before it could not be saved: {error}"
-
-
-@contextmanager
-def handle_signals(session: Session) -> Iterator[list[str]]:
-    """Stop after the step on the first signal, and at once on Ctrl-C after it; yield its name.
-
-    Other signals after it are ignored, since launchers send several. A handler of the user stays.
-    """
-    received: list[str] = []
-    launcher = read_launched().launcher
-    has_agent = launcher in ("torchrun", "accelerate launch", BY_NPROC)
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        name = _SIGNAL_NAMES[signal.Signals(number)]
-        if name == "SIGHUP":
-            _detach_terminal()
-        if received and name == "Ctrl-C":
-            raise KeyboardInterrupt
-        if received:
-            return
-        received.append(name)
-        session.loop.request(name)
-        if has_agent and name == "SIGTERM":
-            name = f"{name} (torchrun sends it to all ranks if a process has died)"
-        again = "Another Ctrl-C" if name == "Ctrl-C" else "Ctrl-C"
-        _print_in_handler(session, f"{name}: stopping after this step. {again} stops at once.")
-
-    with ExitStack() as stack:
-        if threading.current_thread() is threading.main_thread():
-            for number in _SIGNAL_NAMES:
-                if not _has_handler(number):
-                    stack.callback(signal.signal, number, signal.signal(number, on_signal))
-            if has_agent:
-                stack.callback(_watch_launcher().set)
-        yield received
-
-
-def _watch_launcher() -> threading.Event:
-    """Send this rank SIGTERM when its launcher is gone, until the event is set.
-
-    torchrun ends its ranks when it ends, unless it was killed by SIGKILL. Then the ranks would keep
-    the run folder and their devices.
-    """
-    is_over, launcher = threading.Event(), os.getppid()
-
-    def wait() -> None:
-        while not is_over.wait(_POLL_S):
-            if os.getppid() != launcher:
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
-
-    threading.Thread(target=wait, name="surestep-launcher", daemon=True).start()
-    return is_over
-
-
-def _has_handler(number: signal.Signals) -> bool:
-    """Return whether a signal is handled or ignored on purpose.
-
-    Shells let background processes ignore Ctrl-C; `kill -INT` must stop them all the same.
-    """
-    handler = signal.getsignal(number)
-    if number == signal.SIGINT:
-        return handler not in (signal.default_int_handler, signal.SIG_DFL, signal.SIG_IGN)
-    return handler is not signal.SIG_DFL
-
-
-def _detach_terminal() -> None:
-    """Redirect stdout and stderr to nowhere if their terminal is gone, since writing would fail."""
-    for number in (1, 2):
-        with suppress(OSError):
-            if stat.S_ISCHR(os.fstat(number).st_mode) and not os.isatty(number):
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, number)
-                os.close(nowhere)
-
-
-def _print_in_handler(session: Session, text: str) -> None:
-    try:
-        session.print_line(text)
-    except RuntimeError:  # the signal interrupted a print, which cannot be reentered
-        os.write(2, f"{escape_control_chars(text)}\n".encode())

@@ -23,6 +23,7 @@ from surestep.config.option import is_off
 from surestep.engine.data.stream_loader import describe_resume
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.distributed.hang_monitor import GroupTimeouts
+from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.engine.distributed.process_group import join_process_group
 from surestep.engine.distributed.rank_status import RankStatus
 from surestep.engine.model.precision import torch_settings
@@ -66,6 +67,7 @@ from surestep.trainer.rank_zero import (
 )
 from surestep.trainer.resume import Resume, ResumeDecision, check_resume_arguments, decide_resume
 from surestep.trainer.session import Session
+from surestep.trainer.signals import attach_signals, stop_before_first_step
 from surestep.trainer.spike_rollback import SpikeWatch
 from surestep.trainer.trackers import TrackerThreads, check_trackers
 
@@ -123,15 +125,12 @@ def prepare(
     config, folder = _resolve_address(config, run)
     settings, recorder, world = ExitStack(), None, ALONE
     mirrors: list[Uploader] = []  # at most one
+    signals = stop_before_first_step()
     try:
         planned = plan_task(task, config, origin=origin)
         plan, launched = planned.plan, planned.system.launched
-        if folder is None and launched.restarts:
-            raise ConfigError(
-                "No run folder is set, and the launcher restarts the processes up to "
-                f"{launched.restarts} times: each restart would begin a new run. Set --run-folder "
-                "runs/NAME (run= in Python)."
-            )
+        if folder is None:
+            _check_restarts(launched)
         settings.enter_context(torch_settings(plan))  # sets the device, which NCCL uses
         timeouts = GroupTimeouts(plan.parallel_start_timeout_s, plan.parallel_timeout_s)
         joined = join_process_group(launched, backend=plan.parallel_backend, timeouts=timeouts)
@@ -153,17 +152,29 @@ def prepare(
         if plan.max_time is not None:
             session.loop.deadline = start_time + plan.max_time.amount * 60
         _start_session(session, writer, decision, tracked, mirrors, init)
+        attach_signals(signals, session)
         return session
     except BaseException as error:
         world.failed(error)
         if recorder is not None:
-            recorder.discard()
+            recorder.discard(error)
         settings.close()
         for mirror in mirrors:
             mirror.discard()
+        signals.close_after(error)
         if isinstance(error, SurestepError):  # its message says what to change
             raise error.with_traceback(None) from error.__cause__
         raise
+
+
+def _check_restarts(launched: LaunchInfo) -> None:
+    """Raise an error if the launcher restarts processes that have no run folder."""
+    if launched.restarts:
+        raise ConfigError(
+            "No run folder is set, and the launcher restarts the processes up to "
+            f"{launched.restarts} times: each restart would begin a new run. Set --run-folder "
+            "runs/NAME (run= in Python)."
+        )
 
 
 class _CacheFolder(NamedTuple):

@@ -10,7 +10,7 @@ from surestep.engine.state.state import State
 from surestep.engine.step.log_point import LogPoint
 from surestep.engine.step.loop import Loop
 from surestep.record.checkpoint.discovery import list_checkpoints
-from surestep.record.run_writer import RunWriter
+from surestep.record.run_writer import RunWriter, describe_error_end
 
 ALL_DONE = "all steps are done"
 
@@ -68,7 +68,7 @@ def end_of_loop(loop: Loop, error: BaseException | None, *, is_manual: bool) -> 
     if isinstance(error, NonFiniteError):
         return "failed", str(error)
     if isinstance(error, Exception):
-        return "failed", f"{type(error).__name__}: {error}"
+        return describe_error_end(error)
     if error is not None:
         return "stopped", f"{type(error).__name__} after step {step} of {total}"
     if loop.interrupted:

@@ -13,18 +13,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, Self
 
+from surestep.engine.distributed.stop_signals import CTRL_C, StopSignals
 from surestep.tuning.channel import SOCKET, Channel
 
 TIMEOUT = "timeout"
 # Not through a link: a study that was received could name any file.
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-_NAMES = {
-    signal.SIGINT: "Ctrl-C",
-    **{number: number.name for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)},
-}
 _AT_ONCE_S = 15.0  # until a trial that is to stop at once is killed
 _LAST_MESSAGE_S = 5.0  # for what a trial sent before it ended
 _HANDED_BACK = (os.EX_TEMPFAIL, 130)  # exit codes of a trial that was stopped, and saved
@@ -47,31 +43,26 @@ class StopRequests:
         self.reason = ""
         self.at_once = False
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        self._before: dict[signal.Signals, Any] = {}
+        self._signals = StopSignals(self.stop)
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
 
     def __enter__(self) -> Self:
-        """Let signals stop the worker, if this is the main thread."""
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._on_signal) for number in _NAMES}
+        """Let signals stop the worker."""
+        self._signals.open()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._signals.close()
         self._reader.close()
         self._writer.close()
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.stop(_NAMES[signal.Signals(number)])
 
     def stop(self, reason: str) -> None:
         """Stop the worker; a second Ctrl-C stops it at once."""
         if not self.reason:
             self.reason = reason
-        elif reason == "Ctrl-C":
+        elif reason == CTRL_C:
             self.at_once = True
         self.wake()
 

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from surestep.engine.distributed.hang_monitor import HangMonitor
+from surestep.engine.distributed.stop_signals import SIGNALS
 
-SIGNALS = ("Ctrl-C", "SIGTERM", "SIGUSR1", "SIGHUP")
 PAUSES = (*SIGNALS, "pause", "max_time")  # what stops a run that can be resumed
 WORKER_DIED = "a data worker died"  # on some rank: all of them save and stop at the same step
 WORDS = ("stop", "save", "evaluate", WORKER_DIED, *PAUSES)

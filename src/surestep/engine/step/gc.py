@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+from surestep.engine.distributed.stop_signals import defer_stop
+
 FULL_SHARE = 0.01  # of the time of a run goes to full collections, at most
 # `gc.get_freeze_count` would know it too, but it visits every frozen object: 20 ms and more.
 _IMPORTS = SimpleNamespace(frozen=False)
@@ -14,18 +16,21 @@ _IMPORTS = SimpleNamespace(frozen=False)
 
 @contextmanager
 def import_without_collecting() -> Iterator[None]:
-    """Keep the collector out of the imports of a command, and never let it scan what they created.
+    """Keep signals and the collector out of the imports of a command.
 
-    Imports create many objects and little garbage: scanning them takes 0.2 s before the first step.
-    A process that has imported torch before is not that of a new command, and is not changed.
+    A signal is acted on afterwards. The collector never scans what the imports created: many
+    objects and little garbage, and scanning them takes 0.2 s before the first step. A process that
+    has imported torch before is not that of a new command, and its collector is not changed.
     """
     ours = "torch" not in sys.modules or _IMPORTS.frozen
     if not (ours and gc.isenabled()):
-        yield
+        with defer_stop():
+            yield
         return
     gc.disable()
     try:
-        yield
+        with defer_stop():
+            yield
     finally:
         gc.freeze()
         gc.enable()

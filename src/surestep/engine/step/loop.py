@@ -59,6 +59,8 @@ class Loop:
         deadline: pause after this, in seconds of `time.monotonic()`.
         signature: what the model takes and returns, if it was called with the first batch.
         worker_error: a data worker of this rank died, and the ranks stop together.
+        is_stepping: a step is being taken; it must not be interrupted.
+        stop: called once, after that step; it raises the error for a signal.
         rolled_back: an earlier checkpoint was loaded at the last log point.
         is_failing: this rank leaves by an error, of which the others may not know.
     """
@@ -82,6 +84,8 @@ class Loop:
     deadline: float | None = None
     signature: dict[str, Any] | None = None
     worker_error: WorkerError | None = None
+    is_stepping: bool = False
+    stop: Callable[[], object] | None = None
 
     def __post_init__(self) -> None:
         self.world = self.parts.strategy.world
@@ -174,6 +178,7 @@ class Loop:
         meter = self.layer_norms
         if meter is not None and not self._may_log_after(batch):
             meter = None
+        self.is_stepping = True
         try:
             if meter is not None:
                 meter.begin()
@@ -196,6 +201,8 @@ class Loop:
             if (explained := explain_single(error, batch.samples)) is not None:
                 raise explained from error
             raise
+        finally:
+            self.is_stepping = False
         self._pending.append(result)
         if self.after_first and result.outcome.took_step:
             checks, self.after_first = self.after_first, []
@@ -213,6 +220,9 @@ class Loop:
             self.queue_request(callback.on_step(self.state, result))
         if self._asked:
             self.run_requests()
+        if self.stop is not None:
+            stop, self.stop = self.stop, None
+            stop()
         return result
 
     def _order_of(self, batch: Batch) -> Tensor | None:

@@ -1,0 +1,38 @@
+"""Signals that arrive while a command does not train: before the first step and after the last."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+from surestep.base.errors import Preempted
+from surestep.base.text import print_escaped
+from surestep.cli.launch import read_launch
+from surestep.engine.distributed.stop_signals import StopSignals, raise_stop
+
+_TRAINING = ("train", "resume", "search")
+
+
+def handle_early_signals(words: Sequence[str]) -> AbstractContextManager[object]:
+    """Have signals stop a command that trains, as long as nothing in it handles them.
+
+    Args:
+        words: of the command line, perhaps with a launcher's options before the command.
+    """
+    command = next((word for word in words if not word.startswith("-")), "")
+    if command not in _TRAINING:
+        return nullcontext()
+    again = "Run the same command again."
+    return StopSignals(partial(raise_stop, f"Stopped by {{name}} before training began. {again}"))
+
+
+def handle_late_signals() -> StopSignals:
+    """Have signals stop a command that prints what it has trained."""
+    return StopSignals(partial(raise_stop, "Training had ended when {name} arrived."))
+
+
+def print_stop(stopped: Preempted) -> None:
+    """Print on rank 0 what stopped the command, unless it was printed before."""
+    if not stopped.is_printed and read_launch().rank == 0:
+        print_escaped(str(stopped), file=sys.stderr)
+    stopped.is_printed = True

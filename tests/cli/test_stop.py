@@ -1,0 +1,179 @@
+"""Signals before the first step of a command, and after its last."""
+
+import os
+import signal
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+import surestep.trainer.fit  # noqa: F401  # here, so that not every fork imports it
+from surestep.record.run import Run
+from tests.cli.conftest import RECIPE, environment
+from tests.forked import run_forked
+
+NUMBERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+EARLY = (  # where a run is before its folder is a run, in order
+    "surestep.cli.options.find",
+    "surestep.cli.train.read_command_line",
+    "surestep.trainer.prepare.plan_task",
+    "surestep.trainer.prepare.decide_resume",
+    "surestep.trainer.prepare._open_session",
+    "surestep.record.run_writer.collect_environment",
+)
+OPENED = (  # and from then on until `fit()`
+    "surestep.trainer.prepare._start_session",
+    "surestep.trainer.prepare._report_progress",
+    "surestep.trainer.fit.stop_after_step",
+)
+LATE = ("surestep.trainer.session.Session.evaluate_checkpoint", "surestep.cli.train.report")
+
+
+def send(place, *numbers):
+    """Return a function that has a process get signals where it calls a function."""
+
+    def patch():
+        names = place.split(".")
+        cut = -2 if names[-2].istitle() else -1
+        owner = import_module(".".join(names[:cut]))
+        for name in names[cut:-1]:
+            owner = getattr(owner, name)
+        own = getattr(owner, names[-1])
+
+        def signaled(*args, **named):
+            setattr(owner, names[-1], own)
+            for number in numbers:
+                signal.raise_signal(number)
+            return own(*args, **named)
+
+        setattr(owner, names[-1], signaled)
+
+    return patch
+
+
+def finish(folder, *words):
+    done = run_forked(folder, *words)
+    assert done.returncode == 0, done.stderr
+    assert Run(folder / "r").status["status"] == "finished"
+
+
+@pytest.mark.parametrize(("place", "number"), [*zip(EARLY, NUMBERS * 2, strict=True)])
+def test_signal_before_the_run_begins_leaves_no_run(recipe, folder, place, number):
+    words = ("train", recipe(RECIPE), "--run", "r")
+    stopped = run_forked(folder, *words, first=send(place, number, number))
+    assert (stopped.returncode, stopped.stdout) == (75, "")
+    assert f"Stopped by {number.name} before " in stopped.stderr
+    assert stopped.stderr.count("Stopped by") == 1
+    assert "Traceback" not in stopped.stderr
+    assert "Resume with" not in stopped.stderr
+    assert not (folder / "r").exists()
+
+
+@pytest.mark.parametrize(("place", "number"), [*zip(OPENED, NUMBERS, strict=True)])
+def test_signal_before_the_first_step_is_recorded(recipe, folder, place, number):
+    words = ("train", recipe(RECIPE), "--run", "r")
+    stopped = run_forked(folder, *words, first=send(place, number, number))
+    assert (stopped.returncode, stopped.stdout) == (75, "")
+    assert f"Stopped by {number.name} before the first step" in stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    status = Run(folder / "r").status
+    ended = (status["status"], status["reason"], status["resumable"])
+    assert ended == ("stopped", number.name, False)
+    finish(folder, *words)
+
+
+@pytest.mark.parametrize("place", LATE)
+def test_signal_after_the_end_does_not_say_how_to_resume(recipe, folder, place):
+    words = ("train", recipe(RECIPE), "--run", "r")
+    for number, code in [(signal.SIGTERM, 75), (signal.SIGINT, 130)]:
+        stopped = run_forked(folder, *words, first=send(place, number))
+        assert (stopped.returncode, stopped.stdout) == (code, "")
+        assert ("when SIGTERM arrived" in stopped.stderr) == (number == signal.SIGTERM)
+        assert "Resume with" not in stopped.stderr
+        assert Run(folder / "r").status["status"] == "finished"
+    finish(folder, *words)
+
+
+def test_signal_in_the_last_step_does_not_say_how_to_resume(recipe, folder):
+    place = "surestep.trainer.fit._finish"
+    stopped = run_forked(folder, "train", recipe(RECIPE), "--run", "r", first=send(place, 15))
+    assert stopped.returncode == 75
+    assert "r was finished when SIGTERM arrived." in stopped.stderr
+    assert "Resume with" not in stopped.stderr
+
+
+@pytest.mark.parametrize("place", [*EARLY[1::2], OPENED[0], *LATE, "surestep.trainer.fit._train"])
+def test_two_ctrl_c_print_no_traceback(recipe, folder, place):
+    words = ("train", recipe(RECIPE), "--run", "r")
+    stopped = run_forked(folder, *words, first=send(place, signal.SIGINT, signal.SIGINT))
+    assert (stopped.returncode, stopped.stdout) == (130, "")
+    assert "Traceback" not in stopped.stderr
+    finish(folder, *words)
+
+
+@pytest.mark.parametrize("number", [*NUMBERS, signal.SIGINT])
+def test_signal_that_a_recipe_catches_still_stops_the_command(recipe, folder, number):
+    text = RECIPE.replace(
+        "    acts = {",
+        f"""    import signal
+    try:
+        signal.raise_signal({int(number)})
+    except BaseException:
+        pass
+    acts = {{""",
+    )
+    stopped = run_forked(folder, "train", recipe(text), "--run", "r")
+    assert stopped.returncode == (130 if number == signal.SIGINT else 75)
+    assert not (folder / "r").exists()
+
+
+def test_signal_before_a_resume_leaves_the_run_as_it_was(recipe, folder):
+    run_forked(
+        folder, "train", recipe(RECIPE), "--run", "r", first=send("surestep.trainer.fit._train", 15)
+    )
+    assert Run(folder / "r").last.step == 0
+    for place in ("surestep.cli.resume.load_run_recipe", OPENED[0]):
+        stopped = run_forked(folder, "resume", "r", first=send(place, 15))
+        assert (stopped.returncode, stopped.stderr.count("Stopped by SIGTERM before")) == (75, 1)
+        status = Run(folder / "r").status
+        assert (status["status"], status["reason"], status["resumable"]) == (
+            "stopped",
+            "SIGTERM",
+            True,
+        )
+    finish(folder, "resume", "r")
+
+
+# Sends itself a signal while torch imports numpy, where the error of Ctrl-C is lost.
+IN_IMPORT = """
+import os, signal, sys
+
+def hook(event, args, seen=[]):
+    if event == "import" and args[0] == "numpy" and not seen:
+        seen.append(args)
+        for _ in range(2):
+            os.kill(os.getpid(), {number})
+
+sys.addaudithook(hook)
+sys.argv = ["surestep", "train", "mine.py", "--run", "r"]
+from surestep.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.slow("imports torch in processes of its own")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_while_torch_is_imported_is_not_lost(recipe, folder, number):
+    recipe(RECIPE)
+    stopped = subprocess.run(
+        [sys.executable, "-c", IN_IMPORT.format(number=int(number))],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment(),
+    )
+    assert (stopped.returncode, stopped.stdout) == (130 if number == 2 else 75, "")
+    words = "Stopped by SIGTERM before training began. Run the same command again.\n"
+    assert stopped.stderr == ("" if number == 2 else words)
+    assert not os.path.exists("r")
