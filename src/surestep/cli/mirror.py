@@ -58,13 +58,15 @@ def push(folder: Annotated[str, tyro.conf.arg(metavar="RUN")], /, *, to: str | N
         open_store(store.address, path)
         lock = RunLock(path)
         try:
-            owner = Owner(store, make_link(path, store.address).id)
+            new = make_link(path, store.address).id
+            owner = Owner(store, new, has_started=link is not None)
             become_writer(store, owner, path, _print)
             try:
                 finish_fetching(path)
                 link = make_link(path, store.address, owner.run_id)
                 link.write(path)
                 remember_target(link.id, link.address)
+                owner.start()
                 pusher = Pusher(path, store, link, owner.check, every_byte=True)
                 pusher.push(is_last=True)
             finally:

@@ -90,7 +90,7 @@ def open_mirror(
         )
     link = make_link(folder, address)
     outage: Exception | None = None
-    owner = Owner(store, link.id)
+    owner = Owner(store, link.id, has_started=linked is not None)
     try:
         if is_source:
             _fetch(store, owner, folder, print_line)
@@ -129,7 +129,8 @@ def become_writer(
     if found is None:
         _check_no_other_files(store, listed)
     there = complete_checkpoints(listed)
-    has_run = "config.json" in listed or found is not None or _lacks_config(listed)
+    is_claimed = found is not None and found.get("started", True)
+    has_run = "config.json" in listed or is_claimed or _lacks_config(listed)
     if has_run and (found is None or found["id"] != owner.run_id):
         raise RunError(
             f"{store.address} has another run already. Set a different checkpoint.mirror; or, to "
@@ -196,7 +197,7 @@ def _fetch(store: Store, owner: Owner, folder: Path, print_line: Callable[[str],
     if found is None:
         _check_no_other_files(store, store.list())
     else:
-        owner.run_id = found["id"]
+        owner.run_id, owner.has_started = found["id"], found.get("started", True)
     owner.acquire(print_line)
     listed = store.list()
     _check_has_config(store, listed)

@@ -62,15 +62,19 @@ class Owner:
     Args:
         store: of the mirror.
         run_id: of the run that it writes.
+        has_started: see below.
 
     Attributes:
         run_id: of the run.
+        has_started: the run folder has the id too. A start that ends before that leaves a mirror
+            that any run may take.
         is_owner: whether it is the writer, as far as this process knows.
     """
 
-    def __init__(self, store: Store, run_id: str) -> None:
+    def __init__(self, store: Store, run_id: str, *, has_started: bool = True) -> None:
         self.store = store
         self.run_id = run_id
+        self.has_started = has_started
         local = store.local_path  # /x and file:///x are one place
         self._place = store.address if local is None else str(local.resolve())
         self._token = uuid4().hex
@@ -108,6 +112,11 @@ class Owner:
         _held.add(self._place)
         self.is_owner, self._lost, self._ended = True, None, Event()
         Thread(target=self._follow, name="surestep-mirror-owner", daemon=True).start()
+
+    def start(self) -> None:
+        """Have the next check write that the run folder has the id."""
+        if not self.has_started:
+            self.has_started, self._renewed = True, float("-inf")
 
     def check(self) -> None:
         """Check that no other process may write the mirror; renew first if that is late.
@@ -181,8 +190,8 @@ class Owner:
         }
 
     def _write(self, writer: dict[str, Any] | None) -> None:
-        text = dumps({"format": 1, "id": self.run_id, "writer": writer}, indent=1)
-        self.store.write(FILE, f"{text}\n".encode())
+        content = {"format": 1, "id": self.run_id, "started": self.has_started, "writer": writer}
+        self.store.write(FILE, f"{dumps(content, indent=1)}\n".encode())
         self._renewed = time.clock_gettime(_CLOCK)
 
 
@@ -191,7 +200,7 @@ def release_owner(store: Store) -> bool:
     found = read_owner(store)
     if found is None or found["writer"] is None:
         return False
-    text = dumps({"format": 1, "id": found["id"], "writer": None}, indent=1)
+    text = dumps({**found, "writer": None}, indent=1)
     store.write(FILE, f"{text}\n".encode())
     return True
 

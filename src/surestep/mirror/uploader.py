@@ -83,6 +83,7 @@ class Uploader:
         """
         remember_target(self.pusher.link.id, self.pusher.link.address)
         self.pusher.link.write(self.folder)
+        self.owner.start()
         if self._late is not None:
             self._failures = 1
             self._messages.append(self._describe(self._late.outage))

@@ -311,7 +311,12 @@ _TENSOR = _open({"name": str, "dtype": str, "shape": _list[_annotated[int, Field
 SIGNATURE = _adapter(_open({"inputs": _list[_TENSOR], "outputs": _list[_TENSOR]}))
 TRACKER = _adapter(_open({"offset": Size, "state": dict[str, Any]}))
 _WRITER = _open({"host": str, "pid": Size, "token": str, "time": Number})
-MIRROR = _adapter(_open({"format": _version(MIRROR_FORMAT), "id": str, "writer": _WRITER | None}))
+MIRROR = _adapter(
+    _open(
+        {"format": _version(MIRROR_FORMAT), "id": str, "writer": _WRITER | None},
+        {"started": bool},
+    )
+)
 MIRRORED = _adapter(
     _open(
         {
