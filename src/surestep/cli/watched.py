@@ -13,10 +13,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
+from surestep.base.temp_folders import make_temp_folder
 from surestep.base.text import print_escaped
 from surestep.doctor.rule import Rule
 from surestep.doctor.watch.guard import Guard
@@ -73,8 +73,7 @@ class WatchedScript:
         from surestep.doctor.watch.watch import Watch
 
         self._watch = Watch(self._rules, self._most_steps, self._guard)
-        name = folders.enter_context(TemporaryDirectory(prefix="surestep-watch-"))
-        self._folder = Path(name)
+        self._folder = folders.enter_context(make_temp_folder())
         hooks.enter_context(self._report_at_sigterm())
         codes = tuple(rule.code for rule in self._rules)
         hooks.enter_context(watched_processes(codes, self._most_steps, self._folder))

@@ -1,7 +1,6 @@
 """Read a run in a mirror without copying its tensors."""
 
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -10,6 +9,7 @@ from shutil import rmtree
 
 from surestep.base.errors import CheckpointError, RunError
 from surestep.base.paths import split_address
+from surestep.base.temp_folders import make_temp_folder
 from surestep.mirror.push import CHECKPOINTS
 from surestep.mirror.store import Store
 from surestep.record.checkpoint.discovery import (
@@ -50,8 +50,7 @@ def open_outline(store: Store, listed: Mapping[str, int]) -> Iterator[Path]:
     file system has sparse files. What reads no tensor can read this folder like that of a run. A
     checkpoint without a manifest is left out: it is being copied, or deleted.
     """
-    with tempfile.TemporaryDirectory(prefix="surestep-") as place:
-        folder = Path(place)
+    with make_temp_folder() as folder:
         for name in (name for name in _RUN_FILES if name in listed):
             (folder / name).write_bytes(store.read(name))
         (folder / CHECKPOINTS).mkdir()

@@ -1,12 +1,10 @@
 """Checks before a long run: a dry run of each of its actions, and overfitting a few samples."""
 
 import math
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from surestep.base.errors import CheckpointError, DataError, TaskError
+from surestep.base.temp_folders import make_temp_folder
 from surestep.base.text import format_bytes
 from surestep.config.config import Config
 from surestep.engine.data.dataset import count_samples, first_samples
@@ -72,8 +71,8 @@ def dry_run(task: Task, config: Config, *, callbacks: Sequence[Callback] = ()) -
     test = None if task.test is None else first_samples(task.test, size, "test")
     small = replace(task, val=val_sets or None, test=test)
     quiet = config.replace_options({"logging.progress": "quiet", "checkpoint.mirror": None})
-    with tempfile.TemporaryDirectory(prefix="surestep-") as folder:
-        start = partial(prepare, small, quiet, run=Path(folder) / "run", callbacks=callbacks)
+    with make_temp_folder() as folder:
+        start = partial(prepare, small, quiet, run=folder / "run", callbacks=callbacks)
         session = timed("start-up checks", start, lambda _: "passed")
         with session:
             session.incidents.keeps = False
@@ -149,8 +148,8 @@ def overfit(task: Task, config: Config, samples: int) -> OverfitResult:
     if task.optimizer is None:
         options["optim.weight_decay"] = 0.0
     watch = _StopNearZero()
-    with tempfile.TemporaryDirectory(prefix="surestep-") as folder:
-        run = Path(folder) / "run"
+    with make_temp_folder() as folder:
+        run = folder / "run"
         with prepare(small, Config.from_options(options), run=run, callbacks=[watch]) as session:
             session.incidents.keeps = False
             watch.first = number(session.evaluate("val")["val/loss"])

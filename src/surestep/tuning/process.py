@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from surestep.base.temp_folders import make_temp_folder
 from surestep.engine.distributed.stop_signals import CTRL_C, StopSignals
 from surestep.tuning.channel import SOCKET, Channel
 
@@ -147,12 +147,12 @@ class TrialProcess:
             OSError: its log cannot be written, or it cannot be started.
         """
         with (
-            tempfile.TemporaryDirectory(prefix="surestep-") as folder,
+            make_temp_folder() as folder,
             socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
             selectors.DefaultSelector() as selector,
             open(os.open(self.log, _APPEND, 0o666), "ab") as log,
         ):
-            path = str(Path(folder) / "trial")
+            path = str(folder / "s")
             listener.bind(path)
             listener.listen()
             selector.register(listener, selectors.EVENT_READ)

@@ -10,6 +10,7 @@ import os
 import resource
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from contextlib import suppress
 from functools import partial
 from multiprocessing import get_start_method, parent_process
 from multiprocessing.process import BaseProcess
+from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -26,6 +28,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from surestep.base.errors import DataError, WorkerError
+from surestep.base.temp_folders import use_for_workers
 
 GRACE_S = 30.0  # between SIGTERM and SIGKILL: Slurm's, Kubernetes' and torchrun's
 POLL_S = 0.5  # after this time a dead worker, or a dead main process, is noticed
@@ -84,6 +87,7 @@ class Loader(DataLoader[Any]):
             return super()._get_iterator()
         self.close()  # the workers of an abandoned pass
         _check_open_files(self.num_workers)
+        use_for_workers()
         self._process = os.getpid()
         self._pass = _Pass(self)
         _loaders.add(self)
@@ -206,6 +210,8 @@ def begin_worker() -> None:
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     signal.signal(signal.SIGTERM, lambda number, frame: None)  # a process it starts does not get it
     threading.Thread(target=_end_later, args=(read, os.getppid()), daemon=True).start()
+    sys.excepthook = partial(_print_error, os.getppid(), sys.excepthook)
+    Queue._on_queue_feeder_error = staticmethod(_print_feeder_error)  # type: ignore[attr-defined]
     _begun[os.getpid() % _PROCESSES] = 1
 
 
@@ -216,12 +222,38 @@ def _end_later(pipe: int, parent: int) -> None:
     forked, or whose main process ended before it began.
     """
     end, main = float("inf"), parent_process()
-    while time.monotonic() < end and os.getppid() == parent and (main is None or main.is_alive()):
-        ready, _, _ = select.select([pipe], [], [], min(POLL_S, GRACE_S))
-        if ready and signal.SIGTERM in os.read(pipe, 512):
+    ends = [pipe] if main is None else [pipe, main.sentinel]
+    while time.monotonic() < end and not _has_lost(parent):
+        ready, _, _ = select.select(ends, [], [], min(POLL_S, GRACE_S))
+        if pipe in ready and signal.SIGTERM in os.read(pipe, 512):
             end = min(end, time.monotonic() + GRACE_S)
     kill_tree(*list_children(os.getpid()))
     os._exit(0)
+
+
+def _has_lost(parent: int) -> bool:
+    """Return whether the main process of this worker has ended."""
+    main = parent_process()
+    return os.getppid() != parent or (main is not None and not main.is_alive())
+
+
+def _print_error(
+    parent: int, own: Callable[..., object], kind: type[BaseException], *rest: object
+) -> None:
+    """Print an error as usual, unless a connection broke because the main process has ended.
+
+    The system closes its connections a moment before it gives this process another parent.
+    """
+    end = time.monotonic() + POLL_S
+    while issubclass(kind, (ConnectionError, EOFError)) and time.monotonic() < end:
+        if _has_lost(parent):
+            return
+        time.sleep(0.01)
+    own(kind, *rest)
+
+
+def _print_feeder_error(error: BaseException, obj: object) -> None:
+    sys.excepthook(type(error), error, error.__traceback__)
 
 
 def kill_tree(*pids: int) -> None:
