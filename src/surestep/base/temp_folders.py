@@ -19,7 +19,7 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # on Windows, where nothing is removed
+except ImportError:  # on Windows, nothing is removed
     fcntl = None  # type: ignore[assignment]
 
 PREFIX = "sure-"  # as short as "pymp-" of multiprocessing, since paths of sockets have a limit

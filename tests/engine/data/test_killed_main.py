@@ -10,7 +10,9 @@ import torch
 from torch.utils.data import Dataset
 
 from surestep.base import temp_folders
+from surestep.base.errors import DataError
 from surestep.engine.data import workers
+from surestep.engine.data.failures import checked
 from tests import tiny
 
 
@@ -86,3 +88,17 @@ def test_connection_that_broke_with_its_main_process_prints_no_traceback(
     printed = []
     workers._print_error(parent, lambda *error: printed.append(error), kind, kind(), None)
     assert bool(printed) == is_printed
+
+
+def test_batch_that_cannot_be_sent_is_replaced_by_its_error(monkeypatch):
+    printed, sent = [], []
+    monkeypatch.setattr("sys.excepthook", lambda *error: printed.append(error))
+    queue = type("Queue", (), {"put": lambda self, item: sent.append(item)})()
+    workers._send_error(queue, TypeError("cannot pickle"), (3, object()))
+    ((number, failed),) = sent
+    assert (number, printed) == (3, [])
+    with pytest.raises(DataError, match="could not send its batch: TypeError: cannot pickle"):
+        checked(failed)
+    for error, item in ((BrokenPipeError(), (3, object())), (TypeError(), (3, failed))):
+        workers._send_error(queue, error, item)
+    assert (len(sent), len(printed)) == (1, 2)

@@ -1,19 +1,24 @@
 """Errors of data that name the sample, its position in the run, and what to do."""
 
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils.data import default_collate
 
 from surestep.base.errors import DataError, SurestepError
+from surestep.base.text import format_bytes
 from surestep.base.warn import place_of
 from surestep.engine.batch import MicroBatch, flatten_tensors
 from surestep.engine.device import ran_out
 
 _OUT_OF_BOUNDS = re.compile(r"Target (-?\d+) is out of bounds")
+_SHARED_MEMORY = re.compile(r"shared memory|</torch_\d+_")  # as torch words its errors
+_SHM = "/dev/shm"
 _LISTED = 8  # samples of an error
 _PARTS = 3  # parts of a sample that an error describes
 
@@ -33,6 +38,8 @@ def checked(batch: Any) -> Any:
 
 def name_sample(error: Exception, part: str, index: int, epoch: int, position: int) -> Exception:
     """Return an error of loading sample `index` at a position of an epoch, with its name."""
+    if (full := explain_shared_memory(error)) is not None:
+        return full
     if _is_ours(error):
         return error
     leave = f" or leave it out: exclude_samples=[{index}]" if part == "train" else ""
@@ -53,6 +60,8 @@ def name_samples(
 
     `span` is (epoch, first position, indices); `samples` is empty if loading them failed.
     """
+    if (full := explain_shared_memory(error)) is not None:
+        return full
     if _is_ours(error):
         return error
     epoch, first, wanted = span
@@ -83,8 +92,24 @@ def name_samples(
     )
 
 
+def explain_shared_memory(error: BaseException) -> DataError | None:
+    """Return the error for a full /dev/shm, through which data workers pass tensors; else None."""
+    if not isinstance(error, (RuntimeError, OSError)) or not _SHARED_MEMORY.search(str(error)):
+        return None
+    size = ""
+    with suppress(OSError):
+        size = f" of {format_bytes(shutil.disk_usage(_SHM).total)}"
+    return DataError(
+        f"{_SHM}{size} is too small for the batches that data workers load: {error}. Enlarge it "
+        "(docker run --shm-size 2g), or use fewer data.num_workers or a smaller "
+        "data.prefetch_factor; data.num_workers=0 does not need it."
+    )
+
+
 def name_stream(error: Exception, epoch: int, position: int) -> Exception:
     """Return an error of a stream with how far it was read."""
+    if (full := explain_shared_memory(error)) is not None:
+        return full
     if _is_ours(error):
         return error
     return DataError(

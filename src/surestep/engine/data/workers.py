@@ -29,6 +29,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from surestep.base.errors import DataError, WorkerError
 from surestep.base.temp_folders import use_for_workers
+from surestep.engine.data.failures import Failed, checked, explain_shared_memory
 
 GRACE_S = 30.0  # between SIGTERM and SIGKILL: Slurm's, Kubernetes' and torchrun's
 POLL_S = 0.5  # after this time a dead worker, or a dead main process, is noticed
@@ -104,7 +105,7 @@ class Loader(DataLoader[Any]):
                 batch = self._wait(take)
             except StopIteration:
                 return
-            yield batch
+            yield checked(batch)
 
     def _wait(self, take: Callable[[], Any]) -> Any:
         try:
@@ -211,7 +212,7 @@ def begin_worker() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: None)  # a process it starts does not get it
     threading.Thread(target=_end_later, args=(read, os.getppid()), daemon=True).start()
     sys.excepthook = partial(_print_error, os.getppid(), sys.excepthook)
-    Queue._on_queue_feeder_error = staticmethod(_print_feeder_error)  # type: ignore[attr-defined]
+    Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]
     _begun[os.getpid() % _PROCESSES] = 1
 
 
@@ -252,8 +253,14 @@ def _print_error(
     own(kind, *rest)
 
 
-def _print_feeder_error(error: BaseException, obj: object) -> None:
-    sys.excepthook(type(error), error, error.__traceback__)
+def _send_error(queue: "Queue[Any]", error: Exception, sent: Any) -> None:
+    """Send why a batch could not be sent, instead of it: the main process waits for it."""
+    is_batch = isinstance(sent, tuple) and len(sent) == 2 and isinstance(sent[0], int)
+    if not is_batch or type(sent[1]) is Failed or isinstance(error, ConnectionError):
+        sys.excepthook(type(error), error, error.__traceback__)
+        return
+    text = f"A data worker could not send its batch: {type(error).__name__}: {error}."
+    queue.put((sent[0], Failed(str(explain_shared_memory(error) or text))))
 
 
 def kill_tree(*pids: int) -> None:
