@@ -1,6 +1,5 @@
 """The command `surestep`, `python -m surestep`, and `torchrun -m surestep`."""
 
-import os
 import signal
 import sys
 
@@ -10,6 +9,7 @@ if __name__ == "__main__" and not sys.flags.safe_path:
     del sys.path[0]
 
 from surestep.base.errors import Preempted
+from surestep.base.exit_codes import INTERRUPTED, STOPPED
 from surestep.cli.stop import handle_early_signals, print_stop
 
 
@@ -26,10 +26,10 @@ def main() -> int:
                 if signals is not None:  # Ctrl-C in Python's own end would print a traceback
                     signal.signal(signal.SIGINT, signal.SIG_DFL)
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except Preempted as stopped:
         print_stop(stopped)
-        return os.EX_TEMPFAIL
+        return STOPPED
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import surestep
 from surestep.base.errors import ConfigError, Preempted, RecipeError, SurestepError, suggest_names
+from surestep.base.exit_codes import FAILED, INTERRUPTED, STOPPED, WRONG_USAGE
 from surestep.base.text import print_escaped
 from surestep.cli.launch import read_launch, strip_launcher_args
 from surestep.cli.stop import handle_early_signals, print_stop
@@ -52,8 +53,7 @@ hf; RECIPE can also be your own Python file.
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code.
 
-    0: success; 1: failure; 2: wrong usage; 75: stopped by SIGTERM, SIGUSR1 or SIGHUP, and saved;
-    130: Ctrl-C. For `ckpt diff`, as for diff and cmp, 1 is a difference and 2 any failure.
+    `surestep.base.exit_codes` lists them.
     """
     args = strip_launcher_args(list(sys.argv[1:] if words is None else words)) or ["--help"]
     # `watch` runs a script that prints and warns as it would under Python.
@@ -85,20 +85,20 @@ def _run_guarded(words: list[str]) -> int:
         return code
     except Preempted as stopped:
         print_stop(stopped)
-        return os.EX_TEMPFAIL
+        return STOPPED
     except SurestepError as error:
         notes = getattr(error, "__notes__", [])
         _report("\n".join([f"{type(error).__name__}: {error}", *notes]))
         is_usage_error = isinstance(error, (ConfigError, RecipeError))
-        return 2 if is_usage_error or words[:2] == ["ckpt", "diff"] else 1
+        return WRONG_USAGE if is_usage_error or words[:2] == ["ckpt", "diff"] else FAILED
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:  # the reader, such as `head`, closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception:  # Python itself would print control characters unescaped
         _report(traceback.format_exc().rstrip())
-        return 1
+        return FAILED
 
 
 def _report(text: str) -> None:
@@ -156,4 +156,4 @@ def reject_command(prog: str, command: str, commands: Mapping[str, str]) -> int:
     print_escaped(
         f"{prog}: no command {command!r}. {suggest_names(command, commands)}", file=sys.stderr
     )
-    return 2
+    return WRONG_USAGE

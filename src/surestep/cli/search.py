@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import tyro
 
 from surestep.base.errors import ConfigError
+from surestep.base.exit_codes import DONE, INTERRUPTED, STOPPED
 from surestep.base.locations import flag
 from surestep.base.paths import require_local_path
 from surestep.base.text import print_escaped, print_json
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # optuna, and torch with the recipe, are imported once the co
     from surestep.tuning.search import SearchResult
     from surestep.tuning.study import SearchStudy
 
-_EXIT_CODES = {"timeout": 0, CTRL_C: 130}
+_EXIT_CODES = {"timeout": DONE, CTRL_C: INTERRUPTED}
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def run(words: list[str]) -> int:
         else:
             _print_result(result, words)
     if result.stopped:
-        return _EXIT_CODES.get(result.stopped, os.EX_TEMPFAIL)
+        return _EXIT_CODES.get(result.stopped, STOPPED)
     if any(row.state in ("finished", "pruned") for row in result.trials):
         return 0
     first = result.trials[0]

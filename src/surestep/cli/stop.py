@@ -10,7 +10,7 @@ from surestep.base.text import print_escaped
 from surestep.cli.launch import read_launch
 from surestep.engine.distributed.stop_signals import StopSignals, raise_stop
 
-_TRAINING = ("train", "resume", "search")
+TRAINING = ("train", "resume", "search")
 
 
 def handle_early_signals(words: Sequence[str]) -> AbstractContextManager[object]:
@@ -20,7 +20,7 @@ def handle_early_signals(words: Sequence[str]) -> AbstractContextManager[object]
         words: of the command line, perhaps with a launcher's options before the command.
     """
     command = next((word for word in words if not word.startswith("-")), "")
-    if command not in _TRAINING:
+    if command not in TRAINING:
         return nullcontext()
     again = "Run the same command again."
     return StopSignals(partial(raise_stop, f"Stopped by {{name}} before training began. {again}"))

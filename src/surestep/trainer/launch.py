@@ -13,6 +13,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from surestep.base.exit_codes import INTERRUPTED, STOPPED
 from surestep.engine.data.workers import list_children
 from surestep.engine.distributed.launcher_env import NPROC_VARIABLE
 
@@ -20,8 +21,8 @@ _SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGQUIT")
 _SAVING_S = "600"  # time to stop after the first signal, in which a process saves
 _AT_ONCE_S = 10.0  # time to stop after the second signal
 _CODES = {
-    signal.SIGINT: 130,
-    **dict.fromkeys((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), os.EX_TEMPFAIL),
+    signal.SIGINT: INTERRUPTED,
+    **dict.fromkeys((signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), STOPPED),
 }
 
 

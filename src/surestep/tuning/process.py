@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from surestep.base.exit_codes import INTERRUPTED, STOPPED
 from surestep.base.temp_folders import make_temp_folder
 from surestep.engine.distributed.stop_signals import CTRL_C, StopSignals
 from surestep.tuning.channel import SOCKET, Channel
@@ -23,7 +24,7 @@ TIMEOUT = "timeout"
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _AT_ONCE_S = 15.0  # until a trial that is to stop at once is killed
 _LAST_MESSAGE_S = 5.0  # for what a trial sent before it ended
-_HANDED_BACK = (os.EX_TEMPFAIL, 130)  # exit codes of a trial that was stopped, and saved
+_HANDED_BACK = (STOPPED, INTERRUPTED)  # exit codes of a trial that was stopped, and saved
 
 
 class StopRequests:

@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from surestep.base.errors import Preempted, SurestepError
+from surestep.base.exit_codes import FAILED, INTERRUPTED, STOPPED
 from surestep.base.secrets import mask_secrets
 from surestep.base.text import print_escaped
 from surestep.engine.distributed.launcher_env import read_launched
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from surestep.trainer.session import Session
 
 MODULE = "surestep.tuning"
-_EXIT_ERROR, _EXIT_INTERRUPTED = 1, 130
 
 
 class WorkerLink:
@@ -192,14 +192,14 @@ def main(words: Sequence[str]) -> int:
     channel.send({"rank": launched.rank})
     job = next(channel.messages(), None)
     if job is None:
-        return os.EX_TEMPFAIL
+        return STOPPED
     link = WorkerLink(channel)
     try:
         result = _do_job(job, link)
     except KeyboardInterrupt:
-        return _EXIT_INTERRUPTED
+        return INTERRUPTED
     except Preempted:
-        return os.EX_TEMPFAIL
+        return STOPPED
     except Exception as error:
         reason = mask_secrets(f"{type(error).__name__}: {error}")  # the study records it
         link.send({"failed": reason, "rank": launched.rank})
@@ -207,7 +207,7 @@ def main(words: Sequence[str]) -> int:
         notes = getattr(error, "__notes__", []) if isinstance(error, SurestepError) else []
         text = "\n".join([f"{type(error).__name__}: {text}", *notes])
         print_escaped(mask_secrets(text), sys.stderr)  # the log of the trial
-        return _EXIT_ERROR
+        return FAILED
     else:
         if launched.rank == 0:
             link.send({"result": result})

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, Self
 
 from surestep.base.errors import ConfigError, Preempted
+from surestep.base.exit_codes import STOPPED
 from surestep.engine.distributed.launcher_env import BY_NPROC, read_launched
 
 CTRL_C = "Ctrl-C"
@@ -197,7 +198,7 @@ def _watch_launcher() -> threading.Event:
                 break
         while not is_over.wait(_AT_MOST_S):
             if not any(one.finishes_step for one in _process.open):
-                os._exit(os.EX_TEMPFAIL)
+                os._exit(STOPPED)
 
     if has_agent():
         threading.Thread(target=wait, name="surestep-launcher", daemon=True).start()
