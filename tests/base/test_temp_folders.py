@@ -1,3 +1,4 @@
+import fcntl
 import os
 import signal
 import tempfile
@@ -90,7 +91,7 @@ def test_file_system_without_locks_has_folders_too(place, monkeypatch):
     def lockf(*_):
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(temp_folders.fcntl, "lockf", lockf)
+    monkeypatch.setattr(fcntl, "lockf", lockf)
     with make_temp_folder() as folder:
         remove_stale_folders(place)
         assert folder.is_dir()

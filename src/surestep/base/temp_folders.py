@@ -17,11 +17,6 @@ from multiprocessing import current_process
 from multiprocessing.util import Finalize
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # on Windows, nothing is removed
-    fcntl = None  # type: ignore[assignment]
-
 PREFIX = "sure-"  # as short as "pymp-" of multiprocessing, since paths of sockets have a limit
 _LOCK = ".surestep-lock"
 _IN_USE = (errno.EACCES, errno.EAGAIN)
@@ -65,11 +60,9 @@ def _make_locked(place: Path) -> Path:
     """Make a folder and lock it; another process may take it for stale before it is locked."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
-        if fcntl is None:
-            return folder
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)  # open until the end
         try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(lock)
         except OSError as error:
             if error.errno not in _IN_USE:  # no locks here, so no one removes it
                 return folder
@@ -90,7 +83,7 @@ def remove_stale_folders(place: Path) -> None:
     Args:
         place: the system's folder for temporary files.
     """
-    for folder in place.glob(f"{PREFIX}*") if fcntl is not None else ():
+    for folder in place.glob(f"{PREFIX}*") if os.name == "posix" else ():
         with suppress(OSError):  # it is gone, or not ours
             found = folder.lstat()
             is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
@@ -98,7 +91,16 @@ def remove_stale_folders(place: Path) -> None:
                 continue
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if its process lives
+                _lock(lock)  # fails if its process lives
                 shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(lock)
+
+
+def _lock(file: int) -> None:
+    """Lock an open file until this process ends; raise OSError if another process holds it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        raise OSError(errno.ENOLCK, "No locks available") from None
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
