@@ -304,12 +304,13 @@ class FusedAdamW(torch.optim.AdamW):
 
     def step(self, closure: Any = None) -> Any:
         """Update the parameters, unless `found_inf` is 1."""
+        # Where torch lacks one of these names, it cannot be known, and torch's own step runs.
         watched = (
-            profiler._is_profiler_enabled
-            or self._optimizer_step_pre_hooks
-            or self._optimizer_step_post_hooks
-            or optimizer_module._global_optimizer_pre_hooks
-            or optimizer_module._global_optimizer_post_hooks
+            getattr(profiler, "_is_profiler_enabled", True)
+            or getattr(self, "_optimizer_step_pre_hooks", True)
+            or getattr(self, "_optimizer_step_post_hooks", True)
+            or getattr(optimizer_module, "_global_optimizer_pre_hooks", True)
+            or getattr(optimizer_module, "_global_optimizer_post_hooks", True)
         )
         lists = None if watched or closure is not None else self._lists()
         if lists is None:
@@ -366,8 +367,12 @@ class FusedAdamW(torch.optim.AdamW):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     state = self.state[parameter]
-                    if not state:  # torch fills this dict, for all of the group
-                        self._init_group(group, [], [], [], [], [], [])
+                    if not state:
+                        if parameter.grad.is_sparse or not parameter.is_floating_point():
+                            return None  # torch's own step says that it takes neither
+                        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                        state["exp_avg"] = torch.zeros_like(parameter)
+                        state["exp_avg_sq"] = torch.zeros_like(parameter)
                     parameters.append(parameter)
                     grads.append(parameter.grad)
                     averages.append(state["exp_avg"])
