@@ -18,7 +18,7 @@ from surestep.trainer.session import Session
 
 FEATURES, CLASSES = 4, 3
 FACTS = SystemInfo(
-    torch_version="0",
+    torch_version=torch.__version__,
     cuda_devices=(),
     cuda_memory=(),
     bf16_native=False,

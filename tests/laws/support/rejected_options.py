@@ -183,6 +183,11 @@ OPTIM: list[Case] = [
     ({"optim.name": "adamw"}, SPARSE, "optim.name='sparse_adam'; or build the table with"),
     ({"optim.name": "sparse_adam"}, {}, "optim.name='adamw'"),
     ({"optim.name": "muon"}, FLAT, "Use optim.name='adamw'"),
+    (
+        {"optim.name": "muon"},
+        {"system": without(torch_version="2.8.1+cu126")},
+        "needs torch 2.9, and this is torch 2.8.1+cu126. Install it: pip install 'torch>=2.9'",
+    ),
     ({**LBFGS, "precision": "fp16"}, {}, "Use precision='bf16' or 'fp32'"),
     ({**RPROP, "optim.weight_decay": 0.1}, {}, "use optim.name='adamw'"),
     ({"optim.eps": (1e-3, 1e-3)}, {}, "every other optimizer takes one"),

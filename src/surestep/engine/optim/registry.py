@@ -32,6 +32,7 @@ class OptimizerInfo:
         takes_complex: it takes complex parameters.
         extra: options that its class does not have or that are not read from it, with their
             defaults.
+        since: the first release of torch that has it, if older ones are supported too.
         plugin: the entry point's name, if it is a plug-in.
     """
 
@@ -42,6 +43,7 @@ class OptimizerInfo:
     takes_sparse: bool = False
     takes_complex: bool = True
     extra: Mapping[str, Any] = field(default_factory=dict)
+    since: str = ""
     plugin: str | None = None
 
     @property
@@ -154,6 +156,7 @@ BUILT_IN: Mapping[str, OptimizerInfo] = {
         ("momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn"),
         takes_complex=False,
         extra=ADAMW_FOR_THE_REST,
+        since="2.9",
     ),
     "nadam": OptimizerInfo(
         "torch.optim.NAdam",

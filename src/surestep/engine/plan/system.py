@@ -1,6 +1,7 @@
 """What a Plan depends on of this machine."""
 
 import os
+import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -53,6 +54,11 @@ class SystemInfo:
     accelerate: AccelerateConfig | None = None
     mps: bool = False
     allocator: Allocator = GLIBC
+
+    def has_torch(self, release: str) -> bool:
+        """Return whether torch is this release, such as "2.9", or newer; "" is every release."""
+        own, other = (re.findall(r"\d+", text)[:2] for text in (self.torch_version, release))
+        return [*map(int, own)] >= [*map(int, other)]
 
 
 def read_system() -> SystemInfo:

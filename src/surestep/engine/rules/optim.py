@@ -52,6 +52,12 @@ def _check_name(ctx: PlanContext, wanted: str) -> None:
             "optim.name='adamw8bit' needs the package bitsandbytes, which is not installed. "
             "Install it: pip install bitsandbytes."
         )
+    if not ctx.system.has_torch(info.since):
+        ctx.reject(
+            f"optim.name={wanted!r} needs torch {info.since}, and this is torch "
+            f"{ctx.system.torch_version}. Install it: pip install 'torch>={info.since}'; or use "
+            "optim.name='adamw'."
+        )
     if not task.floating and not info.takes_complex:
         ctx.reject(
             f"optim.name={wanted!r} takes no complex parameters, and the model has some. Use "
