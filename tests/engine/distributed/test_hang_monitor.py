@@ -17,9 +17,6 @@ class SlowStore(HashStore):
         self.is_slow = False
         self.is_called = threading.Event()
 
-    def clone(self):
-        return self
-
     def set(self, key, value):
         if self.is_slow and key.startswith("status/"):
             self.is_called.set()
@@ -34,7 +31,9 @@ def list_threads():
 def test_stopped_monitor_leaves_no_thread_in_a_call_of_the_store():
     """A thread that returns from C++ when Python has ended aborts the process."""
     store = SlowStore()
-    monitor = HangMonitor(LaunchInfo(), store, GroupTimeouts(1.0, 1.0), n_collectives=lambda: 0)
+    monitor = HangMonitor(
+        LaunchInfo(), lambda: store, GroupTimeouts(1.0, 1.0), n_collectives=lambda: 0
+    )
     monitor.publish()
     store.is_slow = True
     monitor.start()

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore
 
 from surestep.base.errors import ParallelError
 from surestep.engine.distributed import process_group
@@ -15,6 +15,7 @@ from surestep.engine.distributed.launcher_env import ALONE, LaunchInfo
 from surestep.engine.distributed.process_group import (
     StoreBarrier,
     agree_on_prefix,
+    connect_separately,
     join_process_group,
 )
 
@@ -155,3 +156,24 @@ def test_only_the_background_thread_waits_at_the_barrier():
         pass
     with world.explain_errors():
         pass
+
+
+@pytest.mark.parametrize("can_clone", [True, False], ids=["clone", "no clone"])
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_ranks_share_what_they_store_over_separate_connections(
+    monkeypatch, tmp_path, can_clone, kind
+):
+    if not can_clone:
+        monkeypatch.delattr(Store, "clone", raising=False)
+    elif not hasattr(Store, "clone"):
+        pytest.skip("this torch cannot clone a store")
+    file = str(tmp_path / "store")
+    first = TCPStore("127.0.0.1", 0, is_master=True) if kind == "tcp" else FileStore(file, 2)
+    other = TCPStore("127.0.0.1", first.port) if kind == "tcp" else FileStore(file, 2)
+    ranks = [PrefixStore("of torch", PrefixStore("x", store)) for store in (first, other)]
+    ours = [connect_separately(store, 1) for store in ranks]
+    another = connect_separately(ranks[0], 2)
+    ours[0]().set("key", "value")
+    assert ours[1]().get("key") == b"value"
+    assert can_clone or not another().check(["key"])
+    assert can_clone or kind == "file" or ours[0]().underlying_store is not first

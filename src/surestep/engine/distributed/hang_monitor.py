@@ -113,6 +113,12 @@ class GroupTimeouts:
 class HangMonitor:
     """Publishes the status of one rank, and reports the rank that it waits for.
 
+    Args:
+        launched: the processes that were started together.
+        connect: opens the store of the ranks' statuses over a separate connection.
+        timeouts: of the process groups.
+        n_collectives: returns how many collectives this rank has begun.
+
     Attributes:
         failure: the rank that failed first, and its error; None if none did.
     """
@@ -120,7 +126,7 @@ class HangMonitor:
     def __init__(
         self,
         launched: LaunchInfo,
-        store: Store,
+        connect: Callable[[], Store],
         timeouts: GroupTimeouts,
         n_collectives: Callable[[], int],
     ) -> None:
@@ -128,9 +134,7 @@ class HangMonitor:
         self.timeouts = timeouts
         self._rank, self._size = launched.rank, launched.size
         self._node, self._host = launched.rank // launched.local_size, socket.gethostname()
-        # torch's stubs lack `clone`: the same store over a separate connection.
-        clone: Callable[[], Store] = store.clone  # type: ignore[attr-defined]
-        self._store, self._publishing_store = clone(), clone()
+        self._store, self._publishing_store = connect(), connect()
         self._address = f"{launched.address}:{launched.port}"
         self._hosts_store = launched.rank == 0 and not launched.shares_store
         self._n_collectives = n_collectives

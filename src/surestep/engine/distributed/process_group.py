@@ -12,9 +12,10 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 
 from surestep.base.errors import ParallelError
@@ -76,8 +77,8 @@ def _monitored(
     world: Communicator, store: Store, timeouts: GroupTimeouts, launched: LaunchInfo
 ) -> Iterator[None]:
     number = next(_GROUPS)
-    # torch's stubs lack `clone`: the same store over a separate connection.
-    own: Store = store.clone()  # type: ignore[attr-defined]
+    connect = connect_separately(store, number)
+    own = connect()
     statuses = PrefixStore(f"surestep/monitor/{number}", own)
     world.store_barrier = StoreBarrier(
         PrefixStore(f"surestep/background/{number}", own),
@@ -87,7 +88,7 @@ def _monitored(
     ).wait
     world.monitor = monitor = HangMonitor(
         launched,
-        PrefixStore(f"surestep/monitor/{number}", store),
+        lambda: PrefixStore(f"surestep/monitor/{number}", connect()),
         timeouts,
         n_collectives=lambda: world.n_collectives,
     )
@@ -101,6 +102,28 @@ def _monitored(
         raise
     finally:
         monitor.stop()
+
+
+def connect_separately(store: Store, number: int) -> Callable[[], Store]:
+    """Return a function that opens this store over a separate connection.
+
+    torch 2.6 cannot clone a store, nor tell its prefix: the ranks agree on a different one, by the
+    number of their group.
+    """
+    if hasattr(store, "clone"):  # which torch's stubs lack
+        clone: Callable[[], Store] = store.clone
+        return clone
+    prefix = store.compare_set(f"surestep/prefix/{number}", "", uuid.uuid4().hex).decode()
+    base: Any = store
+    while isinstance(base, PrefixStore):
+        base = base.underlying_store
+
+    def connect() -> Store:
+        is_remote = isinstance(base, TCPStore)
+        own = TCPStore(base.host, base.port, is_master=False) if is_remote else base
+        return PrefixStore(prefix, own)
+
+    return connect
 
 
 class StoreBarrier:

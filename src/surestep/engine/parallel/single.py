@@ -370,7 +370,9 @@ class FusedAdamW(torch.optim.AdamW):
                     if not state:
                         if parameter.grad.is_sparse or not parameter.is_floating_point():
                             return None  # torch's own step says that it takes neither
-                        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                        state["step"] = torch.zeros(
+                            (), dtype=torch.float32, device=parameter.device
+                        )
                         state["exp_avg"] = torch.zeros_like(parameter)
                         state["exp_avg_sq"] = torch.zeros_like(parameter)
                     parameters.append(parameter)
