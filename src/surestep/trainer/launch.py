@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+import torch
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -19,6 +20,10 @@ from surestep.engine.distributed.launcher_env import NPROC_VARIABLE
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGQUIT")
 _SAVING_S = "600"  # time to stop after the first signal, in which a process saves
+_KILLS_EARLY = (
+    "torch {}: if this command gets a signal, torchrun kills processes that have not saved after "
+    "30 s. In torch 2.13, they have 600 s."
+)
 _AT_ONCE_S = 10.0  # time to stop after the second signal
 _CODES = {
     signal.SIGINT: INTERRUPTED,
@@ -32,9 +37,12 @@ def launch_ranks(module: str, words: Sequence[str], processes: int) -> int:
     torchrun runs within this process, so that its own tracebacks do not hide the ranks' messages.
     """
     torchrun: Any = import_module("torch.distributed.run")  # which has no types
-    options = ["--standalone", "--nproc-per-node", str(processes), "--shutdown-timeout", _SAVING_S]
-    options += ["--signals-to-handle", ",".join(_SIGNALS), "-m", module, "--"]
-    args = torchrun.parse_args([*options, *words])
+    options = ["--standalone", "--nproc-per-node", str(processes)]
+    if "--shutdown-timeout" in torchrun.get_args_parser().format_help():
+        options += ["--shutdown-timeout", _SAVING_S]
+    else:
+        print(_KILLS_EARLY.format(torch.__version__), file=sys.stderr)
+    args = torchrun.parse_args([*options, "-m", module, "--", *words])
     with _silence_torchrun(processes):
         try:
             torchrun.run(args)
@@ -56,6 +64,7 @@ def _silence_torchrun(processes: int) -> Iterator[None]:
     """Disable torchrun's logging; restore the environment and the signal handlers afterwards."""
     environment = dict(os.environ)
     before = {name: signal.getsignal(getattr(signal, name)) for name in _SIGNALS}
+    signal.signal(signal.SIGUSR1, _stop)  # torchrun handles the others, and not all releases this
     logging.disable()
     # One thread per core in every process would oversubscribe the cores; torchrun sets 1 too.
     if processes > 1:
@@ -69,6 +78,11 @@ def _silence_torchrun(processes: int) -> Iterator[None]:
             del os.environ[name]
         for name, handler in before.items():
             signal.signal(getattr(signal, name), handler)
+
+
+def _stop(number: int, frame: object) -> None:
+    """Stop the processes as torchrun does for its own signals."""
+    raise SignalException(f"Process {os.getpid()} got {number}", signal.Signals(number))
 
 
 def _stop_at_once(number: int) -> None:
