@@ -41,9 +41,10 @@ class Watch(WindowWatcher):
 
     def on_forward(self, run: Run, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         import torch
-        from torch.nn.modules.batchnorm import _BatchNorm
 
-        is_norm = isinstance(module, _BatchNorm) and module.training and bool(inputs)
+        from surestep.doctor import private
+
+        is_norm = isinstance(module, private.BatchNorm) and module.training and bool(inputs)
         if is_norm and torch.is_grad_enabled() and not run.in_backward:
             self._layer, self._seen_at = type(module).__name__, run.backwards
             self._samples = len(inputs[0])

@@ -83,13 +83,16 @@ class Watch(Watcher):
             return
         import torch
 
+        from surestep.doctor import private
+
         seen = self._seen[id(optimizer)]
         parts = seen.read_parts()
         if not parts:
             return
         # One call for all of them, as the optimizers of torch do: a call takes most of the time.
-        changes = torch._foreach_sub(parts, self._before)
-        ratios = torch._foreach_div(torch._foreach_norm(changes), torch._foreach_norm(self._before))
+        changes = private.foreach_sub(parts, self._before)
+        norms = private.foreach_norm(self._before)
+        ratios = private.foreach_div(private.foreach_norm(changes), norms)
         seen.ratios.append(torch.stack([ratio.to(ratios[0].device) for ratio in ratios]))
         self._before = []
 

@@ -244,7 +244,9 @@ def _wants_gradients(inputs: tuple[Any, ...]) -> bool:
     """Return whether an input has gradients, or a function of torch.func is transformed."""
     import torch
 
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    from surestep.doctor import private
+
+    if private.peek_transforms() is not None:
         return True
     return any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
 

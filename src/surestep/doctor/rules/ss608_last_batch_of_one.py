@@ -102,7 +102,7 @@ class Watch(Watcher):
             rests.size, rests.seen_at = len(tensors[0]), run.step
 
     def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:
-        from torch.nn.modules.batchnorm import _BatchNorm
+        from surestep.doctor import private
 
         rests = self._rests.get(loader)
         if rests is None or not 0 <= rests.seen_at < run.step:
@@ -113,7 +113,7 @@ class Watch(Watcher):
                 name
                 for model in run.models
                 for name, module in model.named_modules()
-                if isinstance(module, _BatchNorm) and module.training
+                if isinstance(module, private.BatchNorm) and module.training
             ]
         rests.count += 1
 

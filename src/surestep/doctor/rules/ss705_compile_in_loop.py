@@ -108,9 +108,9 @@ class Watch(Watcher):
     def after_step(self, run: Run, optimizer: Any) -> None:
         if not self._compiled or len(self._steps) >= _MOST:
             return
-        from torch._dynamo.utils import counters
+        from surestep.doctor import private
 
-        graphs = counters["stats"]["unique_graphs"]
+        graphs = private.count_graphs()
         if graphs > self._graphs:
             self._graphs = graphs
             if run.step > _WARMUP:

@@ -17,16 +17,17 @@ _FEWEST_EVALUATIONS = 2  # that show their own switch, if the model never was in
 
 def depends_on_mode(layer: nn.Module) -> bool:
     """Return whether a layer is a dropout, or a normalization with running statistics."""
-    from torch.nn.modules.dropout import _DropoutNd
+    from surestep.doctor import private
 
-    return layer.p > 0 if isinstance(layer, _DropoutNd) else is_norm(layer)
+    return layer.p > 0 if isinstance(layer, private.Dropout) else is_norm(layer)
 
 
 def is_norm(layer: nn.Module) -> bool:
     """Return whether a layer is a normalization with running statistics."""
-    from torch.nn.modules.batchnorm import _NormBase
+    from surestep.doctor import private
 
-    return isinstance(layer, _NormBase) and layer.running_mean is not None
+    norms = private.BatchNorm, private.InstanceNorm
+    return isinstance(layer, norms) and layer.running_mean is not None
 
 
 def list_switched(model: nn.Module) -> list[nn.Module]:

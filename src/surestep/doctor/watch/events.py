@@ -15,9 +15,9 @@ from torch.compiler import is_compiling
 from torch.optim import Optimizer, lr_scheduler
 from torch.utils.data import DataLoader
 
+from surestep.doctor import private
 from surestep.doctor.identity import IdentityDict
 from surestep.doctor.runtime.passes import count_batches
-from surestep.doctor.watch import private
 from surestep.doctor.watch.forwards import Forwards
 from surestep.doctor.watch.functions import FUNCTIONS, read_parameters
 from surestep.doctor.watch.listeners import Listeners

@@ -11,8 +11,8 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
+from surestep.doctor import private
 from surestep.doctor.runtime.batches import is_dense
-from surestep.doctor.watch import private
 from surestep.doctor.watch.listeners import Listeners
 from surestep.doctor.watch.wrap import is_traced
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from surestep.doctor.watch import private
+from surestep.doctor import private
 
 _LOSSES = (
     *("cross_entropy", "nll_loss", "kl_div", "binary_cross_entropy", "gaussian_nll_loss"),

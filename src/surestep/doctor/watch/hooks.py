@@ -17,10 +17,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from surestep.doctor import private
 from surestep.doctor.runtime.losses import LOSSES, CurveWatcher, LossRecorder
 from surestep.doctor.runtime.schedules import SCHEDULES, ScheduleRecorder, ScheduleWatcher
 from surestep.doctor.runtime.windows import WindowWatcher
-from surestep.doctor.watch import private
 from surestep.doctor.watch.events import Events
 from surestep.doctor.watch.forwards import Forwards
 from surestep.doctor.watch.guard import Guard

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from surestep.doctor.watch import private
+from surestep.doctor import private
 from surestep.doctor.watch.guard import Guard, describe_error
 from surestep.doctor.watch.location import find_location
 from surestep.doctor.watch.names import find_modules, find_name

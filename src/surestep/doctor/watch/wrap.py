@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.compiler import is_compiling
 
-from surestep.doctor.watch import private
+from surestep.doctor import private
 from surestep.doctor.watch.guard import Guard
 
 _MISSING = object()
