@@ -77,6 +77,6 @@ functional_collectives = find_name("torch.distributed._functional_collectives", 
 
 
 def count_graphs() -> int:
-    """Return how many graphs torch.compile has made; 0 if torch does not tell."""
+    """Return how many graphs torch.compile has made; 0 if torch does not report it."""
     counters = find_name("torch._dynamo.utils:counters", instead={"stats": {"unique_graphs": 0}})
     return int(counters["stats"]["unique_graphs"])

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from surestep.base.errors import CorruptCheckpointError
+from surestep.engine import private
 from surestep.record.checkpoint import writer as write
 from surestep.record.checkpoint.reader import open_checkpoint
 from surestep.record.checkpoint.staging import SnapshotStager, StagingBuffers
@@ -145,7 +146,7 @@ class Elsewhere:
 def test_snapshot_synchronizes_every_device_with_tensors(monkeypatch):
     """The current device may be a different one, so copies could be incomplete."""
     waited = []
-    monkeypatch.setattr(torch, "_foreach_copy_", lambda *_, **__: None)
+    monkeypatch.setattr(private, "foreach_copy_", lambda *_, **__: None)
     monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
     layout = StagingBuffers({"model": {name: torch.zeros(2) for name in "abcd"}})
     places = {"a": "cuda:1", "b": "cpu", "c": "cuda:3", "d": "cuda:1"}

@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from surestep.base.errors import DataError, WorkerError
 from surestep.base.temp_folders import use_for_workers
+from surestep.engine import private
 from surestep.engine.data.failures import Failed, checked, explain_shared_memory
 
 GRACE_S = 30.0  # between SIGTERM and SIGKILL: Slurm's, Kubernetes' and torchrun's
@@ -43,14 +42,14 @@ _begun = mmap.mmap(-1, _PROCESSES)
 _loaders: "WeakSet[Loader]" = WeakSet()  # those that have started workers
 
 
-class _Pass(_MultiProcessingDataLoaderIter):
+class _Pass(private.WorkerIterator or object):  # type: ignore[misc]
     """One pass with workers, which checks them every half second and not by SIGCHLD."""
 
     def __init__(self, loader: "DataLoader[Any]") -> None:
         self.stuck: set[int] = set()  # workers that never began, by process id
         self._began_s = time.monotonic()
         super().__init__(loader)
-        _remove_worker_pids(id(self))
+        private.remove_worker_pids(id(self))
         self._worker_pids_set = False
 
     @property
@@ -84,7 +83,7 @@ class Loader(DataLoader[Any]):
     _process = 0  # a process that is forked from ours must not end the workers
 
     def _get_iterator(self) -> Any:
-        if not self.num_workers:
+        if not self.num_workers or private.WorkerIterator is None:
             return super()._get_iterator()
         self.close()  # the workers of an abandoned pass
         _check_open_files(self.num_workers)

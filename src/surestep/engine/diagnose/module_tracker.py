@@ -16,6 +16,7 @@ from torch.nn.modules.module import (
 )
 from torch.overrides import TorchFunctionMode
 
+from surestep.engine import private
 from surestep.engine.batch import flatten_tensors
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -85,7 +86,7 @@ class ModuleTracker(TorchFunctionMode):
 
     def current(self) -> CodeLocation:
         """Return the location of the operation that runs now."""
-        node = torch._C._current_autograd_node()
+        node = private.current_autograd_node()
         module, began = self._running[-1] if self._running else (None, None)
         # A module that began within this very node is recomputed by activation checkpointing.
         if node is not None and node is not began:
@@ -116,7 +117,7 @@ class ModuleTracker(TorchFunctionMode):
         """Follow every module that is called within the block."""
 
         def enter(module: nn.Module, *_: Any) -> None:
-            self._running.append((self.names.get(module), torch._C._current_autograd_node()))
+            self._running.append((self.names.get(module), private.current_autograd_node()))
 
         def leave(module: nn.Module, _: Any, output: Any) -> None:
             name, _ = self._running.pop()

@@ -20,10 +20,11 @@ from traceback import FrameSummary
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store, _set_pg_timeout
+from torch.distributed.distributed_c10d import Store
 
 from surestep.base.errors import ParallelError
 from surestep.base.text import print_escaped
+from surestep.engine import private
 from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.engine.distributed.rank_status import (
     RankStatus,
@@ -107,7 +108,7 @@ class GroupTimeouts:
         # torch has no public function for it; torchtitan does the same. Source:
         # https://github.com/pytorch/torchtitan/blob/main/torchtitan/distributed/utils.py
         for group in self.groups:
-            _set_pg_timeout(timedelta(seconds=self.seconds), group)
+            private.set_group_timeout(timedelta(seconds=self.seconds), group)
 
 
 class HangMonitor:

@@ -16,10 +16,11 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from surestep.base.errors import ParallelError
 from surestep.base.text import print_escaped
+from surestep.engine import private
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.distributed.hang_monitor import QUIET_S, GroupTimeouts, HangMonitor, status_key
 from surestep.engine.distributed.launcher_env import LaunchInfo
@@ -53,7 +54,7 @@ def join_process_group(
     timeout = timedelta(seconds=timeouts.start_s)
     is_own = not dist.is_initialized()
     hook = sys.excepthook  # torch wraps it with each group, and never removes the wrapper
-    store = _open_group(launched, backend, timeouts) if is_own else _get_default_store()
+    store = _open_group(launched, backend, timeouts) if is_own else private.get_default_store()
     try:
         host = dist.new_group(backend="gloo", timeout=timeout)
         background = dist.new_group(backend="gloo", timeout=timeout)
@@ -107,7 +108,7 @@ def _monitored(
 def connect_separately(store: Store, number: int) -> Callable[[], Store]:
     """Return a function that opens this store over a separate connection.
 
-    torch 2.6 cannot clone a store, nor tell its prefix: the ranks agree on a different one, by the
+    torch 2.6 cannot clone a store or return its prefix: the ranks agree on a different one, by the
     number of their group.
     """
     if hasattr(store, "clone"):  # which torch's stubs lack

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from surestep.engine import private
 from surestep.engine.model.activation_checkpointing import replace_forward
 from surestep.engine.model.layers import blocks_of
 from surestep.engine.plan.plan import Plan
@@ -121,11 +122,11 @@ def _within_hooks(module: nn.Module) -> Callable[..., Any]:
 
 def recompile_counter() -> Callable[[], str | None]:
     """Return a function that reports the graphs made by torch.compile since its last call."""
-    seen, reported = _graphs(), False
+    seen, reported = private.count_graphs(), False
 
     def notice() -> str | None:
         nonlocal seen, reported
-        before, seen = seen, _graphs()
+        before, seen = seen, private.count_graphs()
         first, reported = not reported, True
         if seen == before:
             return None
@@ -138,13 +139,6 @@ def recompile_counter() -> Callable[[], str | None]:
         )
 
     return notice
-
-
-def _graphs() -> int:
-    from torch._dynamo.utils import counters  # half a second to import, and only needed here
-
-    stats: Any = counters["stats"]
-    return int(stats["unique_graphs"])
 
 
 class DispatchMode(TorchDispatchMode):

@@ -1,14 +1,11 @@
 """Lazy modules, whose parameters have no shape before the first forward."""
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_map
 
 from surestep.base.errors import TaskError
-from surestep.engine.batch import MicroBatch
+from surestep.engine.batch import MicroBatch, move
 from surestep.engine.model.attributes import preserve_attributes
 from surestep.engine.model.forward_errors import explain_forward
 from surestep.engine.model.preserve import preserve_buffers
@@ -28,11 +25,7 @@ def initialize_lazy(model: nn.Module, micro: MicroBatch) -> None:
         TaskError: the forward fails, or leaves some without a shape.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-
-    def move(value: Any) -> Any:
-        return value.to(device) if isinstance(value, Tensor) else value
-
-    args, kwargs = tree_map(move, (tuple(micro.args), dict(micro.kwargs)))
+    args, kwargs = move((tuple(micro.args), dict(micro.kwargs)), device)
     names = lazy_names(model)
     try:
         with (

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from surestep.base.errors import TaskError
+from surestep.engine import private
 from surestep.engine.batch import Batch
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.losses.base import Loss
 from surestep.engine.parallel.distributed import DistributedStrategy
-from surestep.engine.parallel.single import NO_GRADIENT, NOTHING, run_backward
+from surestep.engine.parallel.single import NO_GRADIENT, NOTHING
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import WHOLE, State
 from surestep.engine.step_outcome import Gradients
@@ -123,7 +124,7 @@ class DDPStrategy(DistributedStrategy):
             raise TaskError(NO_GRADIENT)
         seed = self.scaler.scale(torch.full_like(loss_sum, self.world.size / items))
         root, values = self._piggyback.root(loss_sum)
-        run = run_backward if type(loss_sum) is Tensor else torch.autograd.backward
+        run = private.run_backward if type(loss_sum) is Tensor else torch.autograd.backward
         run((loss_sum, root), (seed, values))
 
     def finish_backward(self, gradients: Gradients) -> Gradients:
@@ -154,7 +155,7 @@ class DDPStrategy(DistributedStrategy):
         logged, ratio = gradients.logged, gradients.items / items if items else 1.0
         if ratio != 1:
             grads = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-            torch._foreach_mul_(grads, ratio)
+            private.foreach_mul_(grads, ratio)
             logged = [
                 part if part.items else part._replace(value=part.value * ratio) for part in logged
             ]

@@ -25,6 +25,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from surestep.base.errors import ParallelError, TaskError
+from surestep.engine import private
 from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.distributed.shards import is_sharded, to_local
 from surestep.engine.losses.base import HALF
@@ -138,10 +139,10 @@ class FSDPStrategy(DistributedStrategy):
         norms, total = squares.sqrt().to(dtype), squares.sum().sqrt().to(dtype)
         if self.max_norm is not None:
             factor = torch.clamp(self.max_norm / (total + 1e-6), max=1.0)
-            torch._foreach_mul_(grads, factor.to(grads[0].device))
+            private.foreach_mul_(grads, factor.to(grads[0].device))
         elif self.clip_value is not None:
-            torch._foreach_clamp_min_(grads, -self.clip_value)
-            torch._foreach_clamp_max_(grads, self.clip_value)
+            private.foreach_clamp_min_(grads, -self.clip_value)
+            private.foreach_clamp_max_(grads, self.clip_value)
         return GradNorm(total, norms, names)
 
     def measure_norms(self, tensors: Sequence[Tensor]) -> Tensor:
@@ -151,7 +152,7 @@ class FSDPStrategy(DistributedStrategy):
     def _sum_squares(self, shards: Sequence[Tensor]) -> Tensor:
         """Return the sum of squares of each tensor over the ranks, (tensors,), on the device."""
         wide = torch.float32 if all(shard.dtype in HALF for shard in shards) else None
-        norms = [norm.double() for norm in torch._foreach_norm(list(shards), 2, wide)]
+        norms = [norm.double() for norm in private.foreach_norm(list(shards), 2, wide)]
         squares = torch.stack(norms).square_().to(self.device)
         dist.all_reduce(squares, group=self.group)
         return squares

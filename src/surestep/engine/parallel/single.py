@@ -7,13 +7,11 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.optim.optimizer as optimizer_module
 from torch import Tensor, nn
-from torch.autograd import profiler
-from torch.autograd.graph import _engine_run_backward
 from torch.nn.utils import get_total_norm
 
 from surestep.base.errors import TaskError
+from surestep.engine import private
 from surestep.engine.batch import Batch
 from surestep.engine.device import sum_dtype
 from surestep.engine.distributed.communicator import ALONE, Communicator
@@ -33,16 +31,6 @@ NO_GRADIENTS = (
     "detach(), .data, numpy or no_grad on the way to the loss."
 )
 NOTHING: AbstractContextManager[Any] = nullcontext()
-# torch.autograd.backward without the check that gradients have the shapes of the losses. That check
-# imports torch.fx and sympy at its first call: 0.4 s, and 40,000 objects for the garbage collector.
-run_backward: Any = partial(
-    _engine_run_backward,
-    keep_graph=False,
-    create_graph=False,
-    inputs=(),
-    allow_unreachable=True,
-    accumulate_grad=True,
-)
 
 
 class SingleProcessStrategy:
@@ -207,7 +195,7 @@ class SingleProcessStrategy:
         if known != items:
             seed = torch.full((), 1 / items, dtype=loss_sum.dtype, device=loss_sum.device)
             self._seeds[loss_sum.dtype] = (items, seed)
-        run = run_backward if type(loss_sum) is Tensor else torch.autograd.backward
+        run = private.run_backward if type(loss_sum) is Tensor else torch.autograd.backward
         run((loss_sum,), (self.scaler.scale(seed),))
 
     def clip_grad_norm(self) -> GradNorm:
@@ -241,7 +229,7 @@ class SingleProcessStrategy:
         # A norm in fp16 is at most 65,504; if nothing is clipped by it, it is computed in fp32.
         widen = self.max_norm is None and any(grad.dtype in HALF for grad in grads)
         if self.alike:
-            norms = torch.stack(torch._foreach_norm(grads, 2, torch.float32 if widen else None))
+            norms = torch.stack(private.foreach_norm(grads, 2, torch.float32 if widen else None))
             total = torch.linalg.vector_norm(norms)
         elif widen:
             norms = self.measure_norms(grads)
@@ -253,13 +241,13 @@ class SingleProcessStrategy:
         if self.max_norm is not None:
             factor = torch.add(total, 1e-6).reciprocal_().mul_(self.max_norm).clamp_(max=1.0)
             if self.alike:
-                torch._foreach_mul_(grads, factor)
+                private.foreach_mul_(grads, factor)
             else:
                 for grad in grads:
                     grad.mul_(factor)
         elif self.clip_value is not None:
-            torch._foreach_clamp_min_(grads, -self.clip_value)
-            torch._foreach_clamp_max_(grads, self.clip_value)
+            private.foreach_clamp_min_(grads, -self.clip_value)
+            private.foreach_clamp_max_(grads, self.clip_value)
         return GradNorm(total, norms, names)
 
     def measure_norms(self, tensors: Sequence[Tensor]) -> Tensor:
@@ -272,7 +260,7 @@ class SingleProcessStrategy:
         device, wide = tensors[0].device, (torch.float64, torch.complex128)
         values = [tensor.float() if tensor.dtype in HALF else tensor for tensor in tensors]
         dtype = torch.float64 if any(value.dtype in wide for value in values) else torch.float32
-        return torch.stack([norm.to(device, dtype) for norm in torch._foreach_norm(values)])
+        return torch.stack([norm.to(device, dtype) for norm in private.foreach_norm(values)])
 
     def reset_guard(self) -> None:
         """Allow steps again after one that was not finite."""
@@ -304,14 +292,7 @@ class FusedAdamW(torch.optim.AdamW):
 
     def step(self, closure: Any = None) -> Any:
         """Update the parameters, unless `found_inf` is 1."""
-        # Where torch lacks one of these names, it cannot be known, and torch's own step runs.
-        watched = (
-            getattr(profiler, "_is_profiler_enabled", True)
-            or getattr(self, "_optimizer_step_pre_hooks", True)
-            or getattr(self, "_optimizer_step_post_hooks", True)
-            or getattr(optimizer_module, "_global_optimizer_pre_hooks", True)
-            or getattr(optimizer_module, "_global_optimizer_post_hooks", True)
-        )
+        watched = private.fused_adamw_ is None or private.is_step_observed(self)
         lists = None if watched or closure is not None else self._lists()
         if lists is None:
             torch_step: Any = torch.optim.AdamW.step
@@ -323,12 +304,12 @@ class FusedAdamW(torch.optim.AdamW):
         groups, steps = lists
         with torch.no_grad():
             if found_inf is None:
-                torch._foreach_add_(steps, 1)
+                private.foreach_add_(steps, 1)
             else:
                 # torch adds 1 to each and takes found_inf away again; of a list this is one pass.
-                torch._foreach_add_(steps, [torch.rsub(found_inf, 1)] * len(steps))
+                private.foreach_add_(steps, [torch.rsub(found_inf, 1)] * len(steps))
             for group, tensors in groups:
-                torch._fused_adamw_(
+                private.fused_adamw_(
                     *tensors,
                     lr=group["lr"],
                     beta1=group["betas"][0],

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError
+from surestep.engine import private
 from surestep.engine.buffers import Slot, every_buffer
 from surestep.engine.distributed.shards import to_local
 from surestep.engine.losses.base import HALF
@@ -124,12 +125,12 @@ class AveragedWeights:
             pairs = zip(map(to_local, now.values()), averaged, strict=True)
             values = [pair.to(mine.dtype) for pair, mine in pairs]
             if flag is None:
-                torch._foreach_lerp_(averaged, values, share)
+                private.foreach_lerp_(averaged, values, share)
                 return
             good, kinds = torch.eq(flag, 0), {tensor.dtype for tensor in averaged}
             shares = {kind: good.to(kind).mul_(share) for kind in kinds}
             own = [shares[tensor.dtype] for tensor in averaged]
-            torch._foreach_lerp_(averaged, values, own)
+            private.foreach_lerp_(averaged, values, own)
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -166,7 +167,7 @@ class AveragedWeights:
     def _put_buffers(self, buffers: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
         for name, buffer in buffers.items():
             own = to_local(buffer)
-            if torch._debug_has_internal_overlap(own) == 0 and not own.is_inference():
+            if private.has_overlap(own) == 0 and not own.is_inference():
                 own.copy_(to_local(values[name]))
             else:  # such as an expanded one
                 self._set_buffer(name, values[name].to(buffer.dtype))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surestep.engine import private
 from surestep.engine.buffers import changed_buffers, none_buffers
 from surestep.engine.distributed.shards import Sizes, TensorShard, is_sharded, local_shard
 from surestep.engine.model.frozen_weights import omitted_weights
@@ -123,7 +124,7 @@ class StagingBuffers:
         )
         with torch.no_grad():
             if sources:
-                torch._foreach_copy_(buffers, sources, non_blocking=True)
+                private.foreach_copy_(buffers, sources, non_blocking=True)
         for device in {tensor.device for tensor in sources}:  # not only the current one
             if device.type != "cpu":
                 torch.accelerator.synchronize(device)
