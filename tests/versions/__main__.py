@@ -20,7 +20,10 @@ from tests.versions import names
 from tests.versions.checks import CHECKS, CheckError, Place, clear, run_laws, run_watch_tests
 
 CACHE = Path.home() / ".cache" / "surestep-versions"
-PACKAGES = "numpy safetensors pydantic tyro docstring-parser rich tqdm scikit-learn pytest".split()
+PACKAGES = (
+    *("numpy", "safetensors", "pydantic", "tyro", "docstring-parser", "rich", "tqdm"),
+    *("scikit-learn", "pytest"),
+)
 CI_S = 90.0
 INSTALLED = "installed"  # a file that is written last
 

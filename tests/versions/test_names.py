@@ -1,4 +1,4 @@
-"""Every name of torch that the package reads is one of every supported release, or has a fallback."""
+"""Every name of torch that the package reads is in all supported releases, or has a fallback."""
 
 import ast
 import tomllib

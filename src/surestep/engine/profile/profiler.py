@@ -5,11 +5,10 @@ Source: https://docs.pytorch.org/docs/stable/profiler.html
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
 
 from surestep.engine.batch import Batch
 from surestep.engine.distributed.gloo_threads import wait_until_idle
@@ -17,6 +16,9 @@ from surestep.engine.state.state import State
 from surestep.engine.step.callback import Callback, Request
 from surestep.engine.step.loop import Loop
 from surestep.engine.step.train_step import StepResult
+
+if TYPE_CHECKING:
+    from torch.utils.flop_counter import FlopCounterMode
 
 _MOST_EXPENSIVE = 10  # operations in the table
 # Dense products in 10^12 a second by device name and precision; the first name that fits counts.
@@ -64,6 +66,9 @@ class Profile(Callback):
         step = state.progress.step + 1
         # Dynamo gives up for good on what it first sees under a dispatch mode, as the counter is.
         if step == self.first - 1 and self.loop.plan.compile == "off":
+            # Builds for CUDA import triton with it, which reports leaks when Python ends.
+            from torch.utils.flop_counter import FlopCounterMode
+
             self._counter = FlopCounterMode(display=False)
             self._counter.__enter__()
         if self.first <= step <= self.last and self._profile is None:
