@@ -122,7 +122,7 @@ def run_ranks(place: Place) -> None:
     _write_recipe(place)
     for run, processes in (("one", []), ("two", ["--nproc", "2"])):
         place.run("-m", "surestep", "train", "my_recipe.py", "--run", run, *processes)
-        place.run("-m", "surestep", "ckpt", "export", f"{run}@last", "--out", f"{run}.safetensors")
+        place.run("-m", "surestep", "ckpt", "export", f"{run}@last", f"{run}.safetensors")
     place.run("-c", _COMPARE, "one.safetensors", "two.safetensors")
 
 

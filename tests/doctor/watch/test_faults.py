@@ -11,13 +11,13 @@ from torch import nn
 
 from surestep.cli import watch as command
 from surestep.cli import watched as watched_script
+from surestep.doctor import private
 from surestep.doctor.rule import load_rules
 from surestep.doctor.watch import (
     events,
     forwards,
     hooks,
     listeners,
-    private,
     processes,
     watch,
     wrap,
