@@ -56,6 +56,9 @@ SLOW = {
     "tests/engine/test_allocator.py::test_allocator_does_not_change_results": MEMORY,
     "tests/engine/test_allocator.py::test_retained_memory_is_returned": MEMORY,
     "tests/engine/test_allocator.py::test_steps_with_retained_memory_have_no_page_faults": MEMORY,
+    "tests/engine/test_device.py::test_device_without_float64_trains": (
+        "gives torch a device in a process of its own"
+    ),
     "tests/engine/test_plugins.py::test_broken_plugin_option": LAUNCHES,
     "tests/engine/test_plugins.py::test_plugin_option_is": LAUNCHES,
     "tests/engine/test_plugins.py::test_plugins_train_by_name": ("trains in a process of its own"),

@@ -1,5 +1,7 @@
 """The Plan's device is the current CUDA device while a run is open."""
 
+import subprocess
+import sys
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -109,3 +111,10 @@ def test_process_group_is_opened_on_the_device_of_the_rank(cards, monkeypatch, t
         tiny.prepare(tmp_path, {"model": nn.Linear(tiny.FEATURES, tiny.CLASSES)})
     assert seen == [1]
     assert cards.now == 0
+
+
+def test_device_without_float64_trains(tmp_path):
+    """A stub of MPS refuses float64: metrics, losses with weights, log points, histograms."""
+    command = [sys.executable, "-m", "tests.engine.without_float64"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.endswith("trained without float64\n"), done.stderr

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+WITHOUT_FLOAT64 = ("mps",)  # types of devices
 _UNCHANGED: AbstractContextManager[Any] = nullcontext()
 
 
@@ -29,7 +30,13 @@ def ran_out(error: BaseException) -> bool:
 
 def sum_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype of long sums: float64, or float32 on MPS, which has no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
+
+def place(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor on a device; float32 instead of float64 if the device has none."""
+    wide = tensor.dtype is torch.float64
+    return tensor.to(device, sum_dtype(device)) if wide else tensor.to(device)
 
 
 def as_summand(value: Any) -> torch.Tensor:

@@ -87,7 +87,7 @@ def step(manual_step: surestep.ManualStep) -> None:
 def energy_distance(drawn: Tensor, real: Tensor) -> Tensor:
     """Return the distance of two samples of the same size, without bias: below zero by chance."""
     within = sum(torch.cdist(sample, sample).sum() / (len(sample) - 1) for sample in (drawn, real))
-    return (2 * torch.cdist(drawn, real).mean() - within / len(real)).double()
+    return 2 * torch.cdist(drawn, real).mean() - within / len(real)
 
 
 def sketch(images: Tensor) -> str:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from surestep.config.duration import count_periods
+from surestep.engine.device import sum_dtype
 from surestep.engine.distributed.shards import full_tensor
 from surestep.engine.state.state import State, trainable_parameters
 from surestep.engine.step.callback import Callback
@@ -76,13 +77,14 @@ def compute_histogram(tensors: list[Tensor]) -> dict[str, Any] | None:
     values = [part for part in values if part.numel()]
     if not values:
         return None
-    extremes = torch.stack([torch.stack(torch.aminmax(part)) for part in values]).double()
+    dtype = sum_dtype(values[0].device)
+    extremes = torch.stack([torch.stack(torch.aminmax(part)) for part in values]).to(dtype)
     low, high = float(extremes[:, 0].min()), float(extremes[:, 1].max())
     counts = torch.zeros(BINS, dtype=torch.int64, device=values[0].device)
-    sums = torch.zeros(2, dtype=torch.float64, device=values[0].device)
+    sums = torch.zeros(2, dtype=dtype, device=values[0].device)
     width = (high - low) / BINS or 1.0
     for part in _split(values):
-        wide = part.double()
+        wide = part.to(dtype)
         bins = ((wide - low) / width).long().clamp_(0, BINS - 1)
         counts += torch.bincount(bins, minlength=BINS).to(counts.device)
         sums += torch.stack([wide.sum(), wide.square().sum()]).to(sums.device)

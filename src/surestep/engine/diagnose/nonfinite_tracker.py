@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from surestep.engine.batch import flatten_tensors
+from surestep.engine.device import sum_dtype
 from surestep.engine.diagnose.module_tracker import ModuleTracker
 from surestep.engine.model.compile import DispatchMode
 
@@ -204,7 +205,7 @@ def _summarize(tensor: Tensor) -> TensorSummary:
     low = high = None
     if values.numel() and bool(finite.any()):
         numbers = values.abs() if values.is_complex() else values
-        numbers = numbers[finite].double()
+        numbers = numbers[finite].to(sum_dtype(numbers.device))
         low, high = float(numbers.min()), float(numbers.max())
     nan = int(torch.isnan(values).sum())
     inf = int(values.numel() - int(finite.sum()) - nan)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
 from surestep.engine.batch import MicroBatch, batch_size_of, count_rows_left, count_samples_of
+from surestep.engine.device import place
 from surestep.engine.losses.follow import LossOptions
 
 LossFunction = Callable[..., Tensor | Mapping[str, Tensor]]
@@ -133,6 +134,10 @@ class Loss:
     def to(self, device: torch.device) -> None:
         """Move class weights and the teacher to the device; the teacher goes to eval mode."""
         if self.module is not None:
+            for part in self.module.modules():
+                for name, buffer in part.named_buffers(recurse=False):
+                    if buffer.dtype is torch.float64:
+                        setattr(part, name, place(buffer, device))
             self.module.to(device)
         if self.teacher is not None:
             self.teacher.to(device).eval()

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from surestep.base.errors import DataError, TaskError
+from surestep.engine.device import sum_dtype
 from surestep.engine.losses import input_checks as expect
 from surestep.engine.losses.base import IGNORED, FirstBatch, LossDoc, LossModule, sum_in_fp32
 
@@ -200,7 +201,9 @@ def weighted_count(targets: Tensor, weight: Tensor | None, ignored: int) -> floa
     if weight is None:
         return int(kept.sum())
     try:
-        return float(weight.to(targets.device)[targets[kept].long()].double().sum())
+        return float(
+            weight.to(targets.device)[targets[kept].long()].to(sum_dtype(targets.device)).sum()
+        )
     except IndexError as error:
         raise DataError(
             f"There are {len(weight)} class weights, and the targets run from "

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surestep.engine.device import place
+
 get_version = attrgetter("_version")
 
 
@@ -63,7 +65,7 @@ class LossOptions:
                 own.__dict__[name] = value
         for name, tensor in self.given._buffers.items():
             if tensor is not self._buffers.get(name, none) or self._is_written(tensor):
-                own._buffers[name] = None if tensor is None else tensor.to(device)
+                own._buffers[name] = None if tensor is None else place(tensor, device)
         self._note()
         if self.on_change is not None:
             self.on_change()
