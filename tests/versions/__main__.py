@@ -1,4 +1,4 @@
-"""Run surestep with several releases of torch, each in an environment of its own.
+"""Run surestep with several releases of torch, each in a separate environment.
 
     python -m tests.versions 2.6.0 2.9.1 2.14.1 2.15.0    # everything; prints the table of the docs
     python -m tests.versions 2.9.1 --python python3.12    # with another Python
@@ -22,7 +22,7 @@ from tests.versions.checks import CHECKS, CheckError, Place, clear, run_laws, ru
 CACHE = Path.home() / ".cache" / "surestep-versions"
 PACKAGES = (
     *("numpy", "safetensors", "pydantic", "tyro", "docstring-parser", "rich", "tqdm"),
-    *("scikit-learn", "pytest"),
+    *("scikit-learn", "pytest", "pytest-xdist"),
 )
 CI_S = 90.0
 INSTALLED = "installed"  # a file that is written last
@@ -107,10 +107,12 @@ def main() -> int:
     only.add_argument("--ci", action="store_true", help="some tests, 90 s at most")
     options = parser.parse_args()
     if options.ci:
-        return max(run_ci(options.folder, each, options.python) for each in options.releases)
-    pythons = {each: install(options.folder, each, options.python) for each in options.releases}
+        return max(run_ci(options.folder, release, options.python) for release in options.releases)
+    pythons = {
+        release: install(options.folder, release, options.python) for release in options.releases
+    }
     wanted = names.collect_names()
-    names.record({each: names.list_missing(own, wanted) for each, own in pythons.items()})
+    names.record({release: names.list_missing(own, wanted) for release, own in pythons.items()})
     if options.names:
         return 0
     shared, rows = clear(options.folder / "shared"), []

@@ -140,9 +140,10 @@ def run_resume(place: Place) -> None:
 def run_watch(place: Place) -> None:
     """Find a planted mistake with `surestep watch`."""
     (place.folder / "script.py").write_text(MISTAKE, encoding="utf-8")
-    text = place.run("-m", "surestep", "watch", "script.py")
-    if "SS101" not in text or "done" not in text:
-        raise CheckError(f"watch did not find SS101\n{text}")
+    text = place.run("-m", "surestep", "watch", "--json", "found.json", "script.py")
+    found = (place.folder / "found.json").read_text(encoding="utf-8")
+    if "SS101" not in found or "done" not in text:
+        raise CheckError(f"watch did not find SS101\n{text}{found}")
 
 
 def run_watch_tests(place: Place) -> None:
