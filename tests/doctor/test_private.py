@@ -73,9 +73,9 @@ def lacking(request, monkeypatch):
     """Read the private names of a torch without one of them, or two of which one is enough."""
     owner, name = request.param
     with monkeypatch.context() as patch:
-        patch.delattr(owner, name)
+        patch.delattr(owner, name, raising=False)  # torch 2.6 lacks the first
         if name == "is_fx_symbolic_tracing":
-            patch.delattr(owner, "_is_fx_tracing_flag")
+            patch.delattr(owner, "_is_fx_tracing_flag", raising=False)  # or torch 2.14
         if name == "_BatchNorm":  # others that only rules read, in one training
             patch.delattr(torch.nn.modules.instancenorm, "_InstanceNorm")
             patch.delattr(torch.nn.modules.dropout, "_DropoutNd")
@@ -102,7 +102,7 @@ def test_traced_function_has_no_operations_of_the_rules(monkeypatch):
         return nn.functional.cross_entropy(torch.softmax(x, 1), torch.zeros(2).long())
 
     with monkeypatch.context() as patch:
-        patch.delattr(torch.fx._symbolic_trace, "is_fx_symbolic_tracing")
+        patch.delattr(torch.fx._symbolic_trace, "is_fx_symbolic_tracing", raising=False)
         importlib.reload(private)
     alone, traced = str(torch.fx.symbolic_trace(softmax_of).graph), []
     Watch(load_rules()).run(lambda: traced.append(str(torch.fx.symbolic_trace(softmax_of).graph)))

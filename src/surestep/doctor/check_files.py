@@ -103,6 +103,9 @@ def _check_in_processes(chunks: list[Chunk], processes: int) -> Iterator[FileRep
 
 @contextmanager
 def _block_interrupts() -> Iterator[None]:
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     try:
         yield

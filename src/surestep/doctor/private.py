@@ -23,7 +23,7 @@ def _find_loader_iterator() -> Any:
 
 
 _symbolic_trace = find_name("torch.fx._symbolic_trace", instead=None)
-# Of torch.fx.symbolic_trace; the function is there from torch 2.13 on, and the flag before 2.14.
+# Of torch.fx.symbolic_trace. torch 2.6 lacks the function, and 2.14 the flag.
 is_fx_tracing = find_name(
     "torch.fx._symbolic_trace:is_fx_symbolic_tracing",
     instead=lambda: getattr(_symbolic_trace, "_is_fx_tracing_flag", False),

@@ -14,7 +14,6 @@ https://docs.kernel.org/admin-guide/mm/transhuge.html
 import ctypes
 import mmap
 import os
-import resource
 from pathlib import Path
 from typing import NamedTuple
 
@@ -111,6 +110,8 @@ def _has_huge_pages() -> bool:
 
     It costs memory if the kernel counts what is only reserved, or the process has a limit on it.
     """
+    import resource  # which Windows lacks
+
     limits = [resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
     try:
         asks = "[madvise]" in _KERNEL.read_text()

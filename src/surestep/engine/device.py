@@ -1,6 +1,5 @@
 """Differences between devices: which GPU "cuda" is, memory that ran out, dtypes of sums."""
 
-import resource
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -53,5 +52,7 @@ def peak_memory(device: torch.device) -> int:
     """Return the most bytes that torch had on a CUDA device, or this process on the host."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    import resource  # which Windows lacks
+
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024  # from KiB

@@ -5,7 +5,6 @@
 """
 
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from surestep.base.errors import RunError
+from surestep.base.posix import fcntl
 from surestep.base.text import escape_control_chars
 from surestep.record.io import fsync, open_regular, read_regular, temp_name
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
 from typing import Self
+
+from surestep.base.posix import fcntl
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _in_this_process: dict[Path, Lock] = {}  # a lock of `lockf` does not keep out other threads

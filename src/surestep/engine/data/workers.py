@@ -7,7 +7,6 @@ the middle of an optimizer step too. This loader raises only while a batch is wa
 import atexit
 import mmap
 import os
-import resource
 import select
 import signal
 import sys
@@ -187,6 +186,8 @@ def _describe(worker: BaseProcess, workers: int, stuck: set[int]) -> str:
 
 def _check_open_files(workers: int) -> None:
     """Raise DataError if workers need more open files than allowed: the run would hang."""
+    import resource  # which Windows lacks
+
     limit, opened = resource.getrlimit(resource.RLIMIT_NOFILE)[0], Path("/dev/fd")
     needs = _FILES * (1 + workers) + (len(list(opened.iterdir())) if opened.exists() else 0)
     if limit != resource.RLIM_INFINITY and needs > limit:
