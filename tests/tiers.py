@@ -22,6 +22,7 @@ SYNCS = "syncs a database again and again"
 TRAINS = "trains a recipe to its accuracy"
 
 SLOW = {
+    "tests/base/test_posix.py": LAUNCHES,
     "tests/cli/test_hostile_run.py": PRODUCT,
     "tests/cli/test_interrupt.py": KILLS,
     "tests/cli/test_launch.py": LAUNCHES,

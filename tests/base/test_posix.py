@@ -4,8 +4,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 from tests.cli.conftest import environment
 
 WINDOWS = """
@@ -69,7 +67,6 @@ def test_windows_checks_and_explains_and_says_where_training_runs(tmp_path):
     assert err == f"ConfigError: {ERROR}\n" * 2
 
 
-@pytest.mark.slow("watches a script in a process of its own")
 def test_windows_watches(tmp_path):
     codes, _, err = run(tmp_path, ["watch", "--json", "found.json", "script.py"])
     assert codes == [0], err

@@ -117,7 +117,7 @@ def is_locked(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     kind: int = layout.unpack(answer)[3 if is_darwin else 0]
-    return kind != fcntl.F_UNLCK
+    return kind != int(fcntl.F_UNLCK)
 
 
 def lock_owner(folder: Path) -> str:

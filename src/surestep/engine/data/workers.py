@@ -9,6 +9,7 @@ import mmap
 import os
 import select
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -35,6 +36,7 @@ _END_S = 5.0  # for workers to end after they were asked to
 _BEGIN_S = 30.0  # for a worker to begin, which takes milliseconds
 _FILES = 8  # that the process opens, and that each worker needs; measured: 2 and 5
 _IGNORED = ("SIGINT", "SIGUSR1", "SIGHUP")
+_PROC = Path("/proc")
 _PROCESSES = 2**16
 # A byte for each process id, shared with workers that are forked: 1 when the worker runs.
 _begun = mmap.mmap(-1, _PROCESSES)
@@ -275,7 +277,15 @@ def kill_tree(*pids: int) -> None:
 def list_children(pid: int) -> list[int]:
     """Return the processes that a process has started, if the system lists them."""
     found: list[int] = []
-    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+    if not _PROC.exists():  # macOS has `ps` only
+        with suppress(OSError, ValueError):
+            command = ["ps", "-A", "-o", "pid=,ppid="]
+            rows = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+            found = [
+                own for own, parent in (map(int, row.split()) for row in rows) if parent == pid
+            ]
+        return found
+    for listed in (_PROC / f"{pid}/task").glob("*/children"):
         with suppress(OSError):  # it has ended
             found += map(int, listed.read_text().split())
     return found
