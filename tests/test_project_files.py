@@ -1,7 +1,9 @@
 """The files around the source agree with each other and with the source."""
 
 import re
+import subprocess
 import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -121,3 +123,16 @@ def test_every_make_target_that_a_page_names_exists(page):
     named = re.findall(r"\bmake ([a-z-]+)\b  ", (ROOT / page).read_text(encoding="utf-8"))
     assert named
     assert set(named) <= set(targets)
+
+
+def test_source_distribution_has_every_file():
+    """So that its tests pass."""
+    lines = (ROOT / "MANIFEST.in").read_text(encoding="utf-8").splitlines()
+    patterns = [word for line in lines if line[0] == "i" for word in line.split()[1:]]
+    patterns += [line.split()[1] for line in lines if line.startswith("graft ")]
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is a source distribution")
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout
+    top = {path.partition("/")[0] for path in tracked.splitlines()}
+    assert len(top) > 10
+    assert [name for name in sorted(top) if not any(fnmatch(name, p) for p in patterns)] == []
