@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from surestep.base import torch_release
 from surestep.base.arguments import suggest_arguments
 from surestep.base.errors import ConfigError, RunError, SurestepError, TaskError
 from surestep.base.locations import is_recorded
 from surestep.base.paths import cache_folder, check_mirror_address, is_address, restore_address
 from surestep.base.text import describe_value, print_escaped
+from surestep.base.torch_release import describe_newer
 from surestep.config.config import Config, option_info, plugin_options
 from surestep.config.option import is_off
 from surestep.engine.data.stream_loader import describe_resume
@@ -374,7 +376,7 @@ def _start_session(
         session.loop.add_callback(display)
     session.open(display, own, finished=decision.finished)
     session.loop.notices.append(recorder.notice)
-    for text in recorder.warnings:
+    for text in (*recorder.warnings, *filter(None, [describe_newer(torch_release.VERSION)])):
         session.notify(text)
     if (size := session.loop.world.size) > 1:
         session.print_line(describe_ranks(plan, size))

@@ -1,12 +1,10 @@
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from surestep.engine.plan.system import read_system
-from tests import tiny
 
 
 def test_system_is_read():
@@ -15,17 +13,6 @@ def test_system_is_read():
     assert system.cpus >= 1
     assert system.threads == torch.get_num_threads()
     assert len(system.cuda_devices) == len(system.cuda_memory)
-
-
-@pytest.mark.parametrize(
-    ("version", "release", "has"),
-    [
-        *(("2.6.0", "2.6", True), ("2.13.0+cpu", "2.9", True), ("2.6.0", "", True)),
-        *(("2.8.1+cu126", "2.9", False), ("2.9.0a0+git1f", "2.9", True), ("3.0.0", "2.9", True)),
-    ],
-)
-def test_releases_of_torch_are_compared_as_numbers(version, release, has):
-    assert replace(tiny.FACTS, torch_version=version).has_torch(release) is has
 
 
 def test_no_bf16_without_a_gpu(monkeypatch):

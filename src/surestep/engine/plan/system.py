@@ -1,7 +1,6 @@
 """What a Plan depends on of this machine."""
 
 import os
-import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from surestep.base.torch_release import is_older
 from surestep.engine.allocator import GLIBC, Allocator, read_allocator
 from surestep.engine.distributed.launcher_env import (
     ALONE,
@@ -57,8 +57,7 @@ class SystemInfo:
 
     def has_torch(self, release: str) -> bool:
         """Return whether torch is this release, such as "2.9", or newer; "" is every release."""
-        own, other = (re.findall(r"\d+", text)[:2] for text in (self.torch_version, release))
-        return [*map(int, own)] >= [*map(int, other)]
+        return not is_older(self.torch_version, release)
 
 
 def read_system() -> SystemInfo:
