@@ -84,9 +84,9 @@ class Place(NamedTuple):
             raise CheckError(f"{' '.join(words)[:200]}: exit code {done.returncode}\n{shown}")
         return done.stdout
 
-    def run_tests(self, paths: Sequence[str]) -> None:
+    def run_tests(self, paths: Sequence[str], *more: str) -> None:
         """Run quick tests of this project."""
-        options = ["-q", "-p", "no:cacheprovider", "-m", "not slow", "-W", "default"]
+        options = ["-q", "-p", "no:cacheprovider", "-m", "not slow", "-W", "default", *more]
         places = [str(ROOT / path) for path in paths]
         self.run("-m", "pytest", *options, "--rootdir", str(ROOT), *places)
 
@@ -149,6 +149,11 @@ def run_watch(place: Place) -> None:
 def run_watch_tests(place: Place) -> None:
     """Run the tests of `surestep watch`."""
     place.run_tests(WATCH)
+
+
+def run_some_watch_tests(place: Place) -> None:
+    """Run the tests of `surestep watch` without the examples of its rules, most of the time."""
+    place.run_tests(WATCH, "--ignore", str(ROOT / "tests/doctor/watch/test_rules.py"))
 
 
 def run_laws(place: Place) -> None:
