@@ -98,6 +98,9 @@ def test_script_trains_the_same_and_its_mistakes_are_found(lacking):
 
 
 def test_traced_function_has_no_operations_of_the_rules(monkeypatch):
+    if not hasattr(torch.fx._symbolic_trace, "_is_fx_tracing_flag"):
+        pytest.skip("this torch has no flag to use instead of the function")
+
     def softmax_of(x):
         return nn.functional.cross_entropy(torch.softmax(x, 1), torch.zeros(2).long())
 

@@ -60,7 +60,7 @@ FUNCTIONS: dict[str, tuple[tuple[Any, str], ...]] = {
     "synchronize": ((torch.cuda, "synchronize"),),
     **_READS,
 }
-# Functions that are written in C++ have no signature.
+# Functions that are written in C++ have no signature, or since torch 2.15 one without names.
 _PARAMETERS: dict[str, dict[str, Any]] = {
     "scaled_dot_product_attention": {
         **dict.fromkeys(("query", "key", "value", "attn_mask")),
@@ -76,10 +76,10 @@ def read_parameters(name: str) -> dict[str, Any]:
     if not FUNCTIONS[name]:
         return {}
     owner, attribute = FUNCTIONS[name][0]
-    try:
-        parameters = inspect.signature(getattr(owner, attribute)).parameters.values()
-    except ValueError:
+    function = getattr(owner, attribute)
+    if not inspect.isfunction(inspect.unwrap(function)):
         return _PARAMETERS.get(name, _UNARY)
+    parameters = inspect.signature(function).parameters.values()
     return {
         parameter.name: None if parameter.default is parameter.empty else parameter.default
         for parameter in parameters
