@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from surestep.record import run_writer
+from surestep.trainer import run_identity
 from tests.needs import require
 from tests.tiers import is_slow, libraries_of
 from tests.warm import warm_python
@@ -38,6 +39,9 @@ _known_commit, _read_commit = cache(run_writer.read_commit), run_writer.read_com
 run_writer.read_commit = lambda folder: (
     _known_commit(folder) if folder == ROOT else _read_commit(folder)
 )
+
+# Each start of a run reads the modules of the user, and would read 600 of the tests: 35 ms.
+run_identity._OTHERS += (f"{ROOT / 'tests'}{os.sep}",)
 
 # Files that kill, race or start processes: no two of them run at the same time.
 ALONE = (
@@ -110,15 +114,16 @@ def freeze_after_each_file():
 
 
 @pytest.fixture(autouse=True)
-def start_searches_warm(request, monkeypatch):
+def start_searches_warm(request):
     """Let the trials of slow tests be forks of a process that has imported torch."""
     if request.node.get_closest_marker("slow") and request.node.nodeid.startswith(WARM):
-        monkeypatch.setattr(sys, "executable", warm_python())
+        request.getfixturevalue("monkeypatch").setattr(sys, "executable", warm_python())
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown():
+def pytest_runtest_teardown(item):
     """Collect between tests: what searches all objects of a process also visits garbage."""
+    assert not gc.isenabled(), f"{item.nodeid} leaves the garbage collector on"
     if gc.get_count()[0] > 10_000:
         gc.collect()
 

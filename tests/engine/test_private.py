@@ -17,6 +17,7 @@ from surestep.base.errors import ParallelError
 from surestep.engine import private
 from surestep.engine.data import workers
 from surestep.engine.distributed.hang_monitor import GroupTimeouts
+from surestep.engine.parallel import single
 from tests import tiny
 
 NAMES = [
@@ -70,11 +71,13 @@ def test_training_is_the_same_without_a_private_name(without, tmp_path, expected
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", ["fused_adamw_", "optimizer_module"])
+@pytest.mark.parametrize(
+    ("module", "name"), [(private, "fused_adamw_"), (single, "optimizer_module")]
+)
 def test_torch_steps_adamw_if_the_kernel_or_its_hooks_are_not_known(
-    monkeypatch, tmp_path, expected, name
+    monkeypatch, tmp_path, expected, module, name
 ):
-    monkeypatch.setattr(private, name, None)  # torch itself reads the names
+    monkeypatch.setattr(module, name, None)  # torch itself reads the names
     torch.testing.assert_close(train(tmp_path), expected, rtol=0, atol=0)
 
 

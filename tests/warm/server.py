@@ -156,7 +156,7 @@ def _run(words: list[str], base: list[str]) -> None:
     if os.environ.get(IMPORT_AGAIN):
         forget_surestep()
     kind, *rest = [word for word in words if word != "-u"]
-    sys.path[:] = [*_paths(), *base]
+    sys.path[:] = dict.fromkeys([*_paths(), *base])
     main = sys.modules["__main__"].__dict__
     for name in [name for name in main if not name.startswith("__")]:
         del main[name]

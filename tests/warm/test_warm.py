@@ -61,8 +61,9 @@ def test_client_ends_as_its_process(text, code, error):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_signal_of_the_client_reaches_its_process(number):
-    text = f"import signal; signal.signal({number}, lambda n, _: print(n)); print(1, flush=True)"
-    command = [warm_python(), "-c", f"{text}; signal.pause()"]
+    text = f"import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [{number}])"
+    text += f"; print(1, flush=True); print(int(signal.sigwait([{number}])))"
+    command = [warm_python(), "-c", text]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "1\n"
         process.send_signal(number)

@@ -8,8 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.optim.optimizer as optimizer_module
-from torch.autograd import profiler
 
 from surestep.base.errors import ParallelError
 from surestep.base.find_name import find_name
@@ -74,17 +72,6 @@ _C10D = "torch.distributed.distributed_c10d"
 get_default_store = find_name(f"{_C10D}:_get_default_store", instead=_reject_open_group)
 # Without it, the timeout of the start stays.
 set_group_timeout = find_name(f"{_C10D}:_set_pg_timeout", instead=lambda timeout, group: None)
-
-
-def is_step_observed(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a hook or a profiler observes the steps of an optimizer, or may do so."""
-    return bool(
-        getattr(profiler, "_is_profiler_enabled", True)
-        or getattr(optimizer, "_optimizer_step_pre_hooks", True)
-        or getattr(optimizer, "_optimizer_step_post_hooks", True)
-        or getattr(optimizer_module, "_global_optimizer_pre_hooks", True)
-        or getattr(optimizer_module, "_global_optimizer_post_hooks", True)
-    )
 
 
 def count_graphs() -> int:

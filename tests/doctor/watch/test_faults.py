@@ -108,7 +108,7 @@ PLACES = {
     "setup": (private, "list_device_constructors", fail, 0),
     "wrappers": (events.Events, "_wrap_state", fail, 0),
     "monitor": (hooks, "Events", fail, 0),
-    "folder": (watched_script, "TemporaryDirectory", fail, 0),
+    "folder": (watched_script, "make_temp_folder", fail, 0),
     "processes": (processes, "watched_processes", fail, 0),
     "end": (events.Events, "end_loaders", fail, 12),
     "restore": (hooks, "replaced", fail_at_exit, 12),

@@ -77,7 +77,7 @@ class Late:
 
 
 def _subclasses(kind: type) -> set[type]:
-    return {kind}.union(*(_subclasses(other) for other in type.__subclasses__(kind)))
+    return {kind}.union(*(_subclasses(other) for other in kind.__subclasses__()))
 
 
 class Unheld:

@@ -7,7 +7,9 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.optim.optimizer as optimizer_module
 from torch import Tensor, nn
+from torch.autograd import profiler
 from torch.nn.utils import get_total_norm
 
 from surestep.base.errors import TaskError
@@ -292,7 +294,14 @@ class FusedAdamW(torch.optim.AdamW):
 
     def step(self, closure: Any = None) -> Any:
         """Update the parameters, unless `found_inf` is 1."""
-        watched = private.fused_adamw_ is None or private.is_step_observed(self)
+        watched = (  # or may be, if torch has no such name; here, since a call takes longer
+            private.fused_adamw_ is None
+            or getattr(profiler, "_is_profiler_enabled", True)
+            or getattr(self, "_optimizer_step_pre_hooks", True)
+            or getattr(self, "_optimizer_step_post_hooks", True)
+            or getattr(optimizer_module, "_global_optimizer_pre_hooks", True)
+            or getattr(optimizer_module, "_global_optimizer_post_hooks", True)
+        )
         lists = None if watched or closure is not None else self._lists()
         if lists is None:
             torch_step: Any = torch.optim.AdamW.step
