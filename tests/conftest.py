@@ -34,10 +34,12 @@ torch.set_num_threads(1)
 # only when the power fails. `os.fstat` also raises an error for a bad descriptor.
 os.fsync = os.fstat
 
-# Each start of a run asks git twice: 20 ms. In the folder of these tests the answer stays the same.
+# Each start of a run asks git twice: 20 ms. Only in a repository of a test does the answer change.
 _known_commit, _read_commit = cache(run_writer.read_commit), run_writer.read_commit
 run_writer.read_commit = lambda folder: (
-    _known_commit(folder) if folder == ROOT else _read_commit(folder)
+    _read_commit(folder)
+    if folder != ROOT and (folder / ".git").exists()
+    else _known_commit(ROOT if folder == ROOT else Path("/"))
 )
 
 # Each start of a run reads the modules of the user, and would read 600 of the tests: 35 ms.

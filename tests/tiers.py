@@ -35,10 +35,12 @@ SLOW = {
     ),
     "tests/cli/test_runs.py::test_run_is_running_until_it_is_killed": KILLS,
     "tests/cli/test_startup.py": LAUNCHES,
+    "tests/cli/test_watch.py::test_script_starts_and_prints_as_without_watch": LAUNCHES,
     "tests/doctor/test_planted.py::test_no_correct_script_is_reported_while_it_runs": (
         "runs each correct script"
     ),
     "tests/doctor/test_planted.py::test_planted_mistakes_are_found": ("runs hundreds of scripts"),
+    "tests/doctor/watch/test_neutrality.py::test_default_device_is_kept": LAUNCHES,
     "tests/engine/checks/test_additivity.py::test_no_registered_or_torch_loss_is_rejected": PRODUCT,
     "tests/engine/checks/test_metric_parts.py::test_metric_that_is_a_mean_is_accepted": PRODUCT,
     "tests/engine/data/others/": "needs datasets, torchdata and webdataset",
@@ -49,6 +51,7 @@ SLOW = {
     "tests/engine/optim/test_state_size.py::"
     "test_estimated_optimizer_memory_matches_the_actual_state[adamw8bit": NEEDS_BNB,
     "tests/engine/parallel/test_deepspeed_config.py": NEEDS_DEEPSPEED,
+    "tests/engine/parallel/test_single.py::test_first_step_imports": LAUNCHES,
     "tests/engine/parallel/test_plugin.py::test_plugin_derived_from_ddp": LAUNCHES,
     "tests/engine/parallel/test_plugin.py::test_plugin_strategy_on_two_ranks": LAUNCHES,
     "tests/engine/parallel/test_plugin.py::test_plugin_strategy_trains": LAUNCHES,
@@ -64,6 +67,12 @@ SLOW = {
     "tests/engine/test_plugins.py::test_plugin_option_is": LAUNCHES,
     "tests/engine/test_plugins.py::test_plugins_train_by_name": ("trains in a process of its own"),
     "tests/gpu/": "needs an accelerator",
+    "tests/laws/test_independence.py::test_draws_of_a_run_are_independent[a stream of workers]": (
+        LOADS_IN_WORKERS
+    ),
+    "tests/laws/test_independence.py::test_draws_of_a_run_are_independent[workers]": (
+        LOADS_IN_WORKERS
+    ),
     "tests/laws/test_law_1_hugging_face.py": NEEDS_TRANSFORMERS,
     "tests/laws/test_law_2_kills.py": KILLS,
     "tests/laws/test_law_2_lora.py": "needs peft and transformers",
@@ -132,6 +141,7 @@ SLOW = {
     "tests/tracking/test_mlflow_store.py": "needs mlflow, and kills a process that uses it",
     "tests/tracking/test_secrets.py": "needs mlflow and wandb",
     "tests/tracking/test_wandb.py": "needs wandb, and starts its service",
+    "tests/trainer/test_launch.py::test_signal_that_torchrun_does_not_handle": LAUNCHES,
     "tests/trainer/test_predict_hugging_face.py": NEEDS_TRANSFORMERS,
     "tests/trainer/test_signals.py": KILLS,
     "tests/tuning/test_kills.py": KILLS,

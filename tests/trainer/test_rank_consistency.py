@@ -1,5 +1,6 @@
 """Errors for ranks with different setups."""
 
+import importlib
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -192,5 +193,8 @@ def test_different_settings_of_a_module_are_named():
     assert "  modules.2.p: 0.0 on rank 0; 0.5 on rank 1" in text
 
 
-def test_user_code_of_ranks_is_compared():
-    assert f"code.{__name__}" in known()
+def test_user_code_of_ranks_is_compared(tmp_path, monkeypatch):
+    (tmp_path / "code_of_a_rank.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("code_of_a_rank")
+    assert "code.code_of_a_rank" in known()

@@ -77,7 +77,8 @@ class Late:
 
 
 def _subclasses(kind: type) -> set[type]:
-    return {kind}.union(*(_subclasses(other) for other in kind.__subclasses__()))
+    below: list[type] = kind.__subclasses__()
+    return {kind}.union(*map(_subclasses, below))
 
 
 class Unheld:
