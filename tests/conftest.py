@@ -89,7 +89,7 @@ def pytest_runtest_setup(item):
 
 
 def pytest_collection_finish(session):
-    """Keep Python's garbage collector out of the tests; see `freeze_after_each_file`."""
+    """Keep Python's garbage collector out of the tests; see `freeze_after_a_file`."""
     import torch._dynamo  # noqa: F401 - an optimizer imports its 200,000 objects
 
     gc.collect()
@@ -104,7 +104,7 @@ def set_state_folder(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def freeze_after_each_file():
+def freeze_after_a_file():
     """Collect the garbage of each file's tests; freeze what is imported by then.
 
     A run collects at its start and at its log points if the collector is on. In a process with

@@ -1,6 +1,6 @@
 """A Python that starts in 0.05 s: its processes are forks of one that has imported torch.
 
-`warm_python()` makes an executable that takes the place of `sys.executable`. Each of its processes
+`warm_python()` makes an executable to use instead of `sys.executable`. Each of its processes
 is a client: the server forks a process for it, which has the client's arguments, environment,
 working folder, limits and files 0 to 2. The client forwards signals, ends as that process ends, and
 takes it along when it is killed.

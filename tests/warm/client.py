@@ -36,7 +36,7 @@ def main():
     }
     os.umask(request["mask"])
     forwarded = {1, 2, 3, 10, 12, 15}.difference(request["ignored"])
-    signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)  # until there is a process to tell
+    signal.pthread_sigmask(signal.SIG_BLOCK, forwarded)  # until there is a process to send them to
     server = socket.socket(socket.AF_UNIX)
     server.connect(ADDRESS)  # noqa: F821
     text = json.dumps(request).encode()

@@ -137,7 +137,7 @@ def _paths() -> list[str]:
 
 
 def run(words: list[str], base: list[str]) -> None:
-    """Do what `python WORDS` does, but for the time that Python needs to free torch."""
+    """Do what `python WORDS` does, without the time that Python needs to free torch."""
     codes: list[int] = []
     atexit.register(lambda: os._exit(codes[0]) if codes else None)  # the first, so it runs last
     try:

@@ -1,0 +1,96 @@
+"""Run the tests of a mutant in a fork of a process that has collected all tests."""
+
+import gc
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import pytest
+
+from tests.mutants.draw import Mutant
+
+LIMIT_S = 20  # of a test, whose mutant may not end
+
+
+def codes_of(code: CodeType) -> dict[tuple[str, int], CodeType]:
+    """Return a code object and all inside it, by name and first line."""
+    found = {(code.co_qualname, code.co_firstlineno): code}
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            found |= codes_of(inner)
+    return found
+
+
+def apply(mutant: Mutant, root: Path) -> None:
+    """Replace the code of every function of the mutant's file in this process."""
+    path = str(root / mutant.path)
+    codes = codes_of(mutant.code)
+    gc.unfreeze()  # it lists no frozen objects
+    for function in gc.get_objects():
+        if type(function) is FunctionType and function.__code__.co_filename == path:
+            code = function.__code__
+            new = codes.get((code.co_qualname, code.co_firstlineno))
+            if new is not None and new.co_freevars == code.co_freevars:
+                function.__code__ = new
+    gc.freeze()
+
+
+class Loop:
+    """A pytest plugin: instead of the tests, run those of each mutant, each mutant in a fork."""
+
+    def __init__(
+        self,
+        mutants: Sequence[tuple[int, Mutant]],
+        covering: Mapping[int, Mapping[str, Sequence[str]]],
+        root: Path,
+        out: Path,
+    ) -> None:
+        self.mutants, self.covering, self.root, self.out = mutants, covering, root, out
+        self.failed = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.failed |= report.failed
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        items = {item.nodeid: item for item in session.items}
+        for number, mutant in self.mutants:
+            for file, names in self.covering[number].items():
+                chosen = [items[name] for name in names if name in items]
+                if chosen:
+                    self._fork(number, mutant, file, chosen)
+        return True
+
+    def _fork(self, number: int, mutant: Mutant, file: str, chosen: list[pytest.Item]) -> None:
+        pid = os.fork()
+        if not pid:
+            os.setpgid(0, 0)
+            code = 2
+            try:
+                signal.alarm(LIMIT_S)
+                for stream in (1, 2):
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+                apply(mutant, self.root)
+                code = int(self._run(chosen))
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(pid, 0)
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # what a killed test had started
+        found: dict[str, Any] = {"mutant": number, "file": file, "tests": len(chosen)}
+        found["found"] = os.waitstatus_to_exitcode(status) != 0
+        with self.out.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(found) + "\n")
+        print("F" if found["found"] else ".", end="", file=sys.stderr, flush=True)
+
+    def _run(self, chosen: list[pytest.Item]) -> bool:
+        for item, following in zip(chosen, [*chosen[1:], None], strict=True):
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self.failed:
+                return True
+        return False

@@ -1,0 +1,56 @@
+"""A mutant is one change of an executed line, and takes effect in the process that applies it."""
+
+import importlib
+import sys
+
+import pytest
+
+from tests.mutants.draw import draw
+from tests.mutants.run import apply
+
+SOURCE = """
+def clip(value, limit):
+    if value > limit:
+        return limit
+    return value
+
+def double(values):
+    found = []
+    for value in values:
+        found.append(value + value)
+    return found
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "to_change.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    yield importlib.import_module("to_change")
+    del sys.modules["to_change"]
+
+
+@pytest.mark.parametrize(
+    ("line", "changes"),
+    [
+        (3, {"value > limit -> value >= limit", "if value > limit: -> if not value > limit:"}),
+        (5, {"return value -> return None"}),
+        (10, {"found.append(value + value) -> pass", "value + value -> value - value"}),
+        (2, set()),  # only the statements of a function are changed
+    ],
+)
+def test_changes_of_a_line_are_drawn(tmp_path, module, line, changes):
+    path, drawn = tmp_path / "to_change.py", set()
+    for seed in range(20):
+        drawn |= {f"{m.was} -> {m.now}" for m in draw(tmp_path, {path: frozenset([line])}, 1, seed)}
+    assert drawn == changes
+
+
+def test_applied_mutant_changes_the_function_that_others_hold(tmp_path, module):
+    held = module.double
+    (mutant,) = draw(tmp_path, {tmp_path / "to_change.py": frozenset([11])}, 1, 0)
+    assert held([1, 2]) == [2, 4]
+    apply(mutant, tmp_path)
+    assert held([1, 2]) is None
+    assert module.clip(3, 2) == 2
