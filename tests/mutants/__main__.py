@@ -40,12 +40,12 @@ def tests_by_file(tests: set[str], seconds: dict[str, float]) -> dict[str, list[
     """Return the cheapest tests of each file, up to FILE_S of it, at least one."""
     chosen: dict[str, list[str]] = defaultdict(list)
     spent: dict[str, float] = defaultdict(float)
-    for test in sorted(tests, key=lambda each: (seconds.get(each, 0.0), each)):
+    for test in sorted(tests, key=lambda test: (seconds.get(test, 0.0), test)):
         file = test.split("::")[0]
         spent[file] += seconds.get(test, 0.0)
         if spent[file] <= FILE_S or not chosen[file]:
             chosen[file].append(test)
-    return dict(sorted(chosen.items(), key=lambda each: spent[each[0]]))
+    return dict(sorted(chosen.items(), key=lambda pair: spent[pair[0]]))
 
 
 def main() -> None:
@@ -69,12 +69,12 @@ def main() -> None:
     mutants = draw(ROOT, heart, options.count, options.seed)
     own, of = map(int, options.shard.split("/"))
     covering = {
-        number: tests_by_file(executed[ROOT / each.path][each.line], seconds)
-        for number, each in enumerate(mutants)
+        number: tests_by_file(executed[ROOT / mutant.path][mutant.line], seconds)
+        for number, mutant in enumerate(mutants)
     }
-    for number, each in enumerate(mutants):
-        print(f"{number}: {each.path}:{each.line}: {each.was} -> {each.now}")
-    mine = [(number, each) for number, each in enumerate(mutants) if number % of == own]
+    for number, mutant in enumerate(mutants):
+        print(f"{number}: {mutant.path}:{mutant.line}: {mutant.was} -> {mutant.now}")
+    mine = [(number, mutant) for number, mutant in enumerate(mutants) if number % of == own]
     loop = Loop(mine, covering, ROOT, options.out)
     pytest.main(["-q", "-m", "not slow", "-p", "no:cacheprovider", str(ROOT / "tests")], [loop])
 

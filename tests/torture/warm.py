@@ -19,6 +19,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+FSYNC = os.fsync
 
 
 def warm_up() -> None:
@@ -26,6 +27,7 @@ def warm_up() -> None:
     import torch
 
     torch.set_num_threads(1)  # before any operation, so that no thread pool is created
+    os.fsync = os.fstat  # milliseconds each; a killed process loses nothing that it wrote
     from surestep.trainer.fit import fit
     from tests.torture.cases import Case
     from tests.torture.recipe import config, task
@@ -76,6 +78,7 @@ def _flips(folder: str, **more: Any) -> dict[str, Any]:
 def _disks(folder: str, **more: Any) -> dict[str, Any]:
     from tests.torture.disks import fill, limit, may_mount
 
+    os.fsync = FSYNC  # it may fail on a full disk
     mounts = may_mount(Path(folder) / "mount")
     ends, wrong = fill(Path(folder), **more) if mounts else limit(Path(folder), [10_000, 100_000])
     return {"ends": ends, "wrong": wrong}
