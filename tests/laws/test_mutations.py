@@ -593,12 +593,12 @@ MUTATIONS = [
                 "read_info",
                 lambda found, path: (_unpickle(path / "model.pkl"), found)[1],
             ),
-            lambda folder: check_reading(folder, ("list", "run")),
+            lambda folder: check_reading(folder, ("ckpt", "list", "run")),
         ),
         (
             "the recipe is run to know the run",
             after(Run, "__post_init__", lambda _, run: _run_recipe(run.path / "recipe.py")),
-            lambda folder: check_reading(folder, ("export", "run", "out.pt")),
+            lambda folder: check_reading(folder, ("ckpt", "export", "run", "out.pt")),
         ),
     ),
     *of_law(

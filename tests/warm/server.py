@@ -67,7 +67,11 @@ def serve(address: str) -> dict[str, Any]:
                     _answer(clients.pop(pid), status, selector)
             elif key.fileobj is listener:
                 client, _ = listener.accept()
-                request, files = receive(client)
+                try:
+                    request, files = receive(client)
+                except (OSError, ValueError):  # it was killed
+                    client.close()
+                    continue
                 pid = os.fork()
                 if not pid:
                     os.close(reader)
@@ -77,7 +81,8 @@ def serve(address: str) -> dict[str, Any]:
                     return request
                 for file in files:
                     os.close(file)
-                client.sendall(f"{pid}\n".encode())
+                with suppress(OSError):  # of a killed client
+                    client.sendall(f"{pid}\n".encode())
                 clients[pid] = client
                 selector.register(client, selectors.EVENT_READ, pid)
             else:  # a client was killed
@@ -104,7 +109,10 @@ def receive(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
     size, files, *_ = socket.recv_fds(client, 8, 3)
     text = b""
     while len(text) < int.from_bytes(size, "little"):
-        text += client.recv(1 << 20)
+        found = client.recv(1 << 20)
+        if not found:
+            break
+        text += found
     return json.loads(text), files
 
 

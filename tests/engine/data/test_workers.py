@@ -146,7 +146,7 @@ def test_error_reports_how_a_worker_ended(tmp_path, how, named):
 
 def test_too_low_limit_of_open_files_is_an_error_before_workers_start(tmp_path, monkeypatch):
     limits = lambda which: (24, 4096)  # noqa: E731
-    monkeypatch.setattr("surestep.engine.data.workers.resource.getrlimit", limits)
+    monkeypatch.setattr("resource.getrlimit", limits)
     with pytest.raises(DataError, match=r"num_workers=2 needs about \d+ open files.*limit.* is 24"):
         fit(tmp_path / "r", Rows())
 
