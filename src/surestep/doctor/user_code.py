@@ -12,6 +12,11 @@ from surestep.doctor.watcher import NOWHERE, Location
 _PACKAGE = str(Path(__file__).parents[1])
 
 
+def is_of_surestep(file: str) -> bool:
+    """Return whether a file is of this package; a folder of the user may have its name too."""
+    return file.startswith(_PACKAGE)
+
+
 @cache
 def is_of_user(file: str) -> bool:
     """Return whether a file is neither of a library nor of this package."""

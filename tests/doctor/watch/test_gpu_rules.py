@@ -65,6 +65,19 @@ def test_read_by_a_library_is_not_found(monkeypatch):
     assert observe_reads(monkeypatch, 30, read) == []
 
 
+def test_read_by_a_library_in_a_folder_that_is_named_surestep_is_not_found(monkeypatch, tmp_path):
+    code = compile(
+        "def read(step, loss): loss.item()", str(tmp_path / "surestep-try/lib.py"), "exec"
+    )
+    names = {}
+    exec(code, names)
+    mine = ss702_sync_every_step.is_of_user
+    monkeypatch.setattr(
+        ss702_sync_every_step, "is_of_user", lambda file: "lib.py" not in file and mine(file)
+    )
+    assert observe_reads(monkeypatch, 30, names["read"]) == []
+
+
 def test_loop_that_evaluates_after_every_step_is_not_found(monkeypatch):
     def evaluate(step, loss):
         loss.model.eval()

@@ -24,7 +24,7 @@ from surestep.doctor.source.devices import moves_model_to_gpu
 from surestep.doctor.source.trace import Event, Loop, Program, Trace
 from surestep.doctor.source.training import Action, describe, find_actions, is_derived_with_graph
 from surestep.doctor.source.values import Call, Operation, Value
-from surestep.doctor.user_code import is_of_user
+from surestep.doctor.user_code import is_of_surestep, is_of_user
 from surestep.doctor.watcher import Call as CallOfTorch
 from surestep.doctor.watcher import Location, Observation, Run, Watcher
 
@@ -205,7 +205,7 @@ def _is_read_by_user() -> bool:
         file = frame.f_code.co_filename
         if is_of_user(file):
             return True
-        is_passed = "surestep" in file or file.endswith(("_tensor.py", "_tensor_str.py"))
+        is_passed = is_of_surestep(file) or file.endswith(("_tensor.py", "_tensor_str.py"))
         if not is_passed and not file.endswith(("functools.py", "contextlib.py")):
             return False
         frame = frame.f_back  # type: ignore[assignment]
