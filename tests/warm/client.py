@@ -3,7 +3,6 @@ import signal
 import sys
 
 # Written in front of this text: PYTHON, the real one, and ADDRESS, the socket of the server.
-KNOWN = ("-u", "-c", "-m")
 
 
 def is_known(words):
