@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from contextlib import chdir
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,6 +56,19 @@ def task(hidden: int = 8, act: str = "tanh", bias: bool = True, depth: int | Non
 STREAM = RECIPE.replace("epochs=2", "max_steps=6").replace(
     "train=(x[:24], y[:24])", "train=lambda: zip(x[:24], y[:24])"
 )
+
+
+BAD = RECIPE.replace("y = x", "x[20] = x[20] * 0 + torch.nan\ny = x")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run that stopped at a bad sample, and its recipe."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "spoiled_recipe.py").write_text(BAD)
+    with chdir(folder):
+        assert main(["train", "spoiled_recipe.py", "--run", "r", "--data.shuffle", "False"]) == 1
+    return folder
 
 
 class Answer(NamedTuple):

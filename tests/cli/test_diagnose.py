@@ -10,8 +10,7 @@ import pytest
 from surestep.doctor.curves.causes import CAUSES
 from surestep.doctor.curves.state import TITLES
 from surestep.record.lock import RunLock
-from tests.cli.conftest import RECIPE
-from tests.cli.test_replay import BAD
+from tests.cli.conftest import BAD, RECIPE
 
 
 @pytest.fixture

@@ -1,12 +1,9 @@
 """Each command on a hostile run folder ends quickly with a sentence and runs no code in it."""
 
 import shutil
-from contextlib import chdir
 
 import pytest
 
-from surestep.cli.main import main
-from tests.cli.test_replay import BAD
 from tests.record.damage import change, in_time, spoil
 
 INCIDENT = "incidents/step-00000003"
@@ -34,17 +31,6 @@ READ_BY = {
 }
 CODES = {"ckpt list": 0, "ckpt diff": 2}  # list shows what it can read; for diff, 1 means different
 NOT_READ = ("environment.json", "skipped.json")
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A run that stopped at a bad sample, and its recipe."""
-    folder = tmp_path_factory.mktemp("made")
-    (folder / "spoiled_recipe.py").write_text(BAD)
-    with chdir(folder):
-        words = ("train", "spoiled_recipe.py", "--run", "r", "--data.shuffle", "False")
-        assert main(list(words)) == 1
-    return folder
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from contextlib import chdir
 from hashlib import sha256
 from pathlib import Path
 
@@ -10,11 +9,10 @@ import pytest
 
 from surestep.base.errors import RecipeError
 from surestep.cli.load_run import check_recipe
-from surestep.cli.main import main
 from surestep.cli.track import _load_model
 from surestep.recipes.find import SHIPPED
 from surestep.record.run import Run
-from tests.cli.test_replay import BAD
+from tests.cli.conftest import BAD
 
 COMMANDS = {
     "resume": ("resume", "r"),
@@ -25,17 +23,6 @@ COMMANDS = {
 }
 WITH_HELP = ("resume", "evaluate", "predict", "replay", "track replay")
 EVIL = "open({ran!r}, 'w').close()\n"
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A run that stopped at a bad sample."""
-    folder = tmp_path_factory.mktemp("made")
-    (folder / "bad_recipe.py").write_text(BAD)
-    with chdir(folder):
-        words = ("train", "bad_recipe.py", "--run", "r", "--data.shuffle", "False")
-        assert main(list(words)) == 1
-    return folder
 
 
 @pytest.fixture

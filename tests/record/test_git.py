@@ -21,15 +21,19 @@ def git(folder, *words, **options):
     )
 
 
-@pytest.fixture
-def repository(tmp_path):
-    folder = tmp_path / "received"
+def make_repository(folder, name):
+    """Make a repository with one file, and return it."""
     folder.mkdir()
     git(folder, "init")
-    (folder / "a").write_text("1")
-    git(folder, "add", "a")
-    git(folder, "commit", "-m", "a")
+    (folder / name).write_text("1")
+    git(folder, "add", name)
+    git(folder, "commit", "-m", name)
     return folder
+
+
+@pytest.fixture
+def repository(tmp_path):
+    return make_repository(tmp_path / "received", "a")
 
 
 def test_commit_and_whether_files_differ(repository):
@@ -106,12 +110,7 @@ def make_promise(folder):
 
 
 def make_submodule(folder):
-    inner = folder / "inner"
-    inner.mkdir()
-    git(inner, "init")
-    (inner / "b").write_text("1")
-    git(inner, "add", "b")
-    git(inner, "commit", "-m", "b")
+    inner = make_repository(folder / "inner", "b")
     git(folder, "add", "inner")
     git(folder, "commit", "-m", "inner")
     (inner / ".git" / "info" / "attributes").write_text("* filter=evil\n")
