@@ -85,10 +85,9 @@ def serve(address: str) -> dict[str, Any]:
                     client.sendall(f"{pid}\n".encode())
                 clients[pid] = client
                 selector.register(client, selectors.EVENT_READ, pid)
-            else:  # a client was killed
+            elif key.data in clients:  # the client was killed, and its process has not ended
                 selector.unregister(key.fileobj)
-                if key.data in clients:
-                    os.kill(key.data, signal.SIGKILL)
+                os.kill(key.data, signal.SIGKILL)
 
 
 def _ended(pids: list[int]) -> list[tuple[int, int]]:
@@ -105,7 +104,7 @@ def _answer(client: socket.socket, status: int, selector: selectors.BaseSelector
 
 
 def receive(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Return a request with its files."""
+    """Return a request with its files; a `ValueError` is the request of a killed client."""
     size, files, *_ = socket.recv_fds(client, 8, 3)
     text = b""
     while len(text) < int.from_bytes(size, "little"):
@@ -113,7 +112,12 @@ def receive(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
         if not found:
             break
         text += found
-    return json.loads(text), files
+    try:
+        return json.loads(text), files
+    except ValueError:
+        for file in files:  # who reads them would wait for this process
+            os.close(file)
+        raise
 
 
 def become(request: dict[str, Any], files: list[int]) -> None:

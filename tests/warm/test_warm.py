@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -83,6 +85,32 @@ def test_process_of_a_killed_client_ends():
         assert process.stdout.readline() == "1\n"
         process.kill()
         assert process.stdout.read() == ""  # only the process has the other end
+
+
+def test_server_goes_on_if_a_process_and_then_its_client_end_while_it_is_busy():
+    text = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
+    command = [warm_python(), "-c", text]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+        process = int(client.stdout.readline())
+        with socket.socket(socket.AF_UNIX) as other:
+            other.connect(str(Path(warm_python()).with_name("socket")))
+            socket.send_fds(other, [bytes([8] * 8)], [0])  # the server waits for the rest
+            os.kill(process, signal.SIGKILL)
+            while Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] != "Z":
+                pass
+            client.kill()
+            client.wait()
+    assert run(warm_python(), "-c", "print(1)").stdout == "1\n"
+
+
+def test_files_of_a_client_that_was_killed_before_it_had_asked_are_closed():
+    reader, writer = os.pipe()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(Path(warm_python()).with_name("socket")))
+        socket.send_fds(client, [bytes([8] * 8)], [writer])
+    os.close(writer)
+    assert os.read(reader, 1) == b""
+    os.close(reader)
 
 
 def test_other_options_need_the_real_python():
