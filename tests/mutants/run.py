@@ -15,7 +15,8 @@ import pytest
 
 from tests.mutants.draw import Mutant
 
-LIMIT_S = 20  # of a test, whose mutant may not end
+LIMIT_S = 20  # processor seconds of a test, whose mutant may not end
+WAIT_S = 120  # of a test that waits for what does not come
 
 
 def codes_of(code: CodeType) -> dict[tuple[str, int], CodeType]:
@@ -72,7 +73,8 @@ class Loop:
             os.setpgid(0, 0)
             code = 2
             try:
-                signal.alarm(LIMIT_S)
+                signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
+                signal.alarm(WAIT_S)
                 for stream in (1, 2):
                     os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
                 apply(mutant, self.root)
