@@ -42,16 +42,16 @@ bench: .venv-bench/.bench
 
 # A marker file, newer than pyproject.toml, records an installed extra, so a second call needs no
 # network. install.sh holds a lock, so two calls at once install once.
-$(VENV)/.demo: pyproject.toml install.sh
+$(VENV)/.demo: pyproject.toml install.sh constraints.txt
 	sh install.sh $(VENV) demo "$(PYTHON)" "$(TORCH)"
 
-$(VENV)/.dev: pyproject.toml install.sh
+$(VENV)/.dev: pyproject.toml install.sh constraints.txt
 	sh install.sh $(VENV) dev "$(PYTHON)" "$(TORCH)"
 
-$(VENV)/.dev-all: pyproject.toml install.sh
+$(VENV)/.dev-all: pyproject.toml install.sh constraints.txt
 	sh install.sh $(VENV) dev-all "$(PYTHON)" "$(TORCH)"
 
-.venv-bench/.bench: pyproject.toml install.sh
+.venv-bench/.bench: pyproject.toml install.sh constraints.txt
 	sh install.sh .venv-bench bench "$(PYTHON)" "$(TORCH)"
 
 clean:
