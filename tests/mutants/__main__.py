@@ -45,7 +45,7 @@ def tests_by_file(tests: set[str], seconds: dict[str, float]) -> dict[str, list[
         spent[file] += seconds.get(test, 0.0)
         if spent[file] <= FILE_S or not chosen[file]:
             chosen[file].append(test)
-    return dict(sorted(chosen.items(), key=lambda pair: spent[pair[0]]))
+    return dict(sorted(chosen.items()))
 
 
 def main() -> None:

@@ -73,7 +73,7 @@ def mutants_of(path: Path, root: Path, lines: frozenset[int]) -> Iterator[Mutant
                 if id(node) not in inside or getattr(node, "lineno", None) not in lines:
                     continue
                 other = changed(node)
-                if other is None:
+                if other is None or ast.dump(other) == ast.dump(node):
                     continue
                 nodes[index] = ast.fix_missing_locations(ast.copy_location(other, node))
                 setattr(parent, field, value if isinstance(value, list) else other)

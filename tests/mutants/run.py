@@ -3,19 +3,20 @@
 import gc
 import json
 import os
+import random
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any
 
 import pytest
 
 from tests.mutants.draw import Mutant
 
 LIMIT_S = 20  # processor seconds of a test, whose mutant may not end
+ENOUGH = 10  # files that find a mutant; what more files do is not tried
 WAIT_S = 120  # of a test that waits for what does not come
 
 
@@ -61,13 +62,15 @@ class Loop:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = {item.nodeid: item for item in session.items}
         for number, mutant in self.mutants:
-            for file, names in self.covering[number].items():
+            files, finders = list(self.covering[number].items()), 0
+            random.Random(number).shuffle(files)
+            for file, names in files:
                 chosen = [items[name] for name in names if name in items]
-                if chosen:
-                    self._fork(number, mutant, file, chosen)
+                if chosen and finders < ENOUGH:
+                    finders += self._fork(number, mutant, file, chosen)
         return True
 
-    def _fork(self, number: int, mutant: Mutant, file: str, chosen: list[pytest.Item]) -> None:
+    def _fork(self, number: int, mutant: Mutant, file: str, chosen: list[pytest.Item]) -> bool:
         pid = os.fork()
         if not pid:
             os.setpgid(0, 0)
@@ -84,11 +87,12 @@ class Loop:
         _, status = os.waitpid(pid, 0)
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)  # what a killed test had started
-        found: dict[str, Any] = {"mutant": number, "file": file, "tests": len(chosen)}
-        found["found"] = os.waitstatus_to_exitcode(status) != 0
+        is_found = os.waitstatus_to_exitcode(status) != 0
+        line = {"mutant": number, "file": file, "tests": len(chosen), "found": is_found}
         with self.out.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(found) + "\n")
-        print("F" if found["found"] else ".", end="", file=sys.stderr, flush=True)
+            out.write(json.dumps(line) + "\n")
+        print("F" if is_found else ".", end="", file=sys.stderr, flush=True)
+        return is_found
 
     def _run(self, chosen: list[pytest.Item]) -> bool:
         for item, following in zip(chosen, [*chosen[1:], None], strict=True):

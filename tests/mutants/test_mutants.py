@@ -19,6 +19,9 @@ def double(values):
     for value in values:
         found.append(value + value)
     return found
+
+def give_up():
+    return None
 """
 
 
@@ -37,6 +40,7 @@ def module(tmp_path, monkeypatch):
         (3, {"value > limit -> value >= limit", "if value > limit: -> if not value > limit:"}),
         (5, {"return value -> return None"}),
         (10, {"found.append(value + value) -> pass", "value + value -> value - value"}),
+        (14, set()),  # which would be the same
         (2, set()),  # only the statements of a function are changed
     ],
 )
