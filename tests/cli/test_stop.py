@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from importlib import import_module
+from itertools import product
 
 import pytest
 
@@ -35,7 +36,7 @@ def send(place, *numbers):
 
     def patch():
         names = place.split(".")
-        cut = -2 if names[-2].istitle() else -1
+        cut = -2 if names[-2][0].isupper() else -1
         owner = import_module(".".join(names[:cut]))
         for name in names[cut:-1]:
             owner = getattr(owner, name)
@@ -177,3 +178,22 @@ def test_signal_while_torch_is_imported_is_not_lost(recipe, folder, number):
     words = "Stopped by SIGTERM before training began. Run the same command again.\n"
     assert stopped.stderr == ("" if number == 2 else words)
     assert not os.path.exists("r")
+
+
+SEARCH = (  # where a search is before its first trial, in order
+    "surestep.cli.search.read_command_line",
+    "surestep.tuning.search.open_study",
+    "surestep.tuning.study.SearchStudy.claim_trial",
+)
+
+
+@pytest.mark.parametrize(
+    ("place", "number"), [*product(SEARCH[:2], [*NUMBERS, signal.SIGINT]), (SEARCH[2], 15)]
+)
+def test_signal_before_the_first_trial_stops_a_search(recipe, folder, place, number):
+    (folder / "space.toml").write_text('"optim.lr" = "log(1e-3, 1e-1)"\n')
+    words = ("search", recipe(RECIPE), "--space", "space.toml", "--trials", "1", "--study", "s")
+    stopped = run_forked(folder, *words, first=send(place, number))
+    assert stopped.returncode == (130 if number == signal.SIGINT else 75)
+    assert "Traceback" not in stopped.stderr
+    assert (folder / "s").exists() == (place == SEARCH[2])
