@@ -78,7 +78,10 @@ def default_rules() -> Rules:
 
 
 def keep_prose(source: str) -> str:
-    """Return Python source with its code blanked, except comments and the insides of strings."""
+    """Return Python source with code as CODE, except comments and the insides of strings.
+
+    Lines stay, columns do not: each line has one CODE for all code that is not interrupted.
+    """
     lines = [re.sub(r"\S", CODE, line) for line in source.splitlines(keepends=True)]
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -93,7 +96,7 @@ def keep_prose(source: str) -> str:
         else:
             continue
         overwrite(lines, token.start, text)
-    return "".join(lines)
+    return re.sub(f"{CODE}[{CODE} ]*", CODE, "".join(lines))
 
 
 def find_quote(string: str) -> str:
