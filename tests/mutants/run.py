@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,18 +30,26 @@ def codes_of(code: CodeType) -> dict[tuple[str, int], CodeType]:
     return found
 
 
-def apply(mutant: Mutant, root: Path) -> None:
+def functions_of(root: Path) -> dict[str, list[FunctionType]]:
+    """Return the functions of the package that exist, by file; all objects are searched."""
+    found: dict[str, list[FunctionType]] = defaultdict(list)
+    gc.unfreeze()  # it lists no frozen objects
+    for function in gc.get_objects():
+        if type(function) is FunctionType and function.__code__.co_filename.startswith(str(root)):
+            found[function.__code__.co_filename].append(function)
+    gc.freeze()
+    return found
+
+
+def apply(mutant: Mutant, root: Path, functions: Mapping[str, Sequence[FunctionType]]) -> None:
     """Replace the code of every function of the mutant's file in this process."""
     path = str(root / mutant.path)
     codes = codes_of(mutant.code)
-    gc.unfreeze()  # it lists no frozen objects
-    for function in gc.get_objects():
-        if type(function) is FunctionType and function.__code__.co_filename == path:
-            code = function.__code__
-            new = codes.get((code.co_qualname, code.co_firstlineno))
-            if new is not None and new.co_freevars == code.co_freevars:
-                function.__code__ = new
-    gc.freeze()
+    for function in functions[path]:
+        code = function.__code__
+        new = codes.get((code.co_qualname, code.co_firstlineno))
+        if new is not None and new.co_freevars == code.co_freevars:
+            function.__code__ = new
 
 
 class Loop:
@@ -61,6 +70,7 @@ class Loop:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = {item.nodeid: item for item in session.items}
+        self.functions = functions_of(self.root)
         for number, mutant in self.mutants:
             files, finders = list(self.covering[number].items()), 0
             random.Random(number).shuffle(files)
@@ -80,7 +90,7 @@ class Loop:
                 signal.alarm(WAIT_S)
                 for stream in (1, 2):
                     os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-                apply(mutant, self.root)
+                apply(mutant, self.root, self.functions)
                 code = int(self._run(chosen))
             finally:
                 os._exit(code)

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.mutants.draw import draw
-from tests.mutants.run import apply
+from tests.mutants.run import apply, functions_of
 
 SOURCE = """
 def clip(value, limit):
@@ -55,6 +55,6 @@ def test_applied_mutant_changes_the_function_that_others_hold(tmp_path, module):
     held = module.double
     (mutant,) = draw(tmp_path, {tmp_path / "to_change.py": frozenset([11])}, 1, 0)
     assert held([1, 2]) == [2, 4]
-    apply(mutant, tmp_path)
+    apply(mutant, tmp_path, functions_of(tmp_path))
     assert held([1, 2]) is None
     assert module.clip(3, 2) == 2
