@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import json
@@ -91,7 +92,8 @@ def run_all(
     processes: int = 1,
 ) -> list[Result]:
     """Return what `run` finds in each script, in a folder and a forked process for each."""
-    load_libraries()
+    if scripts:
+        load_libraries()
     results: list[Result] = [Result() for _ in scripts]
     running: dict[int, tuple[int, tempfile.TemporaryDirectory[str], float]] = {}
     for index, files in enumerate(scripts):
@@ -124,9 +126,13 @@ def load_libraries() -> None:
     torch.set_num_threads(1)
     Watch(load_rules())
     torch.optim.SGD([torch.zeros(1)])  # imports torch._dynamo
-    for name in ("accelerate", "sklearn.model_selection", "sklearn.metrics", "tqdm.auto"):
+    names = "accelerate lightning sklearn.model_selection sklearn.metrics tqdm.auto"
+    for name in names.split():
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             importlib.import_module(name)
+    # `watch` and the collector of each process would visit, and so copy, all imported objects.
+    gc.collect()
+    gc.freeze()
 
 
 def read_result(folder: Path, status: int) -> Result:
