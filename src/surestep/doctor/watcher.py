@@ -93,6 +93,7 @@ class Run:
         models: modules that were called from outside of any other one.
         optimizers: that have taken a step.
         histories: a `History` of each optimizer, written in the steps that are sampled.
+        moments: the parameters that were there when each optimizer was made, if a rule needs them.
         losses: a `LossRecorder`, if a rule needs the losses of the run.
         schedules: a `ScheduleRecorder`, if a rule needs what is done with the schedules.
     """
@@ -112,6 +113,7 @@ class Run:
     models: IdentityDict[nn.Module, None] = field(default_factory=IdentityDict)
     optimizers: IdentityDict[Optimizer, None] = field(default_factory=IdentityDict)
     histories: IdentityDict[Optimizer, Any] = field(default_factory=IdentityDict)
+    moments: IdentityDict[Optimizer, Any] = field(default_factory=IdentityDict)
     losses: Any = None
     schedules: Any = None
 

@@ -77,6 +77,21 @@ def test_layer_that_was_replaced_is_reported_by_one_rule():
     assert [finding.rule for finding in watch.report().findings] == ["SS202"]
 
 
+def test_objects_are_searched_once_for_each_optimizer(monkeypatch):
+    searches = []
+    get_objects = gc.get_objects
+    monkeypatch.setattr(gc, "get_objects", lambda: searches.append(1) or get_objects())
+
+    def train():
+        for _ in range(2):
+            torch.optim.SGD(torch.nn.Linear(4, 1).parameters(), lr=0.1)
+
+    watch = Watch(RULES)
+    watch.run(train)
+    assert watch.report().findings == []
+    assert len(searches) == 2
+
+
 def test_optimizer_with_the_id_of_one_that_is_gone_is_another_one():
     seen = set()
 

@@ -154,7 +154,7 @@ class Watch(Watcher):
         self._stale: dict[int, int] = {}  # parameters without a gradient, by optimizer
 
     def on_new_optimizer(self, run: Run, optimizer: Optimizer) -> None:
-        self._unheld.remember(optimizer)
+        self._unheld.remember(run, optimizer)
 
     def on_step(self, run: Run, optimizer: Optimizer) -> None:
         used = [p for group in optimizer.param_groups for p in group["params"]]

@@ -43,6 +43,15 @@ class _Moment:
         return found is None or found() is not parameter
 
 
+def _find_parameters() -> _Moment:
+    from torch.nn import Parameter
+
+    kinds = _subclasses(Parameter)  # a lookup is 20 times as fast as `issubclass`
+    found = [p for p in gc.get_objects() if type(p) in kinds]
+    frozen = frozenset(id(p) for p in found if not p.requires_grad)
+    return _Moment({id(p): weakref.ref(p) for p in found}, frozen)
+
+
 @dataclass
 class Late:
     """A parameter that gets gradients, and that no optimizer has.
@@ -85,20 +94,16 @@ class Unheld:
     """Remembers what was there when optimizers were made, and checks parameters in some steps."""
 
     def __init__(self) -> None:
-        self._moments: dict[int, _Moment] = {}
+        self._made = 0
         self._optimizers: WeakSet[Optimizer] = WeakSet()
         self._late: dict[int, Late] = {}
 
-    def remember(self, optimizer: Optimizer) -> None:
-        """Remember the parameters that are there when an optimizer is made."""
-        from torch.nn import Parameter
-
+    def remember(self, run: Run, optimizer: Optimizer) -> None:
+        """Remember the parameters that are there when an optimizer is made, once for all rules."""
         self._optimizers.add(optimizer)
-        if len(self._moments) < _MOST_OPTIMIZERS:
-            kinds = _subclasses(Parameter)  # a lookup is 20 times as fast as `issubclass`
-            found = [p for p in gc.get_objects() if type(p) in kinds]
-            frozen = frozenset(id(p) for p in found if not p.requires_grad)
-            self._moments[id(optimizer)] = _Moment({id(p): weakref.ref(p) for p in found}, frozen)
+        self._made += 1
+        if self._made <= _MOST_OPTIMIZERS and optimizer not in run.moments:
+            run.moments[optimizer] = _find_parameters()
 
     def check(self, run: Run, model: nn.Module, optimizer: Optimizer) -> None:
         """Count the parameters of a model with a gradient that no optimizer has.
@@ -109,7 +114,7 @@ class Unheld:
             optimizer: that should have them; nothing is counted if they were there before it was
                 made, and could be trained.
         """
-        moment = self._moments.get(id(optimizer))
+        moment = run.moments.get(optimizer)
         if moment is None:
             return
         held = list_held(self._optimizers)
