@@ -2,11 +2,13 @@
 
 import json
 import re
+import shutil
 import time
 
 import pytest
 
 from surestep.testing import TrackerSuite
+from surestep.tracking.mlflow_store import create_store
 from surestep.tracking.registry import tracker_class
 from tests.needs import needs
 from tests.tracking.test_wandb import records
@@ -14,9 +16,17 @@ from tests.tracking.test_wandb import records
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of SQLAlchemy, in MLflow
 class TestMLflow(TrackerSuite):
-    @pytest.fixture(autouse=True)
-    def store(self, tmp_path, monkeypatch):
+    @pytest.fixture(scope="class")
+    def empty_store(self, tmp_path_factory):
+        """Return a file with the tables of MLflow, which it creates in a second."""
         needs("mlflow")
+        path = tmp_path_factory.mktemp("store") / "mlflow.db"
+        create_store(f"sqlite:///{path}")
+        return path
+
+    @pytest.fixture(autouse=True)
+    def store(self, tmp_path, monkeypatch, empty_store):
+        shutil.copy(empty_store, tmp_path)
         self.uri = f"sqlite:///{tmp_path}/mlflow.db"
         monkeypatch.setenv("MLFLOW_TRACKING_URI", self.uri)
         monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "suite")
