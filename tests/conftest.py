@@ -56,7 +56,7 @@ ALONE = (
     "tests/cli/test_interrupt.py",
 )
 # Files whose slow tests call what starts processes by `sys.executable`.
-WARM = ("tests/cli/test_search.py", "tests/tuning/")
+WARM = ("tests/cli/test_launch.py", "tests/cli/test_search.py", "tests/tuning/")
 
 
 def group_of(nodeid):

@@ -1,6 +1,7 @@
 import re
 import signal
 import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from surestep.config.config import iter_options
 from surestep.engine.distributed.launcher_env import LaunchInfo
 from tests.warm import warm_python
 
+PYTHON = sys.executable
 TWO = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
 
 
@@ -120,7 +122,10 @@ def test_two_processes_train_one_run_and_only_one_prints(surestep, recipe, tmp_p
     assert answer.out.count("Best checkpoint:") == 1
 
 
-def test_files_beside_a_recipe_do_not_shadow_libraries_in_processes(surestep, recipe, folder):
+def test_files_beside_a_recipe_do_not_shadow_libraries_in_processes(
+    surestep, recipe, folder, monkeypatch
+):
+    monkeypatch.setattr(sys, "executable", PYTHON)  # a warm process has imported them before
     for name in ("numpy.py", "datasets.py"):
         (folder / name).write_text("raise RuntimeError('the file of the recipe was imported')")
     answer = surestep("train", recipe(), "--nproc", "2", "--run", "r")
