@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -269,59 +268,24 @@ def test_files_and_functions_respect_the_size_limits_or_give_a_reason():
         assert EXCEPTIONS[name]["reason"]
 
 
-IMPORT_EACH = textwrap.dedent(
-    """
-    import gc, importlib, logging, os, signal, sys, warnings
-    import numpy, pydantic, rich, safetensors.torch, torch, torch.utils.data, tqdm.auto
-    try:
-        import tyro, sklearn.datasets
-    except ImportError:
-        pass
-
-    sys.pycache_prefix = sys.argv[1]  # so that each module is compiled under -W error, once
-    sys.dont_write_bytecode = False  # a module with a warning raises, so it is not cached
-    gc.freeze()  # otherwise each child's collector visits, and so copies, all imported objects
-    signals = [getattr(signal, f"SIG{name}") for name in "INT TERM USR1 HUP CHLD PIPE".split()]
-
-    def process_state():
-        return (
-            dict(os.environ), os.getcwd(), [signal.getsignal(each) for each in signals],
-            list(logging.root.handlers), logging.getLogger("surestep").handlers,
-            torch.initial_seed(), torch.get_num_threads(), torch.get_default_dtype(),
-            torch.cuda.is_initialized(), set(os.listdir(".")),
-        )
-
-    for name in sys.argv[2:]:
-        if not name.startswith("surestep.base") and name != "surestep":
-            import surestep.config.config  # takes 0.2 s and was already imported alone
-        child = os.fork()
-        if not child:
-            before = process_state()
-            warnings.simplefilter("error")
-            try:
-                importlib.import_module(name)
-                assert process_state() == before, "importing it changes the process"
-            except BaseException as error:
-                print(f"{name}: {error!r}", flush=True)
-            os._exit(0)
-        os.waitpid(child, 0)
-    """
-)
-
-
-def test_every_module_imports_alone_without_warnings_or_side_effects(tmp_path):
-    modules = [module_of(path) for path in FILES if path.name != "__main__.py"]
-    (tmp_path / "pycache").mkdir()  # must exist before the first process_state()
+def import_alone(folder, source, modules):
+    """Return what is printed of modules that do not import alone."""
+    (folder / "pycache").mkdir()  # must exist before the first process_state()
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", IMPORT_EACH, str(tmp_path / "pycache"), *modules],
-        env={**os.environ, **threads, "PYTHONPATH": str(SOURCE.parent.resolve())},
-        cwd=tmp_path,
+        [sys.executable, "-P", str(HERE / "import_alone.py"), str(folder / "pycache"), *modules],
+        env={**os.environ, **threads, "PYTHONPATH": str(source)},
+        cwd=folder,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout == ""
+    return done.stdout
+
+
+def test_every_module_imports_alone_without_warnings_or_side_effects(tmp_path):
+    modules = [module_of(path) for path in FILES if path.name != "__main__.py"]
+    assert import_alone(tmp_path, SOURCE.parent.resolve(), modules) == ""
 
 
 def test_every_module_has_a_docstring():
