@@ -1,4 +1,4 @@
-"""Import each module without the others: `python -P import_alone.py CACHE_FOLDER MODULE ...`.
+"""Import each module without the others: `python -P import_alone.py FOLDER MODULE ...`.
 
 It prints a line for each module that raises an error or a warning, or changes the process. Modules
 are imported one after the other in a process that forgets those of surestep between two of them.
@@ -16,6 +16,7 @@ import tomllib  # noqa: F401
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 
 import numpy  # noqa: F401
 import pydantic  # noqa: F401
@@ -58,20 +59,23 @@ def forget(names: Iterable[str]) -> None:
             delattr(sys.modules[package], last)  # otherwise `from package import last` finds it
 
 
-def import_one(name: str) -> None:
+def import_one(folder: Path, name: str) -> None:
     before = process_state()
+    path = folder / name.replace(".", "/")
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     try:
+        compile(path.read_bytes(), path, "exec")  # its byte code may be cached with a warning
         importlib.import_module(name)
         assert process_state() == before, "importing it changes the process"
     except BaseException as error:
         print(f"{name}: {error!r}", flush=True)
 
 
-def import_some(names: Iterable[str], writer: int) -> None:
+def import_some(folder: Path, names: Iterable[str], writer: int) -> None:
     """Import modules up to the first that imports other packages; write a byte for each."""
     known = set(sys.modules)
     for name in names:
-        import_one(name)
+        import_one(folder, name)
         os.write(writer, b".")
         new = [each for each in sys.modules if each not in known]
         if not all(each.startswith("surestep") for each in new):
@@ -79,12 +83,12 @@ def import_some(names: Iterable[str], writer: int) -> None:
         forget(new)
 
 
-def import_in_fork(names: list[str]) -> int:
+def import_in_fork(folder: Path, names: list[str]) -> int:
     """Import some of the modules in a fork; return how many."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
-        import_some(names, writer)
+        import_some(folder, names, writer)
         os.write(writer, b"e")
         os._exit(0)
     os.close(writer)
@@ -97,18 +101,16 @@ def import_in_fork(names: list[str]) -> int:
     return len(done) + 1
 
 
-def main(cache: str, names: list[str]) -> None:
-    sys.pycache_prefix = cache  # so that each module is compiled under -W error, once
-    sys.dont_write_bytecode = False  # a module with a warning raises, so it is not cached
+def main(folder: Path, names: list[str]) -> None:
     warnings.simplefilter("error")
     gc.disable()  # it would visit all imported objects again and again
     without_options = [n for n in names if n == "surestep" or n.startswith("surestep.base")]
     others = [name for name in names if name not in without_options]
     for some in (without_options, others):
         while some:
-            some = some[import_in_fork(some) :]
+            some = some[import_in_fork(folder, some) :]
         import surestep.config.config  # noqa: F401 - takes 0.2 s and is also imported alone
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -270,10 +270,9 @@ def test_files_and_functions_respect_the_size_limits_or_give_a_reason():
 
 def import_alone(folder, source, modules):
     """Return what is printed of modules that do not import alone."""
-    (folder / "pycache").mkdir()  # must exist before the first process_state()
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-P", str(HERE / "import_alone.py"), str(folder / "pycache"), *modules],
+        [sys.executable, "-P", str(HERE / "import_alone.py"), str(source), *modules],
         env={**os.environ, **threads, "PYTHONPATH": str(source)},
         cwd=folder,
         capture_output=True,
