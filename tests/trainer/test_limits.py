@@ -2,13 +2,15 @@
 
 import math
 import time
-from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import surestep
 from surestep.base.errors import ConfigError, Preempted
+from surestep.engine.step import loop
+from surestep.trainer import prepare
 from tests import tiny
 
 
@@ -27,47 +29,54 @@ def weights_of(run):
     return {name: value.tolist() for name, value in model.state_dict().items()}
 
 
-class Slow(surestep.Callback):
-    def on_step(self, state, result):
-        time.sleep(0.05)
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of `max_time`: it stands still unless a test moves it."""
+    clock = SimpleNamespace(now=0.0)
+    times = {"perf_counter": time.perf_counter, "strftime": time.strftime}
+    for module in (loop, prepare):
+        stopped = SimpleNamespace(monotonic=lambda: clock.now, **times)
+        monkeypatch.setattr(module, "time", stopped)
+    return clock
 
 
-def test_run_paused_by_max_time_resumes_bitwise_identically(tmp_path):
+def test_run_paused_by_max_time_resumes_bitwise_identically(tmp_path, clock):
+    class Slow(surestep.Callback):
+        def on_step(self, state, result):
+            clock.now += 2.5
+
     options = {"max_steps": 60, "checkpoint": {"every": "60 steps"}}
     whole = fit(tmp_path / "whole", **options)
-    starts = 0
-    while starts < 30:
-        starts += 1
-        with suppress(Preempted):
-            fit(tmp_path / "run", callbacks=[Slow()], max_time="0.02 minutes", **options)
-            break
+    for step in (24, 48):
+        with pytest.raises(Preempted):
+            fit(tmp_path / "run", callbacks=[Slow()], max_time="1 minute", **options)
         status = surestep.Run(tmp_path / "run").status
         assert (status["status"], status["resumable"]) == ("stopped", True)
-        assert status["reason"] == "max_time is over"
-        assert 0 < status["step"] < 60
-    run = surestep.Run(tmp_path / "run")
-    assert starts > 1
+        assert (status["reason"], status["step"]) == ("max_time is over", step)
+    run = fit(tmp_path / "run", callbacks=[Slow()], max_time="1 minute", **options)
     assert run.status["status"] == "finished"
     assert weights_of(run) == weights_of(whole)
 
 
-def test_max_time_interrupts_an_evaluation(tmp_path):
+def test_max_time_interrupts_an_evaluation(tmp_path, clock):
     class SlowModel(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.inner = tiny.model()
+            self.inner, self.evaluated = tiny.model(), 0
 
         def forward(self, x):
-            if not self.training:
-                time.sleep(0.2)
+            if self.training:
+                self.evaluated = 0
+            else:
+                self.evaluated += 1
+                clock.now += 6.0
             return self.inner(x)
 
-    task = tiny.task(model=SlowModel(), val=tiny.data(400))
-    began = time.monotonic()
+    task = tiny.task(model=SlowModel(), val=tiny.data(40))
     options = {"validation": {"every": "1 step", "batch_size": 1}}
     with pytest.raises(Preempted, match="max_time is over: Stopped after step 1; saved as"):
-        fit(tmp_path / "run", task, max_steps=3, max_time="0.02 minutes", **options)
-    assert time.monotonic() - began < 40
+        fit(tmp_path / "run", task, max_steps=3, max_time="1 minute", **options)
+    assert 0 < task.model.evaluated <= 10
 
 
 def test_evaluation_on_start_uses_the_first_weights_and_changes_no_number(tmp_path):
