@@ -4,15 +4,20 @@ import re
 import signal
 import socket
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 
 from surestep.cli.main import main
 from surestep.record.run import Run
+from surestep.tuning import process, trial
 from surestep.tuning.channel import Channel
 from surestep.tuning.process import StopRequests, TrialProcess
+from surestep.tuning.trial import WorkerLink
 
 RECIPE = str(Path(__file__).with_name("recipe.py"))
 
@@ -45,6 +50,18 @@ class Worker:
         self.seen += [(report["number"], report["step"]) for report in evaluations]
         self.planned |= {report["of"] for report in evaluations}
         return self.at(self.seen[-1][0])
+
+    def stop(self, number, reason="SIGTERM"):
+        """Stop; at the second evaluation, wait until the run has got the signal.
+
+        A launcher forwards it after a while, in which the run could end.
+        """
+        self.stops.stop(reason)
+        end = time.monotonic() + 120
+        log = self.run.with_suffix(".log")
+        while number > 1 and "stopping after this step" not in log.read_text():
+            assert time.monotonic() < end
+            time.sleep(0.01)
 
     @property
     def pid(self):
@@ -182,7 +199,7 @@ def test_stopped_trial_saves_and_resumes_as_if_it_had_not_stopped(tmp_path, npro
     whole.run.parent.mkdir()
     worker.run.parent.mkdir()
     expected = whole.train(nproc)
-    worker.at = lambda number: worker.stops.stop("SIGTERM")
+    worker.at = worker.stop
     assert worker.train(nproc).stopped
     assert Run(worker.run).status["status"] == "stopped"
     reported = len(worker.seen)
@@ -196,7 +213,7 @@ def test_stopped_trial_saves_and_resumes_as_if_it_had_not_stopped(tmp_path, npro
 
 
 def test_resumed_trial_can_be_pruned_by_an_evaluation_before_it_stopped(worker):
-    worker.at = lambda number: worker.stops.stop("SIGTERM")
+    worker.at = worker.stop
     worker.train()
     at = Run(worker.run).last.step
     worker.at = lambda number: True
@@ -228,9 +245,31 @@ def test_trial_whose_worker_died_saves_and_stops(worker, nproc, monkeypatch):
     assert Run(worker.run).last.step == status["step"] < 12
 
 
+def test_process_whose_worker_is_gone_gets_its_signal_before_each_empty_answer(monkeypatch):
+    order, answers = [], []
+
+    class Noted(SimpleQueue):
+        def put(self, item):
+            order.append("answer")
+            super().put(item)
+
+    monkeypatch.setattr(trial, "SimpleQueue", Noted)
+    monkeypatch.setattr(os, "kill", lambda *_: order.append("signal"))
+    own, others = socket.socketpair()
+    link = WorkerLink(Channel(own))
+    others.close()
+    assert link.ask({}) == {}
+    assert order[0] == "signal"
+    again = threading.Thread(target=lambda: answers.append(link.ask({})), daemon=True)
+    again.start()
+    again.join(60)
+    link.close()
+    assert answers == [{}]
+
+
 def test_second_ctrl_c_ends_a_trial_that_does_not_save(worker):
     def stop_twice(number):
-        worker.stops.stop("Ctrl-C")
+        worker.stop(number, "Ctrl-C")
         threading.Timer(0, worker.stops.stop, ["Ctrl-C"]).start()
         return False
 
@@ -238,8 +277,15 @@ def test_second_ctrl_c_ends_a_trial_that_does_not_save(worker):
     assert worker.train().stopped
 
 
-def test_trial_is_stopped_when_its_time_is_over(tmp_path):
+def test_trial_is_stopped_when_its_time_is_over(tmp_path, monkeypatch):
+    now = [0.0]
+
+    def pass_time(number):
+        now[0] += 2.0
+
     worker = Worker(tmp_path, max_steps=10_000_000)
-    worker.timeout_s = 4.0
+    worker.timeout_s, worker.at = 4.0, pass_time
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now[0]))
     assert worker.train().stopped
     assert worker.stops.reason == "timeout"
+    assert Run(worker.run).last.step >= 6

@@ -57,15 +57,18 @@ class WorkerLink:
     def _receive(self) -> None:
         for message in self._channel.messages():
             self._answers.put(message)
-        self._answers.put(None)
         if not self._is_closing:
             print_escaped("The worker of this trial is gone: saving and stopping.", sys.stderr)
             os.kill(os.getpid(), signal.SIGTERM)
+        self._answers.put(None)  # after the signal, so that what waits for an answer stops then
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         """Send a question and wait for the answer; it is empty if the worker is gone."""
         self._channel.send(question)
-        return self._answers.get() or {}
+        answer = self._answers.get()
+        if answer is None:
+            self._answers.put(None)  # for the next question
+        return answer or {}
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message that has no answer."""
