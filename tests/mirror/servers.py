@@ -101,7 +101,7 @@ class Proxy:
         """Forward connections again, at full speed."""
         self.is_cut, self.cut_after, self.rate = False, None, None
 
-    def wait_for(self, sent: int, timeout_s: float = 60.0) -> None:
+    def wait_for(self, sent: int, timeout_s: float = 120.0) -> None:
         """Wait until so many bytes were forwarded."""
         end = time.monotonic() + timeout_s
         while self.sent < sent:
@@ -137,6 +137,11 @@ class Proxy:
         client.close()
         server.close()
 
+    def _delay(self, count: int) -> None:
+        begin = time.monotonic()
+        while self.rate is not None and time.monotonic() < begin + count / self.rate:
+            time.sleep(min(0.05, count / self.rate))
+
     def _pump(self, source: socket.socket, target: socket.socket, counted: bool) -> None:
         with suppress(OSError):
             while data := source.recv(8192):
@@ -144,8 +149,7 @@ class Proxy:
                     self.sent += len(data)
                     if self.cut_after is not None and self.sent >= self.cut_after:
                         self.cut()
-                    if self.rate is not None:
-                        time.sleep(len(data) / self.rate)
+                    self._delay(len(data))
                 if self.is_cut:
                     break
                 target.sendall(data)

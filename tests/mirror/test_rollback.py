@@ -87,10 +87,10 @@ class Kills:
             if not self.saves_again:
                 self.kill("deleted")
                 self.may_forget = True
-        if self.saves_again:
-            self.gate.acquire()  # nothing is copied until 70 is saved again
-            self.gate_is_closed = True
-        else:
+            else:
+                self.gate.acquire()  # once more: nothing is copied until 70 is saved again
+                self.gate_is_closed = True
+        if not self.saves_again:
             wait_until(lambda: ABANDONED not in names(self.mirror))
 
     def collect(self, call, manager, *, wait=False):

@@ -1,15 +1,18 @@
 """A mirror never disturbs training: outages are reported once, and made up for."""
 
+import math
 import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 import surestep
 from surestep.base.errors import ConfigError
 from surestep.mirror import owner, uploader
+from surestep.mirror import store as mirror_store
 from surestep.mirror.link import read_link
 from surestep.mirror.owner import Owner, read_owner, release_owner
 from surestep.mirror.store import Store
@@ -53,6 +56,34 @@ class At(surestep.Callback):
     def on_step(self, state, result):
         if state.progress.step == self.step:
             self.act()
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch):
+    """Let a slow machine copy the rest without a line that says so."""
+    monkeypatch.setattr(uploader, "_SILENT_S", math.inf)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock of the wait at the end of a run: it stands still unless a test moves it.
+
+    Its method `wait` waits until the run has looked at it again.
+    """
+    clock = SimpleNamespace(now=0.0, looks=0)
+
+    def read():
+        clock.looks += 1
+        return clock.now
+
+    def wait():
+        seen = clock.looks  # one look may have begun before the clock was moved
+        wait_until(lambda: clock.looks > seen + 1)
+
+    clock.wait = wait
+    monkeypatch.setattr(uploader, "time", SimpleNamespace(monotonic=read))
+    monkeypatch.setattr(mirror_store, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
 
 
 def wait_until(holds):
@@ -99,6 +130,8 @@ def test_outage_is_reported_once_and_made_up_for(tmp_path, monkeypatch, capfd):
 
 
 def test_mirror_that_is_full_does_not_stop_the_run(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(uploader, "STALLED_S", 2.0)
+
     def begin():
         Outage(monkeypatch, OSError(28, "No space left on device"))
 
@@ -132,20 +165,23 @@ def test_next_process_copies_what_an_ended_one_could_not(tmp_path, monkeypatch):
     assert names(tmp_path / "mirror") == names(run.path)
 
 
-def test_end_of_a_run_waits_while_the_mirror_makes_progress(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(uploader, "STALLED_S", 1.0)  # less than all files take together
-    monkeypatch.setattr(uploader, "_SILENT_S", 0.2)
-    upload = Store.upload
+def test_end_of_a_run_waits_while_the_mirror_makes_progress(tmp_path, monkeypatch, capfd, clock):
+    monkeypatch.setattr(uploader, "_SILENT_S", 5.0)
+    upload, count = Store.upload, 0
 
     def slow(store, *args):
+        nonlocal count
+        wait_until(lambda: clock.looks)  # so that the run has ended
         note = store.progress.begin(f"test {args[0]}")
-        for count in range(4):
-            time.sleep(0.1)
-            note(count + 1)
+        count += 1
+        clock.now += 40.0
+        note(1)
+        clock.wait()
         upload(store, *args)
 
     monkeypatch.setattr(Store, "upload", slow)
     run = train(tmp_path / "run", tmp_path / "mirror")
+    assert count * 40.0 > 2 * uploader.STALLED_S
     assert names(tmp_path / "mirror") == names(run.path)
     assert "Copying the rest to" in capfd.readouterr().err
 
@@ -178,7 +214,7 @@ def test_failure_at_the_end_is_printed_while_it_is_waited_for(tmp_path, monkeypa
 
     def end():
         nonlocal printed
-        end_s = time.monotonic() + 20  # so that a run that waits for ever ends as well
+        end_s = time.monotonic() + 120  # so that a run that waits for ever ends as well
         while "takes no copies" not in printed and time.monotonic() < end_s:
             printed += capfd.readouterr().err
             time.sleep(0.01)
@@ -192,10 +228,9 @@ def test_failure_at_the_end_is_printed_while_it_is_waited_for(tmp_path, monkeypa
         threading.Thread(target=end).start()
         close(self, print_line)
 
-    monkeypatch.setattr(uploader, "STALLED_S", 15.0)
     monkeypatch.setattr(uploader.Uploader, "close", close_in_an_outage)
     run = train(tmp_path / "run", tmp_path / "mirror")
-    assert "It is tried for 15 s more." in printed
+    assert "It is tried for 60 s more." in printed
     assert names(tmp_path / "mirror") == names(run.path)
 
 
@@ -221,12 +256,13 @@ def test_late_start_with_newer_steps_than_the_mirror_ends_the_fetch(tmp_path, mo
 
 def test_slow_mirror_does_not_delay_the_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(uploader, "STALLED_S", 2.0)
-    release = threading.Event()
-    monkeypatch.setattr(Store, "upload", lambda *_: release.wait(60))
-    begin = time.monotonic()
+    monkeypatch.setattr(uploader, "STALLED_S", 2.0)
+    release, answers = threading.Event(), []
+    # The time ends a run that waits for it.
+    monkeypatch.setattr(Store, "upload", lambda *_: answers.append(release.wait(300)))
     try:
         run = train(tmp_path / "run", tmp_path / "mirror")
-        assert time.monotonic() - begin < 50
+        assert answers == []
         assert run.last.step == STEPS
     finally:
         release.set()
@@ -351,13 +387,21 @@ def test_release_is_tried_again_at_the_end(tmp_path, monkeypatch, capfd):
 
 
 def test_command_that_releases_the_mirror_is_printed_if_the_run_could_not(
-    tmp_path, monkeypatch, capfd
+    tmp_path, monkeypatch, capfd, clock
 ):
-    monkeypatch.setattr(uploader, "STALLED_S", 3.0)
-    ReleaseFails(monkeypatch, 10**9)
+    fails = ReleaseFails(monkeypatch, 10**9)
+    fail = Owner.release
+
+    def fail_slowly(owner):
+        wait_until(lambda: clock.looks)
+        clock.now += 25.0
+        fail(owner)
+
+    monkeypatch.setattr(Owner, "release", fail_slowly)
     run = train(tmp_path / "run", tmp_path / "mirror")
     assert names(tmp_path / "mirror") == names(run.path)
     printed = capfd.readouterr().err
+    assert fails.count <= 10**9 - 2  # it was tried again
     assert f"unless you release it: surestep mirror release {tmp_path / 'mirror'}" in printed
     assert "mirror push" not in printed
 
