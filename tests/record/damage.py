@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 GONE = object()  # instead of a value: remove the key
-WITHIN_S = 20  # far more than a reader takes on a busy machine
+WITHIN_S = 60  # far more than a reader takes on a busy machine
 
 
 class Ran:

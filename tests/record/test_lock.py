@@ -20,10 +20,10 @@ HOLDER = textwrap.dedent(
     hold = RunLock(Path(sys.argv[1]))
     child = os.fork()
     if not child:
-        time.sleep(60)
+        time.sleep(600)
         os._exit(0)
     print(child, flush=True)
-    time.sleep(60)
+    time.sleep(600)
     """
 )
 

@@ -4,6 +4,7 @@ Forking takes a few milliseconds, importing torch three seconds. The parent must
 thread, because a child has only the thread that forked.
 """
 
+import faulthandler
 import mmap
 import os
 import random
@@ -49,7 +50,7 @@ class Child:
             os.setpgid(self.pid, self.pid)
         self._ended = os.pidfd_open(self.pid)
 
-    def wait_for(self, message: str, timeout_s: float = 60) -> bool:
+    def wait_for(self, message: str, timeout_s: float = 120) -> bool:
         """Wait until the child reports this; return False if it exits before."""
         line, until = f"{message}\n".encode(), time.monotonic() + timeout_s
         while line not in self._received:
@@ -63,7 +64,8 @@ class Child:
             if self._read in ready:
                 self._take()
             if not ready:
-                self.kill()
+                os.kill(self.pid, signal.SIGABRT)  # prints where its threads wait
+                self.wait()
                 raise TimeoutError(
                     f"The child did not reach {message!r}: {self._received[-200:]!r}"
                 )
@@ -103,7 +105,7 @@ class Child:
         if self.code is None:
             ready, _, _ = select.select([self._ended], [], [], timeout_s)
             if not ready:
-                os.kill(self.pid, signal.SIGKILL)
+                os.kill(self.pid, signal.SIGABRT)  # prints where its threads wait
             _, status = os.waitpid(self.pid, 0)
             self.code = os.waitstatus_to_exitcode(status)
             if not ready:
@@ -130,6 +132,7 @@ def _be_child(work: Work, shared: mmap.mmap, pipe: int) -> None:
     code = 1
     try:
         os.setpgid(0, 0)
+        faulthandler.enable()
         _be_fresh()
         work(shared, pipe)
         code = 0

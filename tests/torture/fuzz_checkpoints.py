@@ -37,7 +37,7 @@ from tests.record.checkpoint.on_disk import load_checkpoint, load_model, save_ch
 Files = dict[str, bytes]
 DEPTHS = (1_000, 10_000, 100_000)  # of JSON; Python's reader fails at about 1,000
 MODEL = state_of(steps=0).model
-WITHIN_S = 5  # for one input; most take 10 ms
+WITHIN_S = 60  # for one input, on a busy machine; most take 10 ms
 MEMORY = 2**31  # bytes above the memory at the start
 BYTES = (0, 1, 9, 10, 32, 34, 44, 45, 48, 57, 58, 91, 92, 93, 123, 125, 127, 128, 237, 255)
 

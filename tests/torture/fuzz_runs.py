@@ -34,7 +34,7 @@ from tests import tiny
 from tests.torture.fuzz_checkpoints import mutate_bytes, mutate_json
 from tests.trainer.test_replay import DIVIDES, OPTIONS, failed, task
 
-WITHIN_S = 10
+WITHIN_S = 60  # for one input, on a busy machine
 SKIP = {"step": 1, "epoch": 0, "positions": [0, 8], "samples": [0, 3], "reason": "nonfinite"}
 
 

@@ -20,7 +20,7 @@ from tests.multi_rank.torchrun import TORCHRUN
 
 RECIPE = Path(__file__).with_name("group_recipe.py")
 TARGETS = ("rank", "worker", "save", "launcher", "rank", "save", "worker", "group")
-_GONE_S = 20.0  # until the processes of a killed launcher have exited
+_GONE_S = 60.0  # until the processes of a killed launcher have exited
 _START_S = 180.0  # until a start has made a step on a busy machine
 
 

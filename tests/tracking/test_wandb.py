@@ -66,7 +66,7 @@ def complete_file(path):
     """Return the records of a file; the service may write its end after `finish()` has returned."""
     from wandb.proto import wandb_internal_pb2
 
-    for _ in range(200):
+    for _ in range(2400):  # two minutes
         found = [wandb_internal_pb2.Record.FromString(chunk) for chunk in chunks(path.read_bytes())]
         if any(record.HasField("exit") for record in found):
             return found

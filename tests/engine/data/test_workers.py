@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 import surestep
 from surestep.base.errors import DataError, WorkerError
+from surestep.engine import private
 from surestep.engine.data import workers
 from surestep.engine.data.workers import Loader
 from surestep.record.run import Run
@@ -161,26 +163,33 @@ def test_exception_in_a_worker_is_not_reported_as_a_dead_worker(tmp_path):
     assert workers_left() == []
 
 
-class KillsWorkers(surestep.Callback):
-    """Kills a worker in the middle of a step, and stores the time."""
+@contextmanager
+def without_waiting(monkeypatch):
+    """Assert that a block does not wait for workers until a limit of torch or of `close`."""
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 300.0)
+        patch.setattr(private.WorkerIterator._try_get_data, "__defaults__", (300.0,))
+        patch.setattr(Loader.close, "__defaults__", (300.0,))
+        started = time.monotonic()
+        yield
+        assert time.monotonic() - started < 200
 
-    killed = returned = 0.0
+
+class KillsWorkers(surestep.Callback):
+    """Kills a worker in the middle of a step."""
 
     def on_backward(self, state):
         if state.progress.step == 1:
-            self.killed = time.monotonic()
             os.kill(workers_left()[0], signal.SIGKILL)
             time.sleep(0.3)  # the handler of SIGCHLD runs here; torch's would raise
-            self.returned = time.monotonic()
 
 
-def test_step_completes_if_a_worker_dies_during_it(tmp_path):
+def test_step_completes_if_a_worker_dies_during_it(tmp_path, monkeypatch):
     torch.manual_seed(0)
     kills = KillsWorkers()
     task = tiny.task(train=Rows(), model=tiny.model(dropout=0.2))
-    with pytest.raises(WorkerError):
+    with without_waiting(monkeypatch), pytest.raises(WorkerError):
         surestep.Trainer(task, tiny.config(**SAID), run=tmp_path / "r", callbacks=[kills]).fit()
-    assert time.monotonic() - kills.returned < 4.5  # otherwise 5 s pass until the workers end
     assert Run(tmp_path / "r").last.step == 2
     resumed, whole = fit(tmp_path / "r", Rows()), fit(tmp_path / "w", Rows())
     assert torch.equal(weights(resumed), weights(whole))
@@ -263,16 +272,15 @@ def test_no_worker_outlives_its_main_process(tmp_path, start, number):
             os.kill(pid, signal.SIGKILL)
 
 
-def test_workers_of_a_dataloader_in_a_reference_cycle_end_at_once():
+def test_workers_of_a_dataloader_in_a_reference_cycle_end_at_once(monkeypatch):
     loader = Loader(Rows(), 2, num_workers=2, multiprocessing_context="fork")
     loader.epoch = iter(loader)  # the cycle: the iterator refers to its loader
     next(loader.epoch)
     workers = loader._pass.workers
     assert all(each.is_alive() for each in workers)
-    started = time.monotonic()
-    del loader
-    gc.collect()
-    assert time.monotonic() - started < 9  # through closed queues, each of two took 5 s to end
+    with without_waiting(monkeypatch):  # through closed queues, each of two would
+        del loader
+        gc.collect()
     # Two threads wait for them, and the later one notices the end a moment later.
     assert until(lambda: not any(each.is_alive() for each in workers), 60)
 
@@ -290,7 +298,7 @@ def test_interrupt_while_workers_shut_down_leaves_no_worker(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             loader.close()
     # Two threads wait for it, and the later one notices the end a moment later.
-    assert until(lambda: not worker.is_alive(), 2)
+    assert until(lambda: not worker.is_alive(), 60)
     assert loader._pass is None
 
 
@@ -299,7 +307,8 @@ STUCK = textwrap.dedent(
     import os, sys, time
     import surestep
     from surestep.base.errors import WorkerError
-    from surestep.engine.data import workers
+    from surestep.engine import private
+from surestep.engine.data import workers
     from tests import tiny
     from tests.engine.data.test_workers import Rows
     folder, forks = sys.argv[1], []
@@ -319,20 +328,18 @@ STUCK = textwrap.dedent(
 
 
 def test_worker_that_never_starts_is_named_and_killed(tmp_path):
-    began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", STUCK, str(tmp_path / "run")],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,  # half of the time for which the worker sleeps
         check=False,
     )
     assert "A data worker did not begin within 1 s" in done.stdout, done.stderr
     pid = int(re.search(r"pid (\d+)", done.stdout)[1])
     assert not alive(pid)
-    assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize("proc", ["/proc", "/nowhere"], ids=["Linux", "macOS"])

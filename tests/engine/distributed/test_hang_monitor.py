@@ -37,6 +37,6 @@ def test_stopped_monitor_leaves_no_thread_in_a_call_of_the_store():
     monitor.publish()
     store.is_slow = True
     monitor.start()
-    assert store.is_called.wait(10)
+    assert store.is_called.wait(60)
     monitor.stop()
     assert list_threads() == []
