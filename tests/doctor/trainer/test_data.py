@@ -1,13 +1,11 @@
 """The checks of the data before training: what they read, and how long they take."""
 
-import time
 from itertools import pairwise
 
 import pytest
 import torch
 from torch.utils.data import Dataset
 
-from surestep.doctor import data_case
 from surestep.doctor.data_case import read_data, spread_indices
 from surestep.doctor.rule import load_rules
 from tests import tiny
@@ -16,24 +14,19 @@ X, Y = tiny.data(64)
 
 
 class Rows(Dataset):
-    """Counts the samples that are read, each of which takes a while."""
+    """Counts the samples that are read, each of which may take a while."""
 
-    def __init__(self, count=64, seconds=0.0):
-        self.count, self.seconds, self.reads = count, seconds, []
+    def __init__(self, count=64, seconds=0.0, clock=None):
+        self.count, self.seconds, self.clock, self.reads = count, seconds, clock, []
 
     def __len__(self):
         return self.count
 
     def __getitem__(self, index):
         self.reads.append(index)
-        time.sleep(self.seconds)
+        if self.clock is not None:
+            self.clock.now += self.seconds
         return X[index % 64] + index // 64, Y[index % 64]
-
-
-@pytest.fixture
-def unhurried(monkeypatch):
-    """Let all samples be read, however slow the machine is now."""
-    monkeypatch.setattr(data_case, "_SECONDS", 600.0)
 
 
 def open_data(tmp_path, parts, *, batch_size=8, **doctor):
@@ -54,7 +47,7 @@ def test_indices_are_spread_and_none_comes_twice(count):
     assert max(gaps, default=0) <= 32
 
 
-def test_samples_are_read_with_their_indices(tmp_path, unhurried):
+def test_samples_are_read_with_their_indices(tmp_path):
     data = open_data(tmp_path, {"train": Rows(), "val": {"small": (X[:9], Y[:9])}})
     assert data.train.rows == list(range(64))
     assert torch.equal(data.train.inputs[0], X)
@@ -99,16 +92,16 @@ def test_excluded_samples_are_not_read(tmp_path):
     assert not {3, 5} & set(data.train.rows)
 
 
-def test_large_dataset_is_sampled_in_little_time(tmp_path):
-    train, val = Rows(10**6, 0.001), Rows(10**5, 0.001)
+def test_large_dataset_is_sampled_in_little_time(tmp_path, clock):
+    train, val = Rows(10**6, 0.001, clock), Rows(10**5, 0.001, clock)
     data = open_data(tmp_path, {"train": train, "val": val})
-    assert 0 < len(data.train.rows) < 2000  # each takes a millisecond at least
+    assert len(data.train.rows) == pytest.approx(500, abs=2)  # half a second
     assert max(data.train.rows) > 9e5
     assert 0 < data.train.share < 2e-3
 
 
-def test_slow_dataset_is_read_once(tmp_path):
-    rows = Rows(seconds=0.15)
+def test_slow_dataset_is_read_once(tmp_path, clock):
+    rows = Rows(seconds=0.15, clock=clock)
     with tiny.prepare(tmp_path, {"train": rows}, doctor={"check_data": "off"}) as session:
         before = len(rows.reads)
         plan = session.plan.replace(doctor_check_data="sample")
@@ -128,11 +121,11 @@ class Broken(Rows):
         return X[index], Y[index]
 
 
-def test_data_that_cannot_be_read_is_not_checked(tmp_path, unhurried):
+def test_data_that_cannot_be_read_is_not_checked(tmp_path):
     assert open_data(tmp_path, {"train": Broken()}) is None
 
 
-def test_objects_that_are_not_tensors_have_no_digest(tmp_path, unhurried):
+def test_objects_that_are_not_tensors_have_no_digest(tmp_path):
     class Words(Rows):
         def __getitem__(self, index):
             return ["a"] * index, Y[index]
