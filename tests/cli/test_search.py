@@ -5,10 +5,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from surestep.record.run import Run
+from surestep.tuning import process
 from tests.cli.conftest import RECIPE, environment
 
 TRIALS = str(Path(__file__).parents[1] / "tuning" / "recipe.py")
@@ -65,10 +67,17 @@ class Shell:
 
     def wait_for(self, pattern):
         """Wait until a file exists that matches a pattern."""
+        self._wait(lambda: any(Path().glob(pattern)), f"there is no {pattern}")
+
+    def wait_for_text(self, file, text):
+        """Wait until a file has a text."""
+        self._wait(lambda: text in Path(file).read_text(), f"{file} has no {text!r}")
+
+    def _wait(self, holds, problem):
         end = time.monotonic() + 120
-        while not any(Path().glob(pattern)):
+        while not holds():
             assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < end, f"there is no {pattern}"
+            assert time.monotonic() < end, problem
             time.sleep(0.02)
 
     def interrupt(self):
@@ -173,14 +182,33 @@ def test_pruned_trial_ends_at_its_evaluation_and_is_not_the_best(search):
         assert trial["reason"] == f"pruned by the search after step {status['step']}"
 
 
+WAITS = """
+import time
+from pathlib import Path
+
+
+class Waits(surestep.Callback):
+    def on_step(self, state, result):
+        while result.step == 20 and not Path("interrupted").exists():
+            time.sleep(0.01)
+
+
+callbacks = [Waits()]
+"""
+
+
 @LAUNCHES
-def test_ctrl_c_saves_the_trial_and_the_same_command_resumes_it(search, space):
+def test_ctrl_c_saves_the_trial_and_the_same_command_resumes_it(search, space, folder):
+    recipe = folder / "waits.py"
+    recipe.write_text(Path(TRIALS).read_text() + WAITS)
     fixed = ("--max-steps", 450, "--validation.every", "150 steps")
-    words = (TRIALS, *space(), "--trials", 2, "--threads", 1, *fixed)
-    often = ("--study", "study", "--checkpoint.every", "15 steps")  # a slow trial
+    words = (recipe, *space(), "--trials", 2, "--threads", 1, *fixed)
+    often = ("--study", "study", "--checkpoint.every", "15 steps")
     shell = Shell(*words, *often)
     shell.wait_for("study/trials/0000/checkpoints/step-*")
     shell.interrupt()
+    shell.wait_for_text("study/trials/0000.log", "stopping after this step")
+    Path("interrupted").touch()
     code, out, _ = shell.finish()
     assert code == 130
     assert "waiting" in out
@@ -197,8 +225,11 @@ def test_ctrl_c_saves_the_trial_and_the_same_command_resumes_it(search, space):
 
 
 @LAUNCHES
-def test_timeout_ends_the_search_with_its_table(search):
-    answer, found = search("--trials", 5, "--timeout", "6 s", "--max-steps", 10_000_000)
+def test_timeout_ends_the_search_with_its_table(search, monkeypatch):
+    begun = Path("study/trials/0000/config.json")
+    time_is_over = SimpleNamespace(monotonic=lambda: 100.0 * begun.exists())
+    monkeypatch.setattr(process, "time", time_is_over)
+    answer, found = search("--trials", 5, "--timeout", "90 s", "--max-steps", 10_000_000)
     assert answer.code == 0, answer.err
     assert "Stopped by timeout. Resume with: surestep search" in answer.out
     assert states(found)[0] == "waiting"

@@ -1,8 +1,10 @@
 """A recipe for several ranks with data workers; each process writes a file when it starts.
 
 GROUP names the folder for that: `rank-R-PID`, `worker-R-PID`, and a line in `steps` for each step.
+If it has a file `hold`, rank 0 waits after the step with that number until the file changes.
 """
 
+import math
 import os
 import sys
 import time
@@ -58,7 +60,14 @@ class Reports(surestep.Callback):
         if RANK == "0":
             with (GROUP / "steps").open("a") as file:
                 file.write(f"{os.getpid()} {result.step}\n")
+            while result.step >= _held_step():
+                time.sleep(0.01)
         time.sleep(STEP_S)
+
+
+def _held_step() -> float:
+    path = GROUP / "hold"
+    return int(path.read_text()) if path.exists() else math.inf
 
 
 def _slow_rename(event: str, about: tuple) -> None:
