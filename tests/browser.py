@@ -62,7 +62,7 @@ class Browser:
         """Scroll an element into the middle of the window."""
         self.run("arguments[0].scrollIntoView({block: 'center'})", element)
 
-    def wait_until(self, holds: Callable[[], Any], what: str, timeout_s: float = 20) -> Any:
+    def wait_until(self, holds: Callable[[], Any], what: str, timeout_s: float = 60) -> Any:
         """Wait until a function returns something true; return that.
 
         The page may draw anew between two calls of the function. An element that is gone counts as

@@ -156,7 +156,7 @@ class Warm:
         assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.stdout.close()
-        self._process.wait(30)
+        self._process.wait(120)
         self.errors.close()
 
 

@@ -54,6 +54,6 @@ class _Server:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._server.stdin.close()
-        self._server.wait(30)
+        self._server.wait(120)
         self._server.stdout.close()
         self._folder.cleanup()

@@ -1,6 +1,6 @@
 """The state of a stream: detection, copies, when it is saved, and its checkpoint format."""
 
-import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -68,13 +68,23 @@ def test_each_pass_starts_from_the_initial_or_restored_state():
 
 
 def test_cheap_state_is_saved_each_time_and_an_expensive_one_rarely(monkeypatch):
+    now, took = 0.0, own_state.CHEAP_S / 2
+
+    class Slow(Stream):
+        def state_dict(self):
+            nonlocal now
+            now += took
+            return super().state_dict()
+
+    monkeypatch.setattr(own_state, "time", SimpleNamespace(perf_counter=lambda: now))
     own = StreamStateTracker()
-    next(own.start(Stream(), 0))
+    next(own.start(Slow(), 0))
     assert all(own.maybe_state_dict() == {"at": 1} for _ in range(9))
-    monkeypatch.setattr(own_state, "CHEAP_S", 0.0)
-    assert own.maybe_state_dict() == {"at": 1}
+    took *= 4
+    assert all(own.maybe_state_dict() == {"at": 1} for _ in range(4))
+    now += 0.99 * own_state.SHARE * took
     assert own.maybe_state_dict() is None
-    own._next_s = time.perf_counter()  # the next save is due
+    now += 0.02 * own_state.SHARE * took
     assert own.maybe_state_dict() == {"at": 1}
 
 
