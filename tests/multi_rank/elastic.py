@@ -12,6 +12,7 @@ from torch import nn
 
 import surestep
 from tests.multi_rank.cases import data, net64
+from tests.multi_rank.killed_recipe import has_received
 
 config = surestep.Config(
     max_steps=400,
@@ -20,7 +21,7 @@ config = surestep.Config(
     checkpoint={"every": "2 steps"},
     logging={"progress": "quiet"},
 )
-PACE_S = 0.2  # a step during a wait: long enough for torchrun to start
+PACE_S = 0.2  # a step of two ranks: long enough for the test to end one
 BOTH = 3  # steps that two ranks take at least
 
 
@@ -30,7 +31,7 @@ def task() -> surestep.Task:
 
 
 class Waits(surestep.Callback):
-    """Steps slowly until a second rank has joined, and again until it has left."""
+    """Waits for a second rank, and steps slowly until it has left."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.ranks = folder, int(os.environ["WORLD_SIZE"])
@@ -40,8 +41,14 @@ class Waits(surestep.Callback):
         self.steps += 1
         if self.steps == BOTH:
             (self.folder / f"ranks-{self.ranks}").touch()
-        if self.ranks == 2 or not (self.folder / "ranks-2").exists():
+        if self.ranks == 2:
             time.sleep(PACE_S)
+        while self.steps == BOTH and self.ranks == 1 and not self.may_go_on():
+            time.sleep(0.01)
+
+    def may_go_on(self) -> bool:
+        """Return whether a second rank has trained, or torchrun restarts the ranks with it."""
+        return (self.folder / "ranks-2").exists() or has_received()
 
 
 callbacks = [Waits(Path(os.environ["ELASTIC"]))] if "ELASTIC" in os.environ else []

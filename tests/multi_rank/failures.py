@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 
 import surestep
 import surestep.trainer.trainer
+from surestep.engine.distributed.hang_monitor import HangMonitor
 from tests.multi_rank.cases import SAMPLES, data, net, task
 from tests.multi_rank.forked import run_forked
 
@@ -78,13 +79,31 @@ def loop() -> None:
         time.sleep(0.01)
 
 
+class Reports:
+    """Counts the reports of the position of this rank, and lets it make no more than two."""
+
+    def __init__(self) -> None:
+        self.count, publish = 0, HangMonitor.publish
+
+        def count(monitor: HangMonitor) -> None:
+            if self.count < 2:
+                publish(monitor)
+                self.count += 1
+
+        HangMonitor.publish = count  # type: ignore[method-assign]
+
+
 def stop() -> None:
-    time.sleep(1)  # until the rank has reported its position
+    reports = Reports()
+    while reports.count < 2:
+        time.sleep(1)
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def kill() -> None:
-    time.sleep(1)
+    reports = Reports()
+    while reports.count < 2:
+        time.sleep(1)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from torch import nn
 
 import surestep
+from surestep.engine.distributed import stop_signals
 from tests.multi_rank.cases import accuracy, data
 
 config = surestep.Config(
@@ -48,7 +49,13 @@ class Mortal(surestep.Callback):
     def on_step(self, state, result):
         if result.step == self.step and int(os.environ["RANK"]) in self.ranks:
             os.kill(os.getppid() if self.to_launcher else os.getpid(), self.signal)
-            time.sleep(2.0 if self.to_launcher else 0.0)  # until it has forwarded the signal
+            while self.to_launcher and not has_received():  # until it has forwarded the signal
+                time.sleep(0.01)
+
+
+def has_received() -> bool:
+    """Return whether a signal that stops the run has arrived."""
+    return any(one.received for one in stop_signals._process.open)
 
 
 class Cut(surestep.Callback):
