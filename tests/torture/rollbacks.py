@@ -4,8 +4,9 @@ import json
 import mmap
 import os
 import random
+import signal
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,14 @@ class Attempt:
 
     Attributes:
         async_save: saves do not wait for the disk.
+        broken: the breakage of this package, if any.
+        waits: for its kill, right after the rollback.
     """
 
     folder: Path
     async_save: bool
     broken: str | None = None
+    waits: bool = False
 
     def start(self) -> Child:
         """Fork the process; it reports "spike" before the rollback, and "back" after it."""
@@ -57,6 +61,8 @@ class Attempt:
             os.write(pipe, b"spike\n")
             answer = own(watch, *args)
             os.write(pipe, b"back\n")
+            if self.waits:
+                signal.pause()
             return answer
 
         SpikeWatch._roll_back = roll_back  # type: ignore[method-assign]
@@ -116,11 +122,10 @@ def kill_around(
 def _kill(attempt: Attempt, draw: random.Random, *, at_once: bool) -> bool:
     """Kill a process at a random moment around its rollback; return whether it got there.
 
-    With `at_once` it is killed right after the rollback, before it saves any new step, which takes
-    a few milliseconds on a fast machine.
+    With `at_once` it is killed right after the rollback, before it saves any new step.
     """
     at = "back" if at_once else draw.choice(list(WITHIN_S))
-    child = attempt.start()
+    child = replace(attempt, waits=at_once).start()
     try:
         if child.wait_for(at) and not at_once:
             time.sleep(draw.uniform(0, WITHIN_S[at]))
