@@ -50,7 +50,7 @@ class Child:
             os.setpgid(self.pid, self.pid)
         self._ended = os.pidfd_open(self.pid)
 
-    def wait_for(self, message: str, timeout_s: float = 120) -> bool:
+    def wait_for(self, message: str, timeout_s: float = 600) -> bool:
         """Wait until the child reports this; return False if it exits before."""
         line, until = f"{message}\n".encode(), time.monotonic() + timeout_s
         while line not in self._received:
@@ -100,7 +100,7 @@ class Child:
         ready, _, _ = select.select([self._ended], [], [], 0)
         return bool(ready)
 
-    def wait(self, timeout_s: float = 120) -> int:
+    def wait(self, timeout_s: float = 600) -> int:
         """Wait until it exits; return its code."""
         if self.code is None:
             ready, _, _ = select.select([self._ended], [], [], timeout_s)

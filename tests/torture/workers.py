@@ -31,7 +31,7 @@ class Lost(Part):
 
     def _train(self, shared: mmap.mmap, pipe: int) -> None:
         # A run that waits so long for workers that its dead worker blocks does not end in time.
-        Loader.close.__defaults__ = (600.0,)
+        Loader.close.__defaults__ = (3600.0,)
         try:
             super()._train(shared, pipe)
         except WorkerError as error:
