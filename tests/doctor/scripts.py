@@ -1,5 +1,6 @@
 """Scripts with and without a mistake."""
 
+import time
 from pathlib import Path
 
 from surestep.doctor.check import check_file
@@ -57,3 +58,22 @@ def list_watched(rule, kind, *, on_ranks=False):
         for name, made in rule.examples(kind).items()
         if not uses_trainer(made) and needs_ranks(made) is on_ranks and name not in skipped
     ]
+
+
+def let_only_sleep_take_time(monkeypatch):
+    """Let time pass while an example sleeps, and 0.1 ms when the clock is read.
+
+    On a busy machine, a step takes as long as the data that an example loads slowly.
+    """
+    now = 0.0
+
+    def sleep(seconds):
+        nonlocal now
+        now += seconds
+
+    def read():
+        sleep(1e-4)
+        return now
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "perf_counter", read)

@@ -6,9 +6,14 @@ import torch
 from surestep.doctor.check import parse_example
 from surestep.doctor.rule import load_rules
 from surestep.record.run import Run
-from tests.doctor.scripts import uses_trainer
+from tests.doctor.scripts import let_only_sleep_take_time, uses_trainer
 
 RULES = [rule for rule in load_rules() if "train" in rule.commands]
+
+
+@pytest.fixture(autouse=True)
+def examples_have_a_clock(monkeypatch):
+    let_only_sleep_take_time(monkeypatch)
 
 
 def list_examples(kind):

@@ -9,7 +9,7 @@ import torch
 from surestep.doctor.check import parse_example
 from surestep.doctor.rule import load_rules
 from surestep.doctor.watch.watch import Watch
-from tests.doctor.scripts import list_watched
+from tests.doctor.scripts import let_only_sleep_take_time, list_watched
 from tests.gpu.test_watch import NEED_GPU
 
 # torch.compile imports a part of torch that warns about itself.
@@ -17,6 +17,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:Depreca
 RULES = [rule for rule in load_rules() if rule.watcher is not None]
 BAD = [(rule, name) for rule in RULES for name in list_watched(rule, "bad")]
 GOOD = [(rule, name) for rule in RULES for name in list_watched(rule, "good")]
+
+
+@pytest.fixture(autouse=True)
+def examples_have_a_clock(monkeypatch):
+    let_only_sleep_take_time(monkeypatch)
 
 
 def name_of(value):
