@@ -308,7 +308,7 @@ STUCK = textwrap.dedent(
     import surestep
     from surestep.base.errors import WorkerError
     from surestep.engine import private
-from surestep.engine.data import workers
+    from surestep.engine.data import workers
     from tests import tiny
     from tests.engine.data.test_workers import Rows
     folder, forks = sys.argv[1], []
