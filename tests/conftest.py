@@ -2,19 +2,14 @@ import gc
 import os
 import signal
 import sys
-from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 
-from surestep.record import run_writer
-from surestep.trainer import run_identity
 from tests.needs import require
+from tests.shortcuts import ROOT, take_shortcuts
 from tests.tiers import is_slow, libraries_of
 from tests.warm import warm_python
-
-ROOT = Path(__file__).parents[1]
 
 # Processes that tests start can import `tests` from any working directory.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -30,20 +25,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Two threads round differently than one, and the tests share their cores.
 torch.set_num_threads(1)
 
-# A run syncs a dozen times, and the disk takes milliseconds each time. What was not synced is lost
-# only when the power fails. `os.fstat` also raises an error for a bad descriptor.
-os.fsync = os.fstat
-
-# Each start of a run asks git twice: 20 ms. Only in a repository of a test does the answer change.
-_known_commit, _read_commit = cache(run_writer.read_commit), run_writer.read_commit
-run_writer.read_commit = lambda folder: (
-    _read_commit(folder)
-    if folder != ROOT and (folder / ".git").exists()
-    else _known_commit(ROOT if folder == ROOT else Path("/"))
-)
-
-# Each start of a run reads the modules of the user, and would read 600 of the tests: 35 ms.
-run_identity._OTHERS += (f"{ROOT / 'tests'}{os.sep}",)
+take_shortcuts()
 
 # Files that kill, race or start processes: no two of them run at the same time.
 ALONE = (

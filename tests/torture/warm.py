@@ -26,10 +26,13 @@ def warm_up() -> None:
     """Import everything, and train once, so that no child needs to import."""
     import torch
 
+    from tests.shortcuts import take_shortcuts
+
     torch.set_num_threads(1)  # before any operation, so that no thread pool is created
-    os.fsync = os.fstat  # milliseconds each; a killed process loses nothing that it wrote
+    take_shortcuts()
     from surestep.trainer.fit import fit
     from tests.torture.cases import Case
+    from tests.torture.outcome import outcome
     from tests.torture.recipe import config, task
 
     case = Case(augmentation="numpy", precision="fp16", average=True)
@@ -38,6 +41,7 @@ def warm_up() -> None:
 
         with surestep.prepare(task(case), config(case, resumed=False), run=folder) as session:
             fit(session)
+            outcome(session)  # imports torch._dynamo
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -20,6 +20,7 @@ import numpy as np
 
 from surestep.doctor.rule import load_rules
 from tests.forked import forget_surestep
+from tests.shortcuts import take_shortcuts
 
 IMPORT_AGAIN = "IMPORT_SURESTEP_AGAIN"  # in the environment of a process with other plug-ins
 PRELOADED = (
@@ -34,7 +35,7 @@ def prepare() -> list[str]:
         with suppress(ImportError):  # optuna, if only some extras are installed
             importlib.import_module(module)
     load_rules()
-    os.fsync = os.fstat  # as in the process of the tests
+    take_shortcuts()
     sys.modules["torch"].set_num_threads(1)
     gc.collect()
     gc.freeze()
