@@ -13,12 +13,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any
-from uuid import getnode, uuid4
+from uuid import uuid4
 
 from surestep.base.errors import RunError
+from surestep.base.processes import describe_machine, has_ended
 from surestep.mirror.store import Store
 from surestep.record.io import dumps, parse_json
 from surestep.record.schemas import MIRROR, validate
@@ -209,31 +209,11 @@ def _describe_process(writer: dict[str, Any]) -> str:
     return f"process {writer['pid']} on {writer['host']}"
 
 
-def describe_machine() -> str:
-    """Return what differs if two processes can have the same number: the boot and PID namespace.
-
-    Host names do not: many machines and containers have the same one.
-    """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:  # not Linux
-        return f"{getnode():x} {socket.gethostname()}"
-
-
 def _has_ended(writer: dict[str, Any]) -> bool:
     """Return whether a writer is known to be dead, without waiting."""
-    if writer.get("machine") != describe_machine():
-        return False
-    if writer["pid"] == os.getpid():  # this process has another token
-        return True
-    try:
-        os.kill(writer["pid"], 0)
-    except (ProcessLookupError, OverflowError):
-        return True
-    except PermissionError:
-        return False
-    return False
+    if writer["pid"] == os.getpid() and writer.get("machine") == describe_machine():
+        return True  # this process has another token
+    return has_ended(writer.get("machine"), writer["pid"])
 
 
 def _wait_for(store: Store, writer: dict[str, Any], print_line: Callable[[str], None]) -> None:
