@@ -1,11 +1,14 @@
 """The threads of the hang monitor."""
 
+import json
+import subprocess
 import threading
 import time
+from dataclasses import asdict, replace
 
 from torch.distributed import HashStore
 
-from surestep.engine.distributed.hang_monitor import GroupTimeouts, HangMonitor
+from surestep.engine.distributed.hang_monitor import GroupTimeouts, HangMonitor, status_key
 from surestep.engine.distributed.launcher_env import LaunchInfo
 
 
@@ -40,3 +43,17 @@ def test_stopped_monitor_leaves_no_thread_in_a_call_of_the_store():
     assert store.is_called.wait(60)
     monitor.stop()
     assert list_threads() == []
+
+
+def test_process_of_a_rank_has_ended_only_if_it_ran_on_this_machine():
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    store, timeouts = HashStore(), GroupTimeouts(1.0, 1.0)
+    monitor = HangMonitor(LaunchInfo(size=4), lambda: store, timeouts, n_collectives=lambda: 0)
+    own = monitor.status()
+    others = [replace(own, rank=1, pid=ended.pid), replace(own, rank=2, pid=ended.pid, machine="x")]
+    for status in (own, *others, replace(own, rank=3)):
+        store.set(status_key(status.rank), json.dumps(asdict(status)))
+    monitor.start()
+    assert [monitor.has_ended(rank) for rank in range(4)] == [False, True, False, False]
+    monitor.stop()

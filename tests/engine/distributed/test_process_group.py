@@ -64,8 +64,16 @@ def test_single_process_does_not_open_a_process_group():
         assert world.size == 1
 
 
-def barrier(store, world, start_s=0.2, later_s=0.2, pulse=lambda _: object()):
-    return StoreBarrier(store, world, GroupTimeouts(start_s, later_s), pulse=pulse)
+def barrier(
+    store,
+    world,
+    start_s=0.2,
+    later_s=0.2,
+    pulse=lambda _: object(),
+    has_ended=lambda _: False,
+):
+    timeouts = GroupTimeouts(start_s, later_s)
+    return StoreBarrier(store, world, timeouts, pulse=pulse, has_ended=has_ended)
 
 
 class Clock:
@@ -130,6 +138,12 @@ def test_barrier_times_out_early_if_a_rank_is_dead(monkeypatch, clock):
     with pytest.raises(ParallelError, match=r"timed out waiting for ranks \[1\]"):
         barrier(HashStore(), Communicator(0, 2), start_s=3.0, pulse=lambda _: "the same").wait()
     assert 1.5 <= clock.now < 1.6
+
+
+def test_barrier_does_not_wait_for_a_process_that_has_ended(clock):
+    with pytest.raises(ParallelError, match=r"lost a process while waiting for ranks \[1\]"):
+        barrier(HashStore(), Communicator(0, 2), start_s=60.0, has_ended=lambda _: True).wait()
+    assert clock.now < 1
 
 
 def test_late_rank_gives_up_too_and_all_pass_the_next_barrier(monkeypatch):

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from surestep.base.errors import ParallelError
+from surestep.base.processes import describe_machine, has_ended
 from surestep.base.text import print_escaped
 from surestep.engine import private
 from surestep.engine.distributed.launcher_env import LaunchInfo
@@ -135,6 +136,7 @@ class HangMonitor:
         self.timeouts = timeouts
         self._rank, self._size = launched.rank, launched.size
         self._node, self._host = launched.rank // launched.local_size, socket.gethostname()
+        self._machine = describe_machine()
         self._store, self._publishing_store = connect(), connect()
         self._address = f"{launched.address}:{launched.port}"
         self._hosts_store = launched.rank == 0 and not launched.shares_store
@@ -227,7 +229,14 @@ class HangMonitor:
             line=current_line(stack),
             is_waiting=is_waiting(stack),
             count=self._count,
+            machine=self._machine,
+            pid=os.getpid(),
         )
+
+    def has_ended(self, rank: int) -> bool:
+        """Return whether a rank's process is known to have ended: if it ran on this machine."""
+        status = self._statuses.get(rank)
+        return status is not None and has_ended(status.machine, status.pid)
 
     def _publish_loop(self) -> None:
         """Publish the status regularly, and learn whether another rank failed."""

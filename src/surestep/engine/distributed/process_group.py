@@ -81,18 +81,19 @@ def _monitored(
     connect = connect_separately(store, number)
     own = connect()
     statuses = PrefixStore(f"surestep/monitor/{number}", own)
-    world.store_barrier = StoreBarrier(
-        PrefixStore(f"surestep/background/{number}", own),
-        world,
-        timeouts,
-        pulse=lambda rank: statuses.get(status_key(rank)),
-    ).wait
     world.monitor = monitor = HangMonitor(
         launched,
         lambda: PrefixStore(f"surestep/monitor/{number}", connect()),
         timeouts,
         n_collectives=lambda: world.n_collectives,
     )
+    world.store_barrier = StoreBarrier(
+        PrefixStore(f"surestep/background/{number}", own),
+        world,
+        timeouts,
+        pulse=lambda rank: statuses.get(status_key(rank)),
+        has_ended=monitor.has_ended,
+    ).wait
     monitor.publish()
     world.barrier()
     monitor.start()
@@ -141,6 +142,7 @@ class StoreBarrier:
         timeouts: after the long one a rank gives up; after half of the current one if a rank has
             failed, or a missing rank shows no sign of life.
         pulse: returns what changes as long as a rank lives.
+        has_ended: returns whether a rank's process is known to have ended.
     """
 
     def __init__(
@@ -150,11 +152,13 @@ class StoreBarrier:
         timeouts: GroupTimeouts,
         *,
         pulse: Callable[[int], object],
+        has_ended: Callable[[int], bool],
     ) -> None:
         self._store = store
         self._world = world
         self._timeouts = timeouts
         self._pulse = pulse
+        self._has_ended = has_ended
         self._count = 0
         self._end: float | None = None  # of all waits, if the run ends
 
@@ -169,6 +173,7 @@ class StoreBarrier:
         next_pulse = time.monotonic()
         latest = next_pulse + self._timeouts.start_s
         alive_at: dict[int, tuple[object, float]] = {}  # by rank: the last pulse, and since when
+        ended = False
         self._store.set(self._key(own), "")
         while missing := [rank for rank in ranks if not self._store.check([self._key(rank)])]:
             now = time.monotonic()
@@ -176,17 +181,18 @@ class StoreBarrier:
                 self._end = now + self._timeouts.seconds / 2
             if now >= next_pulse:
                 next_pulse = now + _PULSE_S
+                ended = any(map(self._has_ended, missing))
                 for rank in missing:
                     pulse = self._pulse(rank)
                     if rank not in alive_at or alive_at[rank][0] != pulse:
                         alive_at[rank] = pulse, now
             oldest = min(alive_at[rank][1] for rank in missing)
-            is_dead = now - oldest > self._timeouts.seconds / 2
+            is_dead = ended or now - oldest > self._timeouts.seconds / 2
             is_late = now > (latest if self._end is None else self._end)
             if (is_late or is_dead) and self._decide(_GAVE_UP) == _GAVE_UP:
+                how = "lost a process while" if ended else "timed out"
                 raise ParallelError(
-                    f"Rank {own} timed out waiting for ranks {missing} while a checkpoint "
-                    "was written."
+                    f"Rank {own} {how} waiting for ranks {missing} while a checkpoint was written."
                 )
             if self._store.check([self._key("decision")]):
                 break

@@ -35,6 +35,8 @@ class RankStatus:
         line: the Python line of its training thread.
         is_waiting: whether that line waits for other ranks, as far as the stack shows.
         count: increases with every status that the rank publishes.
+        machine: what distinguishes its process from one of the same number elsewhere.
+        pid: number of its process.
     """
 
     rank: int
@@ -45,6 +47,8 @@ class RankStatus:
     line: str
     is_waiting: bool
     count: int
+    machine: str = ""
+    pid: int = 0
 
     @property
     def where(self) -> str:
