@@ -14,7 +14,7 @@ from tests.multi_rank.cases import CASES, POISONED, half, own_batches
 from tests.multi_rank.shard_options import ON_PARTS, run
 from tests.multi_rank.sharded_kinds import SHARDS
 from tests.multi_rank.strategies import CUTS, OPTIMIZERS, Cell, resume_cells
-from tests.multi_rank.torchrun import check_ended_well
+from tests.multi_rank.torchrun import check_ended_well, results_of
 from tests.multi_rank.torchrun import launch as torchrun
 from tests.multi_rank.training_kinds import KINDS, half_of_a_stream
 
@@ -69,5 +69,4 @@ def launch(tmp_path_factory) -> Callable[[int], Path]:
 @pytest.fixture(scope="session", params=[2, 4])
 def ranks(request, launch) -> list[dict[str, Any]]:
     """Return the results of each rank."""
-    folder = launch(request.param)
-    return [torch.load(folder / f"rank-{rank}.pt") for rank in range(request.param)]
+    return results_of(launch(request.param), request.param)

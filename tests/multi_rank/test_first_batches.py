@@ -3,11 +3,10 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.multi_rank.checks import check_copies, check_losses, check_weights
 from tests.multi_rank.first_batches import CASES, ON_RANKS, REFUSED, skipped
-from tests.multi_rank.torchrun import check_ended_well, launch
+from tests.multi_rank.torchrun import check_ended_well, launch, results_of
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +14,7 @@ def both(tmp_path_factory):
     """Return the results of two ranks, all cases in one launch."""
     folder: Path = tmp_path_factory.mktemp("ranks")
     check_ended_well(launch("2", "-m", "tests.multi_rank.first_batches", str(folder)))
-    return [torch.load(folder / f"rank-{rank}.pt") for rank in range(2)]
+    return results_of(folder, 2)
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,13 @@ import torch
 import surestep
 from surestep.record.io import read_json
 from tests.multi_rank.cases import data, task
+from tests.multi_rank.torchrun import results_of
 
 LEFT = "2 ranks do not look for the cause"
 
 
 def in_parts(launch, name):
-    return [torch.load(launch(2) / f"rank-{rank}.pt")["in parts", name] for rank in range(2)]
+    return [each["in parts", name] for each in results_of(launch(2), 2)]
 
 
 def test_replay_in_one_process_explains_a_step_of_sharded_ranks(one, launch):
@@ -32,7 +33,7 @@ def test_replay_in_one_process_explains_a_step_of_sharded_ranks(one, launch):
 
 def own_batches(launch):
     for ranks in (2, 4):
-        yield torch.load(launch(ranks) / "rank-0.pt")["own batches"]
+        yield results_of(launch(ranks), ranks)[0]["own batches"]
     yield in_parts(launch, "own batches")[0]
 
 

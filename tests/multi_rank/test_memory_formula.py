@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from surestep.engine.batch import tensor_bytes
 from surestep.engine.profile.memory_estimate import (
@@ -13,6 +12,7 @@ from surestep.engine.profile.memory_estimate import (
 )
 from tests.multi_rank.cases import task
 from tests.multi_rank.strategies import WAYS
+from tests.multi_rank.torchrun import results_of
 
 # Names of the strategies in the formula that shard their state by rows.
 CALLED = {
@@ -30,7 +30,7 @@ FLATS, COPIES = 2, 3  # decayed or not; weights and two moments of each
 
 def compared(folder: Path, way: str, called: str, count: int) -> tuple[dict[str, int], RankMemory]:
     """Return the bytes that rank 0 holds, and those of the formula."""
-    first = torch.load(folder / "rank-0.pt")
+    first = results_of(folder, count)[0]
     model = task().build_model()
     size = tensor_bytes(model.parameters())
     takes = MemoryEstimate([], 0, 0, size, 0, size, 2 * size, 0)

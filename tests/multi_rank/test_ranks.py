@@ -22,6 +22,7 @@ from tests.multi_rank.checks import (
 )
 from tests.multi_rank.shard_options import ON_PARTS
 from tests.multi_rank.strategies import CROSSED, GOES_ON, WAYS, Cell, cells, resume_cells
+from tests.multi_rank.torchrun import results_of
 
 TOLERANCE = {"fp64": 1e-12}
 
@@ -113,8 +114,8 @@ def test_run_resumes_from_its_mirror_bit_for_bit_on_an_empty_machine(ranks):
 
 @pytest.mark.parametrize(("begun", "count"), [("one", 2), ("one", 4), ("two", 4)])
 def test_run_resumes_with_more_ranks(one, launch, begun, count):
-    for rank in range(count):
-        found = torch.load(launch(count) / f"rank-{rank}.pt")[f"begun by {begun}"]
+    for each in of(launch, count):
+        found = each[f"begun by {begun}"]
         assert distance(one["adamw"]["weights"], found["weights"]) <= 1e-6
         assert found["losses"] == pytest.approx(one["adamw"]["losses"][7:], rel=1e-5)
 
@@ -154,7 +155,7 @@ def wanted(way: str, count: int) -> set[tuple[str, str, str]]:
 
 
 def of(launch: Callable[[int], Path], count: int) -> list[dict[str, Any]]:
-    return [torch.load(launch(count) / f"rank-{rank}.pt") for rank in range(count)]
+    return results_of(launch(count), count)
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -235,8 +236,7 @@ def test_strategy_holds_and_sends_what_it_claims(launch, way, count):
 @pytest.mark.parametrize("name", ON_PARTS)
 def test_option_acts_on_shards_as_on_full_parameters(one, launch, name):
     alone, case = one["on parts", name], ON_PARTS[name]
-    for rank in range(2):
-        found = torch.load(launch(2) / f"rank-{rank}.pt")["on parts", name]
+    for found in of_case(of(launch, 2), ("on parts", name)):
         assert distance(alone["weights"], found["weights"]) <= case.tolerance
         assert found["shown"]["skipped"] == alone["shown"]["skipped"]
         assert found["place"] == alone["place"]
@@ -253,8 +253,7 @@ def test_overflow_on_one_rank_skips_the_step_on_all(one):
 
 
 def test_meta_init_equals_the_usual_start_bit_for_bit(launch):
-    for rank in range(2):
-        found = torch.load(launch(2) / f"rank-{rank}.pt")
+    for rank, found in enumerate(of(launch, 2)):
         assert found["on parts", "from meta"]["built"] == ["meta" if rank else "cpu"]
         assert same(
             found["on parts", "as usual"]["weights"], found["on parts", "from meta"]["weights"]

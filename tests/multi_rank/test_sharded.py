@@ -3,15 +3,14 @@
 from typing import Any
 
 import pytest
-import torch
 
+from tests.multi_rank.checks import distance
 from tests.multi_rank.sharded_kinds import shards
-from tests.multi_rank.test_ranks import distance
+from tests.multi_rank.torchrun import results_of
 
 
 def of_all(launch, ranks: int, cut: str, kind: str) -> list[dict[str, Any]]:
-    folder = launch(ranks)
-    return [torch.load(folder / f"rank-{rank}.pt")["sharded", cut, kind] for rank in range(ranks)]
+    return [each["sharded", cut, kind] for each in results_of(launch(ranks), ranks)]
 
 
 @pytest.mark.parametrize(
