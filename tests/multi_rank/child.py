@@ -1,4 +1,4 @@
-"""Run all cases on each rank, one after another, in one launch of torchrun."""
+"""Run all cases on each rank, one after another, in one launch by `launcher.py`."""
 
 import gc
 import io
@@ -205,8 +205,6 @@ def goes_on(out: Path) -> Iterator[Act]:
 
 
 def main(out: Path) -> None:
-    torch.set_num_threads(1)
-    gc.disable()  # each collection traverses all objects of torch and DeepSpeed: 0.1 s, five times
     found: dict[Any, Any] = {}
     of_these, imported = of_two(out) if RANKS == 2 else (), 0
     for name, act in chain(of_any_number(out), of_these, goes_on(out)):
@@ -221,7 +219,3 @@ def main(out: Path) -> None:
             imported = len(sys.modules)
     found["linear is torch's own"] = torch.nn.functional.linear is LINEAR
     torch.save(found, out / f"rank-{RANK}.pt")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

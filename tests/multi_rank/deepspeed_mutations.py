@@ -23,12 +23,6 @@ SAID: dict[str, Any] = {"optim": SGD, "micro_batch_size": 3, "max_steps": 4}
 ZERO: dict[str, Any] = {"parallel": {"strategy": "deepspeed", "zero_stage": 2}}
 
 
-def warm() -> None:
-    """Import DeepSpeed once, for all forked processes."""
-    os.environ["DS_ACCELERATOR"] = "cpu"
-    import deepspeed  # noqa: F401
-
-
 def by_zero(folder: Path) -> dict[str, Any]:
     """Train with uneven shards, and save; return norms, live weights and saved weights."""
     with opened(folder, task(), **SAID, **(ZERO if "RANK" in os.environ else {})) as session:

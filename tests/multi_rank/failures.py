@@ -24,6 +24,7 @@ import surestep.trainer.trainer
 from surestep.engine.distributed.hang_monitor import HangMonitor
 from tests.multi_rank.cases import SAMPLES, data, net, task
 from tests.multi_rank.forked import run_forked
+from tests.multi_rank.warm import warm_up
 
 TIMEOUT_S, START_TIMEOUT_S = 6.0, 12.0
 OPTIONS: dict[str, Any] = {
@@ -249,6 +250,7 @@ def train(folder: Path, name: str) -> None:
 
 
 def main(folder: Path, names: list[str]) -> None:
+    warm_up()
     run_forked(folder, {name: partial(train, folder, name) for name in names})
 
 

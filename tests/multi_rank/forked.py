@@ -1,6 +1,5 @@
 """Fork two ranks from one warm process: a start needs no import, and ranks may crash."""
 
-import gc
 import json
 import os
 import signal
@@ -40,9 +39,6 @@ def run_forked(folder: Path, acts: Acts) -> None:
     The output of a rank goes to `NAME-RANK.txt`. A rank that is stopped by SIGSTOP is killed when
     the other one has exited, as a launcher does.
     """
-    gc.collect()
-    gc.freeze()
-    gc.disable()  # otherwise each collection traverses all objects of torch
     codes: dict[str, Any] = {}
     waiting, running = list(acts), dict[int, Rank]()
     while waiting or running:

@@ -38,6 +38,7 @@ from tests.multi_rank import deepspeed_mutations, failures
 from tests.multi_rank.cases import accuracy, data, half, masked, net, task, trained
 from tests.multi_rank.forked import run_forked
 from tests.multi_rank.fsdp import whole_weights
+from tests.multi_rank.warm import warm_up
 
 Patch = pytest.MonkeyPatch
 Found = dict[str, Any]
@@ -307,7 +308,7 @@ def run(folder: Path, name: str) -> None:
 
 def main(folder: Path) -> None:
     acts = {name: partial(run, folder, name) for name in (*CASES, *MUTATIONS)}
-    deepspeed_mutations.warm()
+    warm_up()
     run_forked(folder, acts)
 
 
