@@ -32,6 +32,7 @@ from tests.multi_rank.cases import (
     task,
     trained,
 )
+from tests.multi_rank.on_four import ON_FOUR
 from tests.multi_rank.shard_options import ON_PARTS, run
 from tests.multi_rank.sharded_kinds import CUT, SHARDS, shards
 from tests.multi_rank.strategies import CROSSED, WAYS, cells, resume_cells
@@ -155,9 +156,10 @@ Act = tuple[Any, Callable[[], Any]]
 
 
 def of_any_number(out: Path) -> Iterator[Act]:
-    """Yield the cases of any number of ranks, with their names."""
-    for name, case in {**CASES, **KINDS, **OF_RANKS, **REFUSED, **OTHERS}.items():
-        yield name, partial(case, out / name)
+    """Yield the cases of each number of ranks, with their names."""
+    every = {**CASES, **KINDS, **OF_RANKS, **REFUSED, **OTHERS}
+    for name in every if RANKS == 2 else sorted(ON_FOUR, key=list(every).index):
+        yield name, partial(every[name], out / name)
     for name, cell in cells(RANKS).items():
         yield name, partial(cell.run, out / "-".join(name), WAYS[cell.way])
     for cut, kind in shards(RANKS):

@@ -71,3 +71,9 @@ def launch(tmp_path_factory) -> Callable[[int], Path]:
 def ranks(request, launch) -> list[dict[str, Any]]:
     """Return the results of each rank."""
     return results_of(launch(request.param), request.param)
+
+
+@pytest.fixture(scope="session")
+def two(launch) -> list[dict[str, Any]]:
+    """Return the results of two ranks, for cases that do not depend on the number of ranks."""
+    return results_of(launch(2), 2)

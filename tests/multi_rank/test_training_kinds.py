@@ -8,13 +8,14 @@ from torch import nn
 
 from tests.multi_rank.cases import data
 from tests.multi_rank.checks import distance, same
+from tests.multi_rank.on_four import on_ranks
 from tests.multi_rank.training_kinds import KINDS, resume_stream
 
 TOLERANCE = {"lbfgs": 1e-12}  # in fp64, because the line search amplifies rounding
 TURNS = ("WGAN-GP", "actor-critic")
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("ranks", "name"), on_ranks(KINDS), indirect=["ranks"])
 def test_ranks_end_with_the_weights_of_one_process(one, ranks, name):
     for each in ranks:
         assert distance(one[name]["weights"], each[name]["weights"]) <= TOLERANCE.get(name, 1e-6)
@@ -22,14 +23,14 @@ def test_ranks_end_with_the_weights_of_one_process(one, ranks, name):
         assert same(ranks[0][name]["weights"], each[name]["weights"])
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("ranks", "name"), on_ranks(KINDS), indirect=["ranks"])
 def test_losses_and_metrics_are_those_of_the_full_batch(one, ranks, name):
     for each in ranks:
         assert each[name]["losses"] == pytest.approx(one[name]["losses"], rel=1e-4)
         assert each[name]["metrics"] == pytest.approx(one[name]["metrics"], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", [*TURNS, "logs"])
+@pytest.mark.parametrize(("ranks", "name"), on_ranks([*TURNS, "logs"]), indirect=["ranks"])
 def test_logged_values_are_those_of_the_full_batch(one, ranks, name):
     alone, first = one[name]["told"], ranks[0][name]["told"]
     assert any(each["logged"] for each in alone)
@@ -42,29 +43,29 @@ def test_logged_values_are_those_of_the_full_batch(one, ranks, name):
             assert b[key] == pytest.approx(a[key], rel=1e-4, abs=1e-6)
 
 
-def test_all_ranks_log_and_save_by_the_clock_of_rank_0(ranks):
-    logged = ranks[0]["clock"]["logged"]
+def test_all_ranks_log_and_save_by_the_clock_of_rank_0(two):
+    logged = two[0]["clock"]["logged"]
     assert 3 < len(logged) < 20
-    assert all(each["clock"]["logged"] == logged for each in ranks)
+    assert all(each["clock"]["logged"] == logged for each in two)
 
 
-def test_all_ranks_roll_back_once(one, ranks):
+def test_all_ranks_roll_back_once(one, two):
     assert one["rollback"]["back"] == 1
-    assert all(each["rollback"]["back"] == 1 for each in ranks)
+    assert all(each["rollback"]["back"] == 1 for each in two)
 
 
-def test_all_ranks_of_a_fork_use_its_own_best_metric(one, ranks):
-    assert all(each["branch"]["begun"] == 10 for each in [one, *ranks])
+def test_all_ranks_of_a_fork_use_its_own_best_metric(one, two):
+    assert all(each["branch"]["begun"] == 10 for each in [one, *two])
 
 
-def test_stream_that_splits_itself_by_rank_is_rejected_on_all_ranks(ranks):
-    for each in ranks:
+def test_stream_that_splits_itself_by_rank_is_rejected_on_all_ranks(two):
+    for each in two:
         assert "data.first samples: " in each["split stream"]
         assert "split_by_node" in each["split stream"]
 
 
-def test_ranks_that_step_different_optimizers_get_an_error(ranks):
-    for each in ranks:
+def test_ranks_that_step_different_optimizers_get_an_error(two):
+    for each in two:
         assert "Decide by manual_step.index" in each["another step"]
 
 
@@ -103,16 +104,16 @@ def test_predictions_are_in_the_order_of_the_data_on_each_rank(one, ranks):
     ("name", "words"),
     [("mean of means", "the state 'mean' of Averaged"), ("own metric", "is a Own")],
 )
-def test_metric_that_ranks_cannot_combine_is_rejected(ranks, name, words):
-    for each in ranks:
+def test_metric_that_ranks_cannot_combine_is_rejected(two, name, words):
+    for each in two:
         assert words in each[name]
         assert "returns (sum, count)" in each[name]
 
 
-def test_all_ranks_evaluate_with_the_saved_statistics(ranks):
-    for each in ranks:
+def test_all_ranks_evaluate_with_the_saved_statistics(two):
+    for each in two:
         found = each["batch norm"]
-        assert same(ranks[0]["batch norm"]["weights"], found["weights"])
-        assert torch.equal(ranks[0]["batch norm"]["predicted"], found["predicted"])
+        assert same(two[0]["batch norm"]["weights"], found["weights"])
+        assert torch.equal(two[0]["batch norm"]["predicted"], found["predicted"])
         loss = nn.functional.cross_entropy(found["predicted"], data()[1])
         assert found["metrics"]["val/loss"] == pytest.approx(float(loss), rel=1e-6)
