@@ -52,7 +52,7 @@ def task(train: Any = None, model: Callable[[], nn.Module] = net, **parts: Any) 
 def opened(
     folder: Path, made: surestep.Task, *, from_: str | None = None, **options: Any
 ) -> Session:
-    usual = {"max_steps": 20, "batch_size": 20, "optim": {"lr": 1e-2}}
+    usual = {"max_steps": 13, "batch_size": 20, "optim": {"lr": 1e-2}}
     config = surestep.Config(**{**usual, "logging": {"progress": "quiet"}, **options})
     return surestep.prepare(made, config, run=folder, from_=from_)
 

@@ -44,7 +44,7 @@ class Way:
         weights: returns the full weights, on each rank.
         shows: called on a rank after training; returns evidence of what the strategy does.
         proves: checks the evidence, given the number of ranks.
-        tolerance: of law 1, |a - b| / |a| over all weights after 20 steps; ten times as much for
+        tolerance: of law 1, |a - b| / |a| over all weights after 13 steps; ten times as much for
             a loss or a metric.
     """
 
