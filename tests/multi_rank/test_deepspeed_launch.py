@@ -1,13 +1,12 @@
 """The `deepspeed` launcher starts ranks, on a CPU too, which train as one process."""
 
-import sys
-
 import torch
 
 import surestep
 from surestep.record.run import Run
 from tests.multi_rank.torchrun import called, check_ended_well, free_port
 from tests.needs import needs
+from tests.warm import warm_python
 
 RECIPE = """
 import torch
@@ -33,7 +32,7 @@ def test_ranks_of_the_launcher_train_as_one_process(tmp_path):
     needs("deepspeed")
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE)
-    started = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "2"]
+    started = [warm_python(), "-m", "deepspeed.launcher.runner", "--num_gpus", "2"]
     started += ["--master_port", str(free_port()), "--module", "surestep", "train", str(recipe)]
     check_ended_well(called([*started, "--run", str(tmp_path / "many")], DS_ACCELERATOR="cpu"))
     made: dict[str, object] = {}

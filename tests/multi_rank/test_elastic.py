@@ -13,6 +13,7 @@ from surestep.record.run import Run
 from surestep.trainer.trainer import Trainer
 from tests.multi_rank import elastic
 from tests.multi_rank.torchrun import TORCHRUN, free_port, resumed_from
+from tests.warm import warm_python
 
 RECIPE = str(Path(elastic.__file__))
 WAIT_S = 240.0  # ends a test that hangs, even on a busy machine
@@ -26,6 +27,7 @@ def agent(folder: Path, port: int, name: str) -> subprocess.Popen[bytes]:
     words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "e"]
     words += ["--rdzv-conf", f"{SOON},is_host={int(name == 'stays')}", "--local-addr", "127.0.0.1"]
     told = {"ELASTIC": str(folder), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    told["PYTHON_EXEC"] = warm_python()  # what torchrun calls for a rank
     with (folder / name).open("w") as output:
         return subprocess.Popen(
             [*TORCHRUN, *words, "-m", "surestep", "--", "train", RECIPE, "--run", folder / "run"],
