@@ -5,7 +5,6 @@ import io
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -208,7 +207,7 @@ def goes_on(out: Path) -> Iterator[Act]:
 
 def main(out: Path) -> None:
     found: dict[Any, Any] = {}
-    of_these, imported = of_two(out) if RANKS == 2 else (), 0
+    of_these = of_two(out) if RANKS == 2 else ()
     for name, act in chain(of_any_number(out), of_these, goes_on(out)):
         try:
             found[name] = act()
@@ -216,8 +215,6 @@ def main(out: Path) -> None:
             error.add_note(f"in the case {name!r}")
             raise
         gc.collect()  # frees the process groups of a case with their threads
-        if len(sys.modules) > imported:
-            gc.freeze()  # excludes imported objects from later collections
-            imported = len(sys.modules)
+        gc.freeze()  # excludes results and imported objects from later collections
     found["linear is torch's own"] = torch.nn.functional.linear is LINEAR
     torch.save(found, out / f"rank-{RANK}.pt")
