@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import torch
-
 from surestep.base.errors import CheckpointError, ConfigError, RunError
 from surestep.config.config import LENGTHS
+from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import Progress, StepCounts
 from surestep.record.checkpoint.manifest import RECORD, checkpoint_error
 from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
@@ -95,7 +94,7 @@ def decide_resume(
     identity = run_identity(origin, planned)
     checkpoint = None
     if recorder.published:
-        checkpoint = recorder.newest_valid(_plausibility_check(recorder, planned))
+        checkpoint = recorder.newest_valid(_plausibility_check(recorder, planned.plan))
     if resume == "must" and checkpoint is None:
         raise CheckpointError(
             f"{folder} has no checkpoint to resume from, and resume is 'must'. To start a new run, "
@@ -111,12 +110,8 @@ def decide_resume(
     return _start(recorder, identity, planned, from_)
 
 
-def _plausibility_check(
-    recorder: RunWriter, planned: PreparedTask
-) -> Callable[[CheckpointReader], None]:
+def _plausibility_check(recorder: RunWriter, plan: Plan) -> Callable[[CheckpointReader], None]:
     """Return a check that the counts and the position of a checkpoint can be those of this run."""
-    plan, task = planned.plan, planned.task
-    updates_once = task.step is None and task.optimizer is None  # a step, by torch's own optimizer
     lengths = [_samples(plan.steps_per_epoch, plan.batch_size)]
     with suppress(RunError):  # a run that was killed early has no plan
         before = read_json(recorder.folder / "plan.json", PLAN)
@@ -137,28 +132,10 @@ def _plausibility_check(
                 f"progress.position is {progress.position}, and an epoch has at most "
                 f"{lengths[-1]} samples"
             )
-        elif updates_once and (updates := _most_updates(checkpoint)) > progress.steps_taken:
-            problem = (
-                f"the optimizer has counted {updates:g} updates of a parameter, and progress has "
-                f"{progress.steps_taken} steps that were taken"
-            )
         if problem:
             raise checkpoint_error(checkpoint.path, RECORD, problem)
 
     return check
-
-
-def _most_updates(checkpoint: CheckpointReader) -> float:
-    """Return the most updates of a parameter that an optimizer of torch has counted, or 0."""
-    counted = [0.0]
-    optimizers = checkpoint.record["optimizers"]
-    named = {n for n, saved in optimizers.items() if hasattr(torch.optim, saved["class"])}
-    if "optimizer" in checkpoint.manifest.tensors:
-        with checkpoint.open_tensors("optimizer") as read:
-            for name, entry in checkpoint.entries("optimizer").items():
-                if name.endswith("/step") and name.split("/")[0] in named and not entry.shape:
-                    counted.append(float(read(name, None)))
-    return max(counted)
 
 
 def _samples(steps_per_epoch: int | None, batch_size: int | None) -> int | None:
