@@ -69,7 +69,7 @@ PLACES = {
 
 @pytest.mark.parametrize("forms", [INTEGERS, SHARES], ids=["integers", "shares"])
 def test_libraries_purposes_samples_epochs_and_splits_are_independent(forms):
-    sequences = sequences_of(PLACES, 1000, forms)
+    sequences = sequences_of(PLACES, 500, forms)
     del sequences["numpy", "plain manual_seed"], sequences["python", "plain manual_seed"]
     assert find_dependent(sequences) == []
 
@@ -84,7 +84,7 @@ def test_own_generators_are_independent_of_the_global_ones_and_of_each_other():
     }
     own, rows = OwnGenerators(("dataset", owner)), []
     with preserve_rng():
-        for number in range(2000):
+        for number in range(1000):
             seed = derive_seed("load", 0, 0, number, "train")
             seed_loading(seed)
             own.reseed(seed)

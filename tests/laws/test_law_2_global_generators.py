@@ -19,7 +19,7 @@ from surestep.engine.rng import GlobalGenerators, derive_seed
 from tests.laws.support.tasks import assert_same, rows, session_of, snapshot, train
 
 Folder = Callable[[], Path]
-OPTIONS = {"max_steps": 12, "batch_size": 9, "micro_batch_size": 5, "seed": 7}
+OPTIONS = {"max_steps": 8, "batch_size": 9, "micro_batch_size": 5, "seed": 7}
 SOURCES: dict[str, Callable[[], float]] = {
     "numpy": lambda: float(np.random.rand()),
     "numpy, gaussian": lambda: float(
@@ -76,7 +76,8 @@ def check_draws(folder: Folder, make: Callable[[], surestep.Task], **more: Any) 
         with session_of(make(), run, **options) as session:
             for result in session.steps():
                 disturb()
-                session.evaluate()
+                if result.step in (1, 4, 5, 7):
+                    session.evaluate()
                 if result.step == end:
                     session.save()
                     break
@@ -217,4 +218,4 @@ def test_generators_are_not_seeded_if_nothing_draws(folder, monkeypatch, begins)
     assert len(counts) == 2  # the micro-batches of the first step, in which draws are detected
     counts.clear()
     train(task_of(Noisy(SOURCES["numpy"], begins=begins)), folder(), **OPTIONS)
-    assert len(counts) == (24 if begins == 0 else 2 + 12)
+    assert len(counts) == (16 if begins == 0 else 2 + 4)

@@ -49,13 +49,13 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-def reads_of(task: surestep.Task, folder: Path, **options: Any) -> list[list[str]]:
-    """Return the host's reads in each of eight iterations after the first, from data to step."""
+def reads_of(task: surestep.Task, folder: Path, count: int = 8, **options: Any) -> list[list[str]]:
+    """Return the host's reads in each of some iterations after the first, from data to step."""
     with session_of(task, folder, **OPTIONS | options) as session:
         steps = session.steps()
         next(steps)
         found = []
-        for _ in range(8):
+        for _ in range(count):
             with host_reads() as reads:
                 next(steps)
             found.append(reads)
@@ -90,11 +90,11 @@ def test_mixed_batches_are_not_read(folder, micro_batch_size, targets, monkeypat
         loss = surestep.losses.multilabel(ignore_index=-1)
         y = functional.one_hot(y, 3).float().masked_fill(x[:, :3] > 1, -1)
     task = surestep.Task(with_batchnorm(), loss, (x, y), batch_transform=mixup)
-    options = OPTIONS | {"micro_batch_size": micro_batch_size}
+    options = OPTIONS | {"micro_batch_size": micro_batch_size, "max_steps": 8}
     with session_of(task, folder(), **options) as session:
         for _ in session.steps():
             pass
-    assert found == [[]] * 20
+    assert found == [[]] * 8
 
 
 @pytest.mark.parametrize("kind", ["both", "gradient", "loss"])
@@ -116,10 +116,10 @@ def test_no_loss_is_read_in_forward_backward_or_step(folder, name, monkeypatch):
     found = watch_the_step(monkeypatch)
     case = CASES[name](torch.float32)
     task = surestep.Task(case.model(), case.mean_loss, case.data, items=case.items)
-    with session_of(task, folder(), **OPTIONS) as session:
+    with session_of(task, folder(), **OPTIONS | {"max_steps": 8}) as session:
         for _ in session.steps():
             pass
-    assert found == [[]] * 20
+    assert found == [[]] * 8
 
 
 def watch_the_step(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
@@ -188,7 +188,7 @@ class ReadingBackward(torch.autograd.Function):
 
 @pytest.mark.parametrize("read", READS)
 def test_read_in_a_model_is_detected(folder, read):
-    found = reads_of(task_of(Reading(READS[read])), folder())
+    found = reads_of(task_of(Reading(READS[read])), folder(), 2)
     assert all(found)
 
 
@@ -198,7 +198,7 @@ def test_read_in_a_loss_is_detected(folder, read):
         READS[read](outputs.detach())
         return functional.cross_entropy(outputs, targets)
 
-    assert all(reads_of(task_of(loss=loss), folder()))
+    assert all(reads_of(task_of(loss=loss), folder(), 2))
 
 
 def test_read_in_a_backward_is_detected(folder):

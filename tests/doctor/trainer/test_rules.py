@@ -25,6 +25,9 @@ def list_examples(kind):
     ]
 
 
+EXAMPLES = {kind: list_examples(kind) for kind in ("bad", "good")}
+
+
 def name_of(value):
     return value if isinstance(value, str) else value.code
 
@@ -37,7 +40,7 @@ def train_example(rule, kind, name):
     return Run("run").status["findings"]
 
 
-@pytest.mark.parametrize(("rule", "name"), list_examples("bad"), ids=name_of)
+@pytest.mark.parametrize(("rule", "name"), EXAMPLES["bad"], ids=name_of)
 def test_bad_example_is_found_by_the_trainer(rule, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     findings = train_example(rule, "bad", name)
@@ -46,7 +49,7 @@ def test_bad_example_is_found_by_the_trainer(rule, name, tmp_path, monkeypatch):
     assert {finding["rule"] for finding in findings} <= allowed
 
 
-@pytest.mark.parametrize(("rule", "name"), list_examples("good"), ids=name_of)
+@pytest.mark.parametrize(("rule", "name"), EXAMPLES["good"], ids=name_of)
 def test_good_example_trains_without_a_finding(rule, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert train_example(rule, "good", name) == []
@@ -56,5 +59,5 @@ def test_good_example_trains_without_a_finding(rule, name, tmp_path, monkeypatch
 def test_side_inside_trainer_has_examples(rule):
     fewest = 3 if rule.commands == ("train",) else 1
     for kind in ("bad", "good"):
-        found = [name for made, name in list_examples(kind) if made is rule]
+        found = [name for made, name in EXAMPLES[kind] if made is rule]
         assert len(found) >= fewest

@@ -46,9 +46,9 @@ def by_library(place: Place, rows: Sequence[Sequence[int]]) -> Draws:
     return {(library, *place): column for library, column in zip(INTEGERS, columns, strict=True)}
 
 
-def is_dependent(a: Sequence[int], b: Sequence[int]) -> bool:
+def is_dependent(a: Any, b: Any) -> bool:
     """Whether a table of two sequences of cells is too unlikely if they are independent."""
-    counts = np.bincount(np.asarray(a) * CELLS + np.asarray(b), minlength=CELLS**2)
+    counts = np.bincount(a * CELLS + b, minlength=CELLS**2)
     counts = counts.reshape(CELLS, CELLS)
     expected = counts.sum(1, keepdims=True) * counts.sum(0, keepdims=True) / counts.sum()
     return bool(((counts - expected) ** 2 / expected).sum() > MOST)
@@ -56,8 +56,9 @@ def is_dependent(a: Sequence[int], b: Sequence[int]) -> bool:
 
 def find_dependent(sequences: dict[Any, Sequence[int]]) -> list[tuple[Any, Any]]:
     """Return the pairs of sequences that depend on each other."""
-    pairs = combinations(sequences, 2)
-    return [pair for pair in pairs if is_dependent(sequences[pair[0]], sequences[pair[1]])]
+    arrays = {name: np.asarray(sequence) for name, sequence in sequences.items()}
+    pairs = combinations(arrays, 2)
+    return [pair for pair in pairs if is_dependent(arrays[pair[0]], arrays[pair[1]])]
 
 
 class DrawnSamples(Dataset[tuple[Tensor, Tensor]]):
@@ -109,7 +110,7 @@ SETS = ("val", "far")
 
 def draws_of_run(
     folder: Path,
-    size: int = 701,
+    size: int = 401,
     *,
     stream: bool = False,
     workers: int = 0,
