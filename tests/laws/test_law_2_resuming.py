@@ -6,8 +6,9 @@ process starts from different weights, so only the checkpoint can make it equal.
 
 import random
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader
 import surestep
 from surestep import Request
 from surestep.record.checkpoint.reader import open_checkpoint
+from surestep.trainer.session import Session
 from tests.laws.support.tasks import (
     Augmented,
     assert_moved,
@@ -41,6 +43,29 @@ def task_of(data, *, other_weights: bool = False) -> surestep.Task:
     return surestep.Task(model, nn.CrossEntropyLoss(), data)
 
 
+class End(NamedTuple):
+    """What a run that nothing stops has at its end."""
+
+    tensors: dict[str, Tensor]
+    progress: Any
+    counts: Any
+
+
+def end_of(session: Session) -> End:
+    return End(snapshot(session), session.state.progress, session.state.counts)
+
+
+_ENDS: dict[tuple[Callable, str], End] = {}
+
+
+def whole(folder: Folder, make_data: Callable = Augmented, **more: Any) -> End:
+    """Return the end of an uninterrupted run, which several resumed runs are compared with."""
+    key = make_data, repr(OPTIONS | more)
+    if key not in _ENDS:
+        _ENDS[key] = end_of(train(task_of(make_data()), folder(), **OPTIONS | more))
+    return _ENDS[key]
+
+
 def check_resume(
     folder: Folder,
     make_data: Callable = Augmented,
@@ -48,11 +73,23 @@ def check_resume(
     *,
     stop_at: int = 9,
     then: dict[str, Any] | None = None,
+    expected: End | None = None,
     **more: Any,
 ) -> None:
-    """Stop and save after some steps (44 samples: 5 steps an epoch), resume, and compare."""
+    """Stop and save after some steps (44 samples: 5 steps an epoch), resume, and compare.
+
+    Args:
+        folder: returns a new folder for a run.
+        make_data: makes the data.
+        then_data: makes the data of the resumed run, if it differs.
+        stop_at: the step.
+        then: other options of the resumed run.
+        expected: the end of the uninterrupted run; None trains it.
+        more: options of all runs.
+    """
     options = OPTIONS | more
-    whole = train(task_of(make_data()), folder(), **options)
+    if expected is None:
+        expected = end_of(train(task_of(make_data()), folder(), **options))
     run = folder()
     with session_of(task_of(make_data()), run, **options) as session:
         for result in session.steps():
@@ -64,24 +101,28 @@ def check_resume(
     with session_of(again, run, **options | (then or {})) as session:
         assert_same(half, snapshot(session))
         assert [result.step for result in session.steps()] == list(range(stop_at + 1, 15))
-    assert_same(snapshot(whole), snapshot(session))
-    assert_moved(half, snapshot(session))
-    assert whole.state.progress == session.state.progress
-    assert whole.state.counts == session.state.counts
+    end = end_of(session)
+    assert_same(expected.tensors, end.tensors)
+    assert_moved(half, end.tensors)
+    assert expected.progress == end.progress
+    assert expected.counts == end.counts
 
 
 @pytest.mark.parametrize("stop_at", [1, 5, 9, 12])
 @pytest.mark.parametrize("data", [Augmented, lambda: rows(44)], ids=["augmented", "in memory"])
 def test_resumed_run_equals_an_uninterrupted_run(folder, data, stop_at):
-    check_resume(folder, data, stop_at=stop_at)
+    check_resume(folder, data, stop_at=stop_at, expected=whole(folder, data))
 
 
 @pytest.mark.parametrize("stop_at", [4, 9, 12])
 @pytest.mark.parametrize("kind", ["ema", "swa"])
 def test_average_of_a_resumed_run_equals_that_of_an_uninterrupted_run(folder, kind, stop_at):
-    check_resume(folder, stop_at=stop_at, average={"kind": kind, "start": "2 steps"})
+    average = {"kind": kind, "start": "2 steps"}
+    expected = whole(folder, average=average)
+    check_resume(folder, stop_at=stop_at, expected=expected, average=average)
 
 
+@cache
 def loader(workers: int) -> Callable[[], DataLoader]:
     options = {"persistent_workers": True} if workers else {}
     return lambda: DataLoader(Augmented(), 9, shuffle=True, num_workers=workers, **options)
@@ -89,11 +130,12 @@ def loader(workers: int) -> Callable[[], DataLoader]:
 
 @pytest.mark.parametrize(("first", "second"), [(0, 2), (2, 0), (2, 2)])
 def test_resume_with_a_different_number_of_dataloader_workers(folder, first, second):
-    check_resume(folder, loader(first), loader(second))
+    expected = whole(folder, loader(0))
+    check_resume(folder, loader(first), loader(second), expected=expected)
 
 
 def test_resume_with_a_different_number_of_configured_workers(folder):
-    check_resume(folder, then={"data": {"num_workers": 2}})
+    check_resume(folder, then={"data": {"num_workers": 2}}, expected=whole(folder))
 
 
 @pytest.mark.parametrize("moment", ["on_batch", "on_backward", "on_step"])
@@ -103,11 +145,10 @@ def test_checkpoint_requested_in_any_hook_can_be_resumed(folder, moment):
             return Request.SAVE if state.progress.step == 9 else None
 
     setattr(Asking, moment, Asking.ask)
-    whole = train(task_of(Augmented()), folder(), **OPTIONS)
     run = folder()
     train(task_of(Augmented()), run, steps=10, callbacks=[Asking()], **OPTIONS)
     resumed = train(task_of(Augmented(), other_weights=True), run, **OPTIONS)
-    assert_same(snapshot(whole), snapshot(resumed))
+    assert_same(whole(folder).tensors, snapshot(resumed))
 
 
 class Counting(nn.Module):
@@ -235,7 +276,8 @@ class Hooked(Augmented):
 @pytest.mark.parametrize("data", [OwnNoise, Hooked])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_data_with_its_own_generators(folder, data, workers):
-    check_resume(folder, data, then={"data": {"num_workers": workers}})
+    expected = whole(folder, data)
+    check_resume(folder, data, then={"data": {"num_workers": workers}}, expected=expected)
 
 
 class Counted(Augmented):

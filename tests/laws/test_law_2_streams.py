@@ -15,7 +15,7 @@ from surestep.base.errors import DataError, RunError
 from surestep.engine.data import stream
 from surestep.engine.data import stream_loader as passes
 from tests.laws.support.tasks import Augmented, rows, session_of
-from tests.laws.test_law_2_resuming import OPTIONS, check_resume, task_of
+from tests.laws.test_law_2_resuming import OPTIONS, check_resume, task_of, whole
 
 
 class Stream(IterableDataset):
@@ -73,12 +73,12 @@ def _of_epoch(epoch):
 
 @pytest.mark.parametrize("kind", STREAMS)
 def test_stream_resumes_where_it_stopped(folder, kind):
-    check_resume(folder, STREAMS[kind])
+    check_resume(folder, STREAMS[kind], expected=whole(folder, STREAMS[kind]))
 
 
 @pytest.mark.parametrize("stop_at", [3, 5, 10])
 def test_stream_resumes_in_the_first_epoch_and_at_the_end_of_one(folder, stop_at):
-    check_resume(folder, Shuffled, stop_at=stop_at)
+    check_resume(folder, Shuffled, stop_at=stop_at, expected=whole(folder, Shuffled))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

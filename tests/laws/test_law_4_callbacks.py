@@ -58,10 +58,18 @@ def nasty(moments: list[str], request: Request | None) -> surestep.Callback:
     return Disturbing()
 
 
-def check_callback(folder: Folder, moment: str, request: Request | None) -> None:
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the end of a run that takes bare steps."""
+    return snapshot(train(task_of(), tmp_path_factory.mktemp("bare") / "run", **OPTIONS))
+
+
+def check_callback(
+    folder: Folder, moment: str, request: Request | None, bare: dict[str, Any] | None = None
+) -> None:
     """Compare a run that has a callback in one hook with a run without callbacks."""
     callback = nasty([moment], request)
-    alone = train(task_of(), folder(), **OPTIONS)
+    bare = bare or snapshot(train(task_of(), folder(), **OPTIONS))
     with session_of(task_of(), folder(), callbacks=[callback], **OPTIONS) as watched:
         for result in watched.steps():
             if moment == "on_evaluate" and result.step % 5 == 0:
@@ -70,21 +78,20 @@ def check_callback(folder: Folder, moment: str, request: Request | None) -> None
                 watched.save()
         end = snapshot(watched)
     assert callback.calls
-    assert_same(snapshot(alone), end)
+    assert_same(bare, end)
 
 
 @pytest.mark.parametrize("request_", [None, Request.SAVE, Request.EVALUATE])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_run_with_a_callback_equals_one_without(folder, moment, request_):
+def test_run_with_a_callback_equals_one_without(folder, bare, moment, request_):
     if moment == "on_evaluate" and request_ is Request.EVALUATE:
         request_ = Request.SAVE  # an evaluation that requests an evaluation never ends
-    check_callback(folder, moment, request_)
+    check_callback(folder, moment, request_, bare)
 
 
-def test_two_callbacks_with_all_hooks_change_nothing(folder):
-    alone = train(task_of(), folder(), **OPTIONS)
+def test_two_callbacks_with_all_hooks_change_nothing(folder, bare):
     two = [nasty(MOMENTS, None), nasty(MOMENTS[:4], Request.SAVE)]
-    assert_same(snapshot(alone), snapshot(train(task_of(), folder(), callbacks=two, **OPTIONS)))
+    assert_same(bare, snapshot(train(task_of(), folder(), callbacks=two, **OPTIONS)))
 
 
 SCHEDULES = {
@@ -112,19 +119,14 @@ SCHEDULES = {
 }
 
 
-def check_schedule(folder: Folder, name: str) -> None:
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_intervals_of_logging_evaluating_and_saving_change_nothing(folder, bare, name):
     """Compare `Trainer.fit()` that logs, evaluates and saves with bare steps."""
-    bare = train(task_of(), folder(), **OPTIONS)
     options = {**OPTIONS, **SCHEDULES[name]}
     options["logging"] = {**QUIET, **options.get("logging", {})}
     trainer = surestep.Trainer(task_of(), surestep.Config(**options), run=folder())
     trainer.fit()
-    assert_same(snapshot(bare), snapshot(trainer.session))
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_intervals_of_logging_evaluating_and_saving_change_nothing(folder, name):
-    check_schedule(folder, name)
+    assert_same(bare, snapshot(trainer.session))
 
 
 def test_evaluations_neither_apply_nor_change_a_transform(folder):
@@ -177,14 +179,13 @@ def test_loading_restores_the_generators_of_the_caller(folder):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("part", ["val", "train"])
-def test_evaluating_any_split_within_an_epoch_changes_nothing(folder, part, workers):
+def test_evaluating_any_split_within_an_epoch_changes_nothing(folder, bare, part, workers):
     options = {**OPTIONS, "data": {"num_workers": workers}}
-    alone = train(task_of(), folder(), **options)
     with session_of(task_of(), folder(), **options) as session:
         for result in session.steps():
             if result.step in (2, 8, 9):
                 session.evaluate(part)
-    assert_same(snapshot(alone), snapshot(session))
+    assert_same(bare, snapshot(session))
 
 
 def check_evaluation(folder: Folder, sizes: tuple[int, ...]) -> None:
@@ -209,9 +210,8 @@ def test_evaluation_does_not_depend_on_its_time_or_batch_size(folder):
     check_evaluation(folder, (20, 7, 1))
 
 
-def test_drawing_evaluating_and_saving_between_steps_changes_nothing(folder):
+def test_drawing_evaluating_and_saving_between_steps_changes_nothing(folder, bare):
     """Between two steps a program may draw, evaluate, save, and set the model to eval mode."""
-    alone = train(task_of(), folder(), **OPTIONS)
     with session_of(task_of(), folder(), **OPTIONS) as session:
         for result in session.steps():
             torch.rand(5), np.random.rand(), random.random()
@@ -219,4 +219,4 @@ def test_drawing_evaluating_and_saving_between_steps_changes_nothing(folder):
             float(result.loss), float(result.grad_norm), bool(result.took_step)
             session.evaluate("val")
             session.save()
-    assert_same(snapshot(alone), snapshot(session))
+    assert_same(bare, snapshot(session))

@@ -1,6 +1,7 @@
 """Law 4: checking a run never changes it, bit for bit."""
 
 import random
+from functools import cache
 
 import numpy as np
 import pytest
@@ -88,25 +89,34 @@ class Dropping(nn.Module):
         return self.net(x)
 
 
+def train(run, make, workers, doctor):
+    """Return the losses and metrics, the weights, and the states of the global generators."""
+    torch.manual_seed(3)
+    parts = {"train": make(), "val": make(), "model": Dropping()}
+    options = {"data": {"num_workers": workers}, "max_grad_norm": 1e-2, "max_steps": 25}
+    with tiny.prepare(run, parts, epochs=None, doctor=doctor, **options) as session:
+        losses = [float(step.loss) for step in session.steps()]
+        found = [*losses, session.evaluate()], tiny.weights(session.model)
+        states = torch.get_rng_state(), np.random.get_state()[1], random.getstate()
+    return found, states, session
+
+
+@cache
+def train_unchecked(make, workers):
+    return train(None, make, workers, {"check_data": "off", "ignore": ALL})[:2]
+
+
 @pytest.mark.parametrize("checked", ["sample", "all"])
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     "make", [lambda: (X, Y), Augmented, Owning, Stream, Resumable, Rare, by_function]
 )
 def test_checks_change_nothing_that_is_trained(tmp_path, make, workers, checked):
-    found, states = [], []
-    for doctor in ({"check_data": "off", "ignore": ALL}, {"check_data": checked}):
-        torch.manual_seed(3)
-        parts = {"train": make(), "val": make(), "model": Dropping()}
-        options = {"data": {"num_workers": workers}, "max_grad_norm": 1e-2, "max_steps": 25}
-        run = tmp_path / doctor["check_data"]
-        with tiny.prepare(run, parts, epochs=None, doctor=doctor, **options) as session:
-            losses = [float(step.loss) for step in session.steps()]
-            found.append(([*losses, session.evaluate()], tiny.weights(session.model)))
-            states.append((torch.get_rng_state(), np.random.get_state()[1], random.getstate()))
-    assert found[0][0] == found[1][0]
-    assert torch.equal(found[0][1], found[1][1])
-    assert all(map(_equal, states[0], states[1]))
+    expected, expected_states = train_unchecked(make, workers)
+    found, states, session = train(tmp_path / "run", make, workers, {"check_data": checked})
+    assert found[0] == expected[0]
+    assert torch.equal(found[1], expected[1])
+    assert all(map(_equal, states, expected_states))
     assert [found["rule"] for found in session.run.status["findings"]][-1] == "SS117"
 
 
