@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import sys
 from contextlib import chdir
 from pathlib import Path
@@ -106,6 +107,32 @@ def surestep(capfd):
             code = left.code
         printed = capfd.readouterr()
         return Answer(code, plain(printed.out), plain(printed.err))
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """The folder of the first test that calls `once`, and a copy of it."""
+    return {"copy": tmp_path_factory.mktemp("first") / "copy"}
+
+
+@pytest.fixture
+def once(folder, first):
+    """Call a function in the first test of a file; copy what it leaves in the folder for others.
+
+    A run has the path of its recipe.
+    """
+
+    def call(function):
+        if "folder" not in first:
+            function()
+            shutil.copytree(folder, first["copy"])
+            first["folder"] = folder
+            return
+        shutil.copytree(first["copy"], folder, dirs_exist_ok=True)
+        for path in folder.rglob("config.json"):
+            path.write_text(path.read_text().replace(f"{first['folder']}/", f"{folder}/"))
 
     return call
 

@@ -21,8 +21,12 @@ callbacks = [Once()]
 
 
 @pytest.fixture
-def stopped(surestep, recipe):
-    assert surestep("train", recipe(STOPPING), "--run", "r", "--task.hidden", "5").code == 130
+def stopped(surestep, recipe, once):
+    def train():
+        words = ("--run", "r", "--task.hidden", "5")
+        assert surestep("train", recipe(STOPPING), *words).code == 130
+
+    once(train)
 
 
 def test_run_is_resumed_with_the_recipe_it_names(surestep, stopped, folder):

@@ -12,14 +12,18 @@ from tests.cli.conftest import RECIPE, environment
 
 
 @pytest.fixture
-def runs(folder, recipe, surestep):
+def runs(folder, recipe, surestep, once):
     """Three finished runs, which every order lists differently, and a folder that is no run."""
-    name = recipe()
-    assert surestep("train", name, "--run", "runs/deep/good", "--optim.lr", 0.1).code == 0
-    assert surestep("train", name, "--run", "runs/short", "--max-steps", 2).code == 0
-    long = ("--run", "runs/long", "--max-steps", 8, "--optim.lr", 1e-9)
-    assert surestep("train", name, *long).code == 0
-    (folder / "runs" / "notes").mkdir()
+
+    def train():
+        name = recipe()
+        assert surestep("train", name, "--run", "runs/deep/good", "--optim.lr", 0.1).code == 0
+        assert surestep("train", name, "--run", "runs/short", "--max-steps", 2).code == 0
+        long = ("--run", "runs/long", "--max-steps", 8, "--optim.lr", 1e-9)
+        assert surestep("train", name, *long).code == 0
+        (folder / "runs" / "notes").mkdir()
+
+    once(train)
     return folder / "runs"
 
 

@@ -15,10 +15,19 @@ from surestep.mirror.store import Store
 from tests.mirror.runs import files, flip_byte, last_weights, names, train
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    return tmp_path_factory.mktemp("kept") / "folder"
+
+
 @pytest.fixture
-def mirror(tmp_path):
-    """The mirror of a finished run with three checkpoints."""
-    train(tmp_path / "run", tmp_path / "mirror", **{"checkpoint.keep_last": 3})
+def mirror(tmp_path, kept):
+    """The mirror of a finished run with three checkpoints, which the first test trains."""
+    if kept.exists():
+        shutil.copytree(kept, tmp_path, dirs_exist_ok=True)
+    else:
+        train(tmp_path / "run", tmp_path / "mirror", **{"checkpoint.keep_last": 3})
+        shutil.copytree(tmp_path, kept)
     return tmp_path / "mirror"
 
 

@@ -16,10 +16,16 @@ from surestep.record.checkpoint.manifest import verify
 from tests.mirror.runs import files, flip_byte, names, train
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """Return a run with three checkpoints."""
+    return train(tmp_path_factory.mktemp("kept") / "run", **{"checkpoint.keep_last": 3}).path
+
+
 @pytest.fixture
-def run(tmp_path):
-    """A run with three checkpoints."""
-    return train(tmp_path / "run", **{"checkpoint.keep_last": 3}).path
+def run(tmp_path, kept):
+    """Return a copy of it."""
+    return shutil.copytree(kept, tmp_path / "run")
 
 
 @pytest.fixture
