@@ -27,10 +27,9 @@ def alarms_in(files):
 @pytest.mark.parametrize("base", list_bases())
 def test_correct_script_is_not_reported(base):
     assert alarms_in(read_base(base)) == []
-    for seed in range(2):
-        script = load_base(base).copy()
-        vary(script, random.Random(f"{base} {seed}"))
-        assert alarms_in(script.write()) == []
+    script = load_base(base).copy()
+    vary(script, random.Random(base))
+    assert alarms_in(script.write()) == []
 
 
 @pytest.mark.parametrize("base", SAMPLE)

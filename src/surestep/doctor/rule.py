@@ -138,6 +138,7 @@ class Rule:
         }
 
 
+@cache
 def read_example(function: Callable[[], object]) -> str:
     """Return the body of an example as a script."""
     import inspect  # takes long to import, and checking needs no example
