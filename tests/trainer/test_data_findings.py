@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import sys
+from types import ModuleType
 
 import pytest
 import torch
@@ -130,7 +132,12 @@ def test_sample_that_was_corrected_is_checked_again(tmp_path, opened, part):
     assert len(opened) == 2
 
 
-def test_new_code_is_checked_again(tmp_path, opened):
+def test_new_code_is_checked_again(tmp_path, opened, tmp_path_factory, monkeypatch):
+    file = tmp_path_factory.mktemp("code") / "own_code.py"
+    file.write_text("")
+    own = ModuleType("own_code")
+    own.__file__ = str(file)
+    monkeypatch.setitem(sys.modules, "own_code", own)
     stop(tmp_path)
     known = json.loads((tmp_path / NAME).read_text())
     module = next(iter(known["code"]))

@@ -250,7 +250,7 @@ class Config(PluginOptions):
 
     def set_options(self) -> dict[str, Any]:
         """Return the options that are set, by full name ("optim.lr"); None means off."""
-        found = ((name, attrgetter(name)(self)) for name, _ in iter_options())
+        found = ((name, read(self)) for name, read in _readers())
         return {name: value for name, value in found if value is not NOT_SET}
 
     def locations(self) -> dict[str, str]:
@@ -375,6 +375,12 @@ def has_requirements(option: str, chosen: Choice) -> bool:
 def _is_met(allowed: Any, value: str) -> bool:
     """Compare a value that may be text, as it is typed."""
     return value not in ("None", "0", "off", "none") if allowed is ON else is_met(allowed, value)
+
+
+@cache
+def _readers() -> tuple[tuple[str, Callable[[Config], Any]], ...]:
+    """Return a function for each option that returns its value in a Config."""
+    return tuple((name, attrgetter(name)) for name, _ in iter_options())
 
 
 @cache

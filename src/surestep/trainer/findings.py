@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from surestep.base.warn import warn
@@ -117,7 +117,7 @@ def open_data(loop: Loop, task: Task) -> DataCase | None:
 def find_in_data(data: DataCase) -> list[Finding]:
     """Return what the rules find in the data that are not ignored; what they raise is caught."""
     findings: list[Finding] = []
-    for rule in load_rules():
+    for rule in _rules_with("inspect"):
         if rule.code not in data.plan.doctor_ignore:
             findings += _caught(rule, partial(rule.inspect, data))
     return findings
@@ -130,11 +130,17 @@ def find(case: Case, *, only_errors: bool = False) -> list[Finding]:
     """
     ignored = case.loop.plan.doctor_ignore
     findings: list[Finding] = []
-    for rule in load_rules():
+    for rule in _rules_with("review"):
         if rule.code in ignored or (only_errors and rule.severity != "error"):
             continue
         findings += _caught(rule, partial(rule.review, case))
     return findings
+
+
+@cache
+def _rules_with(side: str) -> tuple[Rule, ...]:
+    """Return the rules whose module has this function; most of them look at source code only."""
+    return tuple(rule for rule in load_rules() if hasattr(rule.module, side))
 
 
 def _caught(rule: Rule, find: Callable[[], Iterable[Finding]]) -> list[Finding]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import cache
 
 import torch
 
@@ -118,7 +119,8 @@ class _Resolver(PlanContext):
             self.chosen[option], self.reasons[option] = decision
 
 
-def plan_options() -> list[str]:
+@cache
+def plan_options() -> tuple[str, ...]:
     """List what a Plan decides: the options, and in each group the values that follow from them.
 
     The length of a run is `total_steps`, so `epochs` and `max_steps` are not listed.
@@ -126,7 +128,7 @@ def plan_options() -> list[str]:
     names = [name for name, _ in iter_options() if name not in ("epochs", "max_steps")]
     names += [name for name in RULES if option_info(name) is None]
     groups = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
-    return sorted(names, key=lambda name: groups.index(name.rpartition(".")[0]))
+    return tuple(sorted(names, key=lambda name: groups.index(name.rpartition(".")[0])))
 
 
 def _mentions(text: str, option: str) -> bool:
