@@ -1,4 +1,5 @@
 import gc
+import logging
 import os
 import signal
 import sys
@@ -6,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from tests.logs import Checks, caplog  # noqa: F401 - `caplog` is a fixture
 from tests.needs import require
 from tests.shortcuts import ROOT, take_shortcuts
 from tests.tiers import is_slow, libraries_of
@@ -21,6 +23,8 @@ sys.dont_write_bytecode = False
 # Shells make background processes ignore these signals, and a run does not handle ignored ones.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+logging.getLogger().addHandler(Checks())
 
 # Two threads round differently than one, and the tests share their cores.
 torch.set_num_threads(1)
@@ -66,8 +70,9 @@ def pytest_collection_modifyitems(items):
 
 def pytest_runtest_setup(item):
     """Skip a test if a library is missing that its reason in tests/tiers.py names."""
-    for name in libraries_of(item.nodeid):
-        require(name)
+    if item.get_closest_marker("slow"):
+        for name in libraries_of(item.nodeid):
+            require(name)
 
 
 def pytest_collection_finish(session):
