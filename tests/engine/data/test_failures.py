@@ -64,23 +64,40 @@ def fit(folder, train, *, model=None, val=None, **options):
 @pytest.mark.parametrize(
     ("load", "says"),
     [
-        (missing, r"Sample 13 of the train data could not be loaded \(epoch 1, position 13\): "),
-        (missing, r"FileNotFoundError: .*image\.png' \(.*test_failures\.py, line \d+\)\."),
-        (missing, r"leave it out: exclude_samples=\[13\]\.$"),
+        (
+            missing,
+            (
+                r"Sample 13 of the train data could not be loaded \(epoch 1, position 13\): ",
+                r"FileNotFoundError: .*image\.png' \(.*test_failures\.py, line \d+\)\.",
+                r"leave it out: exclude_samples=\[13\]\.$",
+            ),
+        ),
         (
             ragged,
-            r"^Sample 13 of the train data is a tuple of \(a Tensor of shape \(3,\), a Tensor",
+            (
+                r"^Sample 13 of the train data is a tuple of \(a Tensor of shape \(3,\), a Tensor",
+                r"of shape \(\)\) \(epoch 1, positions 12 to 15\): .* pad them to one length",
+            ),
         ),
-        (ragged, r"of shape \(\)\) \(epoch 1, positions 12 to 15\): .* pad them to one length"),
-        (lacking, r"\(a Tensor of shape \(4,\)\), and most of its batch are a tuple of"),
-        (lacking, r"Return the same parts for every sample"),
-        (unknown_class, r"The target 7 of sample 13 \(position 13\) is out of range, at step 4 of"),
+        (
+            lacking,
+            (
+                r"\(a Tensor of shape \(4,\)\), and most of its batch are a tuple of",
+                r"Return the same parts for every sample",
+            ),
+        ),
+        (
+            unknown_class,
+            (r"The target 7 of sample 13 \(position 13\) is out of range, at step 4 of",),
+        ),
     ],
 )
 def test_sample_that_fails_during_a_run_is_named(tmp_path, load, says, workers):
     data = {"num_workers": workers, "shuffle": False}
-    with pytest.raises(DataError, match=says) as caught:
+    with pytest.raises(DataError) as caught:
         fit(tmp_path / "run", Samples(load), data=data)
+    for words in says:
+        caught.match(words)
     assert "Traceback" not in str(caught.value)
 
 

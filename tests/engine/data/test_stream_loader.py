@@ -1,4 +1,5 @@
 import os
+from functools import cache
 
 import numpy as np
 import pytest
@@ -57,11 +58,19 @@ def test_drop_last_drops_the_smaller_last_batch_of_a_stream():
         batches(Unsized(), batch_size=50, data={"drop_last": True})
 
 
+def noisy_from(place, workers):
+    return batches(Noisy(), 1, place, **by_workers(workers, shuffle_buffer=7))
+
+
+@cache
+def whole_noisy(workers):
+    return noisy_from(0, workers)
+
+
 @pytest.mark.parametrize("start", [0, 9, 27, 36, 44])
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_resuming_at_a_position_gives_the_same_batches(start, workers):
-    options = by_workers(workers, shuffle_buffer=7)
-    whole, rest = (batches(Noisy(), 1, place, **options) for place in (0, start))
+    whole, rest = whole_noisy(workers), noisy_from(start, workers)
     assert places(rest) == [each for each in places(whole) if each[0] >= start]
     if rest:
         assert torch.equal(inputs_of(rest), inputs_of(whole)[start:])
