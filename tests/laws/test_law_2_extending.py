@@ -29,13 +29,14 @@ def trained(folder: Any, steps: int, *, stop_at: int | None = None, **more: Any)
 
 def check_extended(folder: Folder, *, stop_at: int | None = None, **more: Any) -> bool:
     """Extend a run; return whether that was rejected."""
-    whole, run = trained(folder(), LONG, **more), folder()
+    run = folder()
     short = snapshot(trained(run, SHORT, stop_at=stop_at, **more))
     try:
         longer = trained(run, LONG, **more)
     except RunError:
         return True
     assert_moved(short, snapshot(longer))
+    whole = trained(folder(), LONG, **more)
     assert_same(snapshot(whole), snapshot(longer))
     assert whole.state.progress == longer.state.progress
     return False

@@ -75,6 +75,12 @@ def plain_loop(model, kind):
     return state
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return a run that nothing stops, splits or watches."""
+    return train(carried(), tmp_path_factory.mktemp("whole") / "run", **OPTIONS)
+
+
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
 def test_law_3_truncated_backpropagation_equals_the_plain_loop(folder, kind):
     plain = speller(kind)
@@ -94,35 +100,33 @@ def test_state_changes_the_result(folder):
 
 
 @pytest.mark.parametrize("micro_batch_size", [4, 1])
-def test_law_1_split_sequences_give_the_same_update(folder, micro_batch_size):
-    whole = train(carried(), folder(), **OPTIONS)
+def test_law_1_split_sequences_give_the_same_update(folder, whole, micro_batch_size):
     cut = train(carried(), folder(), micro_batch_size=micro_batch_size, **OPTIONS)
     assert distance(whole.model, cut.model) <= 1e-6
     torch.testing.assert_close(whole.model.state_0, cut.model.state_0, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("stop", [3, WINDOWS])
-def test_law_2_resumed_run_equals_an_uninterrupted_run_bit_for_bit(folder, stop):
-    never, stopped = train(carried(), folder(), **OPTIONS), folder()
+def test_law_2_resumed_run_equals_an_uninterrupted_run_bit_for_bit(folder, whole, stop):
+    stopped = folder()
     with session_of(carried(), stopped, **OPTIONS) as session:
         for result in session.steps():
             if result.step == stop:
                 session.save()
                 break
     gone_on = train(carried(), stopped, **OPTIONS)
-    assert_same(snapshot(never), snapshot(gone_on))
-    assert never.model.state_0.abs().sum() > 0
+    assert_same(snapshot(whole), snapshot(gone_on))
+    assert whole.model.state_0.abs().sum() > 0
 
 
-def test_law_4_evaluation_does_not_change_the_recurrent_state(folder):
+def test_law_4_evaluation_does_not_change_the_recurrent_state(folder, whole):
     val = surestep.BPTTDataset(symbols(9, 200), 4, LENGTH)
-    alone = train(carried(), folder(), **OPTIONS)
     settings = {**OPTIONS, "validation": {"batch_size": 4}}
     with session_of(carried(val=val), folder(), **settings) as watched:
         for _ in watched.steps():
             first = watched.evaluate()
         assert watched.evaluate() == first
-    assert_same(snapshot(alone), snapshot(watched))
+    assert_same(snapshot(whole), snapshot(watched))
 
 
 def test_law_4_recomputed_statistics_do_not_change_the_recurrent_state(folder):

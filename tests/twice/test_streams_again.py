@@ -316,7 +316,8 @@ def test_workers_with_states_and_dropped_last_batches_resume_anywhere(drop: bool
     batches = [(X[rows], Z[rows]) for _ in range(2) for rows in epoch]
     data = {"num_workers": 2, "drop_last": drop}
     options = config(batch_size=5, max_steps=len(batches), micro_batch_size=2, data=data)
-    assert_same(by_hand(batches), run(Counted(), 3, 9, 10, 14, options=options))
+    an_epoch = len(batches) // 2
+    assert_same(by_hand(batches), run(Counted(), 3, an_epoch, 14, options=options))
 
 
 def test_shuffle_buffer_larger_than_the_stream_and_on_two_workers() -> None:
@@ -422,7 +423,7 @@ def test_lanes_of_an_lstm_equal_a_loop_that_keeps_the_state_of_each(size: int) -
         with torch.no_grad():
             values.append(sum(passes(copy.deepcopy(plain_net).eval(), None)) / (lanes * windows))
 
-    found, measured = [], []
+    found = []
     for stop in (1, 4, 8, 1000):
         model = surestep.StatefulRNN(Lstm(), start, lanes=lanes, dim=1)
         data = surestep.BPTTDataset(series, lanes=lanes, length=length)
@@ -438,12 +439,12 @@ def test_lanes_of_an_lstm_equal_a_loop_that_keeps_the_state_of_each(size: int) -
         with surestep.prepare(task, options, run="run") as session:
             for result in session.steps():
                 found.append(float(result.loss))
-                now = session.evaluate()["val/loss"]
-                if result.step * size % (lanes * windows) < size and result.step > 1:
-                    measured.append(now)
+                if result.step % 3 == 0:
+                    session.evaluate()
                 if result.step == stop:
                     session.save()
                     break
+            now = session.evaluate()["val/loss"]
     assert_same([losses, weights(plain_net)], [found, weights(model.model)])
     assert_same(values[-1], now)
 
