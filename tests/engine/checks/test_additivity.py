@@ -42,17 +42,17 @@ Pair = namedtuple("Pair", "logits hidden")
 
 @pytest.mark.parametrize("case", WRONG.values(), ids=WRONG)
 def test_wrong_items_or_reduction_of_a_loss_are_rejected(case):
-    assert all(is_found(of_case(case), size, seed) for size in SIZES for seed in (1000, 1001))
+    assert all(is_found(of_case(case), size, 1000) for size in SIZES)
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 def test_wrong_items_or_reduction_of_a_model_loss_are_rejected(make):
-    assert all(is_found(make, size, seed) for size in SIZES for seed in (1000, 1001))
+    assert all(is_found(make, size, 1000) for size in SIZES)
 
 
 @pytest.mark.parametrize("make", RIGHT.values(), ids=RIGHT)
 def test_correct_items_and_reduction_of_a_model_loss_are_accepted(make):
-    assert not any(is_found(make, size, seed, "") for size in SIZES for seed in (1000, 1001))
+    assert not any(is_found(make, size, 1000, "") for size in SIZES)
 
 
 class Drawing(nn.Module):
