@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 from surestep.doctor import private
@@ -13,6 +14,7 @@ from surestep.doctor.watch.names import find_modules, find_name
 from surestep.doctor.watcher import Call, Run, Watcher
 
 Handler = tuple[str, Callable[..., None]]  # the code of a rule, and its method
+_METHODS = tuple(name for name in vars(Watcher) if name.startswith(("on_", "after_")))
 _NONE = nullcontext()  # one for all calls, as there are many in a step
 
 
@@ -45,22 +47,15 @@ class Listeners:
         self.failures: dict[str, str] = {}
         self._is_busy = self.is_stopped = False
         # Only the rules that have a method pay for its calls, and many only in sampled steps.
-        self._handlers = {
-            name: [
-                (code, getattr(watcher, name))
-                for code, watcher in watchers.items()
-                if _overrides(watcher, name)
-            ]
-            for name in vars(Watcher)
-            if name.startswith(("on_", "after_"))
-        }
         self.functions = {name for watcher in watchers.values() for name in watcher.FUNCTIONS}
-        for name in self.functions:
-            self._handlers[name] = [
-                (code, watcher.on_call)
-                for code, watcher in watchers.items()
-                if name in watcher.FUNCTIONS
-            ]
+        self._handlers: dict[str, list[Handler]] = {
+            name: [] for name in (*_METHODS, *self.functions)
+        }
+        for code, watcher in watchers.items():
+            for name in _own_methods(type(watcher)):
+                self._handlers[name].append((code, getattr(watcher, name)))
+            for name in dict.fromkeys(watcher.FUNCTIONS):
+                self._handlers[name].append((code, watcher.on_call))
         self._unsampled = {
             name: [
                 handler
@@ -129,5 +124,7 @@ class Listeners:
                 lists[name] = [entry for entry in handlers if entry[0] not in (code, *rules)]
 
 
-def _overrides(watcher: Watcher, name: str) -> bool:
-    return getattr(type(watcher), name) is not getattr(Watcher, name)
+@cache
+def _own_methods(kind: type[Watcher]) -> tuple[str, ...]:
+    """Return the methods that a class overrides."""
+    return tuple(name for name in _METHODS if getattr(kind, name) is not getattr(Watcher, name))
