@@ -18,6 +18,7 @@ NEEDS_COMPILER = "needs a C++ compiler"
 NEEDS_DEEPSPEED = "needs deepspeed"
 NEEDS_TRANSFORMERS = "needs transformers"
 PRODUCT = "tries one property with every name, option or damaged file"
+REGRESSIONS = "writes the programs that found faults a second time, in plain PyTorch"
 SYNCS = "syncs a database again and again"
 TRAINS = "trains a recipe to its accuracy"
 
@@ -152,6 +153,7 @@ SLOW = {
     "tests/tuning/test_samplers.py::test_several_objectives_work_or_are_rejected[none-gp": FITS,
     "tests/tuning/test_study.py::test_threads_claim_exactly_the_whole_number[sqlite": SYNCS,
     "tests/tuning/test_trial.py": LAUNCHES,
+    "tests/twice/": REGRESSIONS,
 }
 
 

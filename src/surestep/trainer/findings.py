@@ -139,7 +139,7 @@ def find(case: Case, *, only_errors: bool = False) -> list[Finding]:
 
 @cache
 def _rules_with(side: str) -> tuple[Rule, ...]:
-    """Return the rules whose module has this function; most of them look at source code only."""
+    """Return the rules whose module has this function; most of them read source code only."""
     return tuple(rule for rule in load_rules() if hasattr(rule.module, side))
 
 
