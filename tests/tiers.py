@@ -20,7 +20,7 @@ NEEDS_TRANSFORMERS = "needs transformers"
 PRODUCT = "tries one property with every name, option or damaged file"
 REGRESSIONS = "writes the programs that found faults a second time, in plain PyTorch"
 SYNCS = "syncs a database again and again"
-TRAINS = "trains a recipe to its accuracy"
+TRAINS = "trains to the end of a curve"
 
 SLOW = {
     "tests/base/test_posix.py": LAUNCHES,
@@ -37,6 +37,7 @@ SLOW = {
     "tests/cli/test_runs.py::test_run_is_running_until_it_is_killed": KILLS,
     "tests/cli/test_startup.py": LAUNCHES,
     "tests/cli/test_watch.py::test_script_starts_and_prints_as_without_watch": LAUNCHES,
+    "tests/doctor/curves/": TRAINS,
     "tests/doctor/test_planted.py::test_no_correct_script_is_reported_while_it_runs": (
         "runs each correct script"
     ),
@@ -152,6 +153,7 @@ SLOW = {
     "test_proposal_is_that_of_optuna_with_the_same_seed_and_trials[gp": FITS,
     "tests/tuning/test_samplers.py::test_several_objectives_work_or_are_rejected[none-gp": FITS,
     "tests/tuning/test_study.py::test_threads_claim_exactly_the_whole_number[sqlite": SYNCS,
+    "tests/tuning/test_report.py": "makes reports of whole studies",
     "tests/tuning/test_trial.py": LAUNCHES,
     "tests/twice/": REGRESSIONS,
 }

@@ -52,7 +52,8 @@ class Listeners:
             name: [] for name in (*_METHODS, *self.functions)
         }
         for code, watcher in watchers.items():
-            for name in _own_methods(type(watcher)):
+            # mypy asks whether a watcher can be hashed, not its class.
+            for name in _own_methods(type(watcher)):  # type: ignore[arg-type]
                 self._handlers[name].append((code, getattr(watcher, name)))
             for name in dict.fromkeys(watcher.FUNCTIONS):
                 self._handlers[name].append((code, watcher.on_call))
