@@ -3,7 +3,7 @@
 `warm_python()` makes an executable to use instead of `sys.executable`. Each of its processes
 is a client: the server forks a process for it, which has the client's arguments, environment,
 working folder, limits and files 0 to 2. The client forwards signals, ends as that process ends, and
-takes it along when it is killed.
+takes it along when it is killed. If the server has ended, the client becomes the real Python.
 
 What the start of a process decides needs a new Python. So does a test of process groups, of network
 namespaces, or of variables that torch reads at its import.
@@ -53,6 +53,8 @@ class _Server:
     def _end(self) -> None:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
+        if (code := self._server.poll()) is not None:
+            print(f"The server of warm processes ended early, with {code}.", file=sys.__stderr__)
         self._server.stdin.close()
         self._server.wait(120)
         self._server.stdout.close()

@@ -113,5 +113,14 @@ def test_files_of_a_client_that_was_killed_before_it_had_asked_are_closed():
     os.close(reader)
 
 
+def test_client_of_a_server_that_has_ended_is_the_real_python(tmp_path):
+    copy = tmp_path / "python"
+    address = str(Path(warm_python()).with_name("socket"))
+    copy.write_text(Path(warm_python()).read_text().replace(address, str(tmp_path / "none")))
+    copy.chmod(0o755)
+    done = run(str(copy), "-c", "import sys; print('torch' in sys.modules, sys.executable)")
+    assert done.stdout == f"False {sys.executable}\n"
+
+
 def test_other_options_need_the_real_python():
     assert run(warm_python(), "-S", "-c", "import sys; print(sys.flags.no_site)").stdout == "1\n"
