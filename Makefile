@@ -11,7 +11,7 @@ TESTERS ?= 2
 demo: $(VENV)/.demo
 	$(BIN)/surestep train digits
 
-# Five to six minutes on two cores. Needs no compiler and no library beyond the extra `dev`.
+# Four to five minutes on two cores. Needs no compiler and no library beyond the extra `dev`.
 # mypy needs one core only, so it runs beside the tests.
 test: $(VENV)/.dev
 	$(BIN)/ruff format --check .
