@@ -4,11 +4,14 @@ A schedule that depends on the length of the run has used different rates than t
 would have, so a resume without an error would equal neither run.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+import surestep
 from surestep.base.errors import RunError
+from tests.laws.support.registry_entries import optimizers
 from tests.laws.support.tasks import Augmented, assert_moved, assert_same, session_of, snapshot
 from tests.laws.test_law_2_resuming import Folder, task_of
 
@@ -17,8 +20,14 @@ BASE = {"batch_size": 9, "micro_batch_size": 5}
 WSD = {"name": "warmup_stable_decay", "decay": "4 steps"}
 
 
-def trained(folder: Any, steps: int, *, stop_at: int | None = None, **more: Any) -> Any:
-    with session_of(task_of(Augmented()), folder, max_steps=steps, **BASE, **more) as session:
+def augmented() -> surestep.Task:
+    return task_of(Augmented())
+
+
+def trained(
+    task: surestep.Task, folder: Any, steps: int, *, stop_at: int | None = None, **more: Any
+) -> Any:
+    with session_of(task, folder, max_steps=steps, **BASE, **more) as session:
         for result in session.steps():
             if result.step == stop_at:
                 break
@@ -27,16 +36,22 @@ def trained(folder: Any, steps: int, *, stop_at: int | None = None, **more: Any)
     return session
 
 
-def check_extended(folder: Folder, *, stop_at: int | None = None, **more: Any) -> bool:
+def check_extended(
+    folder: Folder,
+    task: Callable[[], surestep.Task] = augmented,
+    *,
+    stop_at: int | None = None,
+    **more: Any,
+) -> bool:
     """Extend a run; return whether that was rejected."""
     run = folder()
-    short = snapshot(trained(run, SHORT, stop_at=stop_at, **more))
+    short = snapshot(trained(task(), run, SHORT, stop_at=stop_at, **more))
     try:
-        longer = trained(run, LONG, **more)
+        longer = trained(task(), run, LONG, **more)
     except RunError:
         return True
     assert_moved(short, snapshot(longer))
-    whole = trained(folder(), LONG, **more)
+    whole = trained(task(), folder(), LONG, **more)
     assert_same(snapshot(whole), snapshot(longer))
     assert whole.state.progress == longer.state.progress
     return False
@@ -65,3 +80,9 @@ def check_extended(folder: Folder, *, stop_at: int | None = None, **more: Any) -
 )
 def test_extended_run_equals_the_longer_run_or_is_rejected(folder, more, stop_at, rejected):
     assert check_extended(folder, stop_at=stop_at, **more) is rejected
+
+
+@pytest.mark.parametrize("name", optimizers.ENTRIES)
+def test_run_of_any_optimizer_can_be_extended(folder, name):
+    entry = optimizers.ENTRIES[name]
+    assert not check_extended(folder, lambda: surestep.Task(**entry.parts()), **entry.options)
