@@ -76,6 +76,9 @@ SLOW = {
         LOADS_IN_WORKERS
     ),
     "tests/laws/test_law_1_hugging_face.py": NEEDS_TRANSFORMERS,
+    "tests/laws/test_law_2_extending.py::test_run_of_any_optimizer_can_be_extended[adamw8bit": (
+        NEEDS_BNB
+    ),
     "tests/laws/test_law_2_kills.py": KILLS,
     "tests/laws/test_law_2_lora.py": "needs peft and transformers",
     "tests/laws/test_law_2_rollback_kills.py": KILLS,
