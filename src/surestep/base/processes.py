@@ -20,12 +20,15 @@ def describe_machine() -> str:
 
 def has_ended(machine: object, pid: int) -> bool:
     """Return whether a process is known to have ended, by its machine and number."""
-    if machine != describe_machine():
-        return False
+    return machine == describe_machine() and not is_running(pid)
+
+
+def is_running(pid: int) -> bool:
+    """Return whether this machine has a process of this number."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
-        return True
-    except PermissionError:
         return False
-    return False
+    except PermissionError:  # it is of another user
+        return True
+    return True

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from surestep.base.errors import ConfigError, RunError
+from surestep.base.processes import is_running
 from surestep.base.typed_targets import remember_target, was_typed
 from surestep.record.checkpoint.discovery import list_checkpoints, step_of
 from surestep.tuning.attempts import CurrentAttempts, current_attempts, is_lost, sampler_attrs
@@ -392,13 +393,7 @@ def _is_dead(worker: Mapping[str, Any] | None) -> bool:
     """Whether a worker is a process of this machine that has ended."""
     if worker is None or worker["host"] != socket.gethostname():
         return False
-    try:
-        os.kill(worker["pid"], 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:  # it is of another user
-        return False
-    return False
+    return not is_running(worker["pid"])
 
 
 def _run_name(number: int) -> str:
