@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 # Processes that run the tests: one a core, each with about 1 GB of memory (an estimate).
 TESTERS ?= 2
+# One more for the slow tests, which wait for processes, disks and servers.
+SLOW_TESTERS ?= 3
 
 .PHONY: demo test types quick-tests test-slow test-all torture bench clean
 
@@ -28,7 +30,7 @@ quick-tests: $(VENV)/.dev
 
 # What `make test` leaves out; tests/tiers.py lists it with reasons. Needs a C++ compiler.
 test-slow: $(VENV)/.dev-all
-	$(BIN)/python -m pytest -n $(TESTERS) -m slow
+	$(BIN)/python -m pytest -n $(SLOW_TESTERS) -m slow
 
 test-all: test test-slow
 

@@ -1,8 +1,11 @@
 import gc
 import logging
 import os
+import shutil
 import signal
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,13 +13,18 @@ import torch
 from tests.logs import Checks, caplog  # noqa: F401 - `caplog` is a fixture
 from tests.needs import require
 from tests.shortcuts import ROOT, take_shortcuts
-from tests.tiers import is_slow, libraries_of
+from tests.tiers import is_slow, libraries_of, may_have_slow
 from tests.warm import warm_python
 
 # Processes that tests start can import `tests` from any working directory.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]
 )
+# Files of tests lie in memory where that has room: a disk takes milliseconds to delete a file.
+MEMORY, ROOM = Path("/dev/shm"), 4 << 30
+if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM:
+    os.environ["TMPDIR"] = str(MEMORY)
+    tempfile.tempdir = None  # it may have been asked for
 # Each process would compile the package and the tests again: 0.6 s.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 sys.dont_write_bytecode = False
@@ -52,10 +60,13 @@ def group_of(nodeid):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Do not import slow files for `-m "not slow"`: the libraries they need may be missing."""
-    if config.option.markexpr == "not slow":
-        path = collection_path.relative_to(config.rootpath).as_posix()
-        return is_slow(f"{path}/" if collection_path.is_dir() else path) or None
+    """Do not import the files of the other tier: it takes time, and libraries may be missing."""
+    path = collection_path.relative_to(config.rootpath).as_posix()
+    match config.option.markexpr:
+        case "not slow":
+            return is_slow(f"{path}/" if collection_path.is_dir() else path) or None
+        case "slow" if collection_path.name.startswith("test_"):
+            return not may_have_slow(path) or None
     return None
 
 

@@ -6,6 +6,8 @@ Every test that needs a compiler or a library of the extra `dev-all` is slow, an
 takes more than two seconds of processor time.
 """
 
+from pathlib import Path
+
 EVERY_LIBRARY = "needs every library of dev-all"
 FITS = "fits Gaussian processes"
 IMPORTS = "imports every module in a process of its own"
@@ -168,6 +170,16 @@ _LIBRARIES = ("accelerate", "bitsandbytes", "deepspeed", "peft", "transformers")
 def is_slow(nodeid: str) -> bool:
     """Whether the table marks a test, or all tests of a file or folder, as slow."""
     return nodeid.startswith(tuple(SLOW))
+
+
+def may_have_slow(file: str) -> bool:
+    """Whether the table or a mark in a test file, given from the root, may make a test slow."""
+    text = Path(__file__).parents[1].joinpath(file).read_text(encoding="utf-8")
+    return (
+        is_slow(file)
+        or any(entry.startswith(f"{file}::") for entry in SLOW)
+        or "pytest.mark.slow" in text
+    )
 
 
 def libraries_of(nodeid: str) -> list[str]:

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -38,16 +40,23 @@ for collate_fn in (None, collate):
 """
 
 
+@pytest.fixture
+def folder():
+    """A folder that a small /dev/shm does not hide; those of other tests may be in there."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        yield Path(name)
+
+
 @pytest.mark.slow("starts a process with a small /dev/shm")
-def test_small_shared_memory_is_named_with_what_to_change(tmp_path):
+def test_small_shared_memory_is_named_with_what_to_change(folder):
     mount = "mount -t tmpfs -o size=1m tmpfs /dev/shm"
     if subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True).returncode:
         pytest.skip("only root can mount a small /dev/shm")
-    (tmp_path / "script.py").write_text(SCRIPT)
+    (folder / "script.py").write_text(SCRIPT)
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", f'{mount} && exec "$0" script.py', sys.executable],
-        cwd=tmp_path,
-        env=environment(),
+        cwd=folder,
+        env=environment() | {"TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=300,  # guards against hanging
