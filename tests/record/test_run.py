@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -11,14 +13,14 @@ from tests import tiny
 X, Y = tiny.data()
 
 
-def fit(folder, values, **options):
+def fit(folder, values, mode="max", **options):
     """Fit a run whose metric returns these values, one per evaluation."""
     rest = iter([values[0], *values])  # the start-up checks read the first
     parts = {
         "val": (X[:1], Y[:1]),
         "metrics": {"score": surestep.whole_set(lambda outputs, targets: next(rest))},
     }
-    validation = {"metric": "score", "mode": "max"}
+    validation = {"metric": "score", "mode": mode}
     return tiny.fit(folder, parts, epochs=len(values), validation=validation, **options)
 
 
@@ -44,6 +46,32 @@ def test_best_is_chosen_by_metric_and_last_by_step(tmp_path):
 def test_nan_metric_is_never_best(tmp_path):
     run = fit(tmp_path, [0.1, float("nan"), 0.05])
     assert run.best.step == 3
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_value_that_is_not_finite_is_never_best(tmp_path, value, mode):
+    run = fit(tmp_path, [value, 0.5, value], mode=mode, checkpoint={"keep_last": 3})
+    assert run.best.step == 6
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_run_without_a_finite_value_has_no_best(tmp_path, value):
+    parts = {"val": (X, Y), "metrics": {"score": lambda outputs, targets: value}}
+    validation = {"metric": "score", "mode": "max"}
+    with tiny.prepare(tmp_path, parts, validation=validation) as session:
+        for result in session.steps():
+            if result.step == 3:
+                session.evaluate()
+            if result.step == 4:
+                session.save()  # the last checkpoint was not evaluated
+                break
+    run = session.run
+    assert run.best is None
+    message = f"no best checkpoint: val/score was never a finite number, and is {value} in the"
+    with pytest.raises(CheckpointError, match=message):
+        run.load_model(tiny.model())
+    assert run.load_model(tiny.model(), "last").step == 4
 
 
 def test_best_is_the_last_without_an_evaluation(tmp_path):

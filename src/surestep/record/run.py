@@ -200,6 +200,8 @@ class Run:
     def best(self) -> CheckpointInfo | None:
         """The best checkpoint by validation.metric; the newest if nothing was evaluated.
 
+        None if no value of the metric is finite.
+
         Raises:
             CorruptCheckpointError: the best checkpoint, or one that may be it, is corrupted.
         """
@@ -211,6 +213,8 @@ class Run:
         for checkpoint in found.damaged if found.good else []:
             if checkpoint.step == found.good[-1].best_step or checkpoint in found.newer_damaged():
                 raise CorruptCheckpointError(f"{checkpoint.reason} {_NO_SECOND}")
+        if not ranked and found.good and monitor[0] in found.good[-1].latest:
+            return None
         return ranked[0] if ranked else self.last
 
     @property
@@ -309,8 +313,16 @@ class Run:
             )
         found = self.best if which == "best" else self.last
         if found is None:
-            damaged = scan_checkpoints(self.checkpoints).damaged
-            raise CheckpointError(no_valid_checkpoint_message(self.checkpoints, damaged))
+            existing = scan_checkpoints(self.checkpoints)
+            if existing.good and self.monitor is not None:
+                metric = self.monitor[0]
+                latest = existing.good[-1].latest[metric]
+                raise CheckpointError(
+                    f"{self.path} has no best checkpoint: {metric} was never a finite number, and "
+                    f"is {latest} in the latest evaluation. Use which='last' ({self.path}@last on "
+                    "the command line), and check the metric and the validation data."
+                )
+            raise CheckpointError(no_valid_checkpoint_message(self.checkpoints, existing.damaged))
         if which == "average" and not found.has_average:
             raise CheckpointError(
                 f"{found.path} has no averaged weights. Train with average.kind='ema' or 'swa', or "

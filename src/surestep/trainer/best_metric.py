@@ -1,6 +1,7 @@
 """What an evaluation changes: the best metric, the plateau schedule, and which weights stay."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -24,8 +25,11 @@ def update_best(plan: Plan, state: State, metrics: dict[str, Value], lr: float) 
     if metric is None:
         return
     state.best.metric, value = metric, number(metrics[metric])
-    if value != value:
-        yield f"{metric} is NaN: check the validation data and the loss."
+    if not math.isfinite(value):
+        yield (
+            f"{metric} is {value}, so this evaluation is not the best: check the validation data "
+            "and the metric."
+        )
     state.best.update(
         value,
         state.progress.step,

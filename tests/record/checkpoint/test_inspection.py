@@ -63,4 +63,4 @@ def test_saved_checkpoint_has_step_and_metrics(tmp_path):
     state = tiny.state_of()
     state.best.latest, state.best.latest_step = {"val/loss": 0.5}, 2
     path = save_checkpoint(tmp_path, state)
-    assert read_info(path) == CheckpointInfo(2, {"val/loss": 0.5}, path)
+    assert read_info(path) == CheckpointInfo(2, {"val/loss": 0.5}, path, latest={"val/loss": 0.5})

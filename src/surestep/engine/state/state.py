@@ -102,15 +102,12 @@ class BestMetric:
     ) -> bool:
         """Add a value of the metric; return whether it is the best so far.
 
-        NaN is never the best. `counts` is whether an evaluation without improvement counts for
-        early stopping, as does a first value of which none is worse.
+        One that is not finite is never the best. `counts` is whether an evaluation without
+        improvement counts for early stopping.
         """
         sign = 1 if mode == "min" else -1
-        gain = 0.0 if self.best is None else (self.best - value) * sign
-        if value == value and (self.best is None or gain > delta):
-            is_worst = sign * value == math.inf
-            self.best, self.best_step = value, step
-            self.since_best = self.since_best + counts if is_worst else 0
+        if math.isfinite(value) and (self.best is None or (self.best - value) * sign > delta):
+            self.best, self.best_step, self.since_best = value, step, 0
             return True
         self.since_best += counts
         return False

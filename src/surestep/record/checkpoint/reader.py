@@ -49,6 +49,7 @@ class CheckpointInfo:
         position: samples consumed in the current epoch.
         cycle: the cycle of the schedule that ended there, from 1.
         best_step: the best step until then.
+        latest: metrics of the latest evaluation, at this step or before.
     """
 
     step: int
@@ -60,6 +61,7 @@ class CheckpointInfo:
     position: int = 0
     cycle: int | None = None
     best_step: int | None = None
+    latest: Mapping[str, Value] = field(default_factory=dict)
 
     @property
     def has_average(self) -> bool:
@@ -172,6 +174,7 @@ def info_from_record(path: Path, record: Mapping[str, Any]) -> CheckpointInfo:
         position=progress["position"],
         cycle=record["cycle"],
         best_step=best["best_step"],
+        latest=best["latest"],
     )
 
 

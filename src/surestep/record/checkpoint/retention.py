@@ -38,9 +38,9 @@ def best_first(
 
 
 def best_steps(values: Mapping[int, float], mode: Literal["min", "max"]) -> list[int]:
-    """List steps by their value, best first, of equal ones the earlier; NaN is left out."""
+    """List steps by their value, best first, of equal ones the earlier; only finite values."""
     sign = 1 if mode == "min" else -1
-    known = [(sign * value, step) for step, value in values.items() if not math.isnan(value)]
+    known = [(sign * value, step) for step, value in values.items() if math.isfinite(value)]
     return [step for _, step in sorted(known)]
 
 
