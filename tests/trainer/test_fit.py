@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import surestep
-from surestep.base.errors import NonFiniteError, Preempted
+from surestep.base.errors import NonFiniteError, Preempted, TaskError
 from surestep.engine.distributed import communicator as world
 from surestep.record.checkpoint.discovery import list_checkpoints
 from surestep.record.checkpoint.reader import read_record
@@ -222,6 +222,52 @@ def test_metric_of_a_collection_can_be_the_monitor(tmp_path):
     parts = {"val": (X, Y), "metrics": {"acc": collection}}
     run = tiny.fit(tmp_path, parts, validation={"metric": "acc_micro", "mode": "max"})
     assert run.best is not None
+
+
+def shares(outputs, targets):
+    right = (outputs.argmax(1) == targets).double().mean()
+    return {"right": right, "wrong": 1 - right}
+
+
+@pytest.mark.parametrize("better", [True, {"wrong": False}, None])
+def test_value_of_a_metric_that_returns_a_dict_can_be_the_monitor(tmp_path, better):
+    metric = surestep.whole_set(shares, higher_is_better=better)
+    parts = {"val": (X, Y), "metrics": {"acc": metric}}
+    run = tiny.fit(tmp_path, parts, validation={"metric": "acc_right", "mode": "max"})
+    net = tiny.model()
+    run.load_model(net, "best")
+    assert run.monitor == ("val/acc_right", "max")
+    assert run.best.metrics["val/acc_right"] == shares(net.eval()(X), Y)["right"]
+
+
+@pytest.mark.parametrize("name", ["acc", "acc_left"])
+def test_metric_without_the_monitored_value_is_rejected_before_the_run(tmp_path, name):
+    parts = {"val": (X, Y), "metrics": {"acc": surestep.whole_set(shares)}}
+    message = f"validation.metric='val/{name}' is not what the metric returns.*acc_right"
+    with pytest.raises(TaskError, match=message):
+        tiny.fit(tmp_path, parts, validation={"metric": name, "mode": "max"})
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_metric_without_the_monitored_value_is_rejected_when_it_is_first_defined(tmp_path):
+    def of_many(outputs, targets):
+        assert len(outputs) > 8, "too few"
+        return shares(outputs, targets)
+
+    parts = {"val": (X, Y), "metrics": {"acc": surestep.whole_set(of_many)}}
+    message = "validation.metric='val/acc' is not what the metric returns.*val/acc_right"
+    with pytest.warns(UserWarning, match="too few"), pytest.raises(TaskError, match=message):
+        tiny.fit(tmp_path, parts, validation={"metric": "acc", "mode": "max"})
+
+
+@pytest.mark.parametrize(
+    "returned", [shares, lambda outputs, targets: [1.0, "a"], lambda o, t: None]
+)
+def test_metric_function_that_returns_no_number_is_rejected(tmp_path, returned):
+    parts = {"val": (X, Y), "metrics": {"acc": returned}}
+    message = r"metrics\['acc'\] returned a (dict|list|NoneType)\. Return a mean .*whole_set\(fn\)"
+    with pytest.raises(TaskError, match=message):
+        tiny.fit(tmp_path, parts)
 
 
 def infinite_input():

@@ -7,7 +7,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from surestep.base.errors import CheckpointError
+from surestep.base.errors import CheckpointError, TaskError, suggest_names
 from surestep.engine.data.make_source import is_in_memory
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import Progress, State
@@ -24,6 +24,11 @@ def update_best(plan: Plan, state: State, metrics: dict[str, Value], lr: float) 
     metric = plan.validation_metric
     if metric is None:
         return
+    if metric not in metrics:  # of a metric that the first batch did not show
+        raise TaskError(
+            f"validation.metric={metric!r} is not what the metric returns. "
+            f"{suggest_names(metric, metrics)}"
+        )
     state.best.metric, value = metric, number(metrics[metric])
     if not math.isfinite(value):
         yield (

@@ -27,7 +27,7 @@ from surestep.engine.data.target_stats import fit_class_weights
 from surestep.engine.device import use_device
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.multi import named_losses
-from surestep.engine.metrics.base import metric_modes, table_metric_names
+from surestep.engine.metrics.base import metric_modes, names_of_objects, table_metric_names
 from surestep.engine.model.compile import unwrap_compiled
 from surestep.engine.model.layers import blocks_of
 from surestep.engine.model.lazy import initialize_lazy, lazy_names
@@ -182,7 +182,7 @@ def _task_info(
         ),
         metrics=_metric_modes(task),
         tables=table_metric_names(task.metrics),
-        objects=tuple(n for n, metric in task.metrics.items() if hasattr(metric, "compute")),
+        objects=names_of_objects(task.metrics),
         own_optimizer=task.optimizer is not None,
         own_schedule=task.schedule is not None,
         **param_info(model),

@@ -53,7 +53,14 @@ from surestep.engine.losses.multi import (
     split_heads,
     with_items,
 )
-from surestep.engine.metrics.base import OpenMetric, init_metrics, input_metric_outputs, pop_logged
+from surestep.engine.metrics.base import (
+    OpenMetric,
+    find_object,
+    init_metrics,
+    input_metric_outputs,
+    names_of_objects,
+    pop_logged,
+)
 from surestep.engine.metrics.copies import copy_metric
 from surestep.engine.metrics.whole_set import WholeSetMetric, metric_error
 from surestep.engine.model.forward_errors import FAILURES, explain_forward
@@ -346,9 +353,11 @@ def _compute_metric(opened: OpenMetric) -> dict[str, Value]:
 def _check_monitor(task: Task, found: dict[str, Value], judged_by: str) -> None:
     """Check that the monitored metric is a number which its object returns."""
     name = judged_by.split("/")[-1]
-    objects = [entry for entry, metric in task.metrics.items() if hasattr(metric, "compute")]
-    of_object = any(name == entry or name.startswith(f"{entry}_") for entry in objects)
-    if of_object and name not in found:
+    objects = names_of_objects(task.metrics)
+    own = name if name in objects else find_object(name, objects)
+    # A metric of a whole set may not be defined on this batch.
+    is_computed = any(own in (key, find_object(key, [str(own)])) for key in found)
+    if own is not None and is_computed and name not in found:
         raise TaskError(
             f"validation.metric={judged_by!r} is not what the metric returns. "
             f"{suggest_names(name, found)}"

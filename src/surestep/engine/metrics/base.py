@@ -7,7 +7,7 @@ where a rank had no sample, so it is given another one.
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -109,14 +109,14 @@ class MeanMetric:
             with self._undefined.allowed(count):
                 value = self.function(outputs, targets)
         if isinstance(value, tuple) and len(value) == 2:
-            total, counted = map(as_summand, value)
+            total, counted = map(self._as_summand, value)
             if not count and not counted:
                 return  # the sum may be NaN: a mean of nothing times 0
         elif not count:
             return
         else:
             self._is_mean = True
-            total, counted = as_summand(value), torch.tensor(count)
+            total, counted = self._as_summand(value), torch.tensor(count)
             if total.numel() != 1:
                 raise TaskError(
                     f"metrics[{self.name!r}] returned a tensor of shape {tuple(total.shape)}. "
@@ -125,6 +125,16 @@ class MeanMetric:
             total = total.reshape(()) * counted
         self.total += total
         self.count = self.count + counted
+
+    def _as_summand(self, value: Any) -> Tensor:
+        try:
+            return as_summand(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TaskError(
+                f"metrics[{self.name!r}] returned a {type(value).__name__}. Return a mean over the "
+                "batch, or a pair (sum, count). For several values, return a dict from "
+                "surestep.whole_set(fn), or pass several metrics."
+            ) from error
 
     def compute(self, world: Communicator = ALONE) -> dict[str, Value]:
         """Return the mean over all ranks; NaN if nothing was counted."""
@@ -229,6 +239,20 @@ def metric_modes(name: str, metric: Any) -> dict[str, Literal["min", "max"] | No
     if isinstance(higher, Mapping):
         return {f"{name}_{key}": _mode(one) for key, one in higher.items()}
     return {name: _mode(higher)}
+
+
+def names_of_objects(metrics: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of metrics that may return a dict of values."""
+    return tuple(
+        name
+        for name, metric in metrics.items()
+        if hasattr(metric, "compute") or isinstance(metric, WholeSet)
+    )
+
+
+def find_object(name: str, objects: Iterable[str]) -> str | None:
+    """Return which of the metrics `name` can be a value of, as "metric_key"."""
+    return max((one for one in objects if name.startswith(f"{one}_")), key=len, default=None)
 
 
 def _mode(higher_is_better: Any) -> Literal["min", "max"] | None:

@@ -26,7 +26,7 @@ class TaskInfo:
         randomness: how the loading of a sample is seeded, and the reason.
         loader: settings of the DataLoader, if the Task has one.
         tables: metrics that are not a single number.
-        objects: metrics with update and compute, which may return a dict.
+        objects: metrics that may return a dict: objects with compute, and functions of a whole set.
         floating: no trained parameter is complex.
         half: some trained parameters have 16 bits.
         hidden: names of the matrices between the first and the last layer, which Muon updates.

@@ -3,6 +3,7 @@
 from difflib import get_close_matches
 from typing import Literal
 
+from surestep.engine.metrics.base import find_object
 from surestep.engine.plan.context import Decision, PlanContext, rule
 from surestep.engine.plan.specs import raw_name
 
@@ -85,6 +86,9 @@ def metric(ctx: PlanContext) -> Decision:
         known = [name.rpartition("/")[2] for name in measured_names(ctx)]
         close = get_close_matches(wanted.rpartition("/")[2], known, n=1)
         meant = f" Did you mean {close[0]!r}?" if close else ""
+        if task.objects and not meant:
+            of = task.objects[0]
+            meant = f" If {of!r} returns a dict, its values are {of}_NAME each."
         ctx.reject(f"validation.metric={wanted!r} is not measured. Measured: {names}.{meant}")
     return full, f"set {ctx.origin('validation.metric')}"
 
@@ -117,8 +121,8 @@ def _measured_sets(ctx: PlanContext) -> list[str]:
 
 def _metric_with_key(ctx: PlanContext, name: str) -> str | None:
     """Return the metric whose compute returns a dict, if "metric_key" can be one of its values."""
-    prefixes = (prefix for prefix in ctx.task_info.objects if name.startswith(f"{prefix}_"))
-    return None if name in ctx.task_info.metrics else max(prefixes, key=len, default=None)
+    is_named = name in ctx.task_info.metrics
+    return None if is_named else find_object(name, ctx.task_info.objects)
 
 
 def better_direction(ctx: PlanContext) -> Literal["min", "max"] | None:
