@@ -1,3 +1,5 @@
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -6,7 +8,7 @@ from torch import nn
 from torch.utils.data import IterableDataset, Subset
 
 import surestep
-from surestep.base.errors import DataError
+from surestep.base.errors import DataError, TaskError
 from surestep.engine.losses.adapt import as_loss
 from surestep.trainer.planning import plan_task
 from tests import tiny
@@ -108,6 +110,30 @@ def test_plan_reports_the_samples_read_for_the_weights_and_the_divisor():
     assert f"weight={shown}, read from the 55 training samples" in plan.reason("loss")
     assert "divided by sum of the weights of targets that are not ignored" in plan.reason("loss")
     assert planned((X, Y), nn.CrossEntropyLoss()).plan.loss == "CrossEntropyLoss"
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "targets"),
+    [
+        (surestep.losses.multiclass(weight="balanced"), torch.randn(40, 3), torch.arange(40) % 3),
+        (surestep.losses.binary(pos_weight="balanced"), torch.randn(40), torch.arange(40) % 2),
+        (surestep.losses.multilabel(pos_weight="balanced"), torch.randn(40, 2), LABELS),
+    ],
+)
+def test_balanced_loss_is_fitted_before_it_is_called(loss, outputs, targets):
+    loss = copy.deepcopy(loss)
+    targets = targets[: len(outputs)]
+    with pytest.raises(
+        TaskError, match=r"balanced'.*\) is not fitted .* call loss\.fit\(\[targets"
+    ):
+        loss(outputs, targets)
+    loss.fit([targets])
+    assert torch.isfinite(loss(outputs, targets))
+
+
+def test_balanced_loss_inside_another_function_is_rejected(tmp_path):
+    with pytest.raises(TaskError, match="is not fitted to the training targets"):
+        tiny.fit(tmp_path, {"loss": lambda o, t: copy.deepcopy(BALANCED)(o, t)})
 
 
 def test_balanced_weights_are_reported_when_the_run_starts(tmp_path, capsys):

@@ -318,6 +318,11 @@ class LossModule(nn.Module):
 
     def forward(self, outputs: Any, targets: Any) -> Tensor:
         """Return the mean over items, ()."""
+        if self.needs_targets:
+            raise TaskError(
+                f"{self!r} is not fitted to the training targets. Task(loss=...) does that; to "
+                "call the loss yourself, first call loss.fit([targets]) with all of them."
+            )
         value = self.total(outputs, targets)
         if not isinstance(value, Tensor):
             value = cast(Tensor, sum(value.values()))
