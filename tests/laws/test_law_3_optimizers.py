@@ -1,6 +1,6 @@
 """Law 3: every optimizer equals torch's, bit for bit, in each implementation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from surestep.base.errors import NonFiniteError
 from surestep.engine.optim.registry import BUILT_IN as OPTIMIZERS
 from tests.laws.support.loss_cases import tokens
 from tests.laws.support.plain import distance, order_of
-from tests.laws.support.registry_entries.optimizers import Words, deep
+from tests.laws.support.registry_entries.optimizers import ENTRIES, Words, deep
 from tests.laws.support.tasks import assert_same, mlp, rows, train
 
 Folder = Callable[[], Path]
@@ -97,6 +97,46 @@ def test_every_implementation_is_bitwise_equal_to_torch(folder, name, choice):
     plain(model, [kind(groups, lr=0.01, **options, **flags)], rows())
     assert_same(named(model), named(ours.model))
     assert ours.counts.skipped == 0
+
+
+@pytest.fixture
+def default_float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def in_float64(parts: dict[str, Any]) -> dict[str, Any]:
+    x, y = parts["train"]
+    is_number = x.is_floating_point()
+    return {"model": parts["model"].double(), "train": (x.double() if is_number else x, y)}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_every_optimizer_equals_torch_if_the_default_dtype_is_float64(
+    folder, name, default_float64
+):
+    parts, model = in_float64({"model": mlp(), "train": rows()}), mlp().double()
+    settings: dict[str, Any] = {"lr": 0.01, **OPTIONS.get(name, {})}
+    if "weight_decay" in OPTIMIZERS[name].signature:
+        settings["weight_decay"] = 0.0
+    ours = trained(folder, parts, name=name, **settings)
+    kind: Any = OPTIMIZERS[name].kind
+    plain(model, [kind(model.parameters(), **settings)], parts["train"])
+    assert distance(model, ours.model) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["lbfgs", "muon", "sparse_adam"])
+def test_default_dtype_does_not_change_an_optimizer(folder, name):
+    entry, weights = ENTRIES[name], []
+    for dtype in (torch.float32, torch.float64):
+        parts = in_float64(entry.parts())
+        torch.set_default_dtype(dtype)
+        try:
+            weights.append(named(trained(folder, parts, **entry.options["optim"]).model))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert_same(*weights)
 
 
 def test_muon_updates_hidden_matrices_and_adamw_the_rest(folder):
