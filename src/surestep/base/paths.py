@@ -47,6 +47,39 @@ def require_local_path(path: str | os.PathLike[str]) -> Path:
     )
 
 
+class FixedPath:
+    """An attribute for a path that stays the same if the working directory is changed.
+
+    As long as it is not, the path is as it was given, which is short; then it is a full one. A
+    thread needs `.absolute()`, since another one can change the directory at any time.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __get__(self, owner: object, kind: type | None = None) -> Path:
+        if owner is None:  # so a dataclass takes it for a field without a default
+            raise AttributeError(self._name)
+        return fix_path(*vars(owner)[self._name])
+
+    def __set__(self, owner: object, path: str | Path) -> None:
+        vars(owner)[self._name] = Path(path), working_directory()
+
+
+def fix_path(path: Path, start: str | None) -> Path:
+    """Return a path that was given in the working directory `start`, from the current one."""
+    is_same = start is None or path.is_absolute() or start == working_directory()
+    return path if is_same else Path(str(start), path)
+
+
+def working_directory() -> str | None:
+    """Return the working directory; None if it was deleted."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
+
+
 def is_address(path: str | os.PathLike[str]) -> bool:
     """Return whether a path is an address, such as s3://bucket/run."""
     return _ADDRESS.match(os.fspath(path)) is not None

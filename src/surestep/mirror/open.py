@@ -113,8 +113,10 @@ def open_mirror(
             ) from None
         outage = error
 
+    full = folder.absolute()  # the thread starts later, and the script may change its directory
+
     def join() -> None:
-        become_writer(store, owner, folder, print_line)
+        become_writer(store, owner, full, print_line)
 
     late = None if outage is None else LateStart(outage, join)
     return Uploader(folder, store, link, owner, late)

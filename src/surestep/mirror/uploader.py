@@ -68,7 +68,7 @@ class Uploader:
         self.folder = folder
         self.store = store
         self.owner = owner
-        self.pusher = Pusher(folder, store, link, self._check)
+        self.pusher = Pusher(folder.absolute(), store, link, self._check)
         self._late = late
         self._closing, self._gave_up = Event(), Event()
         self._lost: RunError | None = None
@@ -82,7 +82,7 @@ class Uploader:
         The mirror was typed by the user, now or before; `resume` does not ask for it again.
         """
         remember_target(self.pusher.link.id, self.pusher.link.address)
-        self.pusher.link.write(self.folder)
+        self.pusher.link.write(self.pusher.folder)
         self.owner.start()
         if self._late is not None:
             self._failures = 1

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 from surestep.base.errors import (
     CheckpointError,
@@ -16,7 +16,7 @@ from surestep.base.errors import (
     RunError,
     suggest_names,
 )
-from surestep.base.paths import require_local_path
+from surestep.base.paths import FixedPath, require_local_path
 from surestep.record.checkpoint.discovery import (
     TRIES,
     InspectionResult,
@@ -139,7 +139,7 @@ class Run:
         4
     """
 
-    path: Path
+    path: Path = cast(Path, FixedPath())  # noqa: RUF009  # a descriptor
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", require_local_path(self.path))  # accept text

@@ -4,12 +4,14 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from surestep.base.errors import CheckpointError, Preempted, RunError
+from surestep.base.paths import FixedPath
 from surestep.base.secrets import mask_secrets
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.distributed.stop_signals import CTRL_C
@@ -64,6 +66,8 @@ class RunWriter:
         RunError: another process holds the folder, or it cannot be written.
     """
 
+    folder = FixedPath()
+
     def __init__(
         self,
         folder: Path,
@@ -73,7 +77,6 @@ class RunWriter:
         delete_abandoned: Callable[[Iterable[Path]], None] = delete,
     ) -> None:
         self.folder = folder
-        self.checkpoints = folder / "checkpoints"
         self.world = world
         self.warnings: list[str] = []
         self._delete_abandoned = delete_abandoned
@@ -88,6 +91,11 @@ class RunWriter:
         self.published = world.is_first and (folder / "config.json").exists()
         if self.published and (text := self._repair_events()) is not None:
             self.warnings.append(text)
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.folder / "checkpoints"
 
     def _open(self) -> RunLock:
         folder = self.folder
@@ -262,9 +270,10 @@ class RunWriter:
                 keep_every=None if every is None else every.steps(plan.steps_per_epoch),
                 may_roll_back=plan.on_spike == "rollback",
             )
+            folder = self.checkpoints.absolute()
             self._saver = AsyncSaver(
-                self.checkpoints,
-                lambda: None if self._lock is None else prune(self.checkpoints, policy),
+                folder,
+                lambda: None if self._lock is None else prune(folder, policy),
                 background=plan.checkpoint_async_save,
                 world=self.world if shared else ALONE,
             )
@@ -282,8 +291,9 @@ class RunWriter:
         if wait:
             self._saver.wait()
         results = self._saver.outcomes()
-        for result in results:
+        for index, result in enumerate(results):
             if result.path is not None:
+                results[index] = replace(result, path=self.checkpoints / result.path.name)
                 self.event(
                     "checkpoint",
                     step=result.step,

@@ -17,7 +17,14 @@ from surestep.base import torch_release
 from surestep.base.arguments import suggest_arguments
 from surestep.base.errors import ConfigError, RunError, SurestepError, TaskError
 from surestep.base.locations import is_recorded
-from surestep.base.paths import cache_folder, check_mirror_address, is_address, restore_address
+from surestep.base.paths import (
+    cache_folder,
+    check_mirror_address,
+    fix_path,
+    is_address,
+    restore_address,
+    working_directory,
+)
 from surestep.base.text import describe_value, print_escaped
 from surestep.base.torch_release import describe_newer
 from surestep.config.config import Config, option_info, plugin_options
@@ -121,7 +128,7 @@ def prepare(
         >>> steps
         [1, 2, 3]
     """
-    start_time, origin = time.monotonic(), origin or TaskOrigin()
+    start_time, origin, start = time.monotonic(), origin or TaskOrigin(), working_directory()
     check_arguments(task, config, run, callbacks, trackers)
     check_resume_arguments(resume, allow, from_)
     config, folder = _resolve_address(config, run)
@@ -139,7 +146,7 @@ def prepare(
         world = settings.enter_context(joined)
         check_same_setup(world, origin, planned)
 
-        open_folder = partial(_open_folder, folder, origin, plan, world, mirrors)
+        open_folder = partial(_open_folder, folder, start, origin, plan, world, mirrors)
         recorder = writer = open_run_folder(world, open_folder, plan=plan)
         decision = broadcast_resume_decision(
             world, lambda: decide_resume(writer, origin, planned, resume, allow, from_)
@@ -207,16 +214,21 @@ def _resolve_address(
 
 def _open_folder(
     folder: Path | _CacheFolder | None,
+    start: str | None,
     origin: TaskOrigin,
     plan: Plan,
     world: Communicator,
     mirrors: list[Uploader],
 ) -> RunWriter:
-    """Open the run folder on rank 0; append its mirror, from which a cache folder is filled."""
+    """Open the run folder on rank 0; append its mirror, from which a cache folder is filled.
+
+    `start` is the working directory before the model was built.
+    """
     is_cache = isinstance(folder, _CacheFolder)
     path = folder.path if isinstance(folder, _CacheFolder) else folder
     if path is None:
-        path = default_folder(origin.name)
+        path = default_folder(origin.name, start)
+    path = fix_path(path, start)
     if plan.checkpoint_mirror is None:
         return RunWriter(path, made=folder is None, world=world)
     if not is_cache and is_recorded(origin.set_options.get("checkpoint.mirror")):
@@ -272,13 +284,13 @@ def _plugin_callbacks(plan: Plan) -> list[Callback]:
     return found
 
 
-def default_folder(name: str) -> Path:
+def default_folder(name: str, start: str | None = None) -> Path:
     """Make `runs/<name>-<time>`, with a number after it if that exists."""
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for count in itertools.count(1):
         folder = Path("runs") / (stem if count == 1 else f"{stem}-{count}")
         try:
-            folder.mkdir(parents=True)
+            fix_path(folder, start).mkdir(parents=True)
         except FileExistsError:
             continue
         except OSError as error:

@@ -62,7 +62,7 @@ class TrackerThreads:
         """Let each tracker follow the events of the run."""
         load = None if self._template is None else partial(self._template.load, session.run)
         for tracker in self._trackers:
-            follower = Follower(Delivery(session.run.path, tracker, load_model=load))
+            follower = Follower(Delivery(session.run.path.absolute(), tracker, load_model=load))
             follower.start()
             session.loop.notices.append(follower.notice)
             session.at_end(partial(follower.close, session.print_line))
