@@ -9,6 +9,7 @@ from surestep.record.run import Run
 from surestep.trainer.dry_run import dry_run, overfit
 from tests import tiny
 from tests.engine.data.streams import Sized, Unsized, X, Y, of_class
+from tests.trainer.test_fit import SCORE, scored
 
 EVERY = "2 epochs"
 
@@ -39,6 +40,16 @@ def test_resumed_run_evaluates_at_the_same_ends_of_epochs(tmp_path, stop):
                 break
     run = tiny.fit(tmp_path, parts, max_steps=14, **said)
     assert evaluated(run) == [step for step in (6, 12, 14) if step > stop]
+
+
+@pytest.mark.parametrize(("every", "stop"), [("1 epoch", 18), ("4 steps", 16)])
+@pytest.mark.parametrize("kind", [Sized, Unsized])
+def test_early_stopping_starts_at_the_same_step_without_a_length(tmp_path, kind, every, stop):
+    """The first evaluation after two epochs, which are 12 steps, is the first that counts."""
+    parts = scored([0.5, *[0.4] * 9], train=kind())
+    said = {"validation": {"every": every, **SCORE}, "early_stop": {"patience": 1}}
+    said["early_stop"]["start"] = "2 epochs"
+    assert tiny.fit(tmp_path, parts, max_steps=30, **said).status["step"] == stop
 
 
 def test_sized_stream_trains_for_epochs(tmp_path):

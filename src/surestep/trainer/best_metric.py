@@ -63,7 +63,7 @@ def _is_after_start(plan: Plan, progress: Progress) -> bool:
     if start is None:
         return True
     if start.unit == "epochs" and plan.steps_per_epoch is None:
-        return bool(progress.epoch > start.amount)
+        return (progress.epoch, progress.position) > (start.amount, 0)
     return bool(progress.step > start.steps(plan.steps_per_epoch))
 
 
