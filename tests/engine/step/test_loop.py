@@ -77,6 +77,24 @@ def test_clipped_steps_are_counted(tmp_path):
         assert session.state.counts.clipped == 6
 
 
+def nan_for_large_targets(outputs, targets):
+    """Cross-entropy, and NaN for targets above the classes: the gradients are finite."""
+    nan = torch.where(targets < 3, 0.0, torch.nan).mean()
+    return nn.functional.cross_entropy(outputs, targets % 3) + nan
+
+
+def test_skipped_step_with_a_large_norm_is_not_counted_as_clipped(tmp_path):
+    targets = torch.where(torch.arange(20) == 12, Y + 3, Y)
+    parts = {"train": (X, targets), "loss": nan_for_large_targets}
+    options = {"on_nonfinite": "skip", "max_grad_norm": 1e-6, **ORDERED}
+    with tiny.prepare(tmp_path, parts, **options) as session:
+        points = points_of(session)
+        taken = [bool(result.took_step) for result in session.steps()]
+    assert taken == [True, False, True] * 2
+    assert all(1e-6 < norm < math.inf for point in points for norm in point.grad_norm)
+    assert session.state.counts.clipped == 4
+
+
 def test_leaving_and_reentering_the_loop_gives_the_same_weights(tmp_path):
     with tiny.prepare(tmp_path / "a") as whole:
         list(whole.steps())
@@ -118,6 +136,24 @@ def test_nonfinite_step_ends_the_run_in_the_state_before_it(tmp_path, parts):
     assert torch.equal(tiny.weights(session.model), tiny.weights(good.model))
     assert "epoch 1 at position 8" in str(error)
     assert "on_nonfinite='skip'" in str(error)
+
+
+@pytest.mark.parametrize("average", ["none", "ema"])
+def test_steps_after_the_nonfinite_one_are_not_counted(tmp_path, average):
+    """One log point: a step left out, the nonfinite one, two left out and one without items."""
+    x, y = tiny.data(80)
+    x[16], y[40:48] = torch.inf, -100
+    torch.manual_seed(0)
+    parts = {"train": (x, y), "model": nn.Linear(4, 3)}
+    options = {"average": {"kind": average}, "logging": {"every": "10 steps"}, **ORDERED}
+    with tiny.prepare(tmp_path, parts, **options) as session:
+        session.state.spikes.skipped_steps += [(2, 2), (4, 5)]
+        assert nonfinite(session).step == 3
+        counts, progress = session.state.counts, session.state.progress
+        if average == "ema":
+            assert session.state.average.missed == 1
+    assert (progress.step, progress.steps_taken) == (2, 1)
+    assert (counts.after_spike, counts.no_items, counts.skipped) == (1, 0, 1)
 
 
 def test_only_steps_before_the_nonfinite_one_are_logged(tmp_path):
