@@ -180,6 +180,17 @@ def test_interval_of_an_epoch_equals_torch_stepped_once_an_epoch(name):
         equal([momentum(decided)(step) for step in range(STEPS)], momenta)
 
 
+@pytest.mark.parametrize(("warmup", "start"), [(20, 20), (15, 10)], ids=["whole", "not whole"])
+def test_momentum_is_the_highest_until_the_interval_in_which_the_cycle_starts(warmup, start):
+    lengths = {"step_size_up": "1 epoch", "step_size_down": "2 epochs", "cycle_momentum": True}
+    decided = shape(name="cyclic", interval="1 epoch", warmup=f"{warmup} steps", **lengths)
+    rates, momenta = torchs(
+        lambda o: L.CyclicLR(o, LR / 4, LR, 1, 2, max_momentum=0.9), STEPS - start, every=10
+    )
+    equal(ours(decided)[warmup:], rates[warmup - start :])
+    equal([momentum(decided)(step) for step in range(STEPS)], [0.9] * start + momenta)
+
+
 BODIES = {
     "linear": ({}, lambda o, steps: L.LinearLR(o, 1.0, 0.0, steps)),
     "cosine": ({"min_lr_ratio": 0.1}, lambda o, steps: L.CosineAnnealingLR(o, steps, 0.1 * LR)),
