@@ -1,6 +1,8 @@
 """Checkpoint files, their folder and its parent are synced in this order."""
 
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +26,31 @@ def test_files_and_folders_are_synced_around_the_rename(tmp_path, monkeypatch):
     assert sorted(names[:3]) == ["model.safetensors", "optimizer.safetensors", "state.json"]
     assert names[3:] == [".tmp", "manifest.json", ".tmp", "checkpoints"]
     assert path.exists()
+
+
+def test_replaced_checkpoint_is_deleted_after_the_new_name_is_synced(tmp_path, monkeypatch):
+    """A power cut between the two would otherwise leave neither."""
+    state, done, rmtree = tiny.state_of(), [], shutil.rmtree
+    path = save_checkpoint(tmp_path / "checkpoints", state)
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+
+    def note_sync(descriptor):
+        done.append(("sync", Path(os.readlink(f"/proc/self/fd/{descriptor}"))))
+
+    def note_deletion(folder, **options):
+        if folder.exists():
+            done.append(("delete", folder))
+            assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+        rmtree(folder, **options)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(shutil, "rmtree", note_deletion)
+    state.metadata["number"] = 2
+    assert save_checkpoint(tmp_path / "checkpoints", state) == path
+    assert done[-2] == ("sync", path.parent)
+    assert (done[-1][0], done[-1][1].name.startswith(".old-step-")) == ("delete", True)
+    assert [kind for kind, _ in done].count("delete") == 1
+    assert os.listdir(path.parent) == [path.name]
 
 
 @pytest.mark.parametrize("bytes_", [b"", b"five5", bytes(2**16)])
