@@ -104,6 +104,37 @@ def test_persistent_workers_get_the_epoch():
     assert torch.equal(two, inputs_of(batches(Noisy(), 2, **by_workers(2))))
 
 
+class Counted(Shared):
+    """Samples with `state_dict`: how many were read."""
+
+    def __init__(self):
+        self.at = 0
+
+    def __iter__(self):
+        while self.at < self.samples:
+            self.at += 1
+            yield self.sample(self.at - 1)
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_pass_that_begins_earlier_by_a_state_reads_the_same_batches(workers):
+    """As a rollback does: persistent workers are alive, and have no state or a later one."""
+    loader = loader_of(Counted(), **by_workers(workers))
+    whole = list(loader.batches(0))
+    assert loader.source.checkpoint_at(0, 18).position == 18
+    for start in (18, 9):
+        again = list(loader.batches(0, start))
+        assert places(again) == places(whole)[start // 9 :]
+        assert torch.equal(inputs_of(again), inputs_of(whole)[start:])
+    loader.close()
+
+
 def test_abandoned_pass_does_not_affect_the_next():
     loader = loader_of(Shared(), **by_workers(2))
     next(loader.batches(0))
