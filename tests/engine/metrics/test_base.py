@@ -77,6 +77,26 @@ def test_count_in_fp32_does_not_stop_at_2_to_24():
     assert opened.compute() == {"m": 1.0}
 
 
+def test_mean_over_more_than_2_to_24_samples_is_exact():
+    (opened,) = init_metrics({"m": lambda o, t: o.mean()}, CPU)
+    for value, count in ((1.0, 2**24), *[(2.0, 1)] * 100):
+        opened.update(torch.tensor([value]), None, count, range(1))
+    assert opened.compute() == {"m": (2**24 + 200) / (2**24 + 100)}
+
+
+LARGE = 2**24 + 1  # fp32 has no such number
+
+
+@pytest.mark.parametrize(
+    "value",
+    [LARGE, float(LARGE), np.float64(LARGE), torch.tensor(LARGE), torch.tensor(LARGE).double()],
+    ids=lambda value: type(value).__name__,
+)
+def test_mean_that_fp32_cannot_hold_is_exact(value):
+    assert measured(lambda o, t: value, 7) == {"m": LARGE}
+    assert measured(lambda o, t: (value * len(t), len(t)), 7) == {"m": LARGE}
+
+
 def test_metric_object_is_reset_before_each_evaluation():
     metric = torchmetrics.MeanMetric()
     metric.update(100.0)
