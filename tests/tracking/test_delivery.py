@@ -117,6 +117,30 @@ def test_tracker_gets_every_point_in_order(tmp_path):
     assert (started.name, started.state) == (tmp_path.name, {})
 
 
+def test_tracker_gets_points_and_checkpoints_in_the_order_of_the_events(tmp_path):
+    train(tmp_path, max_steps=6)
+    run = train(tmp_path)
+    recorder = Recorder()
+    Delivery(tmp_path, recorder).deliver()
+    expected, found = [], []
+    for event in run.events():
+        if event["event"] in ("checkpoint", "resume"):
+            expected.append((event["event"], event["step"]))
+        elif event["event"] == "steps":
+            expected.append(("steps", event["first"] + len(event["loss"]) - 1))
+        elif event["event"] == "evaluation":
+            expected.append(("evaluation", event["step"]))
+    for name, given in recorder.calls:
+        if name in ("checkpoint", "resume"):
+            found.append((name, given[1]))
+        for point in given[0] if name == "log" else ():
+            kind = "steps" if "train/loss" in point.values else "evaluation"
+            found.append((kind, point.step))
+    assert found == expected
+    assert [name for name, _ in found].count("checkpoint") >= 2
+    assert ("resume", 6) in found
+
+
 @pytest.mark.parametrize("method", ["start", "log", "checkpoint", "findings", "end"])
 def test_tracker_that_fails_for_a_while_misses_nothing(tmp_path, method, capfd):
     recorder = Recorder(**{method: 3})
