@@ -8,6 +8,7 @@ takes more than two seconds of processor time.
 
 from pathlib import Path
 
+DRAWS = "names hundreds of curves"
 EVERY_LIBRARY = "needs every library of dev-all"
 FITS = "fits Gaussian processes"
 IMPORTS = "imports every module in a process of its own"
@@ -39,7 +40,13 @@ SLOW = {
     "tests/cli/test_runs.py::test_run_is_running_until_it_is_killed": KILLS,
     "tests/cli/test_startup.py": LAUNCHES,
     "tests/cli/test_watch.py::test_script_starts_and_prints_as_without_watch": LAUNCHES,
-    "tests/doctor/curves/": TRAINS,
+    "tests/doctor/curves/test_page.py": DRAWS,
+    "tests/doctor/curves/test_states.py::test_being_stuck": DRAWS,
+    "tests/doctor/curves/test_states.py::test_curve_of_a_correct_run": DRAWS,
+    "tests/doctor/curves/test_states.py::test_state_is_found": DRAWS,
+    "tests/doctor/curves/test_states.py::test_states_do_not_depend": DRAWS,
+    "tests/doctor/curves/test_states.py::test_step_is_that_of_the_best": DRAWS,
+    "tests/doctor/curves/test_trainings.py": TRAINS,
     "tests/doctor/test_planted.py::test_no_correct_script_is_reported_while_it_runs": (
         "runs each correct script"
     ),

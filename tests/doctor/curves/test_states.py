@@ -212,6 +212,30 @@ def test_noise_that_may_hide_a_fall_is_not_called_flat():
     assert first(by_steps(losses)).name == "unclear"
 
 
+def test_noisy_loss_is_flat_only_if_the_noise_hides_no_fall_of_a_twelfth():
+    names = {}
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        state = first(by_steps(1 + rng.uniform(0.1, 0.4) * rng.normal(size=400)))
+        if state.name in ("flat", "unclear"):  # another name is one by chance
+            found = state.evidence
+            hidden = max(found["first"] - found["lowest"], 0) + 2 * found["noise"]
+            names[hidden / found["first"]] = state.name
+    assert set(names.values()) == {"flat", "unclear"}
+    assert len(names) >= 38
+    assert {hidden: "flat" if hidden <= 0.08 else "unclear" for hidden in names} == names
+
+
+@pytest.mark.parametrize("repeats", [1, 10], ids=["independent", "similar"])
+def test_error_of_a_level_is_the_standard_error_of_its_mean(repeats):
+    """The scatter within a bin does not show noise that neighboring steps share."""
+    errors = []
+    for seed in range(30):
+        losses = np.random.default_rng(seed).normal(5, 1, size=400 // repeats).repeat(repeats)
+        errors.append(by_steps(losses).bins.level(0, 1).error)
+    assert np.mean(errors) == pytest.approx(1 / np.sqrt(400 / repeats), rel=0.2)
+
+
 def test_flat_end_of_a_schedule_is_not_a_plateau():
     t = np.linspace(0, 1, 1000)
     losses = 1 + np.exp(-30 * t)
