@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from surestep.doctor import data_case
 from surestep.doctor.data_case import read_data, spread_indices
 from surestep.doctor.rule import load_rules
 from tests import tiny
@@ -112,6 +113,16 @@ def test_slow_dataset_is_read_once(tmp_path, clock):
 def test_all_samples_are_read_on_demand(tmp_path):
     data = open_data(tmp_path, {"train": Rows(640)}, doctor_check_data="all")
     assert data.train.is_complete
+
+
+def test_only_so_many_samples_are_read_unless_all_are_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(data_case, "_ROWS", 16)
+    parts = {"train": Rows(), "val": {"few": Rows(9), "in memory": (X, Y)}}
+    data = open_data(tmp_path / "sample", parts)
+    assert (len(data.train.rows), max(data.train.rows) > 48) == (16, True)
+    assert [len(each.rows) for each in data.others] == [9, 16]
+    data = open_data(tmp_path / "all", parts, doctor_check_data="all")
+    assert [len(each.rows) for each in (data.train, *data.others)] == [64, 9, 64]
 
 
 class Broken(Rows):

@@ -7,7 +7,9 @@ from torch.nn import functional
 
 import surestep
 from surestep.base.errors import DataError, SurestepError, TaskError
+from surestep.engine.metrics.base import pop_logged
 from tests import tiny
+from tests.laws.support.detector import Detector, Images, collate
 
 X, Y = tiny.data()
 TOKENS = torch.randint(3, (20, 6))
@@ -17,6 +19,39 @@ MASKED = TOKENS.masked_fill(torch.arange(6) > torch.arange(20)[:, None] % 6, -10
 def regression(targets, loss=None, **parts):
     net = nn.Linear(4, 1)
     return {"model": net, "train": (X, targets), "loss": loss or nn.MSELoss(), **parts}
+
+
+@pytest.mark.parametrize("where", ["loss", "model", "metric", "detector"])
+def test_values_logged_in_the_checks_are_not_those_of_the_first_step(tmp_path, where):
+    calls = []
+
+    def log_one(*_):
+        calls.append(1)
+        surestep.log("calls", torch.tensor(float(len(calls))))
+
+    def loss(outputs, targets):
+        if where == "loss":
+            log_one()
+        return functional.mse_loss(outputs, targets)
+
+    def metric(outputs, targets):
+        if where == "metric":
+            log_one()
+        return (outputs - targets).abs().mean()
+
+    parts = regression(X[:, :1], loss, val=(X, X[:, :1]), metrics={"error": metric})
+    if where == "detector":
+        train = {"train": Images(), "collate_fn": collate}
+        parts = {"model": Detector(), "loss": "model in training", **train}
+    if where in ("model", "detector"):
+        parts["model"].register_forward_hook(log_one)
+    with tiny.prepare(tmp_path, parts, logging={"every": "1 step"}) as session:
+        assert pop_logged() == []
+        points, before = [], len(calls)
+        session.loop.on_log.append(points.append)
+        next(session.steps())
+    assert before > 0
+    assert points[0].logged.get("calls") == (None if where == "metric" else [before + 1.0])
 
 
 class Tempered(nn.Module):

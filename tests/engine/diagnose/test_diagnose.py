@@ -164,6 +164,29 @@ def test_line_of_user_code_is_named(tmp_path):
     assert found.cause.line.startswith("test_diagnose.py:")
 
 
+@pytest.mark.parametrize("bad", [1.0, math.nan], ids=["finite", "NaN"])
+def test_diagnosis_of_a_manual_step_does_not_change_the_loss_scale(tmp_path, bad):
+    def step(manual_step):
+        for micro in manual_step.micro_batches("net"):
+            x, y = micro.args
+            loss = nn.functional.cross_entropy(manual_step.models["net"](x), y)
+            manual_step.backward(loss, micro)
+        manual_step.step("net")
+
+    net = nn.Sequential()
+    net.add_module("net", nn.Linear(4, 3))
+    parts = {"model": net, "train": data(bad), "loss": None, "step": step}
+    task = tiny.task(**parts, optimizers={"net": surestep.OptimizerSpec()})
+    scaler = {"init_scale": 2.0**14, "growth_interval": 1}
+    options = tiny.config(**OPTIONS, precision="fp16", scaler=scaler)
+    with surestep.prepare(task, options, run=tmp_path / "run") as session:
+        before = session.state.scaler.state_dict(), tiny.weights(session.model)
+        found = diagnosed(session)
+        assert session.state.scaler.state_dict() == before[0]
+        assert torch.equal(tiny.weights(session.model), before[1])
+    assert found.reproduced is (bad != 1.0)
+
+
 def test_diagnosis_computes_a_bitwise_identical_loss(tmp_path):
     with opened(tmp_path, model(), data(0.5)) as session:
         found = diagnosed(session)
