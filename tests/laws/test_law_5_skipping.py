@@ -237,6 +237,23 @@ def test_skipped_step_changes_nothing_and_is_counted(folder, kind, optimizer):
     check_skips(folder, kind, optimizer, on_nonfinite="skip", max_nonfinite_steps=2)
 
 
+@pytest.mark.parametrize("optim", [{"lr": 0.05}, SGD], ids=["betas", "momentum"])
+def test_cycled_momentum_is_that_of_the_steps_taken(folder, optim):
+    """Torch's scheduler is not stepped either if a step is skipped."""
+    plain_sgd = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.05, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(plain_sgd, 0.05, total_steps=12)
+    schedule = {"schedule": {"name": "one_cycle"}, "optim": optim, "on_nonfinite": "skip"}
+    with session_of(bomb("both", (3, 6)), folder(), **OPTIONS | schedule) as session:
+        (group,) = session.optimizer.param_groups[:1]
+        for result in session.steps():
+            own = group["betas"][0] if "betas" in group else group["momentum"]
+            assert own == pytest.approx(plain_sgd.param_groups[0]["momentum"], rel=1e-12)
+            if result.took_step:
+                plain_sgd.step()
+                scheduler.step()
+    assert session.state.counts.skipped == 2
+
+
 def test_one_skip_too_many_ends_the_run_with_the_state_before_it(folder):
     task = bomb("both", [3, 6, 8])
     options = OPTIONS | {"on_nonfinite": "skip", "max_nonfinite_steps": 2}
