@@ -98,6 +98,14 @@ def test_draws_of_a_model_follow_from_the_position(folder, source, begins):
     check_draws(folder, lambda: task_of(Noisy(SOURCES[source], begins=begins)))
 
 
+@pytest.mark.parametrize("begins", [0, 5, 6, 12], ids="from micro-batch {}".format)
+def test_buffers_change_once_in_a_step_that_is_computed_again(folder, begins):
+    """The first draw makes the step start again with seeded generators."""
+    model = Noisy(SOURCES["both"], begins=begins)
+    train(task_of(model), folder(), **OPTIONS)
+    assert int(model.calls) == int(model.norm.num_batches_tracked) == 2 * OPTIONS["max_steps"]
+
+
 class DrawsOneOfAPair(surestep.Callback):
     """Draw a gaussian after the second step: another one is stored for the next call."""
 
