@@ -187,6 +187,27 @@ def test_sparse_buffer_is_copied_only_if_it_has_changed():
     assert [copy.to_dense()[0, 0].item() for copy in copies] == [1, 1, 2, 1]
 
 
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("micro_batch_size", [8, 3])
+def test_logged_terms_of_a_loss_add_up_to_it(tmp_path, reduction, micro_batch_size):
+    def terms(outputs, targets):
+        penalty = outputs.square().sum(1)
+        return {
+            "entropy": nn.functional.cross_entropy(outputs, targets, reduction=reduction),
+            "penalty": getattr(penalty, reduction)(),
+        }
+
+    options = {"micro_batch_size": micro_batch_size, "data": {"shuffle": False}, "max_steps": 1}
+    parts, points = {"loss": terms, "reduction": reduction, "model": tiny.model()}, []
+    expected = {name: value.item() for name, value in terms(parts["model"](X[:8]), Y[:8]).items()}
+    with session_of(tmp_path, parts, **options) as session:
+        session.loop.on_log.append(points.append)
+        list(session.steps())
+    (point,) = points
+    assert {name: value for name, (value,) in point.logged.items()} == pytest.approx(expected)
+    assert point.loss == [pytest.approx(sum(expected.values()))]
+
+
 def test_schedule_advances_only_with_taken_steps(tmp_path):
     parts = {"loss": nan_loss_at(2), "loss_is_separable": False}
     options = {"on_nonfinite": "skip", "schedule": {"name": "cosine"}, "max_steps": 5}
