@@ -1,0 +1,46 @@
+"""When an average takes the weights in, and how much of them."""
+
+import pytest
+import torch
+
+from surestep.engine.plan.specs import AveragingSpec
+from surestep.engine.state.average import AveragedWeights
+from surestep.engine.step_outcome import StepOutcome
+from tests import tiny
+
+KINDS = {"ema": {"decay": 0.9, "warmup": True}, "swa": {"decay": None, "warmup": None}}
+TAKEN = StepOutcome(True)
+
+
+def average_of(net, kind="ema", **more):
+    options = {"start": 0, "interval": 1, "buffers": "copy", "lr": None, "anneal": 0}
+    return AveragedWeights(
+        AveragingSpec(kind, **KINDS[kind], **options, **more), net, net.parameters()
+    )
+
+
+def move_weights(net, seed):
+    """Set other weights; return them."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return tiny.weights(net)
+
+
+def averaged(average):
+    return torch.cat([tensor.double().flatten() for tensor in average.tensors.values()])
+
+
+@pytest.mark.parametrize(("kind", "share"), [("ema", 1 - 2 / 11), ("swa", 1 / 2)])
+def test_average_that_is_switched_on_in_mid_run_begins_with_the_weights_there(kind, share):
+    net = tiny.model()
+    average = average_of(net, kind)
+    first = move_weights(net, 1)
+    average.begin(4)
+    assert average.n_updates(4) == 1
+    assert torch.equal(averaged(average), first)
+    second = move_weights(net, 2)
+    average.update(5, TAKEN)
+    torch.testing.assert_close(averaged(average), first.lerp(second, share), rtol=0, atol=1e-6)
+    assert average.n_updates(5) == 2
