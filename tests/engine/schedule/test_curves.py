@@ -9,7 +9,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from surestep.base.errors import TaskError
-from surestep.engine.schedule.curves import lr_factor
+from surestep.engine.schedule.curves import lr_factor, restarts
 from surestep.engine.schedule.lr import (
     PlateauState,
     cycle_ends,
@@ -189,6 +189,16 @@ def test_momentum_is_the_highest_until_the_interval_in_which_the_cycle_starts(wa
     )
     equal(ours(decided)[warmup:], rates[warmup - start :])
     equal([momentum(decided)(step) for step in range(STEPS)], [0.9] * start + momenta)
+
+
+def test_cycle_begins_at_the_whole_step_that_its_start_is_a_hair_above():
+    """Ten cycles of 0.26 epochs, which are 2.6 steps, are 26.000000000000004 steps."""
+    decided = shape(name="cosine_restarts", T_0="0.26 epochs", save_cycles=True)
+    at, whole = lr_factor(decided), (13, 26, 39, 52)
+    assert restarts(60.0, T_0=2.6, T_mult=1, cycles=None)[10] > 26
+    assert [at(step) for step in whole] == pytest.approx([1.0] * 4)
+    assert all(at(step - 1) < 0.4 for step in whole)
+    assert set(whole) < set(cycle_ends(decided))
 
 
 BODIES = {

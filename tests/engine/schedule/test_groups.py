@@ -111,6 +111,25 @@ def test_changes_are_loaded_into_a_new_schedule(pending):
             assert (group["lr"], group["betas"]) == (again["lr"], again["betas"])
 
 
+@pytest.mark.parametrize("more", [1, 4])
+def test_code_that_scales_the_rate_at_every_start_counts_once_with_another_peak(more):
+    """A change of the rate during the run is kept although the peak has changed."""
+    sgd, other = optimizer_of(torch.optim.SGD), optimizer_of(torch.optim.SGD)
+    for group in other.param_groups:
+        group["lr"] *= more
+    schedule, resumed = GroupSchedule(sgd, halved), GroupSchedule(other, halved)
+    sgd.param_groups[0]["lr"] *= 0.4
+    schedule.start(0)
+    schedule.write(0)
+    sgd.param_groups[0]["lr"] *= 0.25
+    schedule.write(1)
+    resumed.load([schedule.changes(index) for index in (0, 1)])
+    other.param_groups[0]["lr"] *= 0.4
+    resumed.start(2)
+    resumed.write(2)
+    assert rates(other) == pytest.approx([0.5 * more * 0.4 * 0.25 / 4, 0.1 * more / 4])
+
+
 @pytest.mark.parametrize("set_rate", [lambda lr: 0.2, lambda lr: 0.4 * lr])
 def test_code_that_sets_a_rate_at_every_start_counts_once(set_rate):
     sgd = optimizer_of(torch.optim.SGD)

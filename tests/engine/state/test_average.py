@@ -13,10 +13,8 @@ TAKEN = StepOutcome(True)
 
 
 def average_of(net, kind="ema", **more):
-    options = {"start": 0, "interval": 1, "buffers": "copy", "lr": None, "anneal": 0}
-    return AveragedWeights(
-        AveragingSpec(kind, **KINDS[kind], **options, **more), net, net.parameters()
-    )
+    options = {"start": 0, "interval": 1, "buffers": "copy", "lr": None, "anneal": 0, **more}
+    return AveragedWeights(AveragingSpec(kind, **KINDS[kind], **options), net, net.parameters())
 
 
 def move_weights(net, seed):
@@ -44,3 +42,30 @@ def test_average_that_is_switched_on_in_mid_run_begins_with_the_weights_there(ki
     average.update(5, TAKEN)
     torch.testing.assert_close(averaged(average), first.lerp(second, share), rtol=0, atol=1e-6)
     assert average.n_updates(5) == 2
+
+
+@pytest.mark.parametrize("by_epochs", [True, False])
+def test_interval_of_epochs_that_ends_in_a_skipped_step_is_averaged(by_epochs):
+    """Other intervals count only steps that were taken."""
+    net = tiny.model()
+    average = average_of(net, "swa", interval=2, by_epochs=by_epochs)
+    first, second = tiny.weights(net), move_weights(net, 1)
+    average.update(1, TAKEN)
+    average.update(2, StepOutcome(False))
+    assert average.n_updates(2) == by_epochs
+    assert torch.equal(averaged(average), second if by_epochs else first)
+    average.undo_skip(2)
+    assert average.n_updates(2) == 1
+
+
+@pytest.mark.parametrize("kind", ["plain", "expanded"])
+def test_buffer_that_an_evaluation_replaces_is_restored(kind):
+    net = tiny.model()
+    net.register_buffer("scale", torch.ones(1).expand(3) if kind == "expanded" else torch.ones(3))
+    average = average_of(net, buffers="average")
+    net.scale = torch.full((1,), 2.0).expand(3) if kind == "expanded" else torch.full((3,), 2.0)
+    before = tiny.weights(net)
+    with average.swapped_in():
+        assert net.scale.tolist() == [1, 1, 1]
+        net.scale = net.scale + 5
+    assert torch.equal(tiny.weights(net), before)

@@ -208,6 +208,22 @@ def test_logged_terms_of_a_loss_add_up_to_it(tmp_path, reduction, micro_batch_si
     assert point.loss == [pytest.approx(sum(expected.values()))]
 
 
+@pytest.mark.parametrize("optim", ["adamw", "lbfgs"])
+def test_rate_of_a_skipped_step_is_that_of_the_next(tmp_path, optim):
+    """An update that is undone must not restore the rate of the step before."""
+    x = X.clone()
+    x[12] = torch.inf  # in the second batch
+    parts = {"train": (x, Y), "model": nn.Linear(4, 3)}
+    options = {"on_nonfinite": "skip", "data": {"shuffle": False}, "max_steps": 6}
+    options |= {"optim": {"name": optim, "lr": 0.5}, "schedule": {"name": "linear"}}
+    found = []
+    with session_of(tmp_path, parts, **options) as session:
+        for result in session.steps():
+            found.append(result.lr)
+            assert session.optimizer.param_groups[0]["lr"] == result.lr
+    assert found == pytest.approx([0.5 * (1 - n / 6) for n in (0, 1, 1, 2, 3, 3)])
+
+
 def test_schedule_advances_only_with_taken_steps(tmp_path):
     parts = {"loss": nan_loss_at(2), "loss_is_separable": False}
     options = {"on_nonfinite": "skip", "schedule": {"name": "cosine"}, "max_steps": 5}
