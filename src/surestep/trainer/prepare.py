@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
+from multiprocessing import current_process
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,6 +131,7 @@ def prepare(
     """
     start_time, origin, start = time.monotonic(), origin or TaskOrigin(), working_directory()
     check_arguments(task, config, run, callbacks, trackers)
+    _check_main_guard()
     check_resume_arguments(resume, allow, from_)
     config, folder = _resolve_address(config, run)
     settings, recorder, world = ExitStack(), None, ALONE
@@ -237,6 +239,16 @@ def _open_folder(
     mirrors.append(open_mirror(plan.checkpoint_mirror, path, show, is_source=is_cache))
     delete = mirrors[-1].pusher.delete_abandoned
     return RunWriter(path, made=folder is None, world=world, delete_abandoned=delete)
+
+
+def _check_main_guard() -> None:
+    """Check that this is not a process of multiprocessing that imports the script."""
+    if getattr(current_process(), "_inheriting", False):
+        raise ConfigError(
+            "A new process of multiprocessing, such as a data worker that is spawned, imports the "
+            "script, which starts the run again there. Put the lines that train under "
+            "if __name__ == '__main__':."
+        )
 
 
 def check_arguments(task: Any, config: Any, run: Any, callbacks: Any, trackers: Any) -> None:

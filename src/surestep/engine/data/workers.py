@@ -6,6 +6,7 @@ the middle of an optimizer step too. This loader raises only while a batch is wa
 
 import atexit
 import mmap
+import multiprocessing
 import os
 import select
 import signal
@@ -13,13 +14,15 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from multiprocessing import get_start_method, parent_process
+from multiprocessing import current_process, parent_process
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
 from pathlib import Path
+from pickle import PicklingError
 from typing import Any
 from weakref import WeakSet
 
@@ -70,7 +73,7 @@ class _Pass(private.WorkerIterator or object):  # type: ignore[misc]
         entering Python at that moment. Only its main process can then end it.
         """
         for worker in self.workers:
-            method = getattr(worker, "_start_method", None) or get_start_method()
+            method = getattr(worker, "_start_method", None) or multiprocessing.get_start_method()
             has_begun = _begun[(worker.pid or 0) % _PROCESSES]
             if worker.pid and method == "fork" and worker.is_alive() and not has_begun:
                 self.stuck.add(worker.pid)
@@ -87,12 +90,40 @@ class Loader(DataLoader[Any]):
         if not self.num_workers or private.WorkerIterator is None:
             return super()._get_iterator()
         self.close()  # the workers of an abandoned pass
+        if current_process().daemon:
+            raise DataError(
+                f"data.num_workers={self.num_workers}, and this process is a daemon of "
+                "multiprocessing, which may start no processes. Use data.num_workers=0, or start "
+                "this process with daemon=False."
+            )
         _check_open_files(self.num_workers)
         use_for_workers()
         self._process = os.getpid()
-        self._pass = _Pass(self)
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Got pickle error")  # it advises to fork
+                self._pass = _Pass(self)
+        except (PicklingError, AttributeError, TypeError) as error:
+            if "pickle" not in str(error):
+                raise
+            raise self._explain_pickling(error) from error
         _loaders.add(self)
         return self._pass
+
+    def _explain_pickling(self, error: Exception) -> DataError:
+        """Return the error for data that a new process cannot get: it is not forked."""
+        method = self._start_method
+        return DataError(
+            f"Data workers are started by {method!r}, so they get the dataset, its transforms and "
+            f"collate_fn by pickle, which failed: {error}. Define functions and classes with def "
+            "and class at the top level of a module, not as a lambda or within a function, and "
+            "open files in the worker. Or use data.num_workers=0."
+        )
+
+    @property
+    def _start_method(self) -> str:
+        context = self.multiprocessing_context
+        return str((multiprocessing if context is None else context).get_start_method())
 
     def __iter__(self) -> Any:
         """Read the data from its start; raise WorkerError for a worker that died."""
@@ -126,7 +157,10 @@ class Loader(DataLoader[Any]):
         workers = self._pass.workers
         if (dead := next(filter(_has_failed, workers), None)) is not None:
             _kill(workers)
-            raise WorkerError(_describe(dead, len(workers), self._pass.stuck)) from None
+            imports_script = self._start_method != "fork"
+            raise WorkerError(
+                _describe(dead, len(workers), self._pass.stuck, imports_script=imports_script)
+            ) from None
 
     def close(self, timeout_s: float = _END_S) -> None:
         """End the workers; those that have not ended after the time are killed."""
@@ -166,7 +200,7 @@ def _close_all() -> None:
         loader.close()
 
 
-def _describe(worker: BaseProcess, workers: int, stuck: set[int]) -> str:
+def _describe(worker: BaseProcess, workers: int, stuck: set[int], *, imports_script: bool) -> str:
     """Return how a worker ended, the likely cause, and what to do."""
     code = worker.exitcode or 0
     how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
@@ -183,6 +217,11 @@ def _describe(worker: BaseProcess, workers: int, stuck: set[int]) -> str:
         what_to_do = f"{fewer} enlarge /dev/shm (docker run --shm-size)."
     else:
         what = "exited" if code > 0 else "was killed by a signal"
+        if code == 1 and imports_script:
+            what_to_do = (
+                "It imports the script, and what the script does must not be done again there: put "
+                f"it under if __name__ == '__main__':. If it is there, {what_to_do}"
+            )
     return f"A data worker {what} (pid {worker.pid}, {how}). {what_to_do}"
 
 

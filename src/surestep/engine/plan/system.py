@@ -5,6 +5,7 @@ import shutil
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
+from multiprocessing import current_process
 from typing import Literal
 
 import torch
@@ -36,6 +37,7 @@ class SystemInfo:
         mps: torch can compute on an Apple GPU.
         compiler: there is a C++ compiler, which torch.compile needs on a CPU.
         extras: installed packages that only some options need.
+        is_daemon: this process is a daemon of multiprocessing, which may start no processes.
     """
 
     torch_version: str
@@ -54,6 +56,7 @@ class SystemInfo:
     accelerate: AccelerateConfig | None = None
     mps: bool = False
     allocator: Allocator = GLIBC
+    is_daemon: bool = False
 
     def has_torch(self, release: str) -> bool:
         """Return whether torch is this release, such as "2.9", or newer; "" is every release."""
@@ -83,6 +86,7 @@ def read_system() -> SystemInfo:
         accelerate=read_accelerate(),
         allocator=read_allocator(),
         mps=torch.backends.mps.is_available(),
+        is_daemon=current_process().daemon,
         compiler=any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))),
     )
 

@@ -229,6 +229,8 @@ def _num_workers(ctx: PlanContext) -> Decision:
         return 0, "the data is in memory: slicing it needs no process"
     if not ctx.on_gpu:
         return 0, "on a CPU the step itself uses the cores"
+    if ctx.system.is_daemon:
+        return 0, "this process is a daemon of multiprocessing, which may start no workers"
     if ctx.task_info.is_stream:
         return 1, "loading beside the GPU; more workers would each need a part of the stream"
     cpus = ctx.system.cpus
