@@ -188,6 +188,8 @@ OPTIM: list[Case] = [
         {"system": without(torch_version="2.8.1+cu126")},
         "needs torch 2.9, and this is torch 2.8.1+cu126. Install it: pip install 'torch>=2.9'",
     ),
+    ({"precision": "fp16"}, COMPLEX, "Use precision='bf16' or 'fp32'"),
+    ({"clip_value": 0.1}, COMPLEX, "Use max_grad_norm=1.0"),
     ({**LBFGS, "precision": "fp16"}, {}, "Use precision='bf16' or 'fp32'"),
     ({**RPROP, "optim.weight_decay": 0.1}, {}, "use optim.name='adamw'"),
     ({"optim.eps": (1e-3, 1e-3)}, {}, "every other optimizer takes one"),

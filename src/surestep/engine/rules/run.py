@@ -91,6 +91,11 @@ def precision(ctx: PlanContext) -> Decision:
             "precision='fp16' is not supported on device='mps': it was not verified that its loss "
             "scale skips a step exactly. Use precision='bf16' or 'fp32'."
         )
+    if "fp16" in (wanted, theirs) and not ctx.task_info.floating:
+        ctx.reject(
+            "precision='fp16' scales the loss, and torch cannot scale the gradients of complex "
+            "parameters back. Use precision='bf16' or 'fp32'."
+        )
     if theirs == "fp8":
         ctx.reject(
             "accelerate's config has mixed_precision fp8, which surestep does not support. Use "

@@ -14,6 +14,11 @@ def clipping(ctx: PlanContext) -> Decision:
             "differences of full gradients. Leave it out, or use another optim.name."
         )
     if ctx.option == "clip_value":
+        if value is not None and not ctx.task_info.floating:
+            ctx.reject(
+                f"clip_value={value} limits each element, and complex numbers have no order: the "
+                "model has complex parameters. Use max_grad_norm=1.0, which limits their norm."
+            )
         return ctx.declared()
     if ctx.is_off("max_grad_norm"):
         return None, f"off, set {ctx.origin('max_grad_norm')}; the norm is still measured"
