@@ -69,3 +69,33 @@ def test_buffer_that_an_evaluation_replaces_is_restored(kind):
         assert net.scale.tolist() == [1, 1, 1]
         net.scale = net.scale + 5
     assert torch.equal(tiny.weights(net), before)
+
+
+class Scaled(torch.nn.Module):
+    """A model with an 8-bit buffer and one that is averaged, both of which each forward changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = tiny.model()
+        self.register_buffer("scale", torch.ones(3).to(torch.float8_e4m3fn))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.seen += 1
+            self.scale = (self.scale.float() * 2).to(self.scale.dtype)
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("kind", ["ema", "swa"])
+def test_8_bit_buffers_of_an_average_are_those_of_the_model(tmp_path, kind):
+    average = {"kind": kind, "start": "0%", "every": "1 step", "buffers": "average"}
+    run = tiny.fit(tmp_path, {"model": Scaled()}, max_steps=3, average=average)
+    net = Scaled()
+    run.load_model(net, which="average")
+    assert net.scale.dtype == torch.float8_e4m3fn
+    assert net.scale.float().tolist() == [8, 8, 8]
+    expected = {"ema": 1 * (2 / 11) + 2 * (9 / 11), "swa": 2.0}  # of 1, 2, 3
+    if kind == "ema":
+        expected["ema"] = expected["ema"] * 3 / 12 + 3 * 9 / 12
+    assert float(net.seen) == pytest.approx(expected[kind])

@@ -226,7 +226,8 @@ def _buffers(model: nn.Module, kind: str) -> dict[str, Slot]:
     """Return the buffers that the average has itself.
 
     Averaged ones are finite numbers with a fraction. Whole numbers are counts, a mask of -inf has
-    no average, and a sparse one is a table: those of the model hold.
+    no average, a sparse one is a table, and of 8-bit floating point torch has no arithmetic: those
+    of the model hold.
     """
     slots: dict[str, Slot] = {}
     for slot in every_buffer(model):
@@ -238,7 +239,7 @@ def _buffers(model: nn.Module, kind: str) -> dict[str, Slot]:
             has_own = isinstance(owner, BATCH_NORM)
         else:
             is_number = buffer.is_floating_point() or buffer.is_complex()
-            is_plain = is_number and buffer.layout is torch.strided
+            is_plain = is_number and buffer.dtype.itemsize > 1 and buffer.layout is torch.strided
             has_own = kind == "average" and is_plain and bool(torch.isfinite(buffer).all())
         if has_own:
             slots[name] = slot
