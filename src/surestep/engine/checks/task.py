@@ -2,19 +2,32 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import nn
 
 from surestep.base.errors import TaskError
 
 
 def check_model(model: nn.Module) -> None:
-    """Check that all parameters are on one device."""
+    """Check that all parameters are on one device, and that no part is a TorchScript module."""
+    check_no_script(model, "model")
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
     if len(devices) > 1:
         raise TaskError(
             f"The model's parameters are on several devices: {', '.join(devices)}. Build it on one "
             "and set device= in the Config."
         )
+
+
+def check_no_script(module: nn.Module, what: str) -> None:
+    """Check that no part is a TorchScript module, whose buffers cannot be saved and put back."""
+    for name, part in module.named_modules(prefix=what):
+        if isinstance(part, torch.jit.ScriptModule):
+            raise TaskError(
+                f"{name} is a TorchScript module (torch.jit), whose buffers and attributes cannot "
+                "be saved and restored as a run needs it. Train the Python module, and convert it "
+                "after the training: torch.jit.script(model). To train faster, set compile=True."
+            )
 
 
 def check_teacher(teacher: nn.Module | None, model: nn.Module) -> None:
@@ -33,6 +46,7 @@ def check_loss(loss: object) -> None:
     for entry in loss.values() if isinstance(loss, Mapping) else ():
         check_loss(entry)
     if isinstance(loss, nn.Module):
+        check_no_script(loss, "loss")
         names = [name for name, parameter in loss.named_parameters() if parameter.requires_grad]
         if names:
             raise TaskError(
