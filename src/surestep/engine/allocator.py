@@ -12,6 +12,7 @@ https://docs.kernel.org/admin-guide/mm/transhuge.html
 """
 
 import ctypes
+import math
 import mmap
 import os
 from pathlib import Path
@@ -78,8 +79,7 @@ def reserve_huge_pages() -> None:
     libc.malloc.argtypes = [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    count = min(_MOST_RESERVED, memory // 2) // _BLOCK
+    count = min(_MOST_RESERVED, int(machine_memory() // 2)) // _BLOCK
     blocks = [block for _ in range(count) if (block := libc.malloc(_BLOCK))]
     for block in blocks:
         start = -(-block // _HUGE_PAGE) * _HUGE_PAGE
@@ -87,6 +87,13 @@ def reserve_huge_pages() -> None:
         libc.madvise(start, size, mmap.MADV_HUGEPAGE)
     for block in reversed(blocks):
         libc.free(block)
+
+
+def machine_memory() -> float:
+    """Return the bytes of memory that the machine has; infinity if that is not known."""
+    if not hasattr(os, "sysconf"):  # Windows
+        return math.inf
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def return_free_memory() -> None:

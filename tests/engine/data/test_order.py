@@ -208,3 +208,39 @@ def test_padding_reported_in_the_plan_is_that_of_the_batches():
     share = sum(int((w == 0).sum()) for w in words) / sum(w.numel() for w in words)
     assert sum(int(w.sum()) for w in words) == sum(Sentences.lengths)
     assert tiny.plan(parts, **cut).plan.reason("data.sampler").startswith(f"padding {share:.1%} ")
+
+
+class Huge(Dataset):
+    """More samples than the order of which fits in memory."""
+
+    def __len__(self):
+        return 10**12
+
+    def __getitem__(self, index):
+        return torch.full((4,), float(index % 7)), index % 3
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda data: data, lambda data: DataLoader(data, 8, shuffle=True)]
+)
+@pytest.mark.parametrize("limit", [None, 2])
+def test_order_that_does_not_fit_in_memory_is_rejected(tmp_path, wrap, limit):
+    train = wrap(Huge())
+    size = {"batch_size": None} if isinstance(train, DataLoader) else {}
+    with pytest.raises(DataError) as caught:
+        tiny.fit(tmp_path, {"train": train}, max_steps=2, limit_train_batches=limit, **size)
+    for named in ("1,000,000,000,000 samples", "7.3 TiB", "data.shuffle=False", "samplers.custom("):
+        assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("set_options", "parts"),
+    [
+        ({"data": {"shuffle": False}}, {}),
+        ({}, {"sampler": samplers.sequential()}),
+        ({}, {"sampler": samplers.custom(lambda seed, epoch: torch.randint(10**12, (100,)))}),
+    ],
+)
+def test_huge_dataset_trains_in_the_orders_that_the_error_names(tmp_path, set_options, parts):
+    run = tiny.fit(tmp_path, {"train": Huge(), **parts}, max_steps=2, **set_options)
+    assert run.status["step"] == 2

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from surestep.base.errors import DataError
+from surestep.base.text import format_bytes
+from surestep.engine.allocator import machine_memory
 from surestep.engine.rng import derive_seed
 
 LISTED = 256  # batches that are split at a time
@@ -24,7 +27,19 @@ def order_generator(seed: int, epoch: int) -> torch.Generator:
 
 
 def epoch_permutation(samples: int, seed: int, epoch: int) -> Tensor:
-    """Return the order of an epoch: the index of the sample at each position, (samples,) int64."""
+    """Return the order of an epoch: the index of the sample at each position, (samples,) int64.
+
+    Raises:
+        DataError: it does not fit in the machine's memory.
+    """
+    if samples * 8 > (memory := machine_memory()):
+        raise DataError(
+            f"To shuffle {samples:,} samples, their order takes {format_bytes(samples * 8)}, and "
+            f"this machine has {format_bytes(int(memory))} of memory. Set data.shuffle=False; or "
+            "draw the samples of an epoch: Task(sampler=surestep.samplers.custom(lambda seed, "
+            f"epoch: torch.randint({samples}, (100_000,)))); or use a stream with "
+            "data.shuffle_buffer."
+        )
     return torch.randperm(samples, generator=order_generator(seed, epoch))
 
 
