@@ -7,6 +7,7 @@ from torch import nn
 
 from surestep import losses
 from surestep.base.errors import DataError, TaskError
+from surestep.engine.evaluate import evaluate
 from surestep.engine.evaluate.evaluate import EvalAccumulator, eval_mode
 from surestep.engine.losses.adapt import as_loss
 from tests import tiny
@@ -199,3 +200,44 @@ def test_two_values_of_one_name_are_rejected():
         TaskError, match=r"metrics\['f_x'\] gives a value called 'f_x', and so does"
     ):
         totals.compute()
+
+
+class Lines:
+    """A stream without a length."""
+
+    def __iter__(self):
+        return zip(*tiny.data(20), strict=True)
+
+
+class Slow(Lines):
+    """One that the test clock reads for more than a minute."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(evaluate.time, "monotonic", lambda: self.now)
+
+    def __iter__(self):
+        for sample in super().__iter__():
+            self.now += 10
+            yield sample
+
+
+def test_stream_that_may_never_end_is_named_once(tmp_path, monkeypatch):
+    parts = {"model": tiny.model(), "val": Slow(monkeypatch)}
+    with tiny.prepare(tmp_path / "run", parts, validation={"batch_size": 2}) as session:
+        with pytest.warns(UserWarning, match="val data is a stream without a length") as warned:
+            session.evaluate()
+        session.evaluate()  # it has ended once
+        with pytest.warns(UserWarning, match=r"val=lambda: itertools\.islice\(make_samples\(\), "):
+            session.predict("val")
+    texts = [str(one.message) for one in warned if "without a length" in str(one.message)]
+    assert len(texts) == 1
+    assert " 6 samples of it were read in 60 s" in texts[0]
+    assert "Set limit_val_batches=100" in texts[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"limit_val_batches": 5}])
+def test_stream_that_ends_in_time_or_is_limited_causes_no_warning(tmp_path, monkeypatch, options):
+    data = Slow(monkeypatch) if options else Lines()
+    with tiny.prepare(tmp_path, {"val": data}, validation={"batch_size": 2}, **options) as session:
+        session.evaluate()

@@ -61,6 +61,7 @@ class BatchLoader:
         is_ready: each element of the data is a batch already.
         leave: called before each measured batch; returns whether to stop.
         retry: called when a data worker died; returns whether to continue with new workers.
+        has_ended: a split to measure was read to its end, so it has one.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class BatchLoader:
         self.pin = plan.data_pin_memory and isinstance(self.source, InMemory)
         self.leave: Callable[[], bool] | None = None
         self.retry: Callable[[WorkerError], bool] | None = None
+        self.has_ended = False
         self.shared = layout.ranks > 1
         self._options = [one.options for _, one in named_losses(loss) if one.options is not None]
         self._ignored = _ignored_class(loss)

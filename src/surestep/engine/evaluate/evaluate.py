@@ -1,6 +1,7 @@
 """Evaluation: forward passes without gradients, weighted by items."""
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -9,7 +10,8 @@ import torch
 from torch import nn
 
 from surestep.base.errors import SurestepError, TaskError
-from surestep.engine.batch import MicroBatch, count_samples_of, describe_shapes
+from surestep.base.warn import warn
+from surestep.engine.batch import Batch, MicroBatch, count_samples_of, describe_shapes
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.failures import explain_target
 from surestep.engine.device import ran_out, sum_dtype
@@ -34,6 +36,7 @@ from surestep.engine.rng import ModelRNG, preserve_torch_rng
 from surestep.engine.value import Value, number
 
 _NOTHING: Mapping[str, Any] = {}
+_LONG_S = 60.0  # of reading a stream without a length, after which it may have no end
 
 
 class EvaluationInterrupted(Exception):
@@ -254,13 +257,30 @@ def model_rng(
     return randomness
 
 
+def measured_batches(loader: BatchLoader) -> Iterator[Batch]:
+    """Yield the batches of a split; warn if a stream that may have no end is read for a minute."""
+    may_be_endless = loader.layout.samples is None and loader.layout.limit is None
+    end = time.monotonic() + _LONG_S if may_be_endless and not loader.has_ended else math.inf
+    for batch in loader.batches(epoch=0):
+        yield batch
+        if time.monotonic() > end:
+            end = math.inf
+            warn(
+                f"The {loader.subset} data is a stream without a length, and {batch.end} samples "
+                f"of it were read in {_LONG_S:.0f} s. If it never ends, this evaluation never "
+                "ends. Set limit_val_batches=100, or give a stream that ends: "
+                f"{loader.subset}=lambda: itertools.islice(make_samples(), 1000)."
+            )
+    loader.has_ended = True
+
+
 def _micro_batches(loader: BatchLoader, randomness: ModelRNG) -> Iterator[MicroBatch]:
     """Yield the micro-batches of a split, each with the generators seeded for its position.
 
     Raises:
         EvaluationInterrupted: `loader.leave` asks to stop.
     """
-    for batch in loader.batches(epoch=0):
+    for batch in measured_batches(loader):
         if loader.leave is not None and loader.leave():
             raise EvaluationInterrupted
         for micro in batch.micro_batches:

@@ -21,7 +21,7 @@ from surestep.engine.batch import TARGETS, MicroBatch, as_members, batch_as_inpu
 from surestep.engine.data.batch_loader import BatchLoader, make_loader, seeded_inputs
 from surestep.engine.data.stream import is_stream
 from surestep.engine.device import sum_dtype
-from surestep.engine.evaluate.evaluate import inference, model_rng
+from surestep.engine.evaluate.evaluate import inference, measured_batches, model_rng
 from surestep.engine.losses.adapt import Loss, items_only_loss
 from surestep.engine.losses.base import at_least_fp32
 from surestep.engine.metrics.row_buffer import RowBuffer
@@ -137,7 +137,7 @@ def predict(
     with inference(model, loader, loss, grad_off):
         if dropping:
             set_modes([(module, module in dropping) for module in model.modules()])
-        for batch in loader.batches(epoch=0):
+        for batch in measured_batches(loader):
             for micro in batch.micro_batches:
                 if passes is None:
                     rows.add(micro, _name_outputs(forward(micro), loss))
