@@ -104,6 +104,31 @@ def skipped(folder: Path, **options: Any) -> dict[str, Any]:
     return {"skipped": session.run.skipped.samples}
 
 
+def unheld(folder: Path, *, is_replaced: bool, **options: Any) -> str:
+    """Train a layer that no optimizer has; return the error."""
+    scale = nn.Parameter(torch.ones(3))
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs if is_replaced else outputs * scale, targets)
+
+    task = surestep.Task(net, loss, train=data(), items="samples")
+    try:
+        with opened(folder, task, **options) as run:
+            for result in run.steps():
+                if is_replaced and result.step == 2:
+                    run.model[2] = nn.Linear(16, 3)
+    except surestep.SurestepError as error:
+        return str(error)
+    return "not refused"
+
+
+UNHELD: dict[str, Callable[[Path], str]] = {
+    f"unheld, {strategy}, {is_replaced}": partial(
+        unheld, is_replaced=is_replaced, parallel={"strategy": strategy}
+    )
+    for strategy in ("ddp", "fsdp")
+    for is_replaced in (False, True)
+}
 CASES: dict[str, Callable[..., dict[str, Any]]] = {
     "first rank": partial(train, make=lambda: plain(masked(FIRST_RANK))),
     "last rank": partial(train, make=lambda: plain(masked(LAST_RANK))),
@@ -131,7 +156,7 @@ def main(out: Path) -> None:
     found: dict[str, Any] = {}
     for name, options in ON_RANKS.items():
         found[name] = CASES[name.removesuffix(", fsdp")](out / name, **options)
-    found |= {name: case(out / name) for name, case in REFUSED.items()}
+    found |= {name: case(out / name) for name, case in (REFUSED | UNHELD).items()}
     found["skipped"] = skipped(out / "skipped")
     found["skipped, fsdp"] = skipped(out / "skipped in parts", parallel={"strategy": "fsdp"})
     torch.save(found, out / f"rank-{os.environ['RANK']}.pt")

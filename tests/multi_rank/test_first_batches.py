@@ -37,6 +37,14 @@ def test_fully_ignored_first_batch_changes_nothing(alone):
     assert alone["every rank"]["place"][:2] == (8, 6)  # steps, and steps taken
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_tensor_that_no_optimizer_has_is_named_on_every_rank(both, strategy):
+    for each in both:
+        assert each[f"unheld, {strategy}, False"].startswith("In step 1, loss:scale, a parameter")
+        replaced = each[f"unheld, {strategy}, True"]
+        assert replaced.startswith("In step 3, model.2.weight, a parameter, replaced after step 2")
+
+
 def test_data_without_items_is_rejected_on_every_rank(both, tmp_path):
     found = REFUSED["all ignored"](tmp_path)
     assert (

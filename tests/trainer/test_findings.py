@@ -2,12 +2,14 @@
 
 import inspect
 import re
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
 
 from surestep.base.errors import ConfigError
@@ -18,6 +20,7 @@ from surestep.engine.step import loop
 from surestep.record.run import Run
 from tests import tiny
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.utils.checkpoint hides some")
 X, Y = tiny.data(64)
 LONG = {"epochs": None, "max_steps": 120, "logging": {"every": "10 steps"}}
 
@@ -230,6 +233,8 @@ def test_layer_used_in_a_single_step_is_not_listed(tmp_path):
 
 
 class Hidden(nn.Module):
+    """Trains a layer that it does not register, which a checkpoint of activations hides."""
+
     def __init__(self, *, trains=True):
         super().__init__()
         self.head = nn.Linear(4, 3)
@@ -237,7 +242,10 @@ class Hidden(nn.Module):
         self.known = [self.head]
 
     def forward(self, x):
-        return self.head(self.layers[0](x))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            x = x.clone().requires_grad_()
+            return self.head(checkpoint(self.layers[0], x, use_reentrant=True))
 
 
 def test_modules_in_a_plain_list_are_reported(tmp_path):

@@ -64,7 +64,7 @@ def search_objects(
             break
         if not visit(path, value, depth):
             continue
-        members = _placed(path, depth, _members(value))
+        members = _placed(path, depth, members_of(value))
         if depth < DEPTH:
             near.extend(members)
         else:
@@ -99,7 +99,7 @@ def _placed(path: str, depth: int, members: Iterator[tuple[str, Any]]) -> Iterat
     return ((path + at, member, depth + 1) for at, member in members)
 
 
-def _members(value: Any) -> Iterator[tuple[str, Any]]:
+def members_of(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what an object holds, with the path to it."""
     yield from islice(_elements(value), MEMBERS)
     if isinstance(value, partial):

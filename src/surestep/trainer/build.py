@@ -59,6 +59,7 @@ from surestep.engine.step.loop import Loop
 from surestep.engine.step.manual_step import manual_update
 from surestep.engine.step.multi_optimizer import OptimizerHandle, OptimizerSet, OptimizerSnapshot
 from surestep.engine.step.train_step import StepContext
+from surestep.engine.step.unheld_leaves import UnheldLeafCheck
 from surestep.engine.task.task import Task
 from surestep.trainer.planning import PreparedTask
 from surestep.trainer.rank_consistency import make_replica_check, warm_up_ddp
@@ -110,18 +111,18 @@ def build(
     if plan.checkpoint_weights == "trained":
         note_base(state)
     stream_states = checkpoint_state(loader.source, plan, state)
-    state.callback_states = stateful_callbacks(callbacks) | stream_states | state_of_loss(loss)
-    state.callback_states |= _states_of_options(state)
-    found = _find_generators(planned, model, state)
-    parts.randomness.generators += found.found
+    state.callback_states = stateful_callbacks(callbacks) | stream_states
+    state.callback_states |= state_of_loss(loss) | _states_of_options(state)
+    found = _find_generators(planned, parts)
     parts.transform = loader.transform
+    leaves = _watch_leaves(planned, parts, settings)
     settings.callback(set_modes, modes)
     if world.size > 1 and task.step is None and strategy.allows_warm_up:
         warm_up_ddp(parts, loader, plan)
-    loop = Loop(parts, loader, plan, callbacks=list(callbacks), on_log=[detect_unfreezing(model)])
+    loop = Loop(parts, loader, plan, callbacks=list(callbacks))
+    loop.on_log += detect_unfreezing(model), leaves.repeat
     loop.signature = first.signature
-    generators = parts.randomness.generators
-    loop.after_first.append(partial(seed_late_generators, found, generators))
+    loop.after_first.append(partial(seed_late_generators, found, parts.randomness.generators))
     if world.size > 1 and (every := plan.parallel_replica_check_every) is not None:
         loop.check_replicas = make_replica_check(world, parts.state, plan, every)
     if compiles:
@@ -140,11 +141,24 @@ def _states_of_options(state: State) -> dict[str, Stateful]:
     return found
 
 
-def _find_generators(planned: PreparedTask, model: nn.Module, state: State) -> OwnGenerators:
-    """Find the generators that the code of a step owns."""
-    of_task = {"step": planned.task.step, "optimizer": state.optimizers}
+def _watch_leaves(
+    planned: PreparedTask, parts: StepContext, settings: ExitStack
+) -> UnheldLeafCheck:
+    """Check the tensors that get a gradient, until the session closes."""
+    codes = code_of_losses(planned.loss) | {"step": planned.task.step}
+    leaves = parts.strategy.list_leaves(parts.state.model)
+    parts.leaves = UnheldLeafCheck(parts.state, codes, leaves)
+    settings.callback(parts.leaves.close)
+    return parts.leaves
+
+
+def _find_generators(planned: PreparedTask, parts: StepContext) -> OwnGenerators:
+    """Find the generators that the code of a step owns, and seed them for each micro-batch."""
+    model = parts.state.model
+    of_task = {"step": planned.task.step, "optimizer": parts.state.optimizers}
     found = own_generators(model, code_of_losses(planned.loss) | of_task)
     check_own_generators(found, model, planned.plan.activation_checkpointing)
+    parts.randomness.generators += found.found
     return found
 
 

@@ -85,6 +85,7 @@ CHANGES = {
     "keeper": None,  # its tensors are those of the model and the optimizers
     "spikes": lambda state: vars(state.spikes).update(SPIKES),
     "schedules": None,  # what the user's code has set is stored with the optimizers
+    "built_names": None,  # of the model
     "built_options": None,  # how the optimizers are built; a checkpoint stores it separately
 }
 SEEN = {

@@ -3,7 +3,7 @@
 Only modules that are attributes, or in a `ModuleList` or `ModuleDict`, belong to their parent.
 Those in a list are not in `parameters()`, so no optimizer updates them. They are not in
 `state_dict()`, and `to(device)`, `train()` and `eval()` do not reach them. On the CPU nothing
-fails: they keep their first values.
+fails: they keep their first values. In a run of surestep, it is an error if they get a gradient.
 
 Ignore it if they are hidden on purpose, such as a frozen model that must not be saved. A list of
 one module, or of modules that are registered as well, is not reported.
@@ -261,7 +261,9 @@ def bad_dict_in_trainer():
             self.layers["first"] = nn.Linear(4, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.layers["first"](x))
+            with torch.no_grad():
+                features = self.layers["first"](x)
+            return self.head(features)
 
     x = torch.randn(64, 4)
     task = surestep.Task(Net(), "mse", train=(x, x.sum(1, keepdim=True)))

@@ -109,6 +109,16 @@ class FSDPStrategy(DistributedStrategy):
         model.register_forward_hook(_free_after_evaluation)
         return model
 
+    @classmethod
+    def list_leaves(cls, model: nn.Module) -> list[Tensor]:
+        """Return the gathered parameters too: the shards are not in the graph."""
+        leaves = super().list_leaves(model)
+        for part in _sharded_modules(model):
+            part.unshard()
+            leaves += super().list_leaves(part)  # type: ignore[arg-type]  # it is a module too
+            part.reshard()
+        return leaves
+
     def sync_grads(self, *, when: bool) -> AbstractContextManager[Any]:
         """Keep the gradients of all but the last backward on their rank.
 

@@ -129,6 +129,17 @@ class SingleProcessStrategy:
         return place_model(model, plan)
 
     @classmethod
+    def list_leaves(cls, model: nn.Module) -> list[Tensor]:
+        """Return the parameters as the graph of a loss has them, trained or not.
+
+        Args:
+            model: as `prepare_model` returns it.
+        """
+        return [
+            p for module in model.modules() for p in module._parameters.values() if p is not None
+        ]
+
+    @classmethod
     def make_optimizer(cls, plan: Plan, groups: Any) -> torch.optim.Optimizer | None:
         """Return the strategy's own implementation of the Plan's optimizer; None: use torch's.
 

@@ -151,6 +151,7 @@ class State:
             outside of `model` and `optimizers`.
         schedules: what sets learning rates and momenta before each step, by optimizer.
         built_options: the options of each optimizer's groups before the first step.
+        built_names: the name of each parameter of the model then, by its id.
     """
 
     model: nn.Module
@@ -171,8 +172,10 @@ class State:
     keeper: ShardedStateProvider | None = None
     schedules: dict[str, GroupSchedule] = field(default_factory=dict)
     built_options: dict[str, list[dict[str, Any]]] = field(init=False)
+    built_names: dict[int, str] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.built_names = {id(p): name for name, p in self.model.named_parameters()}
         self.built_options = {
             name: [copied_options(group) for group in optimizer.param_groups]
             for name, optimizer in self.optimizers.items()

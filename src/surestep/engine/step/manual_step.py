@@ -155,6 +155,9 @@ class ManualStep:
             )
         if not loss.requires_grad:
             raise TaskError(NO_GRADIENT)
+        leaves, names = self._context.leaves, tuple(current.names)
+        if leaves is not None and names not in leaves.checked:
+            leaves.check(loss, micro, names)
         loss = at_least_fp32(loss)
         share = self._share_of(micro)
         current.seen.add(micro.position)

@@ -25,6 +25,7 @@ from surestep.engine.parallel.single import SingleProcessStrategy
 from surestep.engine.rng import GlobalGenerators, ModelRNG
 from surestep.engine.schedule.groups import GroupSchedule
 from surestep.engine.state.state import Progress, State
+from surestep.engine.step.unheld_leaves import UnheldLeafCheck
 from surestep.engine.step_outcome import Gradients, GradNorm, Logged, StepOutcome
 
 
@@ -97,6 +98,7 @@ class StepContext:
             its own step and for L-BFGS. Its arguments are the context, the batch and the divisor of
             the loss.
         transform: transforms the global batch.
+        leaves: checks that an optimizer has every tensor that gets a gradient.
     """
 
     state: State
@@ -112,6 +114,7 @@ class StepContext:
     freeze: Callable[[int], None] | None = None
     custom_update: Callable[["StepContext", Batch, float], UpdateResult] | None = None
     transform: BatchTransform | None = None
+    leaves: UnheldLeafCheck | None = None
 
 
 _NOT_UPDATED = UpdateResult(StepOutcome(False), None, None, [])
@@ -223,7 +226,7 @@ def forward_backward(context: StepContext, batch: Batch, divisor: float) -> Grad
 
     With several ranks, each runs as many forward and backward passes as the others.
     """
-    strategy, step = context.strategy, context.state.progress.step
+    strategy, step, leaves = context.strategy, context.state.progress.step, context.leaves
     for parameter in strategy.cleared:
         parameter.grad = None
     is_shared = strategy.world.size > 1
@@ -238,6 +241,8 @@ def forward_backward(context: StepContext, batch: Batch, divisor: float) -> Grad
             with context.autocast:
                 outputs = strategy.module(*micro_batch.args, **micro_batch.kwargs)
                 loss = _loss_sum(context, batch, micro_batch, outputs, divisor, logged)
+            if leaves is not None and not leaves.checked and micro_batch.items:
+                leaves.check(loss, micro_batch)
             strategy.backward(loss, divisor)
         if metrics.logged:  # some by hooks of the backward, or again by a forward in it
             taken = metrics.pop_logged(micro_batch.items)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surestep.base.errors import CheckpointError
+from surestep.base.errors import CheckpointError, TaskError
 from surestep.engine.distributed.shards import ShardedStateProvider, TensorShard, is_sharded
 from surestep.engine.optim.param_groups import parameters_of, wrapped_optimizers
 from surestep.engine.state.state import State, copied_options
@@ -47,7 +47,7 @@ def encode_optimizer(
         slots = ((f"{called}/{name}/{slot}", shard) for name, slot, shard in keeper.slots(called))
         sharded, members = collect_shards(slots), [list(group) for group in keeper.groups(called)]
     else:
-        names = {id(parameter): name for name, parameter in state.model.named_parameters()}
+        names = _names_of_parameters(optimizer, state)
         for path, parameter, slot, value in _slots_of(optimizer):
             if id(parameter) not in names:
                 raise _no_parameter_error(optimizer, f"state under {format_value(parameter)}")
@@ -62,6 +62,25 @@ def encode_optimizer(
     ]
     record = {"class": _class_name(optimizer), "values": values, "groups": groups}
     return (tensors if keeper is None else sharded), record
+
+
+def _names_of_parameters(optimizer: torch.optim.Optimizer, state: State) -> dict[int, str]:
+    """Return the names of the model's parameters by their ids.
+
+    Raises:
+        TaskError: the model no longer has a parameter of the optimizer.
+    """
+    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
+    for parameter in parameters_of(optimizer):
+        if id(parameter) not in names:
+            lost = f"model.{state.built_names[id(parameter)]}"
+            raise TaskError(
+                f"At step {state.progress.step}, {lost}, which {_class_name(optimizer)} trains, "
+                "is not in the model: it was replaced or removed while training. Nothing would "
+                "train a new one, so no checkpoint can be saved or loaded. Change the model before "
+                "you make the Task, or begin another run with the changed model."
+            )
+    return names
 
 
 def _slots_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any, str, Any]]:
@@ -182,7 +201,7 @@ class _OptimizerMatch:
         slots: dict[str, dict[str, Any]] = {}
         for key, value in {**tensors, **values}.items():
             slots.setdefault(_parameter_of(key), {})[key.rpartition("/")[2]] = value
-        names = {id(parameter): name for name, parameter in self.state.model.named_parameters()}
+        names = _names_of_parameters(self.optimizer, self.state)
         plain = _state_dict(self.optimizer)
         plain["state"] = {}
         for number, described in enumerate(plain["param_groups"]):
