@@ -33,7 +33,7 @@ from tests.multi_rank.cases import (
 )
 from tests.multi_rank.on_four import ON_FOUR
 from tests.multi_rank.shard_options import ON_PARTS, run
-from tests.multi_rank.sharded_kinds import CUT, SHARDS, shards
+from tests.multi_rank.sharded_kinds import CUT, SHARDS, frozen_by_code, shards
 from tests.multi_rank.strategies import CROSSED, WAYS, cells, resume_cells
 from tests.multi_rank.training_kinds import KINDS, OF_RANKS, REFUSED, resume_stream
 
@@ -180,6 +180,9 @@ def of_two(out: Path) -> Iterator[Act]:
     by_zero = [(stage, f"zero-{stage}", {}) for stage in range(4)]
     by_zero += [(stage, f"zero-{stage} bf16", deepspeed_engine.BF16) for stage in (1, 2)]
     for stage, name, said in by_zero:
+        if stage and not said:
+            act = partial(frozen_by_code, out / f"{name} frozen", **deepspeed_engine.options(stage))
+            yield f"{name} frozen", act
         yield f"{name} gone on", partial(deepspeed_engine.gone_on, out / name, stage, **said)
         yield (
             f"{name} skipped",

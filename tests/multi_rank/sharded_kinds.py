@@ -11,6 +11,7 @@ from torch._dynamo.utils import counters
 
 import surestep
 from surestep import batch_transforms, samplers
+from surestep.base.errors import TaskError
 from surestep.trainer.fit import fit
 from surestep.trainer.session import Session
 from tests.laws.support import spike_task
@@ -92,6 +93,31 @@ def stopped_early(folder: Path, **more: Any) -> Found:
         return done(session)
 
 
+class Freezes(surestep.Callback):
+    """Freezes the first layer after step 3."""
+
+    def on_step(self, state, result):
+        if result.step == 3:
+            state.model[0].requires_grad_(False)
+
+
+def frozen_by_code(folder: Path, **more: Any) -> Found:
+    """Freeze a layer, save two steps later, and resume without the code that froze it."""
+    for ends_at, callbacks in ((5, [Freezes()]), (8, [])):
+        with opened(folder, task(), max_steps=8, **more) as session:
+            for callback in callbacks:
+                session.loop.add_callback(callback)
+            try:
+                for result in session.steps():
+                    if result.step == ends_at:
+                        session.save()
+                        break
+            except TaskError as error:
+                return {"error": str(error)}
+            found = done(session)
+    return found
+
+
 def compiled(folder: Path, **more: Any) -> Found:
     """Compile the sharded blocks, with a backend that takes no time."""
     own, blocks, stats = torch.compile, [], counters["stats"]
@@ -127,6 +153,7 @@ SHARDS: dict[str, Kind] = {
     "rollback": rolled_back,
     "clock": by_the_clock,
     "early stop": stopped_early,
+    "frozen": frozen_by_code,
     "compiled": compiled,
 }
 CUT: dict[str, dict[str, Any]] = {
@@ -140,7 +167,7 @@ CUT: dict[str, dict[str, Any]] = {
 # The rollback takes 120 steps and is the same for each sharding.
 LONG = ("rollback", "clock", "early stop")
 OF_COPIES = ("ema", "swa")  # rejected under ZeRO 3, which has no full parameters
-UNCOMPILED = ("compiled",)  # rejected with DeepSpeed
+NOT_BY_ZERO = ("compiled", "frozen")  # rejected with DeepSpeed
 FULL = ("mixup", "skipping", "ema", "recomputed", "compiled")
 OFFLOADED = ("recomputed", "skipping", "ema")
 
@@ -148,12 +175,12 @@ OFFLOADED = ("recomputed", "skipping", "ema")
 def shards(ranks: int) -> list[tuple[str, str]]:
     """List what runs on a number of ranks, as (sharding, kind)."""
     if ranks == 4:
-        return [("hybrid", kind) for kind in SHARDS if kind not in (*LONG, *UNCOMPILED)]
+        return [("hybrid", kind) for kind in SHARDS if kind not in (*LONG, "compiled")]
     return [
         *(("grad_op", kind) for kind in SHARDS),
         *(("full", kind) for kind in FULL),
         *(("offload", kind) for kind in OFFLOADED),
-        *(("zero-2", kind) for kind in SHARDS if kind not in UNCOMPILED),
-        *(("zero-3", kind) for kind in SHARDS if kind not in (*LONG, *OF_COPIES, *UNCOMPILED)),
+        *(("zero-2", kind) for kind in SHARDS if kind not in NOT_BY_ZERO),
+        *(("zero-3", kind) for kind in SHARDS if kind not in (*LONG, *OF_COPIES, *NOT_BY_ZERO)),
         ("zero offload", "skipping"),
     ]

@@ -32,3 +32,11 @@ def test_computation_of_a_block_is_compiled(launch, cut):
     for each in of_all(launch, 2, cut, "compiled"):
         assert each["blocks"] == 1
         assert each["operations"] >= 3
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_parameters_that_code_freezes_are_rejected_by_name_under_zero(launch, stage):
+    for each in results_of(launch(2), 2):
+        assert each[f"zero-{stage} frozen"]["error"].startswith(
+            "0.weight, 0.bias got requires_grad=False during the run, and ZeRO would still update"
+        )

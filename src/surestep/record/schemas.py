@@ -160,6 +160,7 @@ _STATE = _adapter(
         extra=dict[str, Any],
         base=dict[str, str],
         empty=NotRequired[list[str]],  # since format 7
+        requires_grad=NotRequired[dict[str, bool]],  # since format 7
         optimizers=_dict[
             str,
             _exact(

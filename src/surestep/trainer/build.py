@@ -29,7 +29,7 @@ from surestep.engine.model.preserve import BufferSnapshot
 from surestep.engine.modes import TrainModes, preserve_weights, set_modes
 from surestep.engine.optim.build import build_optimizer
 from surestep.engine.optim.freezing import (
-    detect_unfreezing,
+    check_requires_grad,
     freeze_permanent,
     frozen_norm_modules,
     make_unfreeze_schedule,
@@ -120,14 +120,14 @@ def build(
     if world.size > 1 and task.step is None and strategy.allows_warm_up:
         warm_up_ddp(parts, loader, plan)
     loop = Loop(parts, loader, plan, callbacks=list(callbacks))
-    loop.on_log += detect_unfreezing(model), leaves.repeat
+    loop.on_log += check_requires_grad(state), leaves.repeat
     loop.signature = first.signature
     loop.after_first.append(partial(seed_late_generators, found, parts.randomness.generators))
     if world.size > 1 and (every := plan.parallel_replica_check_every) is not None:
         loop.check_replicas = make_replica_check(world, parts.state, plan, every)
     if compiles:
         loop.notices.append(recompile_counter())
-    parts.freeze = make_unfreeze_schedule(model, plan, groups, parts.train_modes)
+    state.unfreezing = make_unfreeze_schedule(model, plan, groups, parts.train_modes)
     return loop
 
 

@@ -129,7 +129,7 @@ def test_frozen_module_without_gradients_is_accepted(tmp_path):
 
 def test_constant_freezing_adds_no_work_to_the_step(tmp_path):
     with opened(tmp_path, "0 freeze", "2 lr=0.5x") as session:
-        assert session.loop.parts.freeze is None
+        assert session.state.unfreezing is None
 
 
 def square(manual_step):

@@ -86,6 +86,8 @@ CHANGES = {
     "spikes": lambda state: vars(state.spikes).update(SPIKES),
     "schedules": None,  # what the user's code has set is stored with the optimizers
     "built_names": None,  # of the model
+    "built_trained": None,  # of the model before the first step
+    "unfreezing": lambda state: state.model[0].requires_grad_(False),
     "built_options": None,  # how the optimizers are built; a checkpoint stores it separately
 }
 SEEN = {
@@ -105,6 +107,7 @@ SEEN = {
         name: declared.value for name, declared in state.callback_states.items()
     },
     "spikes": lambda state: vars(state.spikes),
+    "unfreezing": lambda state: state.read_frozen(),  # what the options freeze is not stored
 }
 SPIKES = {"losses": [0.5, 0.0, -0.25], "skipped_steps": [(3, 10)], "rollbacks": 1}
 

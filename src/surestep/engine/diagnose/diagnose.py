@@ -112,8 +112,8 @@ def diagnose(parts: StepContext, batch: Batch, *, index: Tensor | range | None) 
     if parts.transform is not None:
         batch = parts.transform(batch, parts.state.progress.step)
     divisor = batch.items if parts.loss.divides else 1.0
-    if parts.freeze is not None:
-        parts.freeze(parts.state.progress.steps_taken)
+    if parts.state.unfreezing is not None:
+        parts.state.unfreezing.apply(parts.state.progress.steps_taken)
     outputs = OutputFingerprint()
     loss, bad, cause = _follow(parts, batch, divisor, outputs)
     samples = BisectResult(how="the repeated step is finite", known=False, of=batch.samples)

@@ -1,13 +1,13 @@
 """Freezing: for good, or until a given number of steps was taken.
 
-Which parameters are trained is a function of the steps taken, so nothing is saved for it. A frozen
-parameter has requires_grad=False and no gradient; the optimizer skips it, so its state begins when
-it is first trained, like that of a new parameter.
+Which parameters the options freeze is a function of the steps taken, so nothing is saved for it;
+what the user's code freezes is saved. A frozen parameter has requires_grad=False and no gradient;
+the optimizer skips it, so its state begins when it is first trained, like that of a new parameter.
 """
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import nn
@@ -19,6 +19,7 @@ from surestep.engine.model.preserve import NORMS
 from surestep.engine.modes import TrainModes
 from surestep.engine.optim.param_groups import ParameterGroup, match_params, unfreeze_step
 from surestep.engine.plan.plan import Plan
+from surestep.engine.state.state import State
 
 
 @contextmanager
@@ -48,36 +49,55 @@ def frozen_norm_modules(model: nn.Module, before: Iterable[nn.Parameter]) -> lis
     ]
 
 
-def make_unfreeze_schedule(
-    model: nn.Module, plan: Plan, groups: Sequence[ParameterGroup], modes: TrainModes
-) -> Callable[[int], None] | None:
-    """Freeze what is trained later; return what unfreezes it after a number of steps, or None.
+class UnfreezeSchedule:
+    """Freezes what is trained later, and unfreezes it after a number of steps taken.
 
     Frozen BatchNorm is in eval mode, so that its running statistics stay as they are.
-    """
-    if not plan.optim_groups:
-        return None
-    later = [(group.trained_from, group.parameters) for group in groups if group.trained_from]
-    starts = sorted({start for start, _ in later})
-    usual, norms = modes.wanted, norm_starts(model, plan, groups)
-    stage: int | None = None
 
-    def unfreeze(steps_taken: int) -> None:
-        nonlocal stage
-        before, stage = stage, bisect_right(starts, steps_taken)
-        if stage == before:
+    Attributes:
+        starts: from which number of steps taken a parameter is trained, by its id.
+    """
+
+    def __init__(
+        self, model: nn.Module, plan: Plan, groups: Sequence[ParameterGroup], modes: TrainModes
+    ) -> None:
+        later = [(group.trained_from, group.parameters) for group in groups if group.trained_from]
+        self.starts: Mapping[int, int] = {
+            id(p): start for start, named in later for p in named.values()
+        }
+        self._parameters = [p for _, named in later for p in named.values()]
+        self._ordered = sorted(set(self.starts.values()))
+        self._modes, self._usual = modes, modes.wanted
+        self._norms = norm_starts(model, plan, groups)
+        self._stage: int | None = None
+        self.apply(0)
+
+    def is_due(self, steps_taken: int) -> bool:
+        """Return whether `apply` would change something."""
+        return bisect_right(self._ordered, steps_taken) != self._stage
+
+    def apply(self, steps_taken: int) -> None:
+        """Freeze and unfreeze parameters, and set the modes that modules have in training."""
+        if not self.is_due(steps_taken):
             return
-        for start, parameters in later:
-            for parameter in parameters.values():
-                parameter.requires_grad_(start <= steps_taken)
-                parameter.grad = None
-        modes.wanted = [
-            (module, training and norms.get(id(module), 0) <= steps_taken)
-            for module, training in usual
+        self._stage = bisect_right(self._ordered, steps_taken)
+        for parameter in self._parameters:
+            parameter.requires_grad_(self.starts[id(parameter)] <= steps_taken)
+            parameter.grad = None
+        self._modes.wanted = [
+            (module, training and self._norms.get(id(module), 0) <= steps_taken)
+            for module, training in self._usual
         ]
 
-    unfreeze(0)
-    return unfreeze if starts else None
+
+def make_unfreeze_schedule(
+    model: nn.Module, plan: Plan, groups: Sequence[ParameterGroup], modes: TrainModes
+) -> UnfreezeSchedule | None:
+    """Freeze what is trained later; return what unfreezes it, or None."""
+    if not plan.optim_groups:
+        return None
+    schedule = UnfreezeSchedule(model, plan, groups, modes)
+    return schedule if schedule.starts else None
 
 
 def norm_starts(model: nn.Module, plan: Plan, groups: Sequence[ParameterGroup]) -> dict[int, float]:
@@ -113,20 +133,29 @@ def trained_modules(
     }
 
 
-def detect_unfreezing(model: nn.Module) -> Callable[[object], None]:
-    """Return a check, for log points, that no parameter was unfrozen in mid-run.
+def check_requires_grad(state: State) -> Callable[[object], None]:
+    """Return a check, for log points, of what your code froze or unfroze in mid-run.
 
-    No optimizer would update it.
+    What was frozen at the start is in no optimizer. ZeRO treats a missing gradient as 0.
     """
-    frozen = [item for item in model.named_parameters() if not item[1].requires_grad]
+    parameters = list(state.model.named_parameters())
+    frozen = [item for item in parameters if not item[1].requires_grad]
+    trained = [item for item in parameters if item[1].requires_grad and state.keeper is not None]
 
     def check(_: object) -> None:
-        thawed = [name for name, parameter in frozen if parameter.requires_grad]
-        if thawed:
+        unfrozen = [name for name, parameter in frozen if parameter.requires_grad]
+        if unfrozen:
             raise TaskError(
-                f"{', '.join(thawed[:8])} got requires_grad=True during the run, but a parameter "
+                f"{', '.join(unfrozen[:8])} got requires_grad=True during the run, but a parameter "
                 "that was frozen at the start is in no optimizer. Set when it is to be trained: "
-                f"optim.groups=[\"{thawed[0]} freeze='2 epochs'\"]."
+                f"optim.groups=[\"{unfrozen[0]} freeze='2 epochs'\"]."
+            )
+        lost = [name for name, parameter in trained if not parameter.requires_grad]
+        if lost:
+            raise TaskError(
+                f"{', '.join(lost[:8])} got requires_grad=False during the run, and ZeRO would "
+                "still update it by decay and momentum. Freeze it before the run, or set "
+                "parallel.zero_stage=0."
             )
 
     return check

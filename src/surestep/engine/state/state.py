@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -125,6 +125,20 @@ class Stateful(Protocol):
         ...
 
 
+class UnfreezeSchedule(Protocol):
+    """Freezes parameters, and unfreezes them after a number of steps taken."""
+
+    starts: Mapping[int, int]
+
+    def is_due(self, steps_taken: int) -> bool:
+        """Return whether `apply` would change something."""
+        ...
+
+    def apply(self, steps_taken: int) -> None:
+        """Freeze and unfreeze parameters."""
+        ...
+
+
 @dataclass
 class State:
     """Everything that changes during training and is saved in a checkpoint.
@@ -150,8 +164,10 @@ class State:
         keeper: provides the full tensors of a strategy that stores parameters and optimizer state
             outside of `model` and `optimizers`.
         schedules: what sets learning rates and momenta before each step, by optimizer.
+        unfreezing: what the options freeze for a number of steps taken.
         built_options: the options of each optimizer's groups before the first step.
         built_names: the name of each parameter of the model then, by its id.
+        built_trained: the ids of those with requires_grad=True.
     """
 
     model: nn.Module
@@ -171,15 +187,59 @@ class State:
     spikes: SpikeDetector = field(default_factory=SpikeDetector)
     keeper: ShardedStateProvider | None = None
     schedules: dict[str, GroupSchedule] = field(default_factory=dict)
+    unfreezing: UnfreezeSchedule | None = None
     built_options: dict[str, list[dict[str, Any]]] = field(init=False)
     built_names: dict[int, str] = field(init=False)
+    built_trained: set[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.built_names = {id(p): name for name, p in self.model.named_parameters()}
+        self.built_trained = {id(p) for p in self.model.parameters() if p.requires_grad}
         self.built_options = {
             name: [copied_options(group) for group in optimizer.param_groups]
             for name, optimizer in self.optimizers.items()
         }
+
+    def read_frozen(self) -> dict[str, bool]:
+        """Return what your code has frozen or unfrozen, for `load_frozen`.
+
+        Returns:
+            requires_grad by parameter name: of the parameters of an optimizer that are not as the
+            options have them, or will have them before the next step.
+        """
+        due = self.unfreezing is not None and self.unfreezing.is_due(self.progress.steps_taken)
+        return {
+            name: parameter.requires_grad
+            for name, parameter, start in self._trained()
+            if parameter.requires_grad is not self._is_trained(start) and not (start and due)
+        }
+
+    def load_frozen(self, frozen: Mapping[str, bool]) -> None:
+        """Freeze and unfreeze the parameters of the optimizers as they were at a save.
+
+        Args:
+            frozen: what `read_frozen` returned.
+        """
+        if self.unfreezing is not None:
+            self.unfreezing.apply(self.progress.steps_taken)
+        for name, parameter, start in self._trained():
+            is_trained = frozen.get(name, self._is_trained(start))
+            if parameter.requires_grad is not is_trained:
+                parameter.requires_grad_(is_trained)
+                parameter.grad = None
+
+    def _is_trained(self, start: int) -> bool:
+        return start <= self.progress.steps_taken
+
+    def _trained(self) -> Iterator[tuple[str, Tensor, int]]:
+        """Yield the parameters of the optimizers: name, tensor, and from which step on."""
+        starts = {} if self.unfreezing is None else self.unfreezing.starts
+        for optimizer in self.optimizers.values():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if id(parameter) in self.built_trained:  # others may be of a strategy
+                        name = self.built_names[id(parameter)]
+                        yield name, parameter, starts.get(id(parameter), 0)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:

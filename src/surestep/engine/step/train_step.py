@@ -93,7 +93,6 @@ class StepContext:
 
     Attributes:
         on_backward: called after the backward pass, before clipping.
-        freeze: freezes and unfreezes parameters for a number of steps taken.
         custom_update: replaces forward, backward, clipping and the optimizer step, for a Task with
             its own step and for L-BFGS. Its arguments are the context, the batch and the divisor of
             the loss.
@@ -111,7 +110,6 @@ class StepContext:
     autocast: AbstractContextManager[Any]
     schedule: GroupSchedule
     on_backward: list[Callable[[State], None]] = field(default_factory=list)
-    freeze: Callable[[int], None] | None = None
     custom_update: Callable[["StepContext", Batch, float], UpdateResult] | None = None
     transform: BatchTransform | None = None
     leaves: UnheldLeafCheck | None = None
@@ -136,8 +134,8 @@ def train_step(context: StepContext, batch: Batch) -> StepResult:
         batch = strategy.count_items(batch, context.loss)
     items, update = batch.items, _NOT_UPDATED
     if items:
-        if context.freeze is not None:
-            context.freeze(before.steps_taken)
+        if state.unfreezing is not None:
+            state.unfreezing.apply(before.steps_taken)
         for module, training in context.train_modes.wanted:
             if module.training is not training:
                 context.train_modes.apply()

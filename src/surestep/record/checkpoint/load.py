@@ -70,6 +70,7 @@ def prepare_load(found: CheckpointReader, state: State) -> Callable[[], None]:
                 scale = {name: record["scaler"][name] for name in ("scale", "_growth_tracker")}
                 state.scaler.load_state_dict({**state.scaler.state_dict(), **scale})
             state.progress, state.counts = progress, counts
+            state.load_frozen(record.get("requires_grad", {}))
             state.best = BestMetric(**record["best"])
             vars(state.plateau).update(record["plateau"])  # in place: the schedule has it
             state.spikes = _spikes(**record["spikes"])

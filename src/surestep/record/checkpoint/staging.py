@@ -192,6 +192,8 @@ class SnapshotStager:
                 for name, owner in state.callback_states.items()
             },
         }
+        if frozen := state.read_frozen():
+            record["requires_grad"] = frozen
         if callbacks:
             tensors[CALLBACK_STATES] = callbacks
         if buffers := changed_buffers(state.model, state.built):

@@ -140,14 +140,15 @@ class DeepSpeedStrategy(DistributedStrategy):
         torch_functional.linear = self._linear
 
     def _check_all_reached(self) -> None:
-        """Check in the first step that each parameter has a gradient on some rank.
+        """Check in the first step that each parameter that is not frozen has a gradient somewhere.
 
         DeepSpeed's flat tensors have 0 for the others, which decay and momentum would update.
         """
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        unused = [name for name in self.names if name not in self._reached]
+        trained = [n for n, p in zip(self.names, self.parameters, strict=True) if p.requires_grad]
+        unused = [name for name in trained if name not in self._reached]
         unused_by_rank = [json.loads(t) for t in self.world.all_gather_text(json.dumps(unused))]
         nowhere = set.intersection(*map(set, unused_by_rank))
         if nowhere:
