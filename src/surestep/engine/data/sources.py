@@ -5,7 +5,6 @@ position without loading what comes before it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, cast
@@ -25,6 +24,7 @@ from torch.utils.data import (
 from surestep.base.errors import DataError
 from surestep.engine.data.batched import BatchedDataset
 from surestep.engine.data.failures import Failed, checked, name_sample, name_samples
+from surestep.engine.data.worker_copies import warn_of_change
 from surestep.engine.data.workers import Loader, begin_worker
 from surestep.engine.own_generators import OwnGenerators
 from surestep.engine.rng import (
@@ -112,11 +112,13 @@ class InMemory(Dataset[Any]):
                 "indices alone (TensorDataset.tensors, Subset.indices), or start another run with "
                 "the new dataset from the last checkpoint of this one: from_='RUN@last'."
             )
+        if self._is_like(dataset):
+            return False  # each read makes new views of arrays: workers need not begin again
         before = self.by_name
         self.tensors, self.index, self.by_name = dataset.tensors, dataset.index, dataset.by_name
         return list(map(id, before.values())) != list(map(id, self.by_name.values()))
 
-    def is_like(self, other: "InMemory") -> bool:
+    def _is_like(self, other: "InMemory") -> bool:
         """Return whether another one reads the same memory, by the same indices."""
         ours, others = list(self.by_name.items()), list(other.by_name.items())
         if (self.index is None) != (other.index is None) or len(ours) != len(others):
@@ -322,14 +324,18 @@ def identity_collate(batch: Any) -> Any:
 def make_torch_loader(dataset: Dataset[Any], options: Mapping[str, Any], **more: Any) -> Loader:
     """Return a loader of ready batches; `options` are those of a DataLoader."""
     options = dict(options)
-    start = partial(init_worker, options.pop("worker_init_fn", None))
-    return Loader(
+    own_start = options.pop("worker_init_fn", None)
+    loader = Loader(
         dataset,
         collate_fn=identity_collate,
-        worker_init_fn=start,
+        worker_init_fn=partial(init_worker, own_start),
         generator=torch.Generator(),  # else iter() draws from the global generator
         **options | more,
     )
+    names = {"dataset": "dataset", "collate": "collate_fn"}
+    held = {shown: getattr(dataset, name, None) for name, shown in names.items()}
+    loader.of_program = (*held.items(), ("worker_init_fn", own_start))
+    return loader
 
 
 class MapStyleSource:
@@ -362,6 +368,9 @@ class MapStyleSource:
         """Yield collated micro-batches, which workers load ahead."""
         self._requests.epoch, self._requests.order = epoch, order
         self._requests.ranges = ranges
+        change = self._loader.end_outdated()
+        if change and not self._seeded.is_sliced:
+            warn_of_change(change, self._seeded.part, epoch, self._loader.start_method)
         if not self._by_torch:  # a DataLoader's own work takes 14 us a micro-batch
             return map(self._seeded.__getitems__, self._requests)
         found: Iterator[Any] = iter(self._loader)
@@ -372,11 +381,7 @@ class MapStyleSource:
     def follow(self, dataset: Any) -> bool:
         """Check the length; a dataset that is not of tensors in memory is read as it is."""
         if isinstance(self.dataset, InMemory):
-            before = copy(self.dataset)
-            has_other_tensors = self.dataset.follow(dataset)
-            if not self.dataset.is_like(before):
-                self._loader.close()  # its workers keep what they began with
-            return has_other_tensors
+            return self.dataset.follow(dataset)
         check_length(dataset, self._samples)
         return False
 

@@ -32,6 +32,8 @@ from surestep.base.errors import DataError, WorkerError
 from surestep.base.temp_folders import use_for_workers
 from surestep.engine import private
 from surestep.engine.data.failures import Failed, checked, explain_shared_memory
+from surestep.engine.data.worker_copies import Contents, find_change, list_contents
+from surestep.engine.object_search import Root
 
 GRACE_S = 30.0  # between SIGTERM and SIGKILL: Slurm's, Kubernetes' and torchrun's
 POLL_S = 0.5  # after this time a dead worker, or a dead main process, is noticed
@@ -81,10 +83,16 @@ class _Pass(private.WorkerIterator or object):  # type: ignore[misc]
 
 
 class Loader(DataLoader[Any]):
-    """A DataLoader that raises `WorkerError` for a worker that died, and ends its workers."""
+    """A DataLoader that raises `WorkerError` for a worker that died, and ends its workers.
 
+    Attributes:
+        of_program: the program's objects of which workers have copies, each with its name.
+    """
+
+    of_program: tuple[Root, ...] = ()
     _pass: _Pass | None = None
     _process = 0  # a process that is forked from ours must not end the workers
+    _contents: Contents | None = None  # of the program's objects when the workers began
 
     def _get_iterator(self) -> Any:
         if not self.num_workers or private.WorkerIterator is None:
@@ -112,7 +120,7 @@ class Loader(DataLoader[Any]):
 
     def _explain_pickling(self, error: Exception) -> DataError:
         """Return the error for data that a new process cannot get: it is not forked."""
-        method = self._start_method
+        method = self.start_method
         return DataError(
             f"Data workers are started by {method!r}, so they get the dataset, its transforms and "
             f"collate_fn by pickle, which failed: {error}. Define functions and classes with def "
@@ -121,9 +129,25 @@ class Loader(DataLoader[Any]):
         )
 
     @property
-    def _start_method(self) -> str:
+    def start_method(self) -> str:
+        """How its workers are started: "fork", "spawn" or "forkserver"."""
         context = self.multiprocessing_context
         return str((multiprocessing if context is None else context).get_start_method())
+
+    def end_outdated(self) -> str:
+        """End the workers if the program has changed its data since they began.
+
+        Returns:
+            The path to the first change, such as "dataset.stage"; "" if nothing changed.
+        """
+        if not self.persistent_workers:
+            return ""
+        before, self._contents = self._contents, list_contents(*self.of_program)
+        if self._pass is None or before is None:
+            return ""
+        if change := find_change(before, self._contents):
+            self.close()
+        return change
 
     def __iter__(self) -> Any:
         """Read the data from its start; raise WorkerError for a worker that died."""
@@ -157,7 +181,7 @@ class Loader(DataLoader[Any]):
         workers = self._pass.workers
         if (dead := next(filter(_has_failed, workers), None)) is not None:
             _kill(workers)
-            imports_script = self._start_method != "fork"
+            imports_script = self.start_method != "fork"
             raise WorkerError(
                 _describe(dead, len(workers), self._pass.stuck, imports_script=imports_script)
             ) from None
