@@ -150,6 +150,7 @@ PICKLES = {
 RUNS = {"eval", "exec", "compile", "__import__", "execfile", "runpy", "code"}
 RUNS_A_RECIPE = "recipes/load.py"  # the one file that runs what a user wrote: their recipe
 RUNS_A_SCRIPT = "cli/watched.py"
+NAMES_AN_ERROR_OF_PICKLE = "engine/data/workers.py"
 # Each reads or writes pickles, always or on request; safetensors.torch.load does not.
 READS = re.compile(
     r"(^|(?<!safetensors)\.)(torch|np|numpy|jit|serialization)\.(load|save)$"
@@ -198,6 +199,7 @@ def test_only_named_calls_unpickle_data_or_run_code():
         TORCH_FILES_ARE_WRITTEN_IN: {"torch.save"},
         RUNS_A_RECIPE: {"spec.loader.exec_module"},
         RUNS_A_SCRIPT: {"exec", "runpy"},
+        NAMES_AN_ERROR_OF_PICKLE: {"pickle", "pickle.PicklingError"},
     }
 
 
