@@ -72,13 +72,13 @@ def _names_of_parameters(optimizer: torch.optim.Optimizer, state: State) -> dict
     """
     names = {id(parameter): name for name, parameter in state.model.named_parameters()}
     for parameter in parameters_of(optimizer):
-        if id(parameter) not in names:
-            lost = f"model.{state.built_names[id(parameter)]}"
+        lost = state.built_names.get(id(parameter))
+        if lost is not None and id(parameter) not in names:
             raise TaskError(
-                f"At step {state.progress.step}, {lost}, which {_class_name(optimizer)} trains, "
-                "is not in the model: it was replaced or removed while training. Nothing would "
-                "train a new one, so no checkpoint can be saved or loaded. Change the model before "
-                "you make the Task, or begin another run with the changed model."
+                f"At step {state.progress.step}, model.{lost}, which {_class_name(optimizer)} "
+                "trains, is not in the model: it was replaced or removed while training. Nothing "
+                "would train a new one, so no checkpoint can be saved or loaded. Change the model "
+                "before you make the Task, or begin another run with the changed model."
             )
     return names
 
