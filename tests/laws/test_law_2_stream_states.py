@@ -269,11 +269,28 @@ class Locked(Counted):
         return super().__iter__()
 
 
+class Stale(Counted):
+    """Reports the state that it began with once a state was loaded."""
+
+    stale = None
+
+    def state_dict(self):
+        return super().state_dict() if self.stale is None else self.stale
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.stale = {"at": 0, "epoch": self.epoch}
+
+
 CANNOT = {
     Lying: "after loading its state of 8 samples, Lying continues with others",
     Buffering: "after loading its state of 8 samples, Buffering continues with others",
     Odd: "state_dict() of Odd failed: TypeError('a set has no form in JSON or safetensors')",
     Broken: "load_state_dict() of Broken failed: OSError('gone')",
+    Stale: (
+        "Stale continues with others after loading a state that it saved after loading its state "
+        "of 8 samples"
+    ),
     Locked: "copying it, since a state is loaded into a copy, failed: TypeError",
 }
 
@@ -285,6 +302,61 @@ def test_unusable_state_is_reported_and_the_stream_read_again(folder, capsys, ki
     assert plan.data_resume == "by reading again"
     assert plan.reason("data.resume").startswith(CANNOT[kind])
     check_resume(folder, kind)
+
+
+class LyingLate(Counted):
+    """Loads a wrong position, but not of the first samples, which are tried before the run."""
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.at += self.at > 12
+
+
+class StaleLate(Stale):
+    """Is stale if a state of later samples was loaded."""
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        if self.at < 13:
+            self.stale = None
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("stop_at", [7, 8])
+def test_state_that_is_wrong_later_is_noticed_and_the_stream_read_again(folder, workers, stop_at):
+    with pytest.warns(UserWarning, match=r"own state of (18|27) samples, .* with other samples"):
+        check_own_state(folder, LyingLate, stop_at=stop_at, data={"num_workers": workers})
+
+
+def test_wrong_states_of_two_workers_are_noticed(folder):
+    class WrongInTheSecond(Counted):
+        def load_state_dict(self, state):
+            super().load_state_dict(state)
+            self.at += self.at > 12 and get_worker_info().id == 1
+
+    with pytest.warns(UserWarning, match="own state of 36 samples, .* with other samples"):
+        check_own_state(folder, WrongInTheSecond, stop_at=9, data={"num_workers": 2})
+
+
+@pytest.mark.filterwarnings("ignore:After loading its own state")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_second_resume_from_a_state_that_is_stale_by_then_changes_nothing(folder, workers):
+    options = {**OPTIONS, "data": {"num_workers": workers}}
+    whole, run = train(task_of(StaleLate()), folder(), **options), folder()
+    for stop_at in (7, 8, 14):
+        with session_of(task_of(StaleLate(), other_weights=stop_at > 7), run, **options) as session:
+            for result in session.steps():
+                if result.step == stop_at:
+                    session.save()
+                    break
+    for a, b in zip(whole.model.parameters(), session.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_state_without_digests_is_used_and_reported_as_unchecked(folder, capsys, monkeypatch):
+    monkeypatch.setattr(passes._StreamWorker, "_digest", lambda *_: None)  # as before digests
+    output, _ = resume_output(folder, capsys, Counted)
+    assert "by its own state (not compared with what was read before: the checkpoint has" in output
 
 
 def test_stream_with_a_shuffle_buffer_is_read_again(folder, capsys):
@@ -372,6 +444,7 @@ def forget_worker_order(patch):
 def test_check_fails_if_the_law_is_broken(folder, monkeypatch, mutate, workers):
     mutate(monkeypatch)
     monkeypatch.setattr("surestep.trainer.planning.find_state_problem", lambda _: "")
+    monkeypatch.setattr(passes, "_differs", lambda *_: False)  # else the stream is read again
     with pytest.raises((AssertionError, DataError)):
         check_own_state(folder, stop_at=6, data={"num_workers": workers})
 

@@ -161,3 +161,30 @@ def test_check_fails_if_the_law_is_broken(folder, monkeypatch, mutate):
     monkeypatch.setitem(OPTIONS, "data", {"shuffle_buffer": 10})
     with pytest.raises((AssertionError, DataError)):
         check_resume(folder, Shuffled)
+
+
+class Drifting(IterableDataset):
+    """Gives the same first samples, and others after them in each process."""
+
+    def __init__(self, shift):
+        self.shift = shift
+
+    def __iter__(self):
+        data = Augmented(44)
+        for index in range(44):
+            yield data[index if index < 20 else (index + self.shift - 20) % 24 + 20]
+
+
+def test_stream_that_gives_other_samples_than_before_is_an_error(folder):
+    run = folder()
+    with session_of(task_of(Drifting(0)), run, **OPTIONS) as session:
+        for result in session.steps():
+            if result.step == 8:
+                session.save()
+                break
+    message = r"stream gives other samples before or at position 27 of epoch 2 than this run read"
+    with (
+        session_of(task_of(Drifting(1)), run, **OPTIONS) as session,
+        pytest.raises(DataError, match=message),
+    ):
+        next(session.steps())

@@ -110,7 +110,7 @@ def build(
     state.built = initial_values(model)
     if plan.checkpoint_weights == "trained":
         note_base(state)
-    stream_states = checkpoint_state(loader.source, plan, state)
+    stream_states = checkpoint_state(loader.source, state)
     state.callback_states = stateful_callbacks(callbacks) | stream_states
     state.callback_states |= state_of_loss(loss) | _states_of_options(state)
     found = _find_generators(planned, parts)

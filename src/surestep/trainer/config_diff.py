@@ -374,3 +374,10 @@ def apply_allow(
             change = change._replace(resume=ResumeEffect("allowed", change.resume.reason))
         result.append(change)
     return result
+
+
+def may_change_data(changes: Iterable[ConfigChange]) -> bool:
+    """Return whether a run with these changes may read other samples, as the user knows."""
+    return any(
+        change.resume.effect == "allowed" or change.name in ("code", "seeds") for change in changes
+    )

@@ -30,7 +30,7 @@ from surestep.base.text import describe_value, print_escaped
 from surestep.base.torch_release import describe_newer
 from surestep.config.config import Config, option_info, plugin_options
 from surestep.config.option import is_off
-from surestep.engine.data.stream_loader import describe_resume
+from surestep.engine.data.stream_loader import StreamLoader, describe_resume
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.distributed.hang_monitor import GroupTimeouts
 from surestep.engine.distributed.launcher_env import LaunchInfo
@@ -58,7 +58,7 @@ from surestep.tracking.tracker import Tracker
 from surestep.trainer.best_metric import measure_on, reset_best
 from surestep.trainer.build import build
 from surestep.trainer.checkpointing import check_disk_space
-from surestep.trainer.config_diff import table
+from surestep.trainer.config_diff import may_change_data, table
 from surestep.trainer.evaluator import Evaluator
 from surestep.trainer.own_loop import describe_ignored
 from surestep.trainer.planning import (
@@ -337,6 +337,8 @@ def _open_session(
     session.ignored = describe_ignored(planned.config)
     if checkpoint is not None:
         load_checkpoint(world, checkpoint, session.state)
+        if isinstance(source := loop.loader.source, StreamLoader):
+            source.may_differ = decision.parent is not None or may_change_data(decision.changes)
     check_can_be_saved(session.state, is_started=False)
     is_other_set = measure_on(plan, session.state, decision.identity["validation"], task)
     if decision.is_other_metric or is_other_set:

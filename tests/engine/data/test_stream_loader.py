@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from surestep.base.errors import ConfigError, DataError
+from surestep.engine.data.stream import digest_ends
 from tests import tiny
 from tests.engine.data.streams import Noisy, Shared, Sized, Uneven, Unsized, X, Y, of_class
 
@@ -133,6 +134,21 @@ def test_pass_that_begins_earlier_by_a_state_reads_the_same_batches(workers):
         assert places(again) == places(whole)[start // 9 :]
         assert torch.equal(inputs_of(again), inputs_of(whole)[start:])
     loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_pass_that_begins_earlier_by_a_wrong_state_reads_the_same_batches(workers):
+    class Wrong(Counted):
+        def load_state_dict(self, state):
+            self.at = state["at"] + (state["at"] > 12)  # not when it is tried
+
+    loader = loader_of(Wrong(), **by_workers(workers))
+    whole = list(loader.batches(0))
+    with pytest.warns(UserWarning, match="own state of 18 samples, .* with other samples"):
+        again = list(loader.batches(0, 18))
+    loader.close()
+    assert places(again) == places(whole)[2:]
+    assert torch.equal(inputs_of(again), inputs_of(whole)[18:])
 
 
 def test_abandoned_pass_does_not_affect_the_next():
@@ -275,3 +291,22 @@ def test_evaluation_of_a_stream_uses_at_most_one_worker(tmp_path):
         session.evaluate("val")
     assert len(set(pids)) == 1
     assert pids[0] != 0
+
+
+class Opaque:
+    """An object of which nothing is known."""
+
+
+def test_digest_of_the_ends_of_a_sample_is_none_if_nothing_can_be_compared():
+    assert digest_ends(({"a": Opaque()}, [Opaque()]), 8) is None
+    assert digest_ends({"a": (Opaque(), None)}, 8) is not None
+
+
+def test_digest_of_the_ends_of_a_sample_changes_with_its_first_and_last_bytes():
+    found = set()
+    for index in (None, 0, 99):
+        x = torch.zeros(100)
+        if index is not None:
+            x[index] = 1.0
+        found |= {digest_ends((x, "a"), 8), digest_ends({"x": x.numpy()}, 8)}
+    assert len(found) == 6

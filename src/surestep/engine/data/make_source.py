@@ -6,6 +6,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from surestep.base.warn import warn
+from surestep.engine.data.batched import NoData
 from surestep.engine.data.dataset import (
     count_samples,
     dataset_of,
@@ -72,7 +73,13 @@ def make_source(
     reader = StreamReader(dataset, plan.seed, part, plan.data_shuffle_buffer if training else None)
     saves = training and plan.data_resume == BY_STATE
     stream = StreamLoader(
-        reader, layout, part=part, collate=collate, options=options, saves_state=saves
+        reader,
+        layout,
+        part=part,
+        collate=collate,
+        options=options,
+        saves_state=saves,
+        records=training and not isinstance(dataset, NoData),
     )
     if training:
         check_repeats(reader, part)

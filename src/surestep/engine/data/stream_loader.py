@@ -9,15 +9,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from itertools import islice
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from surestep.base.errors import DataError
+from surestep.base.warn import warn
 from surestep.engine.data.failures import Failed, checked, name_samples
 from surestep.engine.data.sources import make_torch_loader
-from surestep.engine.data.stream import StreamProbe, StreamReader, check_shards, empty_stream_error
+from surestep.engine.data.stream import (
+    StreamProbe,
+    StreamReader,
+    check_shards,
+    digest_ends,
+    empty_stream_error,
+)
 from surestep.engine.data.stream_state import (
     BY_STATE,
     STREAM,
@@ -36,36 +43,50 @@ from surestep.engine.state.state import Progress, State, Stateful
 Collate = Callable[[list[Any]], Any]
 Span = tuple[int, int, bool, list[range]]  # first, end, is the last; positions by micro-batch
 RawBatch = tuple[Span, Iterator[Any]]  # its micro-batches, as read
+_DIGESTED = 2**14  # bytes of each tensor of a sample that are compared on resume
+_END = "end"  # instead of the digest of a sample
 _CHECKPOINTS = 64  # a rollback resumes from the nearest of the last so many
 
 
 class _WorkerBatch(NamedTuple):
-    """The collated micro-batches of a full batch (none if it was consumed), and the progress."""
+    """The collated micro-batches of a full batch (none if it was consumed), and the progress.
+
+    `last` is a digest of its last sample.
+    """
 
     raws: list[Any]
     worker: int
     read: int
     state: Any
+    last: str | None
 
 
 class _Remainder(NamedTuple):
-    """The last samples of a worker's shard, less than a batch."""
+    """The last samples of a worker's shard, less than a batch, and a digest of the last."""
 
     worker: int
     samples: list[Any]
+    last: str | None
 
 
 class _StreamWorker(IterableDataset[Any]):
     """A pass over a stream as one worker makes it."""
 
     def __init__(
-        self, reader: StreamReader, layout: BatchLayout, collate: Collate, *, saves_state: bool
+        self,
+        reader: StreamReader,
+        layout: BatchLayout,
+        collate: Collate,
+        *,
+        saves_state: bool,
+        records: bool,
     ) -> None:
         self.reader = reader
         self.dataset = reader.stream
         self.layout = layout
         self.collate = collate
         self.saves_state = saves_state
+        self.records = records
         # (epoch, start, whether to use the checkpoint), in shared memory: persistent workers would
         # not see a new attribute.
         self.request = torch.zeros(3, dtype=torch.int64).share_memory_()
@@ -105,8 +126,11 @@ class _StreamWorker(IterableDataset[Any]):
                 read += size
                 state = own.maybe_state_dict() if self.saves_state else None
             if read > part.given:
-                yield _WorkerBatch(raws, worker, read, state)
-        yield _Remainder(worker, batch)
+                yield _WorkerBatch(raws, worker, read, state, self._digest(batch[-1]))
+        yield _Remainder(worker, batch, self._digest(batch[-1]) if batch else _END)
+
+    def _digest(self, sample: Any) -> str | None:
+        return digest_ends(sample, _DIGESTED) if self.records else None
 
     def collate_batch(
         self, samples: list[Any], epoch: int, first: int, workers: int = 1
@@ -140,11 +164,14 @@ class _StreamWorker(IterableDataset[Any]):
 class StreamLoader:
     """Reads the batches of a stream, with or without workers.
 
-    With `saves_state` it keeps the stream's own state, so that a run can resume by it. `options`
-    are those of the DataLoader.
+    With `saves_state` it keeps the stream's own state, so that a run can resume by it. With
+    `records` it keeps digests of samples, which a resumed run compares with what it reads.
+    `options` are those of the DataLoader.
 
     Attributes:
         checkpoints: the positions that a run can resume from, the newest last.
+        may_differ: the user allowed that the samples differ from those so far.
+        records: as given.
     """
 
     def __init__(
@@ -156,9 +183,13 @@ class StreamLoader:
         collate: Collate | None,
         options: Mapping[str, Any],
         saves_state: bool = False,
+        records: bool = False,
     ) -> None:
         self.layout = layout
         self.part = part
+        self.may_differ = False
+        self.records = records
+        self._expected: StreamCheckpoint | None = None  # what was read before this pass
         self.checkpoints: deque[StreamCheckpoint] = deque(maxlen=_CHECKPOINTS)
         self.workers = max(1, options["num_workers"])
         if options["num_workers"] > 1:
@@ -167,7 +198,11 @@ class StreamLoader:
             check_shards(list(probe), part)
             probe.close()
         self._pass = _StreamWorker(
-            reader, layout, collate or default_collate, saves_state=saves_state
+            reader,
+            layout,
+            collate or default_collate,
+            saves_state=saves_state,
+            records=records,
         )
         self._loader = make_torch_loader(self._pass, options, batch_size=None)
 
@@ -200,17 +235,26 @@ class StreamLoader:
         for item in self._loader:
             clear_numpy_gauss_cache()  # as reading without workers does
             checked(item)
+            if not isinstance(item, (_WorkerBatch, _Remainder)):
+                continue
+            if self.records:
+                given = parts[item.worker].given
+                self._note_following(epoch, item.worker, given, item.last)
+                if self._expected and _differs(self._expected.parts[item.worker], item, given):
+                    if any(part.read for part in begun.parts):
+                        self._forget_states()
+                        yield from self._batches(epoch, max(start, position))
+                        return
+                    self._report_other_samples()
             if isinstance(item, _Remainder):
                 remainders.append(item)
-            if not isinstance(item, _WorkerBatch):
                 continue
             end = position + size
             self._check_length(end, has_ended=False)
-            if self._pass.saves_state:
-                part = parts[item.worker]._replace(given=item.read)
-                if item.state is not None:
-                    part = WorkerProgress(item.read, item.read, item.state)
-                parts[item.worker] = part
+            if self.records:
+                part = parts[item.worker]
+                saved = (part.read, part.state) if item.state is None else (item.read, item.state)
+                parts[item.worker] = WorkerProgress(item.read, *saved, item.last)
                 checkpoint = StreamCheckpoint(epoch, end, size, item.worker, tuple(parts))
                 self.checkpoints.append(checkpoint)
             if position >= start:
@@ -227,8 +271,51 @@ class StreamLoader:
                     raws = self._pass.collate_batch(batch, epoch, first)
                 yield raws, first, first + len(batch)
 
-    def checkpoint_at(self, epoch: int, position: int) -> StreamCheckpoint | None:
-        """Return the last checkpoint up to a position that saves reading something again."""
+    def _note_following(self, epoch: int, worker: int, given: int, last: str | None) -> None:
+        """Add the digest of a worker's next batch to the checkpoints after which it comes."""
+        for index in range(len(self.checkpoints) - 1, -1, -1):
+            found = self.checkpoints[index]
+            if found.epoch != epoch or found.parts[worker].given != given:
+                return
+            parts = list(found.parts)
+            parts[worker] = parts[worker]._replace(following=last)
+            self.checkpoints[index] = found._replace(parts=tuple(parts))
+
+    def _forget_states(self) -> None:
+        """Read the epoch again from its start, since what follows a state is not what followed."""
+        expected = cast(StreamCheckpoint, self._expected)
+        self.checkpoints.clear()
+        parts = tuple(part._replace(read=0, state=None) for part in expected.parts)
+        self.checkpoints.append(expected._replace(parts=parts))
+        self.close()
+        warn(
+            f"After loading its own state of {expected.position:,} samples, the {self.part} stream "
+            "continues with other samples than this run read before, so the samples of this epoch "
+            "are read again instead. Correct its state_dict() and load_state_dict(): a state must "
+            "be that of the last sample, also after a state was loaded."
+        )
+
+    def _report_other_samples(self) -> None:
+        expected, self._expected = cast(StreamCheckpoint, self._expected), None
+        what = (
+            f"The {self.part} stream gives other samples before or at position "
+            f"{expected.position:,} of epoch {expected.epoch + 1} than this run read there"
+        )
+        if not self.may_differ:
+            raise DataError(
+                f"{what}, so the run cannot resume exactly. Give it the same data, in an order "
+                "that depends on the epoch alone; or start another run from the last checkpoint of "
+                "this one: from_='RUN@last'."
+            )
+        warn(f"{what}. The run continues with them, since you allowed what differs.")
+
+    def checkpoint_at(
+        self, epoch: int, position: int, *, with_state: bool = True
+    ) -> StreamCheckpoint | None:
+        """Return the last checkpoint up to a position, one that saves reading something again.
+
+        Without `with_state`, it may be one that has only digests.
+        """
         usable = [
             one
             for one in self.checkpoints
@@ -236,13 +323,14 @@ class StreamLoader:
             and one.position <= position
             and one.size == self.layout.batch_size
             and len(one.parts) == self.workers
-            and any(part.read for part in one.parts)
+            and (not with_state or any(part.read for part in one.parts))
         ]
         return max(usable, key=attrgetter("position"), default=None)
 
     def _begin(self, epoch: int, start: int) -> StreamCheckpoint:
         """Set where the workers begin, and return it."""
         found = self.checkpoint_at(epoch, start)
+        self._expected = found or self.checkpoint_at(epoch, start, with_state=False)
         self._pass.request.copy_(torch.tensor([epoch, start, found is not None]))
         if found is None:
             parts = (WorkerProgress(),) * self.workers
@@ -280,6 +368,14 @@ class StreamLoader:
         self._loader.close()
 
 
+def _differs(saved: WorkerProgress, item: _WorkerBatch | _Remainder, given: int) -> bool:
+    """Return whether a worker read other samples than are recorded, after `given` samples."""
+    if given == saved.given:
+        return saved.following not in (None, item.last)
+    is_last = isinstance(item, _WorkerBatch) and item.read == saved.given
+    return is_last and saved.last not in (None, item.last)
+
+
 class _StreamCheckpointState:
     """What a checkpoint holds of a stream: its state at what was consumed, not at what was read."""
 
@@ -289,8 +385,9 @@ class _StreamCheckpointState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the stream's checkpoint; nothing at the beginning of an epoch."""
-        progress = self.state.progress
-        found = self.stream.checkpoint_at(progress.epoch, progress.position)
+        place = self.state.progress.epoch, self.state.progress.position
+        found = self.stream.checkpoint_at(*place)
+        found = found or self.stream.checkpoint_at(*place, with_state=False)
         return {} if found is None else found.as_json()
 
     def load_state_dict(self, saved: Any) -> None:
@@ -301,9 +398,9 @@ class _StreamCheckpointState:
             self.stream.checkpoints.append(found)
 
 
-def checkpoint_state(source: object, plan: Plan, state: State) -> dict[str, Stateful]:
+def checkpoint_state(source: object, state: State) -> dict[str, Stateful]:
     """Return what a checkpoint holds of the training data, by name."""
-    if not isinstance(source, StreamLoader) or plan.data_resume != BY_STATE:
+    if not isinstance(source, StreamLoader):
         return {}
     return {STREAM: _StreamCheckpointState(source, state)}
 
@@ -312,12 +409,19 @@ def describe_resume(source: object, plan: Plan, progress: Progress) -> str:
     """Return how a stream resumes, and what it reads again; "" for data with positions."""
     if not isinstance(source, StreamLoader) or not progress.position:
         return ""
-    found = source.checkpoint_at(progress.epoch, progress.position)
+    place = progress.epoch, progress.position
+    found = source.checkpoint_at(*place)
     if found is None:
         why = plan.reason("data.resume")
         if plan.data_resume == BY_STATE:
             why = "the checkpoint has no state of it that fits"
-        return f", reading {progress.position:,} samples of the stream again: {why}"
-    again = found.again + progress.position - found.position
-    also = f", reading {again:,} samples again" if again else ""
-    return f", the stream by its own state{also}"
+        text = f", reading {progress.position:,} samples of the stream again: {why}"
+        found = source.checkpoint_at(*place, with_state=False)
+    else:
+        again = found.again + progress.position - found.position
+        also = f", reading {again:,} samples again" if again else ""
+        text = f", the stream by its own state{also}"
+    compares = found is not None and any(part.last or part.following for part in found.parts)
+    if compares or not source.records:
+        return text
+    return f"{text} (not compared with what was read before: the checkpoint has no digest of it)"

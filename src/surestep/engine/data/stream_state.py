@@ -35,6 +35,8 @@ class WorkerProgress(NamedTuple):
     given: int = 0  # samples in the full batches that were consumed
     read: int = 0  # samples that were read when the state was saved
     state: Any = None  # encoded; None is the beginning
+    last: str | None = None  # digest of the last of the given samples
+    following: str | None = None  # digest of the last of the next batch, once that was read
 
 
 class StreamCheckpoint(NamedTuple):
@@ -65,7 +67,9 @@ def parse_stream_checkpoint(saved: Any) -> StreamCheckpoint | None:
         return None
     numbers = [*found[:4], *(number for part in parts for number in part[:2])]
     are_counts = all(type(number) is int and number >= 0 for number in numbers)
-    return found if are_counts and found.last < len(parts) else None
+    digests = [digest for part in parts for digest in part[3:]]
+    are_digests = all(digest is None or type(digest) is str for digest in digests)
+    return found if are_counts and are_digests and found.last < len(parts) else None
 
 
 def has_state(owner: Any) -> bool:
