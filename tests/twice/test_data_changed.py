@@ -136,22 +136,100 @@ class GrowingByEpoch(Growing):
         self.rows = list(range(20 + 7 * epoch))
 
 
-@pytest.mark.parametrize("kind", ["dataset", "subset", "by epoch"])
-def test_data_that_grows_during_a_run_is_an_error_that_says_what_to_do(kind: str) -> None:
-    """Its new samples would not be read: the steps of an epoch are planned at the start."""
-    makers = {
-        "dataset": Growing,
-        "subset": lambda: Subset(TensorDataset(X, Y), list(range(20))),
-        "by epoch": GrowingByEpoch,
-    }
-    data: Any = makers[kind]()
+def first_rows(*counts: int) -> Batches:
+    """Return the batches of epochs that read the first so many samples."""
+    return [batch for count in counts for batch in in_batches(7, X[:count], Y[:count])]
+
+
+def set_rows(data: Any, count: int) -> None:
+    """Give the first so many samples, as a program that labels or drops some."""
+    (data.rows if isinstance(data, Growing) else data.indices)[:] = range(count)
+
+
+@pytest.mark.filterwarnings("ignore:.*workers had a copy")
+@pytest.mark.parametrize("count", [27, 8], ids=["grows", "shrinks"])
+@pytest.mark.parametrize("options", [IN_PROCESS, BY_WORKERS])
+@pytest.mark.parametrize("kind", [Growing, "subset"])
+def test_data_that_grows_or_shrinks_counts_from_the_next_epoch(
+    kind: Any, options: Any, count: int
+) -> None:
+    """As a DataLoader that reads the length at the start of each epoch."""
+    data: Any = Subset(TensorDataset(X, Y), list(range(20))) if kind == "subset" else kind()
+    net, batches = linear(), first_rows(20, count, count)
+    task = surestep.Task(net, nn.MSELoss(), train=data, val=data)
+    session = prepare(task, plain_config(max_steps=len(batches), batch_size=7, data=options))
+    for result in session.steps():
+        if result.step == 3:
+            set_rows(data, count)
+            break
+    message = rf"had 20 samples .* has {count} now.* from step 4 on, the first of epoch 2.*"
+    with pytest.warns(UserWarning, match=message):
+        for _ in session.steps():
+            pass
+    assert_same(by_hand(batches), weights(net))
+    with pytest.warns(UserWarning, match=f"val data had 20 .* has {count} now"):
+        measured = session.evaluate()["val/loss"]
+    with torch.no_grad():
+        assert_same(float(nn.functional.mse_loss(net(X[:count]), Y[:count])), measured)
+
+
+@pytest.mark.filterwarnings("ignore:The training data had")
+@pytest.mark.parametrize("options", [IN_PROCESS, BY_WORKERS])
+def test_data_whose_length_depends_on_the_epoch_is_read_and_resumed(options: Any) -> None:
+    batches = first_rows(20, 27, 34, 41)
+    for stops in ((17,), (5, 8, 17)):
+        for stop in stops:
+            net = linear()
+            task = surestep.Task(net, nn.MSELoss(), train=GrowingByEpoch())
+            config = plain_config(max_steps=17, batch_size=7, data=options)
+            with surestep.prepare(task, config, run=f"runs/{len(stops)}") as session:
+                for result in session.steps():
+                    if result.step == stop:
+                        session.save()
+                        break
+        assert_same(by_hand(batches[:17]), weights(net))
+
+
+def train_growing(folder: str, rows: int, stop: int, *, grow_at: int = 0) -> nn.Linear:
+    """Train up to a step on data with so many samples, which has 27 from a step on, and save."""
+    net, data = linear(), Growing()
+    set_rows(data, rows)
+    task = surestep.Task(net, nn.MSELoss(), train=data)
+    config = plain_config(max_steps=10, batch_size=7)
+    with surestep.prepare(task, config, run=folder, allow=["data"]) as session:
+        for result in session.steps():
+            if result.step == grow_at:
+                set_rows(data, 27)
+            if result.step == stop:
+                session.save()
+                break
+    return net
+
+
+@pytest.mark.filterwarnings("ignore:The training data had")
+@pytest.mark.parametrize(("stop", "grow_at"), [(3, 0), (5, 3)])
+def test_data_that_grew_is_resumed_if_it_is_given_again(stop: int, grow_at: int) -> None:
+    train_growing("runs/grew", 20, stop, grow_at=grow_at)
+    net = train_growing("runs/grew", 27, 10)
+    assert_same(by_hand(first_rows(20, 27, 27)[:10]), weights(net))
+
+
+@pytest.mark.filterwarnings("ignore:The training data had")
+def test_data_that_grew_and_is_not_given_again_is_an_error() -> None:
+    train_growing("runs/grew", 20, 5, grow_at=3)
+    message = r"Epoch 2 began with 27 samples of the train data, and 20 are there now.*from_="
+    with pytest.raises(surestep.SurestepError, match=message):
+        train_growing("runs/grew", 20, 10)
+
+
+def test_data_that_has_no_batch_left_is_an_error() -> None:
+    data = Growing()
     task = surestep.Task(linear(), nn.MSELoss(), train=data)
-    session = prepare(task, plain_config(max_steps=9, batch_size=7))
+    session = prepare(task, plain_config(max_steps=9, batch_size=7, data={"drop_last": True}))
     steps = session.steps()
-    assert [next(steps).step for _ in range(3)] == [1, 2, 3]
-    if kind != "by epoch":
-        (data.indices if kind == "subset" else data.rows).extend(range(20, 27))
-    with pytest.raises(surestep.SurestepError, match=r"had 20 samples .* has 27 now.*from_="):
+    assert [next(steps).step for _ in range(2)] == [1, 2]
+    set_rows(data, 6)
+    with pytest.raises(surestep.SurestepError, match=r"had 20 samples .* has 6 now.* one batch"):
         next(steps)
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from torch import nn
 
 from surestep.base.errors import ConfigError
+from surestep.base.warn import warn
 from surestep.engine.buffers import initial_values
 from surestep.engine.checks.batch_norm import check_training, check_validation
 from surestep.engine.checks.first_batch import check_first_batch
@@ -15,6 +16,7 @@ from surestep.engine.data.batch_loader import BatchLoader, make_loader
 from surestep.engine.data.bptt import check_stateful_rnn
 from surestep.engine.data.dataloader import loader_settings
 from surestep.engine.data.dataset import count_samples
+from surestep.engine.data.lengths import EPOCH_LENGTHS
 from surestep.engine.data.stream_loader import checkpoint_state
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.losses.adapt import Loss
@@ -110,8 +112,7 @@ def build(
     state.built = initial_values(model)
     if plan.checkpoint_weights == "trained":
         note_base(state)
-    stream_states = checkpoint_state(loader.source, state)
-    state.callback_states = stateful_callbacks(callbacks) | stream_states
+    state.callback_states = stateful_callbacks(callbacks) | _states_of_data(loader, state, plan)
     state.callback_states |= state_of_loss(loss) | _states_of_options(state)
     found = _find_generators(planned, parts)
     parts.transform = loader.transform
@@ -129,6 +130,26 @@ def build(
         loop.notices.append(recompile_counter())
     state.unfreezing = make_unfreeze_schedule(model, plan, groups, parts.train_modes)
     return loop
+
+
+def _states_of_data(loader: BatchLoader, state: State, plan: Plan) -> dict[str, Stateful]:
+    """Return what a checkpoint holds of the training data, by name."""
+    if loader.lengths is None:
+        return checkpoint_state(loader.source, state)
+    loader.report_length = partial(_warn_of_length, state, plan)
+    return {EPOCH_LENGTHS: loader.lengths}
+
+
+def _warn_of_length(state: State, plan: Plan, epoch: int, before: int, samples: int) -> None:
+    steps = samples // plan.batch_size if plan.data_drop_last else -(-samples // plan.batch_size)
+    if plan.limit_train_batches is not None:
+        steps = min(steps, plan.limit_train_batches)
+    warn(
+        f"The training data had {before} samples in the epoch before, and has {samples} now. They "
+        f"count from step {state.progress.step + 1} on, the first of epoch {epoch + 1}, which has "
+        f"{steps} steps. The run ends after step {plan.total_steps} as planned, and a duration of "
+        f"1 epoch is {plan.steps_per_epoch} steps as before."
+    )
 
 
 def _states_of_options(state: State) -> dict[str, Stateful]:

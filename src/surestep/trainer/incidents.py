@@ -53,7 +53,8 @@ def epoch_index(loader: BatchLoader, epoch: int) -> Tensor | range | None:
     order = loader.epoch_order(epoch)
     if order is not None:
         return order
-    return None if loader.layout.samples is None else range(loader.layout.samples)
+    samples = loader.count_positions(epoch)
+    return None if samples is None else range(samples)
 
 
 def sample_indices(loader: BatchLoader, skip: SkippedStep) -> list[int] | None:

@@ -8,8 +8,10 @@ from typing import Any, Literal, get_args
 
 from surestep.base.errors import CheckpointError, ConfigError, RunError
 from surestep.config.config import LENGTHS
+from surestep.engine.data.lengths import EPOCH_LENGTHS
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import Progress, StepCounts
+from surestep.record.checkpoint.encoding import CALLBACK_STATES
 from surestep.record.checkpoint.manifest import RECORD, checkpoint_error
 from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
 from surestep.record.checkpoint_ref import find_checkpoint, is_checkpoint, split_name
@@ -119,6 +121,7 @@ def _plausibility_check(recorder: RunWriter, plan: Plan) -> Callable[[Checkpoint
 
     def check(checkpoint: CheckpointReader) -> None:
         progress = Progress(**checkpoint.record["progress"])
+        changes = checkpoint.record[CALLBACK_STATES].get(EPOCH_LENGTHS, {}).get("changes", ())
         skipped, problem = StepCounts(**checkpoint.record["counts"]).skipped, ""
         if skipped != progress.step - progress.steps_taken:
             problem = (
@@ -127,7 +130,9 @@ def _plausibility_check(recorder: RunWriter, plan: Plan) -> Callable[[Checkpoint
             )
         elif progress.steps_taken and not progress.items:
             problem = f"progress.items is 0 after {progress.steps_taken} steps that were taken"
-        elif all(length is not None and progress.position > length for length in lengths):
+        elif not changes and all(
+            length is not None and progress.position > length for length in lengths
+        ):
             problem = (
                 f"progress.position is {progress.position}, and an epoch has at most "
                 f"{lengths[-1]} samples"

@@ -60,7 +60,7 @@ class SpikeWatch:
                 break
             end = after.position
             if after.epoch != here.epoch:
-                end = min(here.position + size, loader.layout.samples or sys.maxsize)
+                end = min(here.position + size, loader.count_positions(here.epoch) or sys.maxsize)
             if end > here.position:  # not a batch passed to train_step()
                 positions = (max(0, start.position - size), end)
         skip = SkippedStep(spikes[0].step, start.epoch, positions, "spike")

@@ -30,6 +30,7 @@ from surestep.engine.data.batched import NoData
 from surestep.engine.data.dataloader import check_no_sampler, loader_settings
 from surestep.engine.data.dataset import count_samples, dataset_of
 from surestep.engine.data.failures import check_targets
+from surestep.engine.data.lengths import EpochLengths, check_new_length, warn_of_length
 from surestep.engine.data.make_source import make_source
 from surestep.engine.data.order import FilteredOrder
 from surestep.engine.data.samplers.basic import BasicOrder
@@ -62,6 +63,9 @@ class BatchLoader:
         leave: called before each measured batch; returns whether to stop.
         retry: called when a data worker died; returns whether to continue with new workers.
         has_ended: a split to measure was read to its end, so it has one.
+        lengths: of the epochs, in samples; None for a stream.
+        report_length: called if an epoch begins with another number of samples than the one before:
+            with the epoch, the number before and the number now.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class BatchLoader:
         transform: BatchTransform | None,
         inputs: SeededCalls | None,
         reread: Callable[[], Any],
+        samples: int | None,
     ) -> None:
         self.source = make_source(layout)
         self._reread = reread
@@ -97,6 +102,9 @@ class BatchLoader:
         self.leave: Callable[[], bool] | None = None
         self.retry: Callable[[WorkerError], bool] | None = None
         self.has_ended = False
+        is_stream = samples is None or isinstance(self.source, StreamLoader)
+        self.lengths = None if is_stream else EpochLengths(samples or 0)
+        self.report_length: Callable[[int, int, int], object] = partial(warn_of_length, part)
         self.shared = layout.ranks > 1
         self._options = [one.options for _, one in named_losses(loss) if one.options is not None]
         self._ignored = _ignored_class(loss)
@@ -123,8 +131,11 @@ class BatchLoader:
                     raise
 
     def _read(self, epoch: int, start: int) -> Iterator[Batch]:
-        if not isinstance(self.source, StreamLoader) and self.source.follow(self._reread()):
-            self._on_device = None
+        if not isinstance(self.source, StreamLoader):
+            dataset = self._reread()
+            if self.source.follow(dataset, epoch):
+                self._on_device = None
+            self._follow_length(len(dataset), epoch, start)
         for (first, end, is_last, ranges), raws in self._raws(
             self.source, self.layout, epoch, start
         ):
@@ -152,7 +163,38 @@ class BatchLoader:
 
     def epoch_order(self, epoch: int) -> Tensor | None:
         """Return the index of the sample at each position of an epoch; None is the stored order."""
-        return self.order.indices(self.seed, epoch, self.layout.batch_size)
+        order = self.order
+        if self.lengths is not None and isinstance(order, BasicOrder):
+            order = replace(order, count=self.lengths.of(epoch))
+        return order.indices(self.seed, epoch, self.layout.batch_size)
+
+    def count_positions(self, epoch: int) -> int | None:
+        """Return how many positions an epoch has; None for a stream without a length."""
+        if self.lengths is None or not isinstance(self.order, BasicOrder):
+            return self.layout.samples
+        return self.lengths.of(epoch)
+
+    def _follow_length(self, samples: int, epoch: int, start: int) -> None:
+        """Read an epoch with the number of samples at its start; the next one with the new number.
+
+        Raises:
+            DataError: samples of this epoch are gone, or the order is for another number.
+        """
+        assert self.lengths is not None
+        before = self.lengths.of(epoch)
+        if start and samples < before:
+            raise DataError(
+                f"Epoch {epoch + 1} began with {before} samples of the {self.subset} data, and "
+                f"{samples} are there now, so it cannot be continued at position {start}. Give "
+                "the data that it began with; or start another run from the last checkpoint of "
+                "this one: from_='RUN@last'."
+            )
+        if not start and samples != before:
+            check_new_length(samples, before, self.order, self.layout)
+            self.lengths.change(epoch, samples)
+            self.report_length(epoch, before, samples)
+        if isinstance(self.order, BasicOrder):
+            self.layout = self.layout._replace(samples=self.lengths.of(epoch))
 
     def batch(
         self,
@@ -364,6 +406,7 @@ def make_loader(
         transform=transform,
         inputs=inputs,
         reread=partial(dataset_of, data, part),
+        samples=samples,
     )
 
 

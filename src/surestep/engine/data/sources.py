@@ -24,7 +24,6 @@ from torch.utils.data import (
 from surestep.base.errors import DataError
 from surestep.engine.data.batched import BatchedDataset
 from surestep.engine.data.failures import Failed, checked, name_sample, name_samples
-from surestep.engine.data.worker_copies import warn_of_change
 from surestep.engine.data.workers import Loader, begin_worker
 from surestep.engine.own_generators import OwnGenerators
 from surestep.engine.rng import (
@@ -43,12 +42,8 @@ class Source(Protocol):
         """Yield the batch at each range of positions; `order` None is the stored order."""
         ...
 
-    def follow(self, dataset: Any) -> bool:
-        """Take what the program has changed of its data; return whether tensors were replaced.
-
-        Raises:
-            DataError: it has another length than before.
-        """
+    def follow(self, dataset: Any, epoch: int) -> bool:
+        """Take what the program has changed of its data; return whether tensors were replaced."""
         ...
 
     def close(self) -> None:
@@ -100,9 +95,8 @@ class InMemory(Dataset[Any]):
                     batch[name] = tensor.index_select(0, rows[part])
             yield batch if is_named else tuple(batch.values())
 
-    def follow(self, dataset: Any) -> bool:
+    def follow(self, dataset: Any, epoch: int) -> bool:
         """Take the tensors of a dataset, and the indices of a Subset, as they are now."""
-        check_length(dataset, self.samples)
         if not isinstance(dataset, InMemory):
             while type(dataset) is Subset:
                 dataset = dataset.dataset
@@ -116,6 +110,7 @@ class InMemory(Dataset[Any]):
             return False  # each read makes new views of arrays: workers need not begin again
         before = self.by_name
         self.tensors, self.index, self.by_name = dataset.tensors, dataset.index, dataset.by_name
+        self.samples = dataset.samples
         return list(map(id, before.values())) != list(map(id, self.by_name.values()))
 
     def _is_like(self, other: "InMemory") -> bool:
@@ -140,17 +135,6 @@ def _is_same_array(one: Tensor, other: Tensor) -> bool:
         return False
     views = [(view.data_ptr(), view.dtype, view.shape, view.stride()) for view in (one, other)]
     return views[0] == views[1]
-
-
-def check_length(dataset: Any, samples: int) -> None:
-    """Check that a dataset is as long as at the start: the steps of an epoch follow from it."""
-    if len(dataset) != samples:
-        raise DataError(
-            f"The data had {samples} samples when the run began, and has {len(dataset)} now, but "
-            "the steps of an epoch are planned at the start. Start another run with the new data "
-            "from the last checkpoint of this one: from_='RUN@last'. Or give all samples, and "
-            "choose those of each epoch: Task(sampler=surestep.samplers.custom(function))."
-        )
 
 
 class MicroBatchRequest(NamedTuple):
@@ -180,7 +164,6 @@ class SeededDataset(Dataset[Any]):
         self.preserves = True  # False while the caller preserves this process's generators
         self._own: OwnGenerators | None = None  # searched for in the process that loads
         self._with_epoch = with_epoch
-        self._samples = len(dataset)
         self._epoch = -1
 
     def __getitem__(self, batch: MicroBatchRequest) -> Any:
@@ -210,8 +193,7 @@ class SeededDataset(Dataset[Any]):
 
     def _load_once(self, batch: MicroBatchRequest) -> Any:
         epoch, first, wanted = batch
-        if self._with_epoch:
-            self._set_epoch(epoch)
+        self.set_epoch(epoch)
         get_many = batched_getter(self.dataset)
         if get_many is None:
             samples, dataset, seed = [], self.dataset, self._seed
@@ -235,8 +217,10 @@ class SeededDataset(Dataset[Any]):
         except Exception as error:
             raise name_samples(error, self.part, batch, samples, self.collate) from error
 
-    def _set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int) -> None:
         """Set the epoch, unless this process has set it; an evaluation may set a different one."""
+        if not self._with_epoch:
+            return
         ids = list(map(id, self._with_epoch))
         if self._epoch == epoch and all(_SET_BY.get(key) is self for key in ids):
             return
@@ -244,7 +228,6 @@ class SeededDataset(Dataset[Any]):
         _SET_BY.update(dict.fromkeys(ids, self))
         for dataset in self._with_epoch:
             dataset.set_epoch(epoch)
-        check_length(self.dataset, self._samples)
 
     def _seed(self, epoch: int, position: int) -> None:
         seed = derive_seed("load", self.seed, epoch, position, self.part)
@@ -352,14 +335,16 @@ class MapStyleSource:
         with_epoch: Sequence[Any] | None = None,
     ) -> None:
         self.dataset = dataset
-        self._samples = len(dataset)
         self._requests = _RequestSampler()
         if with_epoch is None:
             with_epoch = find_with_epoch(dataset)
+        self._with_epoch = with_epoch
+        self._epoch: int | None = None  # that the datasets had when their contents were noted
         self._seeded = SeededDataset(dataset, collate or default_collate, seed, part, with_epoch)
         self._has_workers = bool(options.get("num_workers"))
         self._by_torch = self._has_workers or bool(options.get("pin_memory"))
         self._loader = make_torch_loader(self._seeded, options, batch_sampler=self._requests)
+        self._loader.warns_of_changes = not self._seeded.is_sliced  # as without workers
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -368,9 +353,7 @@ class MapStyleSource:
         """Yield collated micro-batches, which workers load ahead."""
         self._requests.epoch, self._requests.order = epoch, order
         self._requests.ranges = ranges
-        change = self._loader.end_outdated()
-        if change and not self._seeded.is_sliced:
-            warn_of_change(change, self._seeded.part, epoch, self._loader.start_method)
+        self._loader.end_outdated(self._seeded.part, epoch)
         if not self._by_torch:  # a DataLoader's own work takes 14 us a micro-batch
             return map(self._seeded.__getitems__, self._requests)
         found: Iterator[Any] = iter(self._loader)
@@ -378,11 +361,18 @@ class MapStyleSource:
             return found
         return map(self._check_loaded, found)
 
-    def follow(self, dataset: Any) -> bool:
-        """Check the length; a dataset that is not of tensors in memory is read as it is."""
+    def follow(self, dataset: Any, epoch: int) -> bool:
+        """Set the epoch here too, since the length may depend on it; follow tensors in memory."""
         if isinstance(self.dataset, InMemory):
-            return self.dataset.follow(dataset)
-        check_length(dataset, self._samples)
+            return self.dataset.follow(dataset, epoch)
+        if self._with_epoch:
+            with preserve_rng():
+                if self._epoch is not None:  # another split may have set its own
+                    self._seeded.set_epoch(self._epoch)
+                self._loader.end_outdated(self._seeded.part, epoch)
+                self._seeded.set_epoch(epoch)
+            self._epoch = epoch
+            self._loader.note_contents()
         return False
 
     def take(self, found: Iterator[Any], count: int) -> Iterator[Any]:

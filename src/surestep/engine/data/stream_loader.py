@@ -33,7 +33,6 @@ from surestep.engine.data.stream_state import (
     WorkerProgress,
     parse_stream_checkpoint,
 )
-from surestep.engine.data.worker_copies import warn_of_change
 from surestep.engine.own_generators import OwnGenerators
 from surestep.engine.plan.batching import BatchLayout, positions_or_dummy
 from surestep.engine.plan.plan import Plan
@@ -229,8 +228,7 @@ class StreamLoader:
         """Yield the micro-batches of each batch, its first position and its end."""
         size, remainders = self.layout.batch_size, list[_Remainder]()
         begun = self._begin(epoch, start)
-        if change := self._loader.end_outdated():
-            warn_of_change(change, self.part, epoch, self._loader.start_method)
+        self._loader.end_outdated(self.part, epoch)
         position, parts = begun.position, list(begun.parts)
         for item in self._loader:
             clear_numpy_gauss_cache()  # as reading without workers does

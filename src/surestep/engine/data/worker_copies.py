@@ -48,7 +48,8 @@ def warn_of_change(path: str, part: str, epoch: int, method: str) -> None:
     when = f"epoch {epoch + 1}" if part == "train" else "this evaluation"
     text = (
         f"The program changed {path} while data workers had a copy of the {part} data. New "
-        f"workers load with it from {when} on; without workers it counts from the next sample on."
+        f"workers load with it from {when} on; without workers it counts from the next sample on. "
+        "If it changes again, that is not reported."
     )
     if method != "fork":
         text += (

@@ -32,7 +32,7 @@ from surestep.base.errors import DataError, WorkerError
 from surestep.base.temp_folders import use_for_workers
 from surestep.engine import private
 from surestep.engine.data.failures import Failed, checked, explain_shared_memory
-from surestep.engine.data.worker_copies import Contents, find_change, list_contents
+from surestep.engine.data.worker_copies import Contents, find_change, list_contents, warn_of_change
 from surestep.engine.object_search import Root
 
 GRACE_S = 30.0  # between SIGTERM and SIGKILL: Slurm's, Kubernetes' and torchrun's
@@ -87,9 +87,12 @@ class Loader(DataLoader[Any]):
 
     Attributes:
         of_program: the program's objects of which workers have copies, each with its name.
+        warns_of_changes: whether data that the program changes is reported.
     """
 
     of_program: tuple[Root, ...] = ()
+    warns_of_changes = True
+    _reported: frozenset[str] = frozenset()
     _pass: _Pass | None = None
     _process = 0  # a process that is forked from ours must not end the workers
     _contents: Contents | None = None  # of the program's objects when the workers began
@@ -116,6 +119,7 @@ class Loader(DataLoader[Any]):
                 raise
             raise self._explain_pickling(error) from error
         _loaders.add(self)
+        self.note_contents()
         return self._pass
 
     def _explain_pickling(self, error: Exception) -> DataError:
@@ -134,20 +138,22 @@ class Loader(DataLoader[Any]):
         context = self.multiprocessing_context
         return str((multiprocessing if context is None else context).get_start_method())
 
-    def end_outdated(self) -> str:
-        """End the workers if the program has changed its data since they began.
+    def end_outdated(self, part: str, epoch: int) -> None:
+        """End the workers if the program has changed its data since they began, and warn once."""
+        if self._pass is None or self._contents is None:
+            return
+        change = find_change(self._contents, list_contents(*self.of_program))
+        if not change:
+            return
+        self.close()
+        if self.warns_of_changes and change not in self._reported:
+            self._reported |= {change}
+            warn_of_change(change, part, epoch, self.start_method)
 
-        Returns:
-            The path to the first change, such as "dataset.stage"; "" if nothing changed.
-        """
-        if not self.persistent_workers:
-            return ""
-        before, self._contents = self._contents, list_contents(*self.of_program)
-        if self._pass is None or before is None:
-            return ""
-        if change := find_change(before, self._contents):
-            self.close()
-        return change
+    def note_contents(self) -> None:
+        """Note what the program's objects hold, as the workers have or will have it."""
+        if self._pass is not None and self.persistent_workers:
+            self._contents = list_contents(*self.of_program)
 
     def __iter__(self) -> Any:
         """Read the data from its start; raise WorkerError for a worker that died."""

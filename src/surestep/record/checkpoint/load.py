@@ -18,6 +18,7 @@ from surestep.engine.buffers import (
     left_out_of_state,
     restore_buffers,
 )
+from surestep.engine.data.lengths import EPOCH_LENGTHS
 from surestep.engine.data.stream_state import STREAM
 from surestep.engine.distributed.shards import ShardedStateProvider, TensorMeta, is_model_sharded
 from surestep.engine.losses.state import NAME as LOSS
@@ -118,7 +119,7 @@ def decode_states(found: CheckpointReader) -> dict[str, Any]:
 
 def unmatched_states(record: Mapping[str, Any], state: State) -> list[str]:
     """Describe states that only the checkpoint has, or only the callbacks of this run."""
-    always = {STREAM, AVERAGE}
+    always = {STREAM, EPOCH_LENGTHS, AVERAGE}
     saved, here = always.union(record[CALLBACK_STATES]), always.union(state.callback_states)
     gone = "The checkpoint has a state of {}, which this run does not have. It is not loaded."
     new = "{} has no state in the checkpoint, and starts with its own."
