@@ -129,13 +129,25 @@ def test_workers_needed_are_load_time_over_step_time(tmp_path, workers, step_s, 
             assert waits_for_data(replace(case, observed=quiet)) == []
 
 
-def test_clipping_is_reported_above_half_of_the_steps(tmp_path):
+def test_clipping_to_a_small_part_of_the_norm_is_reported(tmp_path):
     each = found(tmp_path, max_grad_norm=0.01)["SS117"]
     evidence = each["evidence"]
     assert evidence["clipped"] > 100
     assert f"{evidence['clipped']} of 120 steps" in each["message"]
     assert evidence["ratio"] > 5
-    assert found(tmp_path / "b", max_grad_norm=100.0) == {}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.85])
+@pytest.mark.parametrize("ratio", [2.0, 8.0])
+def test_clipping_is_reported_only_if_it_is_usual_and_strong(tmp_path, share, ratio):
+    """The default limit is often a little below the norm of a model with random weights."""
+    clipped = [number < share * 100 for number in range(100)]
+    parts = {"loss": nn.L1Loss(), "model": nn.Linear(1, 1, bias=False)}
+    scale = torch.tensor([[ratio] if each else [0.5] for each in clipped])
+    parts["train"] = scale, torch.full((100, 1), -1e6)  # so the gradient is the input
+    options = {"batch_size": 1, "epochs": None, "max_steps": 100, "max_grad_norm": 1.0}
+    findings = found(tmp_path, parts, **options)
+    assert ("SS117" in findings) == (share > 0.8 and ratio > 5)
 
 
 def test_skipped_steps_are_not_counted_as_clipped_or_not_clipped(tmp_path):

@@ -6,8 +6,8 @@ rate and `max_norm` together decide it, and lowering one of them changes nothing
 cannot undo. Usually the learning rate is too high, the loss is summed instead of averaged, or the
 gradients are still scaled.
 
-`surestep train` reports it with severity info, as soon as half of the steps were clipped: its
-default limit may have done that, by however little.
+`surestep train` reports it with severity info: its default limit may have done that. Models with
+random weights often have norms a little above 1, and clipping them rarely makes a loss worse.
 
 Ignore it if you normalize gradients on purpose, as some language models do.
 
@@ -35,7 +35,6 @@ _TIMES = 5.0  # a norm so many times the limit is far above it
 _SHARE = 0.8  # of the steps
 _FEWEST = 20  # steps
 _KEPT = 128  # of their norms: copying each norm of a long run would take longer
-_CLIPPED_SHARE = 0.5  # of the steps of a run of Trainer
 
 
 class Watch(Watcher):
@@ -71,12 +70,14 @@ class Watch(Watcher):
 
 
 def review(case: Case) -> Iterator[Remark]:
-    """Find a run that clipped most of the steps that were taken."""
+    """Find a run that clipped most of the steps that were taken, and by a large factor."""
     state, limit, ratios = case.loop.state, case.loop.plan.max_grad_norm, case.observed.ratios
     taken, clipped = state.progress.steps_taken, state.counts.clipped
-    if limit is None or taken < _FEWEST or clipped <= _CLIPPED_SHARE * taken or not ratios:
+    if limit is None or taken < _FEWEST or clipped < _SHARE * taken or not ratios:
         return
     ratio = median(ratios)
+    if ratio <= _TIMES:
+        return
     enough = float(f"{2 * ratio * limit:.1g}")
     yield Remark(
         f"{clipped} of {taken} steps ({clipped / taken:.0%}) were clipped: "
