@@ -20,7 +20,12 @@ from surestep.engine.buffers import (
 )
 from surestep.engine.data.lengths import EPOCH_LENGTHS
 from surestep.engine.data.stream_state import STREAM
-from surestep.engine.distributed.shards import ShardedStateProvider, TensorMeta, is_model_sharded
+from surestep.engine.distributed.shards import (
+    ShardedStateProvider,
+    TensorMeta,
+    is_model_sharded,
+    to_local,
+)
 from surestep.engine.losses.state import NAME as LOSS
 from surestep.engine.model.compile import unwrap_module
 from surestep.engine.model.frozen_weights import fingerprint
@@ -185,17 +190,31 @@ def load_weights(
         )
     left_out = {name: owner._buffers[key] for name, owner, key in left_out_of_state(model)}
     buffers = _match_buffers(found, left_out)
-    if average:
-        own = {**model.state_dict(), **left_out}
-        own = {name: v for name, v in own.items() if isinstance(v, Tensor)}
-        averaged = found.with_aliases(found.tensors("average", own), partial=True)
-        _check_shapes(found, averaged, own)
-        buffers |= {name: averaged.pop(name) for name in averaged.keys() & left_out.keys()}
-        weights |= averaged
+    averaged = _match_average(found, model) if average else {}
     if loss is not None:  # it checks the names before it loads
         loss.load_state_dict(decode_states(found).get(LOSS, {}))
     _load_weights(found, model, weights, keeper)
     restore_buffers(model, built, buffers)
+    with torch.no_grad():
+        own = _own_tensors(model)
+        for name in averaged.keys() & own.keys():
+            to_local(own[name]).copy_(to_local(averaged[name]))
+
+
+def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers under each of their names, which a hook may change."""
+    buffers = {name: owner._buffers[key] for name, owner, key in every_buffer(model)}
+    known = {name: tensor for name, tensor in buffers.items() if tensor is not None}
+    return {**dict(model.named_parameters(remove_duplicate=False)), **known}
+
+
+def _match_average(found: CheckpointReader, model: nn.Module) -> dict[str, Tensor]:
+    """Return the averaged tensors, which fit the parameters and buffers of the model."""
+    own = _own_tensors(model)
+    averaged = found.tensors("average", own)
+    _check_shapes(found, averaged, own)
+    tied = found.with_aliases(averaged, partial=True)
+    return {name: tensor for name, tensor in tied.items() if name in own}
 
 
 def _match_weights(
