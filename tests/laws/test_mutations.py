@@ -28,6 +28,7 @@ from surestep.engine.evaluate import evaluate
 from surestep.engine.losses import classification
 from surestep.engine.losses.multi import weighted_sum
 from surestep.engine.model.layers import layers_of
+from surestep.engine.model.preserve import preserve_buffers
 from surestep.engine.optim import freezing, param_groups
 from surestep.engine.parallel import single
 from surestep.engine.plan import batching
@@ -49,6 +50,8 @@ from surestep.record.run_writer import RunWriter
 from surestep.trainer import build, config_diff, planning, run_identity
 from tests.laws.test_buffers import Observed, task_of
 from tests.laws.test_buffers import check_resume as check_buffers
+from tests.laws.test_forward_writes import check_run as check_writes
+from tests.laws.test_forward_writes import check_skipped as check_skipped_writes
 from tests.laws.test_independence import check_run_is_independent, check_student
 from tests.laws.test_law_1_several_losses import check_cut as check_several
 from tests.laws.test_law_1_splitting import check_cut, check_nothing_to_learn
@@ -126,6 +129,9 @@ def instead(owner: Any, name: str, other: Any) -> Callable[[Patch], None]:
 
 def nothing(*_: Any, **__: Any) -> None:
     return None
+
+
+keep_only = train_step.BufferSnapshot.keep_only
 
 
 def without_modes(modes: Any, *_: Any) -> None:
@@ -329,7 +335,7 @@ MUTATIONS = [
         ),
         (
             "a buffer that no state_dict holds is not loaded",
-            instead(load, "restore_buffers", lambda *_: None),
+            instead(load, "restore_buffers", nothing),
             check_nonpersistent_buffer,
         ),
         (
@@ -481,12 +487,17 @@ MUTATIONS = [
         ),
         (
             "an evaluation leaves the buffers as its forward left them",
-            instead(evaluate, "preserve_buffers", lambda *_: nullcontext()),
+            instead(evaluate, "preserve_buffers", lambda *_, **__: nullcontext()),
             lambda folder: check_buffers(folder, lambda: task_of(Observed())),
         ),
         (
+            "an evaluation leaves the parameters as its forward left them",
+            instead(evaluate, "preserve_buffers", lambda *modules, **_: preserve_buffers(*modules)),
+            lambda folder: check_writes(folder, "data"),
+        ),
+        (
             "a diagnosis leaves the buffers as its forward left them",
-            instead(diagnose, "preserve_buffers", lambda *_: nullcontext()),
+            instead(diagnose, "preserve_buffers", lambda *_, **__: nullcontext()),
             check_untouched,
         ),
         (
@@ -501,6 +512,13 @@ MUTATIONS = [
             "batch statistics are not put back",
             instead(train_step.BufferSnapshot, "restore", nothing),
             lambda folder: check_failure(folder, "both", 5),
+        ),
+        (
+            "parameters that a forward changed are not put back",
+            instead(
+                train_step.BufferSnapshot, "keep_only", lambda buffers, _: keep_only(buffers, [])
+            ),
+            lambda folder: check_skipped_writes(folder, "max_norm", "raise"),
         ),
         (
             "the guard forgets a bad step",

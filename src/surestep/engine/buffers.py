@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from surestep.base.errors import CheckpointError
 
 Slot = tuple[str, nn.Module, str]  # the full name, the owner, and its name there
+_WORDS = {1: torch.uint8, 2: torch.int16}
 
 
 def left_out_of_state(model: nn.Module) -> Iterator[Slot]:
@@ -26,6 +27,27 @@ def every_buffer(model: nn.Module) -> Iterator[Slot]:
     for prefix, module in model.named_modules():
         for key in module._buffers:
             yield f"{prefix}.{key}" if prefix else key, module, key
+
+
+def every_parameter(*models: nn.Module | None) -> Iterator[Slot]:
+    """Yield all parameters, a shared one once."""
+    visited = set()
+    for model in models:
+        for prefix, module in () if model is None else model.named_modules():
+            for key, parameter in module._parameters.items():
+                if parameter is not None and id(parameter) not in visited:
+                    visited.add(id(parameter))
+                    yield f"{prefix}.{key}" if prefix else key, module, key
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return the number that each write to a tensor raises; 0 for one of inference mode."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def bits_of(tensor: Tensor) -> Tensor:
+    """Return the bits of a tensor as whole numbers in one dimension; NaN is equal to itself."""
+    return tensor.detach().reshape(-1).view(_WORDS.get(tensor.element_size(), torch.int32))
 
 
 def empty_buffers(model: nn.Module) -> set[str]:

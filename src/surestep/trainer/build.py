@@ -63,6 +63,7 @@ from surestep.engine.step.multi_optimizer import OptimizerHandle, OptimizerSet, 
 from surestep.engine.step.train_step import StepContext
 from surestep.engine.step.unheld_leaves import UnheldLeafCheck
 from surestep.engine.task.task import Task
+from surestep.trainer.forward_writes import restore_writes
 from surestep.trainer.planning import PreparedTask
 from surestep.trainer.rank_consistency import make_replica_check, warm_up_ddp
 
@@ -118,11 +119,11 @@ def build(
     parts.transform = loader.transform
     leaves = _watch_leaves(planned, parts, settings)
     settings.callback(set_modes, modes)
+    loop = Loop(parts, loader, plan, list(callbacks), signature=first.signature)
+    loop.on_log += check_requires_grad(state), leaves.repeat
+    restore_writes(first.writes, loop)
     if world.size > 1 and task.step is None and strategy.allows_warm_up:
         warm_up_ddp(parts, loader, plan)
-    loop = Loop(parts, loader, plan, callbacks=list(callbacks))
-    loop.on_log += check_requires_grad(state), leaves.repeat
-    loop.signature = first.signature
     loop.after_first.append(partial(seed_late_generators, found, parts.randomness.generators))
     if world.size > 1 and (every := plan.parallel_replica_check_every) is not None:
         loop.check_replicas = make_replica_check(world, parts.state, plan, every)

@@ -20,6 +20,7 @@ from surestep.engine.evaluate.nonfinite_inputs import check_in_memory, forward_o
 from surestep.engine.evaluate.predict import Predictions, check_passes, make_predict_loader, predict
 from surestep.engine.evaluate.update_bn import recompute_statistics
 from surestep.engine.losses.state import own_module
+from surestep.engine.model.forward_writes import ForwardWrites
 from surestep.engine.model.precision import autocast, place_model, torch_settings
 from surestep.engine.model.preserve import preserve_buffers
 from surestep.engine.modes import preserve_weights
@@ -90,8 +91,9 @@ class Evaluator:
             return
         forward = forward_of(model, parts.autocast)
         for name in self.task.val_sets():
-            with preserve_weights(model), inference(model, self.loaders[name], parts.loss):
-                check_in_memory(name, self.loaders[name], parts.loss, forward)
+            loader = self.loaders[name]
+            with preserve_weights(model), inference(model, loader, parts.loss, writes=parts.writes):
+                check_in_memory(name, loader, parts.loss, forward)
 
     def evaluate(self, split: str | None, warn: Warn) -> dict[str, Value]:
         """Return the metrics of a split, or of all validation sets, by "split/metric"."""
@@ -107,6 +109,7 @@ class Evaluator:
                 autocast=loop.parts.autocast,
                 world=loop.world,
                 warn=warn,
+                writes=loop.parts.writes,
             )
         except (RuntimeError, MemoryError) as error:
             if loop.out_of_memory is None or not ran_out(error):
@@ -120,7 +123,14 @@ class Evaluator:
         loader, parts = _predict_loader(self.task, self.plan, split), self.loop.parts
         try:
             model = self.loop.state.model
-            return predict(model, loader, parts.loss, autocast=parts.autocast, passes=mc_dropout)
+            return predict(
+                model,
+                loader,
+                parts.loss,
+                autocast=parts.autocast,
+                passes=mc_dropout,
+                writes=parts.writes,
+            )
         finally:
             loader.close()
 
@@ -214,6 +224,8 @@ def evaluate_run(
             task.metrics,
             autocast=autocast(planned.plan),
             warn=warn,
+            # No set may change what the next one measures.
+            writes=ForwardWrites(model).possible if len(names) > 1 else (),
         )
     return saved, metrics
 

@@ -64,6 +64,7 @@ from surestep.engine.metrics.base import (
 from surestep.engine.metrics.copies import copy_metric
 from surestep.engine.metrics.whole_set import WholeSetMetric, metric_error
 from surestep.engine.model.forward_errors import FAILURES, explain_forward
+from surestep.engine.model.forward_writes import ForwardWrites
 from surestep.engine.model.preserve import preserve_buffers
 from surestep.engine.modes import TrainModes, preserve_modes
 from surestep.engine.rng import ModelRNG, preserve_torch_rng
@@ -82,10 +83,12 @@ class FirstBatchResult:
     """What the first batch shows of a model.
 
     Attributes:
+        writes: the parameters that its forward changes.
         narrow_norms: the BatchNorm layers that see one value per sample and channel.
         signature: what the model takes and returns; None if it was not called.
     """
 
+    writes: ForwardWrites
     narrow_norms: set[nn.Module] = field(default_factory=set)
     signature: dict[str, Any] | None = None
 
@@ -113,16 +116,18 @@ def check_first_batch(
     """
     _check_ignored(loader, task)
     raw, micro = _replace_nonfinite(loader, *loader.first(), skips=skips)
+    writes = ForwardWrites(model, loader.loss.module, loader.loss.teacher)
     if loader.loss.kind == "none":
-        return FirstBatchResult()
-    checks = _Checks(model, loader, task, raw, judged_by)
+        return FirstBatchResult(writes)
+    checks = _Checks(model, loader, task, raw, judged_by, writes)
     if loader.loss.is_in_training_only:
         with autocast, torch.no_grad(), preserve_torch_rng(loader.device):
             signature = checks.run_in_training(micro)
-        return FirstBatchResult(signature=signature)
+        return FirstBatchResult(writes, signature=signature)
     with (
         preserve_buffers(model, loader.loss.module),
         eval_mode(model),
+        writes.compare(),
         torch.no_grad(),
         preserve_torch_rng(loader.device),
     ):
@@ -137,7 +142,7 @@ def check_first_batch(
             classes = head.outputs.shape[class_dim]
             check_first_loss(float(value) / head.micro_batch.items, classes, head.name)
     # Of ready batches, the sizes of the others are not known.
-    return FirstBatchResult(set() if loader.is_ready else narrow, signature)
+    return FirstBatchResult(writes, set() if loader.is_ready else narrow, signature)
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,7 @@ class _Checks:
     task: Task
     raw: Any
     judged_by: str | None
+    writes: ForwardWrites
 
     @property
     def is_alone(self) -> bool:
@@ -159,7 +165,8 @@ class _Checks:
         self, micro: MicroBatch
     ) -> tuple[set[nn.Module], list[tuple[LossHead, Tensor]], dict[str, Any]]:
         """Return narrow BatchNorm layers, each loss with its value, and the model's signature."""
-        with watch_norms(self.model, micro.samples) as narrow, self._hint_at_batched():
+        watched = watch_norms(self.model, micro.samples)
+        with watched as narrow, self._hint_at_batched(), self.writes:
             outputs, tried = self.forward_and_loss(micro)
         signature = describe_model_io(self.model, micro, outputs)
         for raw, head, value in self._with_enough_samples(tried):
@@ -182,7 +189,9 @@ class _Checks:
         ModelRNG(self.loader.seed, self.loader.device).seed_for("trial", 0)
         with preserve_buffers(model), preserve_modes(model.modules()):
             TrainModes(model, tuple(self.task.keep_eval))
-            value = compute_checked_loss(loss, self.forward(micro), micro.targets, micro)
+            with self.writes.compare(), self.writes:
+                outputs = self.forward(micro)
+            value = compute_checked_loss(loss, outputs, micro.targets, micro)
             if loss.is_separable and self.is_alone:
                 for module in model.modules():
                     if isinstance(module, BATCH_NORM):  # a part of the batch has other statistics
@@ -190,7 +199,7 @@ class _Checks:
                 head = LossHead("", loss, self.forward(micro), micro)
                 self._check_additivity(self.raw, head, value)
         measured = without_targets(micro)
-        with preserve_buffers(model), eval_mode(model):
+        with preserve_buffers(model), eval_mode(model), self.writes.compare():
             outputs = self.forward(measured)
             self._check_metrics(outputs, measured)
         pop_logged()

@@ -213,7 +213,7 @@ def preserve_state(parts: StepContext) -> Iterator[None]:
         stack.enter_context(preserve_torch_rng(parts.randomness.device))
         seed_loading(derive_seed("check", 0))
         stack.enter_context(parts.train_modes.use())
-        stack.enter_context(preserve_buffers(model, parts.loss.module))
+        stack.enter_context(preserve_buffers(model, parts.loss.module, writes=parts.writes))
         stack.enter_context(preserve_attributes(model, *code_of_losses(parts.loss).values()))
         stack.enter_context(disable_compile(model))
         stack.enter_context(_without_hooks(*state.optimizers.values()))

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import nn
 from surestep.base.errors import SurestepError, TaskError
 from surestep.base.warn import warn
 from surestep.engine.batch import Batch, MicroBatch, count_samples_of, describe_shapes
+from surestep.engine.buffers import Slot
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.failures import explain_target
 from surestep.engine.device import ran_out, sum_dtype
@@ -49,16 +50,18 @@ def inference(
     loader: BatchLoader,
     loss: Loss,
     grad_off: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
+    writes: Sequence[Slot] = (),
 ) -> Iterator[None]:
     """Put a model and its loss in eval mode without gradients; restore modes and state.
 
     `torch.no_grad` is the default because a model that keeps a tensor of its forward could not
-    train with an inference tensor.
+    train with an inference tensor. `writes` are the parameters that a forward changes.
     """
     with (
         eval_mode(model),
         nullcontext() if loss.module is None else eval_mode(loss.module),
-        preserve_buffers(model, own_module(loss)),  # observers move theirs in eval mode too
+        # Observers change their buffers in eval mode too.
+        preserve_buffers(model, own_module(loss), writes=writes),
         grad_off(),
         preserve_torch_rng(loader.device),
     ):
@@ -203,6 +206,7 @@ def evaluate(
     *,
     autocast: AbstractContextManager[Any],
     world: Communicator = ALONE,
+    writes: Sequence[Slot] = (),
 ) -> dict[str, Value]:
     """Return the mean loss and the metrics of one split; waits for the device.
 
@@ -213,7 +217,7 @@ def evaluate(
     """
     totals = EvalAccumulator(loss, metrics, loader.device, world)
     randomness = model_rng(loader, model, loss, metrics)
-    with inference(model, loader, loss):
+    with inference(model, loader, loss, writes=writes):
         for micro in _micro_batches(loader, randomness):
             try:
                 eval_step(model, micro, totals, autocast)
@@ -297,24 +301,25 @@ def evaluate_parts(
     autocast: AbstractContextManager[Any],
     world: Communicator = ALONE,
     warn: Callable[[str], object] | None = None,
+    writes: Sequence[Slot] = (),
 ) -> dict[str, Value]:
     """Return the metrics of several splits, by "split/metric"; waits for the device.
 
     `warn` is called with the reason why a loss is not finite; the split is then read again. None
-    searches for no reason.
+    searches for no reason. `writes` are the parameters that a forward changes.
 
     Raises:
         TaskError: the Task has no loss.
     """
     if loaders and loss.kind == "none":
         raise TaskError("The Task has no loss to measure. Set Task(loss=...).")
-    options: Any = {"autocast": autocast, "world": world}
+    options: Any = {"autocast": autocast, "world": world, "writes": writes}
     metrics_by_name: dict[str, Value] = {}
     for part, loader in loaders.items():
         values = evaluate(model, loader, loss, metrics, **options)
         metrics_by_name |= {f"{part}/{name}": value for name, value in values.items()}
         if warn is not None and not math.isfinite(number(values.get("loss", 0.0))):
-            with inference(model, loader, loss):
+            with inference(model, loader, loss, writes=writes):
                 micro_batches = _micro_batches(loader, model_rng(loader, model, loss))
                 forward = forward_of(model, autocast)
                 reason = explain_nonfinite(part, micro_batches, loss, forward, world)

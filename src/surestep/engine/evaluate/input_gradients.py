@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from surestep.base.errors import TaskError
 from surestep.engine.batch import flatten_tensors, map_tensors
 from surestep.engine.evaluate.evaluate import eval_mode
+from surestep.engine.model.forward_writes import ForwardWrites
+from surestep.engine.model.preserve import preserve_buffers
 from surestep.engine.rng import preserve_torch_rng
 
 
@@ -17,8 +19,8 @@ def input_gradients(
 ) -> Any:
     """Return the gradient of a score with respect to the inputs of a model, in eval mode.
 
-    You can call it inside an evaluation or a prediction. It restores the model's modes, the `.grad`
-    of its parameters and torch's generators.
+    You can call it inside an evaluation or a prediction. It restores the model's modes and buffers,
+    the `.grad` of its parameters and torch's generators.
 
     Args:
         model: the model.
@@ -39,6 +41,7 @@ def input_gradients(
         torch.inference_mode(False),
         torch.enable_grad(),
         eval_mode(model),
+        preserve_buffers(model, writes=ForwardWrites(model).slots),
         preserve_torch_rng(device),
     ):
         leaves = map_tensors(inputs, _as_leaf)

@@ -3,7 +3,7 @@
 Monte-Carlo dropout: Gal and Ghahramani 2016, https://arxiv.org/abs/1506.02142
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from surestep.base.errors import ConfigError, DataError, TaskError
 from surestep.engine.batch import TARGETS, MicroBatch, as_members, batch_as_inputs, map_tensors
+from surestep.engine.buffers import Slot
 from surestep.engine.data.batch_loader import BatchLoader, make_loader, seeded_inputs
 from surestep.engine.data.stream import is_stream
 from surestep.engine.device import sum_dtype
@@ -104,6 +105,7 @@ def predict(
     grad_off: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
     watch: Callable[[int], object] | None = None,
     folder: Path | None = None,
+    writes: Sequence[Slot] = (),
 ) -> Predictions:
     """Return the predictions of a model in eval mode; waits for the device.
 
@@ -117,6 +119,7 @@ def predict(
         grad_off: the context without gradients.
         watch: called after each batch with the number of samples done.
         folder: of the temporary files of what does not fit into memory.
+        writes: parameters that a forward changes, to restore.
 
     Raises:
         ConfigError: fewer than two passes.
@@ -134,7 +137,7 @@ def predict(
         with autocast:
             return loss.predictions(model(*micro.args, **micro.kwargs))
 
-    with inference(model, loader, loss, grad_off):
+    with inference(model, loader, loss, grad_off, writes):
         if dropping:
             set_modes([(module, module in dropping) for module in model.modules()])
         for batch in measured_batches(loader):

@@ -30,7 +30,7 @@ def recompute_statistics(
     momenta = [norm.momentum for norm in norms]
     with (
         parts.train_modes.use(),
-        preserve_buffers(parts.state.model),
+        preserve_buffers(parts.state.model, writes=parts.writes),
         preserve_torch_rng(plan.device),
         average.swapped_in(),
         torch.no_grad(),

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from surestep.engine.model.preserve import version_of
+from surestep.engine.buffers import version_of
 from surestep.engine.own_generators import is_generator
 
 _OF_MODULES = vars(nn.Module()).keys()  # what torch keeps in every module

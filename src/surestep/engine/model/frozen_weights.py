@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surestep.engine.buffers import bits_of
 from surestep.engine.distributed.shards import full_tensor
 from surestep.engine.state.state import State
 
-_WORDS = {1: torch.uint8, 2: torch.int16}
 _CHUNK = 1 << 22  # elements of which the sum is computed at once
 
 
@@ -43,9 +43,8 @@ def note_base(state: State) -> None:
 
 def _checksum(tensor: Tensor) -> Tensor:
     """Return a sum of the bits by their place, () int64 on the device; takes little memory."""
-    plain = full_tensor(tensor.detach()).contiguous().reshape(-1)
     # A product with an even number would lose the sign, the highest bit of 64.
-    words = plain.view(_WORDS.get(plain.element_size(), torch.int32))
+    words = bits_of(full_tensor(tensor.detach()))
     found = torch.zeros((), dtype=torch.int64, device=words.device)
     place = torch.arange(1, min(_CHUNK, max(1, words.numel())) + 1, device=words.device)
     for number, chunk in enumerate(words.split(_CHUNK), 1):

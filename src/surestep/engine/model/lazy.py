@@ -8,6 +8,7 @@ from surestep.base.errors import TaskError
 from surestep.engine.batch import MicroBatch, move
 from surestep.engine.model.attributes import preserve_attributes
 from surestep.engine.model.forward_errors import explain_forward
+from surestep.engine.model.forward_writes import ForwardWrites
 from surestep.engine.model.preserve import preserve_buffers
 from surestep.engine.modes import preserve_modes, preserve_weights
 
@@ -31,6 +32,7 @@ def initialize_lazy(model: nn.Module, micro: MicroBatch) -> None:
         with (
             preserve_weights(model),
             preserve_buffers(model),
+            ForwardWrites(model).compare(),
             preserve_attributes(model),
             preserve_modes(model.modules()),
             torch.no_grad(),

@@ -1,15 +1,16 @@
-"""Restore the buffers of a model."""
+"""Restore the buffers of a model, and the parameters that its forward changes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from surestep.engine.buffers import every_buffer
+from surestep.engine.buffers import Slot, bits_of, every_buffer, version_of
 from surestep.engine.step_outcome import StepOutcome
 
+_FLAGS = (bool, int, float)
 NORMS = nn.modules.batchnorm._NormBase  # those with running statistics
 
 
@@ -18,10 +19,14 @@ class BufferSnapshot:
 
     A forward updates BatchNorm's statistics before it is known whether the step counts. Buffers are
     found by owner and name, since some modules replace the tensor, or None.
+
+    Args:
+        modules: the model and the loss.
+        writes: parameters that a forward changes, which are restored too.
     """
 
-    def __init__(self, *modules: nn.Module | None) -> None:
-        self.slots = [
+    def __init__(self, *modules: nn.Module | None, writes: Iterable[Slot] = ()) -> None:
+        self.slots: list[tuple[dict[str, Any], str]] = [
             (module._buffers, name)
             for root in modules
             if root is not None
@@ -29,16 +34,66 @@ class BufferSnapshot:
             if not (module._buffers[name] is None and isinstance(module, NORMS))
             and not isinstance(module._buffers[name], nn.UninitializedBuffer)
         ]
+        self._n_buffers, self._writes = len(self.slots), list(writes)
+        self.slots += [(module._parameters, name) for _, module, name in self._writes]
         self._kept: list[_Kept | None] = []
+        roots = [root for root in modules if root is not None and self._writes]
+        self._attributes = [vars(part) for root in roots for part in root.modules()]
+        self._flags: list[dict[str, Any]] = []
 
     def save(self) -> None:
-        """Copy the buffers."""
+        """Copy the buffers, and the parameters.
+
+        A forward may change parameters once, and note that in an attribute, which is restored too.
+        """
+        self._flags = [
+            {name: value for name, value in now.items() if type(value) in _FLAGS}
+            for now in self._attributes
+        ]
         with torch.no_grad():
             before = self._kept or [None] * len(self.slots)
             self._kept = [
                 _copy(owner[name], kept)
                 for (owner, name), kept in zip(self.slots, before, strict=True)
             ]
+
+    def compare(self, parameters: Sequence[Slot]) -> Callable[[], list[Slot]]:
+        """Compare the bits of parameters with the copy; nothing is read from the device yet.
+
+        Returns what reads the result: the parameters that were written to.
+        """
+        kept = {
+            (id(owner), name): kept
+            for (owner, name), kept in zip(self.slots, self._kept, strict=True)
+        }
+        pairs = [(kept[id(slot[1]._parameters), slot[2]], slot) for slot in parameters]
+        flags = [
+            before is not None and before.is_written(owner._parameters[name])
+            for before, (_, owner, name) in pairs
+        ]
+        return lambda: [
+            slot for slot, flag in zip(parameters, _read_flags(flags), strict=True) if flag
+        ]
+
+    def keep_only(self, parameters: Iterable[Slot]) -> None:
+        """Restore only these parameters from now on, with the buffers."""
+        self._writes = list(parameters)
+        kept = {(id(module._parameters), name) for _, module, name in self._writes}
+        chosen = [
+            number
+            for number, (owner, name) in enumerate(self.slots)
+            if number < self._n_buffers or (id(owner), name) in kept
+        ]
+        self.slots = [self.slots[number] for number in chosen]
+        self._kept = [self._kept[number] for number in chosen]
+        if not kept:
+            self._attributes, self._flags = [], []
+
+    def restore_attributes(self) -> None:
+        """Restore the attributes of modules that are numbers, if parameters were changed."""
+        if self._attributes and self.compare(self._writes)():
+            for now, flags in zip(self._attributes, self._flags, strict=True):
+                now.update(flags)
 
     @torch.no_grad()
     def restore(self, outcome: StepOutcome) -> None:
@@ -49,6 +104,8 @@ class BufferSnapshot:
         if outcome.nonfinite_flag is None and outcome.took_step:
             return
         good = None if outcome.nonfinite_flag is None else outcome.nonfinite_flag == 0
+        if good is None:
+            self.restore_attributes()
         for (owner, name), kept in zip(self.slots, self._kept, strict=True):
             now = owner[name]
             if kept is None or now is None or now.layout is not torch.strided:
@@ -74,6 +131,24 @@ class _Kept(NamedTuple):
         """Return whether the buffer was replaced or written to."""
         return now is not self.tensor or version_of(self.tensor) != self.version
 
+    def is_written(self, now: Tensor | None) -> bool | Tensor:
+        """Return whether the tensor was replaced or written to, also through `.data`.
+
+        A tensor, () bool, is not read from the device.
+        """
+        before, after = self.copy, self.tensor
+        if self.has_changed(now) or (before.dtype, before.shape) != (after.dtype, after.shape):
+            return True
+        return torch.ne(bits_of(after), bits_of(before)).any()
+
+
+def _read_flags(flags: Sequence[bool | Tensor]) -> list[bool]:
+    """Read flags that are on a device, all at once."""
+    device = next((flag.device for flag in flags if isinstance(flag, Tensor)), None)
+    if device is None:
+        return [bool(flag) for flag in flags]
+    return torch.stack([torch.as_tensor(flag, device=device) for flag in flags]).tolist()
+
 
 def _copy(now: Tensor | None, before: _Kept | None) -> _Kept | None:
     """Copy a buffer; a sparse one, which is large and rarely changes, only if it has changed."""
@@ -84,20 +159,16 @@ def _copy(now: Tensor | None, before: _Kept | None) -> _Kept | None:
     return _Kept(now.clone(), now, version_of(now))
 
 
-def version_of(tensor: Tensor) -> int:
-    """Return the number that each write to a tensor raises; 0 for one of inference mode."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
 @contextmanager
-def preserve_buffers(*modules: nn.Module | None) -> Iterator[None]:
-    """Restore the buffers that a forward changes."""
-    buffers = BufferSnapshot(*modules)
+def preserve_buffers(*modules: nn.Module | None, writes: Iterable[Slot] = ()) -> Iterator[None]:
+    """Restore the buffers that a forward changes, and the parameters that it changes."""
+    buffers = BufferSnapshot(*modules, writes=writes)
     buffers.save()
     tensors = [owner[name] for owner, name in buffers.slots]
     try:
         yield
     finally:
+        buffers.restore_attributes()
         for (owner, name), tensor in zip(buffers.slots, tensors, strict=True):
             owner[name] = tensor  # the same object: a forward may have replaced it
         buffers.restore(StepOutcome(False))

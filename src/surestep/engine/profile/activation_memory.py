@@ -19,6 +19,7 @@ from surestep.engine.model.activation_checkpointing import (
     uses_own_checkpointing,
 )
 from surestep.engine.model.compile import DispatchMode
+from surestep.engine.model.forward_writes import ForwardWrites
 from surestep.engine.model.precision import autocast, place_model
 from surestep.engine.model.preserve import preserve_buffers
 from surestep.engine.modes import TrainModes, preserve_modes, preserve_weights
@@ -56,6 +57,7 @@ def measure_activations(
     with (
         preserve_weights(model),
         preserve_buffers(model, loader.loss.module),
+        ForwardWrites(model, loader.loss.module).compare(),
         preserve_modes(model.modules()),
         preserve_torch_rng(plan.device),
         recorder,

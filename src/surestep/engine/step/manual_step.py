@@ -246,6 +246,8 @@ class ManualStep:
             device = norm.total.device
             shown = torch.full((), rate, dtype=sum_dtype(device), device=device)
             self.logged.append(Logged(f"{name}/lr", shown, 1.0))
+        if self._context.after_first_backward is not None:
+            self._context.end_first_backward()
         self._optimizers.step(name, current.loss, norm.total, pending=bool(self._ready))
 
     def log(self, name: str, value: Tensor) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from surestep.engine.batch import Batch, MicroBatch, zero_loss
+from surestep.engine.buffers import Slot
 from surestep.engine.data.apply_transform import BatchTransform
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.base import HALF
@@ -98,6 +99,8 @@ class StepContext:
             the loss.
         transform: transforms the global batch.
         leaves: checks that an optimizer has every tensor that gets a gradient.
+        writes: the parameters that a forward changes.
+        after_first_backward: called once, before the first update.
     """
 
     state: State
@@ -113,6 +116,14 @@ class StepContext:
     custom_update: Callable[["StepContext", Batch, float], UpdateResult] | None = None
     transform: BatchTransform | None = None
     leaves: UnheldLeafCheck | None = None
+    writes: Sequence[Slot] = ()
+    after_first_backward: Callable[[], None] | None = None
+
+    def end_first_backward(self) -> None:
+        """Call what waits for the first backward pass of a run, once."""
+        call, self.after_first_backward = self.after_first_backward, None
+        if call is not None:
+            call()
 
 
 _NOT_UPDATED = UpdateResult(StepOutcome(False), None, None, [])
@@ -188,6 +199,8 @@ def _usual_update(
         if before != (python[0], numpy[0], generators.python.gauss_next):
             generators.restore(states, before[2])
             loss_sum, items, logged = _recompute_seeded(context, batch, divisor)
+    if context.after_first_backward is not None:
+        context.end_first_backward()
     if not items:  # under DDP the items of all ranks may arrive with the gradients
         return _NOT_UPDATED, items
     strategy.unscale()
