@@ -50,6 +50,7 @@ from surestep.record.run_writer import RunWriter
 from surestep.trainer import build, config_diff, planning, run_identity
 from tests.laws.test_buffers import Observed, task_of
 from tests.laws.test_buffers import check_resume as check_buffers
+from tests.laws.test_changing_buffers import check_killed as check_changing
 from tests.laws.test_forward_writes import check_run as check_writes
 from tests.laws.test_forward_writes import check_skipped as check_skipped_writes
 from tests.laws.test_independence import check_run_is_independent, check_student
@@ -337,6 +338,11 @@ MUTATIONS = [
             "a buffer that no state_dict holds is not loaded",
             instead(load, "restore_buffers", nothing),
             check_nonpersistent_buffer,
+        ),
+        (
+            "a buffer of a different dtype is converted",
+            instead(load, "_has_dtypes_of", lambda *_: False),
+            lambda folder: check_changing(folder, "gets wider, persistent"),
         ),
         (
             "a dataset's own generators by history",

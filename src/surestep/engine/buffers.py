@@ -13,6 +13,8 @@ from surestep.base.errors import CheckpointError
 
 Slot = tuple[str, nn.Module, str]  # the full name, the owner, and its name there
 _WORDS = {1: torch.uint8, 2: torch.int16}
+_LAYERS = "torch.nn."  # not torch.ao.quantization: its observers change their buffers
+_CONTAINERS = (nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def left_out_of_state(model: nn.Module) -> Iterator[Slot]:
@@ -64,6 +66,21 @@ def none_buffers(model: nn.Module) -> set[str]:
     return {name for name, owner, key in every_buffer(model) if owner._buffers[key] is None}
 
 
+def may_change(owner: nn.Module) -> bool:
+    """Return whether training may change the shapes and dtypes of a module's buffers.
+
+    The layers of torch never do, so a different shape there is that of a different model.
+    """
+    home, loading = type(owner).__module__, type(owner)._load_from_state_dict
+    is_container = type(owner) in _CONTAINERS or not home.startswith(_LAYERS)
+    return is_container and (has_plain_loading(owner) or not loading.__module__.startswith(_LAYERS))
+
+
+def has_plain_loading(owner: nn.Module) -> bool:
+    """Return whether a module loads its buffers as torch does, by a copy into each."""
+    return type(owner)._load_from_state_dict is nn.Module._load_from_state_dict
+
+
 Slots = Callable[[nn.Module], Iterator[Slot]]
 
 
@@ -102,10 +119,13 @@ def restore_buffers(
     before: Mapping[str, Tensor | None],
     values: Mapping[str, Tensor],
     slots: Slots = left_out_of_state,
+    *,
+    keeps_dtypes: bool = True,
 ) -> None:
     """Load values into the buffers; the others get their first values.
 
-    One that has a different shape, or was None, is replaced.
+    One that has a different shape, or was None, is replaced; so is one of a different dtype if
+    `keeps_dtypes`, otherwise its values are converted.
     """
     for name, owner, key in slots(model):
         if name not in before and name not in values:
@@ -115,14 +135,26 @@ def restore_buffers(
             tensors = (*model.parameters(), *model.buffers())
             device = next((tensor.device for tensor in tensors), torch.device("cpu"))
             owner._buffers[key] = None if value is None else value.to(device, copy=True)
-        elif now.shape == value.shape and now.layout == value.layout:
+        elif now.layout == value.layout and not differs(now, value, keeps_dtypes=keeps_dtypes):
             now.copy_(value)
         else:
-            owner._buffers[key] = value.to(now.device, now.dtype, copy=True)
+            dtype = dtype_for(now, value, keeps_dtypes=keeps_dtypes)
+            owner._buffers[key] = value.to(now.device, dtype, copy=True)
+
+
+def differs(now: Tensor, value: Tensor, *, keeps_dtypes: bool = True) -> bool:
+    """Return whether a value has a different shape, or another dtype than it is loaded as."""
+    return now.shape != value.shape or now.dtype != dtype_for(now, value, keeps_dtypes=keeps_dtypes)
+
+
+def dtype_for(now: Tensor, value: Tensor, *, keeps_dtypes: bool) -> torch.dtype:
+    """Return the dtype of a loaded value: its own, or the model's for a number with a fraction."""
+    is_converted = now.is_floating_point() and value.is_floating_point() and not keeps_dtypes
+    return now.dtype if is_converted else value.dtype
 
 
 def _same(now: Tensor, before: Tensor | None) -> bool:
-    if before is None or now.shape != before.shape or now.layout != before.layout:
+    if before is None or differs(now, before) or now.layout != before.layout:
         return False
     a, b = now.detach().cpu(), before
     if now.layout is torch.strided:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from surestep.engine.buffers import Slot, bits_of, every_buffer, version_of
+from surestep.engine.buffers import Slot, bits_of, differs, every_buffer, version_of
 from surestep.engine.step_outcome import StepOutcome
 
 _FLAGS = (bool, int, float)
@@ -99,7 +99,7 @@ class BufferSnapshot:
     def restore(self, outcome: StepOutcome) -> None:
         """Restore the copy if the step was not taken; on the device if only the device knows.
 
-        The device is read for a buffer that was None: once, in the step that filled it.
+        The device is read in a step that fills a buffer, or changes its shape or dtype.
         """
         if outcome.nonfinite_flag is None and outcome.took_step:
             return
@@ -112,12 +112,13 @@ class BufferSnapshot:
                 has_changed = now is not None if kept is None else kept.has_changed(now)
                 if has_changed and (good is None or not bool(good)):
                     owner[name] = None if kept is None else kept.copy
-            elif now.shape != kept.copy.shape:  # a table that grew: only its values are new
-                owner[name] = kept.copy if good is None else now
+            elif differs(now, kept.copy):
+                if good is None or not bool(good):
+                    owner[name] = kept.copy
             elif good is None:
                 now.copy_(kept.copy)
             else:
-                torch.where(good, now, kept.copy.to(now.dtype), out=now)
+                torch.where(good, now, kept.copy, out=now)
 
 
 class _Kept(NamedTuple):

@@ -8,6 +8,7 @@ Source: https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from surestep.engine.schedule.registry import Factor
 from surestep.engine.step_outcome import StepOutcome
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
+_QUANTIZATION = ("torch.ao.quantization.", "torchao.quantization.")
 NAME = "average of the weights"  # of its entry in `callback_states`
 
 
@@ -51,10 +53,10 @@ class AveragedWeights:
         wanted = {id(parameter) for parameter in trained}
         named = model.named_parameters()
         self._weights = {name: tensor for name, tensor in named if id(tensor) in wanted}
-        self._buffers = _buffers(model, averaging.buffers)
+        self._buffers = self._first_buffers = _buffers(model, averaging.buffers)
         self.stored: dict[str, Tensor] = {}
         self._due: tuple[float, Tensor | None] | None = None  # share and flag of an update
-        for name, weight in (*self._weights.items(), *self._own_buffers().items()):
+        for name, weight in (*self._weights.items(), *self._own_buffers(fitting=False).items()):
             is_averaged = name in self._weights or averaging.buffers == "average"
             dtype = torch.float32 if is_averaged and weight.dtype in HALF else weight.dtype
             self.stored[name] = weight.detach().to(dtype, copy=True)
@@ -120,6 +122,7 @@ class AveragedWeights:
         with self._modes.for_weights():
             now: dict[str, Tensor] = dict(self._weights)
             if self.averaging.buffers == "average":
+                self._leave_changed()
                 now |= self._own_buffers()
             averaged = [to_local(self.stored[name]) for name in now]
             pairs = zip(map(to_local, now.values()), averaged, strict=True)
@@ -182,18 +185,27 @@ class AveragedWeights:
     def begin(self, step: int) -> None:
         """Begin with the weights and buffers that the model has now."""
         self._due = None
+        self._leave_changed()
         for name, weight in (*self._weights.items(), *self._own_buffers().items()):
             to_local(self.stored[name]).copy_(to_local(weight))
         self.missed += self.n_updates(step) - 1
         self.computed_at = self.n_updates(step)
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Return what does not follow from the step."""
-        return {"missed": self.missed}
+        left = sorted(self._first_buffers.keys() - self._buffers.keys())
+        return {"missed": self.missed, "left_buffers": left}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what does not follow from the step."""
         self.missed, self._due = state["missed"], None
+        left = state.get("left_buffers", ())  # older checkpoints have none
+        self._buffers = {n: slot for n, slot in self._first_buffers.items() if n not in left}
+        own = self._own_buffers(fitting=False)
+        self.stored = {
+            name: self.stored[name] if name in self.stored else own[name].detach().clone()
+            for name in (*self._weights, *self._buffers)
+        }
 
     def load(self, tensors: dict[str, Tensor], step: int) -> None:
         """Take over averaged tensors that were saved after this step.
@@ -201,21 +213,45 @@ class AveragedWeights:
         Raises:
             CheckpointError: names or shapes differ; nothing is loaded then.
         """
-        shapes = {name: tuple(tensor.shape) for name, tensor in self.stored.items()}
-        if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != shapes:
+        shapes = {name: self.stored[name].shape for name in self._weights}
+        given = {name: tensors[name].shape for name in shapes.keys() & tensors.keys()}
+        if tensors.keys() != shapes.keys() | self._buffers.keys() or given != shapes:
             raise CheckpointError(
                 "The average in the checkpoint is of a different model, or average.buffers was "
                 "different. Go back to the config it was trained with."
             )
         self._due = None
-        for name, tensor in self.stored.items():
-            tensor.copy_(tensors[name])
+        for name, values in tensors.items():
+            mine = self.stored[name]
+            if mine.shape == values.shape:
+                mine.copy_(values)
+            else:  # a buffer that has changed since
+                self.stored[name] = values.to(mine.device, mine.dtype, copy=True)
         self.computed_at = self.n_updates(step)
 
-    def _own_buffers(self) -> dict[str, Tensor]:
+    def _leave_changed(self) -> None:
+        """Use the model's buffer from now on where one has a different shape or dtype.
+
+        An average is not defined for a table that grows, or for the ranges of more channels.
+        """
+        own, fitting = self._own_buffers(fitting=False), self._own_buffers()
+        for name in own.keys() - fitting.keys():
+            del self.stored[name]
+        self._buffers = {name: slot for name, slot in self._buffers.items() if name in self.stored}
+
+    def _fits(self, name: str, buffer: Tensor) -> bool:
+        mine = self.stored[name]
+        is_wider = buffer.dtype in HALF and mine.dtype is torch.float32
+        return mine.shape == buffer.shape and (is_wider or mine.dtype == buffer.dtype)
+
+    def _own_buffers(self, *, fitting: bool = True) -> dict[str, Tensor]:
         """Return the model's buffers of which the average has its own, as they are now."""
         found = {name: owner._buffers[key] for name, owner, key in self._buffers.values()}
-        return {name: tensor for name, tensor in found.items() if tensor is not None}
+        return {
+            name: tensor
+            for name, tensor in found.items()
+            if tensor is not None and (not fitting or self._fits(name, tensor))
+        }
 
     def _set_buffer(self, name: str, tensor: Tensor) -> None:
         _, owner, key = self._buffers[name]
@@ -226,8 +262,8 @@ def _buffers(model: nn.Module, kind: str) -> dict[str, Slot]:
     """Return the buffers that the average has itself.
 
     Averaged ones are finite numbers with a fraction. Whole numbers are counts, a mask of -inf has
-    no average, a sparse one is a table, and of 8-bit floating point torch has no arithmetic: those
-    of the model hold.
+    no average, a sparse one is a table, of 8-bit floating point torch has no arithmetic, and a
+    scale of quantization belongs to its zero point: those of the model hold.
     """
     slots: dict[str, Slot] = {}
     for slot in every_buffer(model):
@@ -241,9 +277,14 @@ def _buffers(model: nn.Module, kind: str) -> dict[str, Slot]:
             is_number = buffer.is_floating_point() or buffer.is_complex()
             is_plain = is_number and buffer.dtype.itemsize > 1 and buffer.layout is torch.strided
             has_own = kind == "average" and is_plain and bool(torch.isfinite(buffer).all())
-        if has_own:
+        if has_own and not _is_quantizer(owner):
             slots[name] = slot
     return slots
+
+
+def _is_quantizer(owner: nn.Module) -> bool:
+    """Return whether a module observes ranges or rounds by them; does not import torch.ao."""
+    return any(kind.__module__.startswith(_QUANTIZATION) for kind in type(owner).__mro__)
 
 
 def with_swa_lr(rate: Factor, averaging: AveragingSpec, peak: float) -> Factor:

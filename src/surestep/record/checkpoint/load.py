@@ -13,9 +13,13 @@ from torch.nn.parameter import is_lazy
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.buffers import (
+    differs,
+    dtype_for,
     empty_buffers,
     every_buffer,
+    has_plain_loading,
     left_out_of_state,
+    may_change,
     restore_buffers,
 )
 from surestep.engine.data.lengths import EPOCH_LENGTHS
@@ -55,6 +59,7 @@ def prepare_load(found: CheckpointReader, state: State) -> Callable[[], None]:
     weights = _match_weights(found, state.model, state.base, state.keeper)
     optimizer_states = match_optimizer_states(found, state)
     callback_states, buffers = decode_states(found), _match_buffers(found, state.built)
+    keeps_dtypes = _has_dtypes_of(state.model, weights)
     averaged: dict[str, Tensor] | None = None
     missed = callback_states.get(AVERAGE, {}).get("missed", 0)
     has_updates = average is not None and average.n_updates(progress.step, missed)
@@ -67,7 +72,7 @@ def prepare_load(found: CheckpointReader, state: State) -> Callable[[], None]:
             if average is not None and averaged is not None:
                 average.load(averaged, progress.step)
             _load_weights(found, state.model, weights, state.keeper)
-            restore_buffers(state.model, state.built, buffers)
+            restore_buffers(state.model, state.built, buffers, keeps_dtypes=keeps_dtypes)
             if average is not None and has_updates and averaged is None:  # the option was added
                 average.begin(progress.step)
             load_states(found, state, optimizer_states)
@@ -142,8 +147,6 @@ def _match_buffers(found: CheckpointReader, own: Mapping[str, Tensor | None]) ->
             f"{found.name} is of a different model: it also has the buffers {_few(foreign)}. Build "
             "the model that was trained."
         )
-    known = {name: tensor for name, tensor in own.items() if tensor is not None}
-    _check_types(found, tensors, known)
     return tensors
 
 
@@ -194,7 +197,8 @@ def load_weights(
     if loss is not None:  # it checks the names before it loads
         loss.load_state_dict(decode_states(found).get(LOSS, {}))
     _load_weights(found, model, weights, keeper)
-    restore_buffers(model, built, buffers)
+    keeps_dtypes = _has_dtypes_of(model, weights)
+    restore_buffers(model, built, buffers, keeps_dtypes=keeps_dtypes)
     with torch.no_grad():
         own = _own_tensors(model)
         for name in averaged.keys() & own.keys():
@@ -241,7 +245,9 @@ def _match_weights(
         raise checkpoint_error(found.path, RECORD, "it has an extra state that is a tensor as well")
     extra = decode(found.path, record["extra"], tensors)
     loaded = {**tensors, **extra}
-    _check_shapes(found, {name: t for name, t in loaded.items() if name in own}, own)
+    changing = {name for name, owner, _ in every_buffer(model) if may_change(owner)}
+    fixed = {name: t for name, t in loaded.items() if name in own and name not in changing}
+    _check_shapes(found, fixed, own)
     here, there = state_dict.keys() | own.keys(), loaded.keys()
     missing = sorted(here - there - set(record.get("empty", ())))
     foreign = sorted(there - here - empty_buffers(model))
@@ -303,23 +309,26 @@ def _load_weights(
     weights: dict[str, Any],
     keeper: ShardedStateProvider | None = None,
 ) -> None:
-    """Load what fits; the model's own code may reject an extra state."""
+    """Load what fits; the model's own code may reject an extra state or a buffer."""
     kept = _describe_kept(model, keeper)
     here = {name: tensor for name, tensor in weights.items() if name not in kept}
+    slots = [(owner, key, owner._buffers[key]) for _, owner, key in every_buffer(model)]
+    has_extra = not all(isinstance(tensor, Tensor) for tensor in here.values())
+    may_reject = has_extra or _has_own_loading(model, here)
+    before = copy.deepcopy(model.state_dict()) if may_reject else {}
     replaced = _replace_buffers(model, here, set(found.record.get("empty", ())))
     here = {name: tensor for name, tensor in here.items() if name not in replaced}
-    strict = not kept and not replaced  # all names were compared before
-    has_extra = not all(isinstance(tensor, Tensor) for tensor in here.values())
-    before = copy.deepcopy(model.state_dict()) if has_extra else {}
-    try:
-        model.load_state_dict(here, strict=strict)
+    try:  # all names were compared before
+        model.load_state_dict(here, strict=not kept and not replaced)
     except Exception as error:
-        if not has_extra:
+        if not may_reject:
             raise
-        rest = {name: tensor for name, tensor in before.items() if name not in replaced}
-        model.load_state_dict(rest, strict=not replaced)
+        for owner, key, tensor in slots:
+            owner._buffers[key] = tensor
+        model.load_state_dict(before)
+        what = "an extra state" if has_extra else "a buffer"
         raise CheckpointError(
-            f"{found.path} does not fit: an extra state of the model was rejected: {error!r}."
+            f"{found.path} does not fit: {what} of the model was rejected: {error!r}."
         ) from error
     if keeper is not None:
         with found.open_tensors("model") as read:
@@ -327,20 +336,43 @@ def _load_weights(
                 keeper.put_weight(name, read(found.record["aliases"].get(name, name), None))
 
 
-def _replace_buffers(model: nn.Module, weights: Mapping[str, Any], empty: set[str]) -> set[str]:
-    """Set the buffers that no copy can fill, None or sparse; return their names.
+def _has_own_loading(model: nn.Module, weights: Mapping[str, Any]) -> bool:
+    """Return whether code of the model loads a buffer, as that of observers does."""
+    return any(
+        name in weights and may_change(owner) and not has_plain_loading(owner)
+        for name, owner, _ in every_buffer(model)
+    )
 
-    Those in `empty` were None.
+
+def _has_dtypes_of(model: nn.Module, weights: Mapping[str, Any]) -> bool:
+    """Return whether the parameters have the dtypes in which they were trained."""
+    named = model.named_parameters(remove_duplicate=False)
+    pairs = [(parameter, weights.get(name)) for name, parameter in named]
+    return all(p.dtype == value.dtype for p, value in pairs if isinstance(value, Tensor))
+
+
+def _replace_buffers(model: nn.Module, weights: Mapping[str, Any], empty: set[str]) -> set[str]:
+    """Set the buffers that no copy can fill; return their names.
+
+    They are None, sparse, or have had another shape or dtype since training changed them. Those in
+    `empty` were None. Modules with their own loading code, as observers, change theirs in it.
     """
-    replaced = set()
+    replaced, keeps = set(), _has_dtypes_of(model, weights)
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     for name, owner, key in every_buffer(model):
         now, value = owner._buffers[key], weights.get(name)
         if name in empty:
             owner._buffers[key] = None
-        elif isinstance(value, Tensor) and (now is None or now.layout is not torch.strided):
-            like = device if now is None else now.device
-            owner._buffers[key] = value.to(like, copy=True)
+        elif not isinstance(value, Tensor) or is_lazy(now):
+            continue  # loading gives a lazy one its shape
+        elif now is None:
+            owner._buffers[key] = value.to(device, copy=True)
+            replaced.add(name)
+        elif now.layout is not torch.strided or (
+            has_plain_loading(owner) and differs(now, value, keeps_dtypes=keeps)
+        ):
+            dtype = dtype_for(now, value, keeps_dtypes=keeps)
+            owner._buffers[key] = value.to(now.device, dtype, copy=True)
             replaced.add(name)
     return replaced
 
