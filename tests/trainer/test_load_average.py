@@ -4,6 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from surestep.base.errors import CheckpointError
+from surestep.record.checkpoint.reader import open_checkpoint
+from surestep.record.export import export
 from tests import tiny
 
 
@@ -73,3 +76,12 @@ def test_loaded_average_gives_the_measured_loss(tmp_path, make, buffers):
         assert loss == pytest.approx(
             (run.best if which == "best" else run.last).metrics["val/loss"]
         )
+
+
+def test_average_of_a_renamed_weight_is_not_left_out_of_an_export(tmp_path):
+    average = {"kind": "ema", "decay": 0.8}
+    run = tiny.fit(tmp_path / "run", {"model": Renamed()}, average=average)
+    found = open_checkpoint(run.last.path)
+    with pytest.raises(CheckpointError, match=r"an average of last\.\w+, and the model's"):
+        export(found, tmp_path / "model.pt", average=True)
+    export(found, tmp_path / "model.pt")

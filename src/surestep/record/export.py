@@ -126,7 +126,16 @@ def _locate(found: CheckpointReader, *, average: bool) -> dict[str, _Location]:
                 f"{found.path} has no averaged weights. Train with average.kind='ema' or 'swa', "
                 "or leave out --average (average=True in Python)."
             )
+        optimizers = found.record["optimizers"].values()
+        groups = [group for optimizer in optimizers for group in optimizer["groups"]]
+        trained = {name for group in groups for name in group["names"]}
         for name, tensor in found.entries("average").items():
+            if name in trained and name not in locations:
+                raise CheckpointError(
+                    f"{found.path} has an average of {name}, and the model's state_dict has no "
+                    "such name: a hook changes it. Load the average and save the result: "
+                    "run.load_model(model, 'average'); torch.save(model.state_dict(), path)."
+                )
             if name not in locations:  # a buffer that no state dict holds
                 continue
             # The average of half-precision weights is in fp32; export the dtype of the model.
