@@ -17,6 +17,7 @@ from surestep.engine.checks.task import check_loss
 from surestep.engine.data.apply_transform import name_of
 from surestep.engine.data.batch_loader import BatchLoader, make_loader
 from surestep.engine.data.batched import NoData, with_ready_batches
+from surestep.engine.data.columns import check_validation_columns
 from surestep.engine.data.dataloader import check_no_sampler, loader_settings
 from surestep.engine.data.dataset import check_dtypes, count_samples, dataset_of
 from surestep.engine.data.make_source import describe_randomness, is_in_memory
@@ -91,6 +92,7 @@ def plan_task(
     task = with_ready_batches(task)
     excluded = _excluded(task, config)
     task = apply_order(task, excluded)
+    check_validation_columns(task.val)
     for name, data in task.val_sets().items():
         check_no_sampler(data, name)
     if not isinstance(task.model, nn.Module):

@@ -272,10 +272,10 @@ def test_data_of_two_dtypes_is_to_be_converted_to_what_fits(tmp_path, train, val
 
 
 def test_python_lists_as_data_are_described_shortly(tmp_path):
-    says = r"convert them to tensors: torch\.tensor\(data\)"
+    says = r"Convert lists with torch\.tensor\(data\)"
     with pytest.raises(DataError, match=says) as caught:
         fit(tmp_path / "run", (X.tolist(), Y.tolist()))
-    assert re.search(r"a list of \(a list of \(.*, \.\.\. 20 in all\)", str(caught.value))
+    assert re.search(r"a list of \(a list of 4, .*, \.\.\. 20 in all\)", str(caught.value))
     assert len(str(caught.value)) < 900
 
 

@@ -17,6 +17,7 @@ from torch.utils.data import (
 
 from surestep.base.errors import DataError
 from surestep.engine.batch import only_element
+from surestep.engine.data.columns import check_not_table
 from surestep.engine.data.sources import InMemory
 from surestep.engine.data.stream import check_restarts, is_stream, length_of, peek
 from surestep.engine.task.task import Task
@@ -39,8 +40,19 @@ def in_memory(data: Any) -> InMemory | None:
     if not values or not all(isinstance(value, (Tensor, np.ndarray)) for value in values):
         return None
     if isinstance(data, dict):
-        return InMemory({name: torch.as_tensor(value) for name, value in data.items()})
-    return InMemory(tuple(torch.as_tensor(value) for value in data))
+        return InMemory({name: _as_tensor(value) for name, value in data.items()})
+    return InMemory(tuple(map(_as_tensor, data)))
+
+
+def _as_tensor(value: Tensor | np.ndarray[Any, Any]) -> Tensor:
+    try:
+        return torch.as_tensor(value)
+    except TypeError as error:
+        raise DataError(
+            f"An array of shape {tuple(value.shape)} in the data has the dtype {value.dtype}, "
+            "which is not a type of torch. Convert numbers with .astype('float32'), and names of "
+            "classes to indices with numpy.unique(names, return_inverse=True)[1]."
+        ) from error
 
 
 def is_mixture(data: Any) -> bool:
@@ -82,6 +94,7 @@ def dataset_of(data: Any, part: str) -> Any:
                     "samples. Give a dataset with __len__ and __getitem__."
                 )
         return ConcatDataset([dataset_of(one, f"train[{name!r}]") for name, one in dataset.items()])
+    check_not_table(dataset, part)
     kind, memory = type(dataset).__name__, in_memory(dataset)
     if memory is not None:
         dataset = memory

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 from torch.utils.data import default_collate
 
@@ -14,13 +15,13 @@ from surestep.base.errors import DataError, SurestepError
 from surestep.base.text import format_bytes
 from surestep.base.warn import place_of
 from surestep.engine.batch import MicroBatch, flatten_tensors
+from surestep.engine.data.columns import describe_data, is_table
 from surestep.engine.device import ran_out
 
 _OUT_OF_BOUNDS = re.compile(r"Target (-?\d+) is out of bounds")
 _SHARED_MEMORY = re.compile(r"shared memory|</torch_\d+_")  # as torch words its errors
 _SHM = "/dev/shm"
 _LISTED = 8  # samples of an error
-_PARTS = 3  # parts of a sample that an error describes
 
 
 class Failed(NamedTuple):
@@ -67,7 +68,9 @@ def name_samples(
     epoch, first, wanted = span
     where = f"(epoch {epoch + 1}, positions {first} to {first + len(wanted) - 1})"
     if isinstance(samples, list) and samples and collate is default_collate:
-        forms = [_form(sample) for sample in samples]
+        if (value := _find_not_stacked(samples, wanted, part)) is not None:
+            return DataError(f"{value[0]} {where}, and torch cannot make a batch of it. {value[1]}")
+        forms = [describe_data(sample, None) for sample in samples]
         usual = Counter(forms).most_common(1)[0][0]
         for index, form in zip(wanted, forms, strict=False):
             if form != usual:
@@ -79,8 +82,8 @@ def name_samples(
                         "Otherwise, return"
                     )
                 return DataError(
-                    f"Sample {index} of the {part} data is {_form(odd, _PARTS)}, and most of its "
-                    f"batch are {_form(other, _PARTS)} {where}: {_shown(error)}. {advice} "
+                    f"Sample {index} of the {part} data is {describe_data(odd)}, and most of its "
+                    f"batch are {describe_data(other)} {where}: {_shown(error)}. {advice} "
                     "the same parts for every sample, or "
                     "pad them to one length in Task(collate_fn=...); or, if each element of the "
                     "data is a batch already, pass Task(batched=True)."
@@ -90,6 +93,55 @@ def name_samples(
     return DataError(
         f"Samples {names} of the {part} data could not be {did} {where}: {_shown(error)}."
     )
+
+
+def _find_not_stacked(
+    samples: Sequence[Any], indices: Sequence[int], part: str
+) -> tuple[str, str] | None:
+    """Return what `default_collate` cannot stack, where it is, and what to do; else None."""
+    found = zip(indices, map(_first_not_stacked, samples), strict=False)
+    bad = [(index, value) for index, value in found if value is not None]
+    if not bad:
+        return None
+    index, (path, value) = bad[0]
+    place = f"Part {path} of sample" if path else "Sample"
+    if value is not None:
+        return f"{place} {index} of the {part} data is {describe_data(value)}", _convert(value)
+    if len(bad) < len(samples):
+        leave = f", or leave it out: exclude_samples=[{index}]" if part == "train" else ""
+        fix = f"Return what the other samples have there{leave}."
+    elif path:
+        fix = (
+            "Return a tensor or a number there, or leave that part out. If the loss needs no "
+            "targets, return the inputs alone and pass Task(inputs=lambda batch: (batch, None))."
+        )
+    else:
+        fix = "Return the sample from __getitem__: (x, y)."
+    return f"{place} {index} of the {part} data is {describe_data(value)}", fix
+
+
+def _first_not_stacked(sample: Any, path: str = "") -> tuple[str, Any] | None:
+    """Return the first value in a sample that torch cannot stack, and its path."""
+    if isinstance(sample, Mapping):
+        parts = [(f"{path}[{name!r}]", sample[name]) for name in sample]
+    elif isinstance(sample, (tuple, list)):
+        parts = [(f"{path}[{index}]", value) for index, value in enumerate(sample)]
+    else:
+        is_stacked = isinstance(sample, (Tensor, np.ndarray, np.generic, int, float, str, bytes))
+        return None if is_stacked else (path, sample)
+    return next(filter(None, (_first_not_stacked(value, name) for name, value in parts)), None)
+
+
+def _convert(value: Any) -> str:
+    """Return how to convert a value that torch cannot stack."""
+    if type(value).__module__.startswith("PIL."):
+        return (
+            "Convert the image in __getitem__: torchvision.transforms.functional.to_tensor(image), "
+            "or torch.from_numpy(numpy.array(image))."
+        )
+    if is_table(value):
+        return "Convert it in __getitem__: torch.tensor(row.to_numpy())."
+    return "Convert it to a tensor in __getitem__, or make the batch in Task(collate_fn=...)."
 
 
 def explain_shared_memory(error: BaseException) -> DataError | None:
@@ -126,23 +178,6 @@ def _shown(error: Exception) -> str:
     text = f"{type(error).__name__}: {error}".rstrip(".")
     where = place_of(error)
     return f"{text} ({where})" if where else text
-
-
-def _form(sample: Any, most: int | None = None) -> str:
-    """Describe what torch's `default_collate` needs to be equal: the parts, names and shapes.
-
-    At most `most` parts of a tuple, list or dict are named, if it is given.
-    """
-    if isinstance(sample, (Mapping, tuple, list)):
-        is_dict = isinstance(sample, Mapping)
-        names = sorted(sample, key=repr) if is_dict else range(len(sample))
-        parts = [
-            (f"{name!r}: " if is_dict else "") + _form(sample[name], most) for name in names[:most]
-        ]
-        more = f", ... {len(sample)} in all" if len(parts) < len(sample) else ""
-        return f"a {'dict' if is_dict else type(sample).__name__} of ({', '.join(parts)}{more})"
-    shape = getattr(sample, "shape", None)
-    return f"a {type(sample).__name__}" + ("" if shape is None else f" of shape {tuple(shape)}")
 
 
 def explain_target(

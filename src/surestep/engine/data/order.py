@@ -1,6 +1,6 @@
 """The order of the training data: the Task's, or its DataLoader's, without excluded samples."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, RandomSampler, Subset
 
 from surestep.base.errors import ConfigError, DataError
 from surestep.engine.data.bptt import BPTTDataset
+from surestep.engine.data.columns import explain_columns
 from surestep.engine.data.dataloader import sampler_of, sampler_order
 from surestep.engine.data.dataset import count_samples, dataset_of, find_collate, is_mixture
 from surestep.engine.data.samplers.basic import BasicOrder
@@ -19,6 +20,8 @@ from surestep.engine.plan.batching import BatchLayout, DatasetView, SampleOrder
 from surestep.engine.plan.specs import ExcludedSamples
 from surestep.engine.rng import derive_seed, preserve_rng, seed_loading
 from surestep.engine.task.task import Task
+
+_LISTED = 8  # datasets that a message names
 
 
 def dataset_view(task: Task) -> DatasetView:
@@ -76,15 +79,20 @@ def apply_order(task: Task, skips: ExcludedSamples | None = None) -> Task:
         order = sampled if order is None else order
     if order is None:
         if is_mixture(train):
-            names = ", ".join(f"{name!r}: {1 / len(train):.2g}" for name in train)
-            raise DataError(
-                f"train is {len(train)} datasets, and their shares are not set. Set "
-                f"Task(sampler=surestep.samplers.mixture({{{names}}})), or give a ConcatDataset "
-                "to read each sample once."
-            )
+            raise explain_columns(train, "train") or _missing_shares(train)
         return task
     order = order if skips is None else FilteredOrder(order, skips)
     return replace(task, sampler=order.bind(dataset_view(task)))
+
+
+def _missing_shares(datasets: Mapping[str, Any]) -> DataError:
+    shares = [f"{name!r}: {1 / len(datasets):.2g}" for name in datasets]
+    more = ", ..." if len(shares) > _LISTED else ""
+    return DataError(
+        f"train is a dict of {len(shares)} datasets, and their shares are not set. Set "
+        f"Task(sampler=surestep.samplers.mixture({{{', '.join(shares[:_LISTED])}{more}}})), or "
+        "give a ConcatDataset to read each sample once."
+    )
 
 
 def excluded_samples(task: Task, indices: Iterable[int], source: str) -> ExcludedSamples:

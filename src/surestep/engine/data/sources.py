@@ -23,6 +23,7 @@ from torch.utils.data import (
 
 from surestep.base.errors import DataError
 from surestep.engine.data.batched import BatchedDataset
+from surestep.engine.data.columns import explain_columns
 from surestep.engine.data.failures import Failed, checked, name_sample, name_samples
 from surestep.engine.data.workers import Loader, begin_worker
 from surestep.engine.own_generators import OwnGenerators
@@ -92,7 +93,7 @@ class InMemory(Dataset[Any]):
                 if rows is None:
                     batch[name] = tensor[part].clone()
                 else:
-                    batch[name] = tensor.index_select(0, rows[part])
+                    batch[name] = _select(tensor, rows[part])
             yield batch if is_named else tuple(batch.values())
 
     def follow(self, dataset: Any, epoch: int) -> bool:
@@ -127,6 +128,16 @@ class InMemory(Dataset[Any]):
 
     def close(self) -> None:
         """Do nothing: there are no workers."""
+
+
+def _select(tensor: Tensor, rows: Tensor) -> Tensor:
+    try:
+        return tensor.index_select(0, rows)
+    except NotImplementedError as error:
+        raise DataError(
+            f"A tensor of the data has the dtype {tensor.dtype}, whose rows torch cannot select. "
+            "Convert it with .to(torch.int64)."
+        ) from error
 
 
 def _is_same_array(one: Tensor, other: Tensor) -> bool:
@@ -215,7 +226,10 @@ class SeededDataset(Dataset[Any]):
         try:
             return self.collate(samples)
         except Exception as error:
-            raise name_samples(error, self.part, batch, samples, self.collate) from error
+            is_default = self.collate is default_collate
+            columns = explain_columns(self.dataset, self.part) if is_default else None
+            named = name_samples(error, self.part, batch, samples, self.collate)
+            raise columns or named from error
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, unless this process has set it; an evaluation may set a different one."""
