@@ -87,9 +87,12 @@ def split_batch(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
             f"A batch has the keys {sorted(map(str, batch))}, and it is not clear which of them "
             "has the targets. Set Task(inputs=lambda batch: ({'x': batch['x']}, batch['y']))."
         )
+    if batch is None:
+        raise DataError("A batch is None. Return (x, y) from collate_fn, or from the dataset.")
     raise DataError(
         f"A batch is a {type(batch).__name__}, and it is not clear which part is the targets. "
-        "Let the dataset return (x, y), or set Task(inputs=lambda batch: (batch, targets))."
+        "Let the dataset return (x, y), or pass tensors (x, y). Or set "
+        "Task(inputs=lambda batch: (batch, targets)), with None for a loss that needs no targets."
     )
 
 

@@ -123,3 +123,13 @@ def preserve_weights(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for parameter, values in kept:
                 to_local(parameter.detach()).copy_(values)
+
+
+def needs_gradient_hint(error: BaseException) -> str:
+    """Return what to do about an error of a gradient that is computed under no_grad, or ""."""
+    if "does not require grad and does not have a grad_fn" not in str(error):
+        return ""
+    return (
+        "Evaluations and the check of the first batch run without gradients. Compute the "
+        "gradient under `with torch.enable_grad():`, from inputs after .requires_grad_()."
+    )

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import ConfigError, ParallelError
@@ -258,7 +257,6 @@ def predict_run(
             planned.loss,
             autocast=autocast(planned.plan),
             passes=mc_dropout,
-            grad_off=torch.inference_mode,
             watch=None if watch is None else lambda done: watch(done, total),
             folder=folder,
         )

@@ -22,7 +22,7 @@ def predicted(parts=None, part="test", passes=None, watch=None, **said):
     task = planned.task
     data = {"test": task.test, "train": task.train, **task.val_sets()}[part]
     loader = make_predict_loader(data, part, task=task, plan=planned.plan)
-    parts = {"autocast": autocast(planned.plan), "grad_off": torch.inference_mode}
+    parts = {"autocast": autocast(planned.plan)}
     try:
         return predict(planned.model, loader, planned.loss, passes=passes, watch=watch, **parts)
     finally:

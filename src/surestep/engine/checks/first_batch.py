@@ -63,7 +63,7 @@ from surestep.engine.metrics.base import (
 )
 from surestep.engine.metrics.copies import copy_metric
 from surestep.engine.metrics.whole_set import WholeSetMetric, metric_error
-from surestep.engine.model.forward_errors import FAILURES, explain_forward
+from surestep.engine.model.forward_errors import FAILURES, explain_forward, nesting_hint
 from surestep.engine.model.forward_writes import ForwardWrites
 from surestep.engine.model.preserve import preserve_buffers
 from surestep.engine.modes import TrainModes, preserve_modes
@@ -209,8 +209,9 @@ class _Checks:
         """Return the outputs of the model."""
         try:
             return self.model(*micro.args, **micro.kwargs)
-        except (*FAILURES, MemoryError) as error:
-            if is_network_error(error):  # the model waits for other ranks, as FSDP's does
+        except (*FAILURES, MemoryError, AttributeError) as error:
+            is_of_model = isinstance(error, AttributeError) and not nesting_hint(micro.args)
+            if is_of_model or is_network_error(error):  # it waits for other ranks, as FSDP's does
                 raise
             shapes = describe_shapes((micro.args, dict(micro.kwargs)))
             if ran_out(error):

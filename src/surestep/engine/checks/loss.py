@@ -14,6 +14,7 @@ from surestep.engine.batch import MicroBatch, batch_size_of, describe_shapes
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.base import Squash
 from surestep.engine.model.compile import DispatchMode
+from surestep.engine.modes import needs_gradient_hint
 
 _SQUASHES: dict[str, Squash] = {"sigmoid": "sigmoid", "_softmax": "softmax"}
 _PASS_ON = ("clamp", "_to_copy", "clone", "contiguous")
@@ -79,9 +80,10 @@ def compute_checked_loss(loss: Loss, outputs: Any, targets: Any, micro: MicroBat
         try:
             value = loss.value(outputs, targets)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            hint = needs_gradient_hint(error)
             raise TaskError(
                 f"The loss fails on the first batch, whose outputs and targets have shapes "
-                f"{describe_shapes((outputs, targets))}: {error}"
+                f"{describe_shapes((outputs, targets))}: {error}" + (f". {hint}" if hint else "")
             ) from error
     # torch's own losses broadcast where a dispatch mode does not see it, but warn.
     if broadcast.found or any("Using a target size" in str(entry.message) for entry in warned):

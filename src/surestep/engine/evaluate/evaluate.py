@@ -46,23 +46,20 @@ class EvaluationInterrupted(Exception):
 
 @contextmanager
 def inference(
-    model: nn.Module,
-    loader: BatchLoader,
-    loss: Loss,
-    grad_off: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
-    writes: Sequence[Slot] = (),
+    model: nn.Module, loader: BatchLoader, loss: Loss, writes: Sequence[Slot] = ()
 ) -> Iterator[None]:
     """Put a model and its loss in eval mode without gradients; restore modes and state.
 
-    `torch.no_grad` is the default because a model that keeps a tensor of its forward could not
-    train with an inference tensor. `writes` are the parameters that a forward changes.
+    Not in `inference_mode`: a model could neither train with a tensor that it kept of a forward,
+    nor compute a gradient in its forward under `enable_grad`. `writes` are the parameters that a
+    forward changes.
     """
     with (
         eval_mode(model),
         nullcontext() if loss.module is None else eval_mode(loss.module),
         # Observers change their buffers in eval mode too.
         preserve_buffers(model, own_module(loss), writes=writes),
-        grad_off(),
+        torch.no_grad(),
         preserve_torch_rng(loader.device),
     ):
         try:

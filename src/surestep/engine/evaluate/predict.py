@@ -102,7 +102,6 @@ def predict(
     *,
     autocast: AbstractContextManager[Any],
     passes: int | None = None,
-    grad_off: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
     watch: Callable[[int], object] | None = None,
     folder: Path | None = None,
     writes: Sequence[Slot] = (),
@@ -116,7 +115,6 @@ def predict(
         autocast: the context of a forward.
         passes: of Monte-Carlo dropout, with only dropout in train mode. The dropped units depend on
             the seed, the pass, and the position and size of the batch.
-        grad_off: the context without gradients.
         watch: called after each batch with the number of samples done.
         folder: of the temporary files of what does not fit into memory.
         writes: parameters that a forward changes, to restore.
@@ -137,7 +135,7 @@ def predict(
         with autocast:
             return loss.predictions(model(*micro.args, **micro.kwargs))
 
-    with inference(model, loader, loss, grad_off, writes):
+    with inference(model, loader, loss, writes):
         if dropping:
             set_modes([(module, module in dropping) for module in model.modules()])
         for batch in measured_batches(loader):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from surestep.base.errors import TaskError
+from surestep.base.errors import DataError, TaskError
 from surestep.engine.batch import MicroBatch, batch_size_of, count_rows_left, count_samples_of
 from surestep.engine.device import place
 from surestep.engine.losses.follow import LossOptions
@@ -85,7 +85,16 @@ class Loss:
     def count_items(self, batch: Any, targets: Any, samples: int | None) -> float:
         """Return the items of a micro-batch; `samples` were read, None if it is ready-made."""
         if not self.counts_samples:
-            return self.items(batch, targets)
+            try:
+                return self.items(batch, targets)
+            except AttributeError as error:
+                if targets is not None:
+                    raise
+                raise DataError(
+                    f"The targets of a batch are None, and {self.label} compares the outputs with "
+                    "them. Return (x, y) from the dataset; or to compare with the inputs, set "
+                    "Task(inputs=lambda batch: (batch[0], batch[0]))."
+                ) from error
         if targets is None and samples is not None:
             return count_rows_left(batch, samples)
         return count_samples_of(batch if targets is None else targets, samples, batch)

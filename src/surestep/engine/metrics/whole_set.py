@@ -18,6 +18,7 @@ from surestep.base.errors import TaskError
 from surestep.engine.batch import as_members, describe_tensors, flatten_tensors, map_tensors
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.metrics.row_buffer import RowBuffer
+from surestep.engine.modes import needs_gradient_hint
 from surestep.engine.value import Value
 
 _SAY = "Give surestep.whole_set(fn, preprocess=...), which returns a pair of tensors to keep"
@@ -95,6 +96,8 @@ def metric_error(name: str, where: str, error: Exception, outputs: Any, targets:
             " numpy has no bfloat16: use outputs.float() in the metric, or surestep.whole_set(fn), "
             "whose function gets float32."
         )
+    elif hint := needs_gradient_hint(error):
+        remedy = f" {hint}"
     return TaskError(
         f"metrics[{name!r}] fails {where}: {text}. It got outputs {describe_tensors(outputs)} and "
         f"targets {describe_tensors(targets)}.{remedy}"

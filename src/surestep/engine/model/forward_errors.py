@@ -1,12 +1,15 @@
 """Errors of a forward: which module, what it got, and how to convert it."""
 
+from collections.abc import Mapping
 from inspect import getinnerframes
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import DataError
 from surestep.engine.batch import MicroBatch, describe_tensors, flatten_tensors
+from surestep.engine.modes import needs_gradient_hint
 
 _CALL = nn.Module._call_impl.__code__
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -35,7 +38,25 @@ def explain_forward(error: Exception, model: nn.Module, micro: MicroBatch) -> st
             "samples are Python lists, convert them to tensors: torch.tensor(data)."
         )
     hint = _hint(module, got[0], inputs=inputs) if got else ""
+    if more := needs_gradient_hint(error) or nesting_hint(micro.args):
+        hint = f"{hint} {more}".strip()
+        return f"{text}: {where} {hint}"
     return f"{where} {hint}" if hint else f"{text}: {where}"
+
+
+def nesting_hint(args: tuple[Any, ...]) -> str:
+    """Return how to pass the parts of a nested input to the model one by one, or ""."""
+    for index, arg in enumerate(args):
+        if not isinstance(arg, (tuple, list, Mapping)) or not flatten_tensors(arg):
+            continue
+        kind = "dict" if isinstance(arg, Mapping) else type(arg).__name__
+        what = f"batch[{index}]" if kind == "dict" else f"tuple(batch[{index}])"
+        return (
+            f"Part {index} of a batch is a {kind}, which the model gets as one argument. To pass "
+            f"its {len(arg)} parts as separate arguments, set Task(inputs=lambda batch: ({what}, "
+            "batch[-1]))."
+        )
+    return ""
 
 
 def _hint(module: nn.Module, got: Tensor, *, inputs: list[Tensor]) -> str:

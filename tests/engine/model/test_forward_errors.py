@@ -1,0 +1,141 @@
+"""Errors of a forward: which module, what it got, and what to do."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from surestep.base.errors import DataError, TaskError
+from surestep.trainer.evaluator import evaluate_run, predict_run
+from tests import tiny
+
+X, Y = tiny.data()
+UNDER = "Compute the gradient under `with torch.enable_grad():`"
+
+
+class Forces(nn.Module):
+    """The gradient of an energy by the positions, as force fields compute it."""
+
+    def __init__(self, context=torch.enable_grad):
+        super().__init__()
+        self.net, self.context = tiny.model(), context
+
+    def forward(self, x):
+        with self.context():
+            x = x.detach().requires_grad_()
+            energy = self.net(x).sum()
+            return torch.autograd.grad(energy, x, create_graph=self.training)[0]
+
+
+class Usual(torch.autograd.set_grad_enabled):
+    """The mode in which the forward was called."""
+
+    def __init__(self):
+        super().__init__(torch.is_grad_enabled())
+
+
+def slope(outputs, targets):
+    return torch.autograd.grad(outputs.sum(), outputs)[0].mean()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"model": Forces(Usual), "loss": nn.MSELoss(), "train": (X, X)},
+        {"model": nn.Sequential(nn.Linear(4, 4), Forces(Usual)), "train": (X, X), "loss": "mse"},
+        {"loss": slope},
+        {"metrics": {"slope": slope}},
+    ],
+    ids=["model", "submodule", "loss", "metric"],
+)
+def test_gradient_without_a_graph_is_named_with_what_to_do(tmp_path, parts):
+    with pytest.raises(TaskError) as caught:
+        tiny.fit(tmp_path, {"val": parts.get("train", (X, Y)), **parts})
+    assert "does not require grad and does not have a grad_fn" in str(caught.value)
+    assert UNDER in str(caught.value)
+
+
+def test_gradient_in_a_forward_is_the_same_in_every_command(tmp_path):
+    torch.manual_seed(0)
+    parts = {"model": Forces(), "loss": nn.MSELoss(), "train": (X, X), "val": (X, X)}
+    run = tiny.fit(tmp_path, parts, max_steps=3)
+    config, task = tiny.config(max_steps=3), tiny.task(**parts)
+    net = Forces()
+    run.load_model(net, which="last")
+    plain = net.eval()(X)
+    _, metrics = evaluate_run(run, task, config, split="val", which="last")
+    assert metrics["val/loss"] == pytest.approx(float(nn.functional.mse_loss(plain, X)))
+    _, predicted = predict_run(run, task, config, split="val", which="last")
+    assert torch.allclose(torch.from_numpy(predicted["output"]), plain)
+
+
+class Rows(Dataset):
+    """Samples whose inputs are nested."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        nested = {"x": X[index], "t": X[index]} if self.kind is dict else self.kind([X[index]] * 2)
+        return nested, Y[index]
+
+
+class Both(nn.Module):
+    """A model of two inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = tiny.model()
+
+    def forward(self, x, t):
+        return self.net(x + t)
+
+
+class Pair(Both):
+    """A model of one input with two parts, which fails by an AttributeError for a list."""
+
+    def forward(self, pair):
+        return self.net(pair.flatten(1))
+
+
+@pytest.mark.parametrize("model", [Both, Pair, tiny.model])
+@pytest.mark.parametrize("kind", [tuple, list, dict])
+def test_nested_input_of_a_sample_is_named_with_how_to_pass_its_parts(tmp_path, kind, model):
+    with pytest.raises(TaskError) as caught:
+        tiny.fit(tmp_path, {"train": Rows(kind), "model": model()})
+    text = "batch[0]" if kind is dict else "tuple(batch[0])"
+    assert f"Task(inputs=lambda batch: ({text}, batch[-1]))" in str(caught.value)
+    assert f"Part 0 of a batch is a {'dict' if kind is dict else 'list'}" in str(caught.value)
+    split = (lambda b: (b[0], b[-1])) if kind is dict else (lambda b: (tuple(b[0]), b[-1]))
+    tiny.fit(tmp_path, {"train": Rows(kind), "model": Both(), "inputs": split}, max_steps=1)
+
+
+def test_attribute_error_of_a_model_with_plain_inputs_is_not_explained(tmp_path):
+    class Wrong(nn.Module):
+        def forward(self, x):
+            return self.missing(x)
+
+    with pytest.raises(AttributeError, match="missing"):
+        tiny.fit(tmp_path, {"model": nn.Sequential(tiny.model(), Wrong())})
+
+
+@pytest.mark.parametrize("part", ["train", "val"])
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.MSELoss(), nn.L1Loss(), "multiclass"])
+def test_missing_targets_are_named_with_what_to_do(tmp_path, part, loss):
+    def inputs(batch):
+        return batch[0], (None if len(batch) == 1 else batch[1])
+
+    targets = torch.zeros(len(X), 3) if not isinstance(loss, (nn.CrossEntropyLoss, str)) else Y
+    parts = {"train": (X, targets), "val": (X, targets), "loss": loss, "inputs": inputs}
+    with pytest.raises(DataError) as caught:
+        tiny.fit(tmp_path, {**parts, part: (X,)})
+    assert "The targets of a batch are None, and " in str(caught.value)
+    assert "Task(inputs=lambda batch: (batch[0], batch[0]))" in str(caught.value)
+
+
+def test_batch_of_none_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"A batch is None\. Return \(x, y\) from collate_fn"):
+        tiny.fit(tmp_path, {"train": Rows(tuple), "collate_fn": lambda samples: None})
