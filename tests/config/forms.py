@@ -543,8 +543,8 @@ FOREIGN = [
     ("greater_is_better=True", "Use validation.mode='max' or 'min'."),
     ("early_stopping_patience=3", "Use early_stop.patience=3."),
     ("callbacks=[]", "Use Trainer(task, config, callbacks=[...])."),
-    ("report_to='wandb'", "Use Trainer(task, config, callbacks=[...])."),
-    ("logger=True", "Use Trainer(task, config, callbacks=[...])."),
+    ("report_to='wandb'", "Use logging.trackers='tensorboard', 'mlflow' or 'wandb'; a run fold"),
+    ("logger=True", "Use logging.trackers='tensorboard', 'mlflow' or 'wandb'; a run folder"),
     ("output_dir='out'", "Use Trainer(task, config, run='runs/mine'), or --run runs/mine."),
     (
         "resume_from_checkpoint=True",

@@ -114,3 +114,32 @@ def test_torch_param_group_is_rejected_with_its_replacement(group):
     instead = "surestep.ParamGroup('head.*', lr=1e-3)"
     assert f"Use groups=[{instead}]" in str(caught.value)
     assert surestep.Optim(groups=[eval(instead)]).groups
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("logger", True, "Set it in the Config: logging.trackers='tensorboard', 'mlflow' or 'wan"),
+        ("logger", False, "Set it in the Config: logging.trackers='tensorboard', 'mlflow' or 'wa"),
+        ("loggers", [], "Set it in the Config: logging.trackers='tensorboard', 'mlflow' or 'wandb"),
+        ("max_epochs", 3, "Set it in the Config: epochs=3."),
+        ("gradient_clip_val", 0.5, "Set it in the Config: max_grad_norm=0.5."),
+        ("epochs", 3, "Set it in the Config: Config(epochs=...)."),
+        ("optim", surestep.Optim(), "Set it in the Config: Config(optim=...)."),
+        ("fast_dev_run", True, "Use surestep train RECIPE --dry-run."),
+    ],
+)
+@pytest.mark.parametrize("start", [surestep.Trainer, surestep.prepare, surestep.Task])
+def test_argument_that_is_an_option_is_named_with_where_to_set_it(
+    tmp_path, start, argument, value, message
+):
+    given = (tiny.model(), "mse") if start is surestep.Task else (tiny.task(), CONFIG)
+    with pytest.raises((ConfigError, TaskError)) as caught:
+        start(*given, **{argument: value})
+    called = f"{start.__name__}() has no argument {argument!r}. "
+    assert str(caught.value).startswith(called + message)
+
+
+def test_misspelled_argument_is_still_named_with_a_similar_one():
+    with pytest.raises(ConfigError, match="Did you mean 'callbacks'"):
+        surestep.Trainer(tiny.task(), CONFIG, callback_list=[])

@@ -4,6 +4,7 @@ Options have the same names in Python, in TOML and on the command line. This pac
 each option means; the rules in `engine/rules/` decide the options that are not set.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from operator import attrgetter
@@ -41,6 +42,7 @@ from surestep.config.option import (
 from surestep.config.parallel import Parallel
 from surestep.config.plugin_options import PLUGINS, PluginOptions, describe_plugin
 from surestep.config.schedule import Schedule
+from surestep.config.spellings import what_to_use
 from surestep.config.types import (
     Clock,
     Count,
@@ -355,6 +357,17 @@ def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
 def option_info(name: str) -> OptionInfo | None:
     """Return what the declaration of an option says, by its full name; None if there is none."""
     return _declarations().get(name)
+
+
+def argument_instead(name: str, value: Any) -> str | None:
+    """Return what to use instead of an argument that is an option, also of another library."""
+    if name in Config.model_fields:
+        return f"Set it in the Config: Config({name}=...)."
+    use = what_to_use(name, value)
+    if use is None:
+        return None
+    is_option = re.match(r"[a-z_]+(\.[a-z_]+)?=", use) is not None
+    return f"Set it in the Config: {use}." if is_option else f"Use {use}."
 
 
 def has_requirements(option: str, chosen: Choice) -> bool:

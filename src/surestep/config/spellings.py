@@ -196,13 +196,13 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "early_stop.min_delta={r}": "early_stopping_threshold",
     "early_stop.start='{v} epochs'": "start_from_epoch",
     "run.load_model(model, which='best') after fit()": "load_best_model_at_end",
-    "Trainer(task, config, callbacks=[...])": (
-        "callbacks callback logger loggers report_to log_with trackers tensorboard wandb run_name "
-        "plugins"
+    "Trainer(task, config, callbacks=[...])": "callbacks callback plugins",
+    "logging.trackers='tensorboard', 'mlflow' or 'wandb'; a run folder has all numbers anyway": (
+        "logger loggers report_to log_with tracking trackers tracker tensorboard wandb mlflow"
     ),
     "Trainer(task, config, run='runs/mine'), or --run runs/mine": (
-        "output_dir default_root_dir project_dir logging_dir save_dir dirpath checkpoint_dir "
-        "overwrite_output_dir"
+        "run_name output_dir default_root_dir project_dir logging_dir save_dir dirpath "
+        "checkpoint_dir overwrite_output_dir"
     ),
     "the same run folder again, which resumes: Trainer(task, config, run='runs/mine'), or "
     "--run runs/mine": ("resume_from_checkpoint ckpt_path resume restore_best_weights last_epoch"),

@@ -28,7 +28,7 @@ from surestep.base.paths import (
 )
 from surestep.base.text import describe_value, print_escaped
 from surestep.base.torch_release import describe_newer
-from surestep.config.config import Config, option_info, plugin_options
+from surestep.config.config import Config, argument_instead, option_info, plugin_options
 from surestep.config.option import is_off
 from surestep.engine.data.stream_loader import StreamLoader, describe_resume
 from surestep.engine.distributed.communicator import ALONE, Communicator
@@ -82,7 +82,7 @@ from surestep.trainer.spike_rollback import SpikeWatch
 from surestep.trainer.trackers import TrackerThreads, check_trackers
 
 
-@suggest_arguments(ConfigError)
+@suggest_arguments(ConfigError, argument_instead)
 def prepare(
     task: Task,
     config: Config,

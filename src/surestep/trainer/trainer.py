@@ -8,7 +8,7 @@ from typing import Any
 
 from surestep.base.arguments import suggest_arguments
 from surestep.base.errors import ConfigError
-from surestep.config.config import Config
+from surestep.config.config import Config, argument_instead
 from surestep.engine.evaluate.predict import Predictions
 from surestep.engine.step.callback import Callback
 from surestep.engine.task.task import Task
@@ -22,7 +22,7 @@ from surestep.trainer.resume import Resume
 from surestep.trainer.session import Session
 
 
-@suggest_arguments(ConfigError)
+@suggest_arguments(ConfigError, argument_instead)
 class Trainer:
     """Train a task with a config, and evaluate it.
 

@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import pytest
 
 from surestep.base.errors import ConfigError
-from tests.tiny import GPU, LOADED, decide
+from tests.tiny import FACTS, GPU, LOADED, VALIDATED, decide
 
 
 @pytest.mark.parametrize(
@@ -22,3 +24,34 @@ def test_device_index_must_exist():
     assert decide({"device": "cuda:0"}, GPU).device.index == 0
     with pytest.raises(ConfigError, match="This machine has: cpu, cuda:0"):
         decide({"device": "cuda:1"}, GPU)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "meant"),
+    [
+        *(("acc", "accuracy"), ("val_acc", "accuracy"), ("val/acc", "accuracy")),
+        *(("Accuracy", "accuracy"), ("val_loss", "loss"), ("eval_loss", "loss")),
+    ],
+)
+def test_metric_by_the_name_that_other_libraries_use_is_recognized(wanted, meant):
+    with pytest.raises(ConfigError, match=f"is not measured.* Did you mean '{meant}'"):
+        decide({"validation.metric": wanted}, given=VALIDATED)
+
+
+def test_metric_that_nothing_resembles_is_rejected_without_a_proposal():
+    with pytest.raises(ConfigError, match="is not measured") as caught:
+        decide({"validation.metric": "f1"}, given=VALIDATED)
+    assert "Did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("acc", "max"), ("Accuracy", "max"), ("AUROC", "max"), ("RMSE", "min"), ("score", None)],
+)
+def test_direction_of_a_metric_follows_from_its_usual_names(name, mode):
+    given = replace(VALIDATED, metrics={name: None})
+    if mode is not None:
+        assert decide({"validation.metric": name}, FACTS, given).validation_mode == mode
+        return
+    with pytest.raises(ConfigError, match="It is not known whether a larger val/score is better"):
+        decide({"validation.metric": name}, FACTS, given)

@@ -19,9 +19,19 @@ X, Y = tiny.data()
         ),
         ({"metrics": {"loss": max}}, r"A metric cannot be called 'loss'\. Choose another name"),
         ({"metrics": {"val/a": max}}, r"A metric cannot be called 'val/a'"),
-        ({"val": {"train": (X, Y)}}, r"called 'train'"),
-        ({"val": {"test": (X, Y)}, "test": (X, Y)}, r"called 'test'"),
-        ({"val": {"a/b": (X, Y)}}, r"called 'a/b'"),
+        ({"val": {"train": (X, Y)}}, r"'train', the name of the training data.*'train_part': "),
+        ({"val": {"test": (X, Y)}, "test": (X, Y)}, r"'test', the name of Task\(test=\.\.\.\)"),
+        ({"val": {"test": (X, Y)}}, r"Use another name, such as val=\{'test_part': \.\.\.\}"),
+        (
+            {"val": {"a/b": (X, Y)}},
+            r"called 'a/b': its metrics are called 'set/metric'\. Use 'a_b'",
+        ),
+        ({"metrics": {"acc": "acc"}}, r"is a str, .*Write metrics=\{'acc': lambda outputs, targ"),
+        ({"metrics": "acc"}, r"is a str, not a dict of functions by name\. Write metrics=\{'accur"),
+        (
+            {"metrics": ["acc"]},
+            r"is a list, not a dict of functions by name\. Write metrics=\{'acc",
+        ),
     ],
 )
 def test_invalid_argument_of_task_is_rejected(parts, sentence):

@@ -28,6 +28,8 @@ from surestep.engine.step_outcome import Logged
 from surestep.engine.value import Value
 
 _BY_SUMS = "Give a function of (outputs, targets) that returns (sum, count)"
+# What to type for a metric that is not a function; "{!r}" is its name.
+EXAMPLE = "metrics={{{!r}: lambda outputs, targets: (outputs.argmax(1) == targets).float().mean()}}"
 logged: list[tuple[str, Tensor]] = []
 
 
@@ -224,7 +226,8 @@ def check_metric(name: str, metric: Any) -> None:
     if not (has_methods if hasattr(metric, "compute") else callable(metric)):
         raise TaskError(
             f"metrics[{name!r}] is a {type(metric).__name__}, which is not a function of (outputs, "
-            "targets), nor an object with update, compute and reset, such as those of torchmetrics."
+            "targets), nor an object with update, compute and reset, such as those of "
+            f"torchmetrics. Write {EXAMPLE.format(name)}."
         )
 
 

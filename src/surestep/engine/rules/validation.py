@@ -8,7 +8,20 @@ from surestep.engine.plan.context import Decision, PlanContext, rule
 from surestep.engine.plan.specs import raw_name
 
 LARGER_IS_BETTER = frozenset(
-    ("accuracy", "auroc", "auc", "f1", "precision", "recall", "iou", "dice", "map", "bleu", "r2")
+    (
+        "accuracy",
+        "acc",
+        "auroc",
+        "auc",
+        "f1",
+        "precision",
+        "recall",
+        "iou",
+        "dice",
+        "map",
+        "bleu",
+        "r2",
+    )
 )
 SMALLER_IS_BETTER = frozenset(("loss", "error", "mse", "mae", "rmse", "perplexity", "wer", "cer"))
 
@@ -84,7 +97,11 @@ def metric(ctx: PlanContext) -> Decision:
         split in _measured_sets(ctx) and _metric_with_key(ctx, name)
     ):
         known = [name.rpartition("/")[2] for name in measured_names(ctx)]
-        close = get_close_matches(wanted.rpartition("/")[2], known, n=1)
+        own = wanted.rpartition("/")[2].lower()
+        last = own.rpartition("_")[2]  # of val_acc, as other libraries name it
+        close = get_close_matches(own, known, n=1) or [
+            name for name in known if name.lower().startswith(last) or last.startswith(name.lower())
+        ]
         meant = f" Did you mean {close[0]!r}?" if close else ""
         if task.objects and not meant:
             of = task.objects[0]
@@ -131,4 +148,5 @@ def better_direction(ctx: PlanContext) -> Literal["min", "max"] | None:
     declared = ctx.task_info.metrics.get(_metric_with_key(ctx, name) or name)
     if declared is not None:
         return declared
+    name = name.lower()
     return "max" if name in LARGER_IS_BETTER else "min" if name in SMALLER_IS_BETTER else None

@@ -12,6 +12,7 @@ from torch import nn
 
 from surestep.base.arguments import suggest_arguments
 from surestep.base.errors import TaskError
+from surestep.config.config import argument_instead
 from surestep.config.optim import Optim
 from surestep.config.schedule import Schedule
 from surestep.engine.batch import batch_as_inputs, split_batch, split_named
@@ -31,7 +32,7 @@ from surestep.engine.losses.model_loss import (
 )
 from surestep.engine.losses.multi import check_several
 from surestep.engine.losses.registry import get_loss
-from surestep.engine.metrics.base import check_metric
+from surestep.engine.metrics.base import EXAMPLE, check_metric
 from surestep.engine.plan.batching import SampleOrder
 from surestep.engine.schedule.registry import UserFunction
 from surestep.engine.task.init_weights import Source, as_init
@@ -56,7 +57,7 @@ class OptimizerSpec:
     modules: Sequence[str] = ()
 
 
-@suggest_arguments(TaskError)
+@suggest_arguments(TaskError, argument_instead)
 @dataclass(frozen=True)
 class Task:
     """What to train, on which data, and how to measure it.
@@ -173,18 +174,24 @@ class Task:
         self._check_data()
         if not isinstance(self.metrics, Mapping):
             raise TaskError(
-                f"metrics is a {type(self.metrics).__name__}, not a dict. Give each a name: "
-                "metrics={'accuracy': accuracy}."
+                f"metrics is a {type(self.metrics).__name__}, not a dict of functions by name. "
+                f"Write {EXAMPLE.format('accuracy')}."
             )
         for name, metric in self.metrics.items():
             check_metric(name, metric)
             if "/" in name or name in ("loss", *self.loss_names()):
                 raise TaskError(f"A metric cannot be called {name!r}. Choose another name.")
         for name in self.val_sets():
-            if "/" in name or name in ("train", "test"):
+            if "/" in name:
                 raise TaskError(
-                    f"A validation set cannot be called {name!r}: the name is taken, or "
-                    "has a slash. Choose another name."
+                    f"A validation set cannot be called {name!r}: its metrics are called "
+                    f"'set/metric'. Use {name.replace('/', '_')!r}."
+                )
+            if name in ("train", "test"):
+                meant = "the training data" if name == "train" else "Task(test=...)"
+                raise TaskError(
+                    f"A validation set cannot be called {name!r}, the name of {meant}. Use another "
+                    f"name, such as val={{'{name}_part': ...}}."
                 )
 
     def _check_data(self) -> None:
