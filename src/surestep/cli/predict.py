@@ -74,13 +74,13 @@ def run(
         write(found.arrays)
     for notice in found.notices:
         print_escaped(notice, file=sys.stderr)
-    summary = f"{describe_which(selected)}step {saved.step}: {len(found)} samples of {split}"
+    summary = f"{describe_which(selected)}step {saved.step}: {found.samples} samples of {split}"
     passes = "" if found.passes is None else f", {found.passes} passes"
     print_escaped(f"{summary}{passes}", file=sys.stderr)
     if json:
         shapes = {name: list(array.shape) for name, array in found.arrays.items()}
         step = {"step": saved.step, "checkpoint": str(saved.path), "notices": found.notices}
-        print_json(dumps({"path": str(path), "samples": len(found), "arrays": shapes, **step}))
+        print_json(dumps({"path": str(path), "samples": found.samples, "arrays": shapes, **step}))
     else:
         print_escaped(str(path))
     return 0

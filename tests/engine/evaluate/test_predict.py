@@ -43,7 +43,26 @@ def test_predictions_equal_the_plain_forward_for_any_batch_size(size):
     np.testing.assert_allclose(found["output"], expected(), rtol=1e-5, atol=1e-6)
     assert (found["prediction"] == expected().argmax(1)).all()
     assert (found["target"] == Y.numpy()).all()
-    assert (len(found), found.passes, found.notices) == (20, None, ())
+    assert (found.samples, found.passes, found.notices) == (20, None, ())
+
+
+def test_predictions_are_a_mapping_of_arrays_by_name():
+    found = predicted({"test": (X, Y)}, validation={})
+    names = ["index", "output", "prediction", "target"]
+    assert list(found) == list(found.keys()) == names
+    assert len(found) == len(names)
+    assert all(found[name] is array for name, array in found.items())
+    assert dict(found).keys() == {**found}.keys() == found.arrays.keys()
+    assert "output" in found
+    assert "outputs" not in found
+    assert found.get("outputs") is None
+    assert found.samples == len(X)
+
+
+@pytest.mark.parametrize(("name", "meant"), [("outputs", "Did you mean 'output'"), (0, "Known: ")])
+def test_array_that_does_not_exist_is_named_with_those_that_do(name, meant):
+    with pytest.raises(KeyError, match=meant):
+        predicted({"test": (X, Y)}, validation={})[name]
 
 
 class Stored(torch.utils.data.Dataset):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from surestep.base.errors import ConfigError, DataError, TaskError
+from surestep.base.errors import ConfigError, DataError, TaskError, suggest_names
 from surestep.engine.batch import TARGETS, MicroBatch, as_members, batch_as_inputs, map_tensors
 from surestep.engine.buffers import Slot
 from surestep.engine.data.batch_loader import BatchLoader, make_loader, seeded_inputs
@@ -33,9 +33,9 @@ from surestep.engine.task.task import Task
 _ROWS = 1024  # predictions that are checked at a time
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """The predictions of a model for each sample of a split, in the order of the data.
+@dataclass(frozen=True, eq=False)
+class Predictions(Mapping[str, NDArray[Any]]):
+    """The predictions of a model for each sample of a split, in the order of the data, by name.
 
     Attributes:
         arrays: by name, each with a row per sample; above 256 MiB they are mapped to temporary
@@ -54,9 +54,19 @@ class Predictions:
     notices: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self.arrays:
+            raise KeyError(f"There is no array {name!r}. {suggest_names(str(name), self.arrays)}")
         return self.arrays[name]
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arrays)
+
     def __len__(self) -> int:
+        return len(self.arrays)
+
+    @property
+    def samples(self) -> int:
+        """How many samples were predicted."""
         return len(self.arrays["index"])
 
 
