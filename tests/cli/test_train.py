@@ -55,6 +55,68 @@ def test_suggested_next_command_can_be_typed(surestep, recipe):
     assert surestep(*words).code == 0
 
 
+SPLITS = f"""{HEAD}
+config = surestep.Config(max_steps=2, batch_size=8)
+
+def task(val: bool = False, test: bool = False, nan: bool = False):
+    x, y = torch.ones(8, 4), torch.arange(8) % 3
+    sets = {{name: (x, y) for name, used in (("val", val), ("test", test)) if used}}
+    score = lambda outputs, targets: outputs.mean() * (float("nan") if nan else 1)
+    return surestep.Task(
+        nn.Linear(4, 3), nn.CrossEntropyLoss(), train=(x, y), metrics={{"score": score}}, **sets)
+"""
+BY_SCORE = ["--validation.metric", "score", "--validation.mode", "max"]
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize(
+    ("words", "suggested"),
+    [
+        ([], None),
+        (["--task.val", "True"], "surestep evaluate r"),
+        (["--task.val", "True", "--validation.every", "off"], "surestep evaluate r"),
+        (["--task.test", "True"], "surestep evaluate r --split test"),
+        (["--task.val", "True", "--task.test", "True"], "surestep evaluate r --split test"),
+        (
+            ["--task.val", "True", "--task.nan", "True", *BY_SCORE],
+            "surestep evaluate r --which last",
+        ),
+        (
+            ["--task.val", "True", "--task.test", "True", "--task.nan", "True", *BY_SCORE],
+            "surestep evaluate r --split test --which last",
+        ),
+    ],
+)
+def test_evaluation_is_suggested_only_of_data_that_there_is(
+    surestep, recipe, words, suggested, again
+):
+    answer = surestep("train", recipe(SPLITS), "--run", "r", *words)
+    if again:
+        answer = surestep("resume", "r")
+    assert answer.code == 0
+    line = answer.out.splitlines()[-1]
+    if suggested is None:
+        assert not line.startswith("Next: ")
+        return
+    assert line == f"Next: {suggested}"
+    assert surestep(*suggested.split()[1:]).code == 0
+    assert (" test/loss (" in answer.out) == ("--split test" in suggested)
+
+
+@pytest.mark.parametrize("words", [["--schedule.name", "one_cycle"]])
+def test_option_of_the_recipe_that_does_not_go_with_a_typed_one_can_be_typed_off(
+    surestep, recipe, words
+):
+    answer = surestep("train", recipe(), "--run", "r", *words)
+    assert answer.code != 0
+    remedy = "or remove schedule.warmup: --schedule.warmup off."
+    assert remedy in answer.err
+    assert surestep("train", recipe(), "--run", "r", *words, "--schedule.warmup", "off").code == 0
+    both = surestep("plan", recipe(), *words, "--schedule.warmup", "3 steps")
+    assert both.code != 0
+    assert remedy not in both.err
+
+
 def test_long_folder_names_are_shown_in_full(surestep, recipe, folder):
     run = folder / ("long" * 50)
     answer = surestep("train", recipe(), "--run", run)

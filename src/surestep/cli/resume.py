@@ -73,9 +73,9 @@ def run(words: list[str]) -> int:
             call = _set_mirror(call, None)
         resume_command = shlex.join(["surestep", "resume", *original_argv(words)])
         names = tuple(name for name in allow if name != INSIDE)
-        done, test = train(call, resume_command, run=parsed.run, allow=names)
+        trained = train(call, resume_command, run=parsed.run, allow=names)
     with handle_late_signals():
-        return report(done, test, fail_on=call.config.doctor.fail_on, as_json=parsed.json)
+        return report(*trained, fail_on=call.config.doctor.fail_on, as_json=parsed.json)
 
 
 def _set_mirror(call: RecipeCall, address: str | None) -> RecipeCall:

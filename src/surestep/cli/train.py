@@ -26,9 +26,10 @@ from surestep.record.io import dumps
 
 if TYPE_CHECKING:  # torch is imported once the command line is checked
     from surestep.doctor.curves.state import State
+    from surestep.engine.task.task import Task
     from surestep.engine.value import Value
     from surestep.recipes.load import RecipeCall
-    from surestep.record.run import Run
+    from surestep.record.run import Run, Which
     from surestep.trainer.dry_run import DryRunStep, OverfitResult
 
 
@@ -99,7 +100,7 @@ def _execute(call: RecipeCall, own: Options, words: list[str]) -> Callable[[], i
 
         result = overfit(call.task(), call.config, own.overfit)
         return lambda: _print_overfit(result, as_json=own.json)
-    done, test = train(
+    trained = train(
         call,
         _command(words if own.run else [*words, "--run", "{run}"]),
         run=own.run,
@@ -108,13 +109,13 @@ def _execute(call: RecipeCall, own: Options, words: list[str]) -> Callable[[], i
         from_=own.from_,
     )
     fail_on = call.config.doctor.fail_on
-    return lambda: report(done, test, fail_on=fail_on, as_json=own.json)
+    return lambda: report(*trained, fail_on=fail_on, as_json=own.json)
 
 
 def train(
     call: RecipeCall, resume_command: str, **options: Any
-) -> tuple[Run, dict[str, Value] | None]:
-    """Train; return the run, and the metrics of the test split if there is one.
+) -> tuple[Run, dict[str, Value] | None, list[str]]:
+    """Train; return the run, the metrics of a test split, and the command to type next.
 
     `resume_command` is printed after Ctrl-C; "{run}" in it is the run folder.
     """
@@ -137,7 +138,18 @@ def train(
                 command = resume_command.replace(shlex.quote("{run}"), run)
                 print_resume_command(command, read_launched())
             raise
-        return done, None if task.test is None else session.evaluate_checkpoint("test", "best")
+        which: Which = "last" if done.best is None else "best"  # each evaluation was of NaN
+        test = None if task.test is None else session.evaluate_checkpoint("test", which)
+    return done, test, _next_command(done, task, which)
+
+
+def _next_command(done: Run, task: Task, which: Which) -> list[str]:
+    """Return the command that evaluates a run; nothing if there is no data to evaluate it on."""
+    if task.test is None and not task.val_sets():
+        return []
+    split = [] if task.test is None else ["--split", "test"]
+    weights = ["--which", "last"] if which == "last" and done.last is not None else []
+    return ["surestep", "evaluate", str(done.path), *split, *weights]
 
 
 def print_resume_command(command: str, launched: LaunchInfo) -> None:
@@ -152,7 +164,14 @@ def _command(words: list[str]) -> str:
     return shlex.join(["surestep", "train", *original_argv(words)])
 
 
-def report(done: Run, test: dict[str, Value] | None, *, fail_on: object, as_json: bool) -> int:
+def report(
+    done: Run,
+    test: dict[str, Value] | None,
+    next_command: list[str],
+    *,
+    fail_on: object,
+    as_json: bool,
+) -> int:
     """Print the table of results, the best checkpoint, and what to type next.
 
     Returns 1 if there is a finding of the severity `fail_on`, the option of the Config.
@@ -177,16 +196,16 @@ def report(done: Run, test: dict[str, Value] | None, *, fail_on: object, as_json
     ]
     if titles := [state.title for state in _name_curve(done) if state.name != "unclear"]:
         rows.append(("loss curve", ", ".join(titles)))
-    if best is not None:
-        measured = show.metric_rows({**best.metrics, **(test or {})})
-        rows += [(f"{name} (best, step {best.step})", value) for name, value in measured]
+    named = "last" if best is None else "best"
+    if (shown := best or done.last) is not None:
+        measured = show.metric_rows({**(best.metrics if best else {}), **(test or {})})
+        rows += [(f"{name} ({named}, step {shown.step})", value) for name, value in measured]
     show.print_table(str(done.path), (), rows)
     # Paths are printed outside the table, whose cells a narrow terminal would break.
     if best is not None:
         print_escaped(f"Best checkpoint: {best.path}")
-    print_escaped(
-        f"Next: surestep evaluate {shlex.quote(str(done.path))}{' --split test' if test else ''}"
-    )
+    if next_command:
+        print_escaped(f"Next: {shlex.join(next_command)}")
     return code
 
 

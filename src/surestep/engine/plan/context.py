@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from surestep.base.locations import set_where
+from surestep.base.locations import COMMAND_LINE, set_where
 from surestep.config.config import Config, option_info
 from surestep.config.duration import Duration, parse_duration
 from surestep.config.not_set import NOT_SET
@@ -67,6 +67,10 @@ class PlanContext:
         """Return where an option was set: "in Python", "on the command line"."""
         place = self._origins.get(option)
         return "in Python" if place is None else set_where(place)
+
+    def is_typed(self, option: str) -> bool:
+        """Return whether an option was set on the command line."""
+        return option in self._origins and self.origin(option).endswith(COMMAND_LINE)
 
     def reject(self, message: str) -> None:
         """Reject what is set, with what to type instead; the rule may find more."""

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from surestep.base.locations import flag
 from surestep.config import option as declared
 from surestep.config.config import option_info
 from surestep.config.option import ON, PROCESSES, VAL_DATA, is_met, is_off
+from surestep.config.spellings import OFF
 from surestep.engine.optim.registry import BUILT_IN as OPTIMIZERS
 from surestep.engine.optim.registry import own_option_names
 from surestep.engine.parallel.strategy import BUILT_IN as STRATEGIES
@@ -96,6 +98,14 @@ def _requests_nothing(option: str, value: Any) -> bool:
     return is_off(value)
 
 
+def _what_to_remove(ctx: PlanContext, option: str, typed: str) -> str:
+    """Return an option to remove; if another one was typed, as what switches it off there."""
+    can_be_off = option in OFF and _requests_nothing(option, OFF[option])
+    if can_be_off and ctx.is_typed(typed) and not ctx.is_typed(option):
+        return f"{option}: {flag(option)} off"
+    return option
+
+
 def _unmet(ctx: PlanContext, option: str, value: Any) -> Iterator[str]:
     group, _, own = option.rpartition(".")
     for name, allowed in requirements_of(option).items():
@@ -118,4 +128,5 @@ def _unmet(ctx: PlanContext, option: str, value: Any) -> Iterator[str]:
             example = EXAMPLES.get(name, "default") if allowed is ON else example
             fix = f"Set {name}={example!r}, or remove" if option_info(name) else "Remove"
             shown = "off" if ctx.is_off(name) else repr(chosen)
-            yield f"{start} {wanted}, but {name} is {shown}. {fix} {option}."
+            removed = _what_to_remove(ctx, option, name)
+            yield f"{start} {wanted}, but {name} is {shown}. {fix} {removed}."
