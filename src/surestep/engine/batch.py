@@ -264,6 +264,16 @@ def count_rows_left(batch: Any, samples: int) -> int:
     return rows.pop()
 
 
+def left_out_hint(rows: int, samples: int) -> str:
+    """Return what to do if a batch has fewer rows than samples were read for it; else ""."""
+    if not 0 < rows < samples:
+        return ""
+    return (
+        " If collate_fn leaves samples out, leave them out of the data instead, by a "
+        "torch.utils.data.Subset; of the training data also by exclude_samples."
+    )
+
+
 def only_element(elements: Sequence[Any]) -> Any:
     """Collate one element that is a batch already."""
     (batch,) = elements

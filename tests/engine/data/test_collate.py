@@ -5,14 +5,23 @@ from contextlib import closing
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 import surestep
+from surestep.base.errors import TaskError
 from surestep.doctor.data_case import _read_stream
 from surestep.engine.data.make_source import dataset_fingerprint, describe_randomness, is_in_memory
 from surestep.engine.data.target_stats import read_targets
 from surestep.engine.evaluate.predict import make_predict_loader
 from surestep.trainer.planning import plan_task
+from tests import tiny
 
 torch.manual_seed(0)
 X, Y = torch.randn(40, 4), torch.randint(0, 2, (40,))
@@ -120,3 +129,52 @@ def test_targets_that_class_weights_are_counted_from_are_collated():
     loader = DataLoader(DATA, 8, collate_fn=swap)
     for task in (a_task(train=(X, Y), collate_fn=swap), a_task(train=loader)):
         assert torch.equal(torch.cat(list(read_targets(task, 0, "a loss"))), expected)
+
+
+class Gaps(Dataset):
+    """A dataset that has no sample at some indices."""
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        return None if index % 4 == 3 else (X[index], Y[index])
+
+
+def without_gaps(samples):
+    return default_collate([sample for sample in samples if sample is not None])
+
+
+LEAVE_OUT = "If collate_fn leaves samples out, leave them out of the data instead"
+
+
+def share_right(outputs, targets):
+    return float((outputs.argmax(-1) == targets).float().mean())
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"metrics": {"whole": surestep.whole_set(share_right)}, "val": Gaps()},
+        {"batch_transform": surestep.batch_transforms.mixup(0.2, classes=3)},
+    ],
+    ids=["metric of a whole set", "batch_transform"],
+)
+def test_rows_that_collate_fn_leaves_out_are_named_where_each_sample_needs_one(tmp_path, parts):
+    with pytest.raises(TaskError, match=LEAVE_OUT):
+        tiny.fit(tmp_path, {"train": Gaps(), "collate_fn": without_gaps, **parts})
+
+
+def test_rows_that_collate_fn_leaves_out_are_named_in_predictions(tmp_path):
+    parts = {"train": Gaps(), "collate_fn": without_gaps}
+    with tiny.prepare(tmp_path, parts) as session, pytest.raises(TaskError, match=LEAVE_OUT):
+        session.predict("train")
+
+
+def test_samples_that_are_left_out_of_the_data_instead_are_predicted(tmp_path):
+    kept = [index for index in range(len(X)) if index % 4 != 3]
+    parts = {"train": Gaps(), "test": Subset(Gaps(), kept)}
+    excluded = [index for index in range(len(X)) if index % 4 == 3]
+    with tiny.prepare(tmp_path, parts, exclude_samples=excluded) as session:
+        assert len(list(session.steps())) == 8  # two epochs of 30 samples
+        assert session.predict("test").samples == len(kept)

@@ -15,6 +15,7 @@ from surestep.engine.batch import (
     Batch,
     MicroBatch,
     flatten_tensors,
+    left_out_hint,
     map_tensors,
     sum_part_items,
 )
@@ -112,9 +113,10 @@ class BatchTransform:
         first = next(iter(flatten_tensors(value)), None)
         if first is None or first.dim() == 0 or len(first) != samples:
             found = type(value).__name__ if first is None else f"shape {tuple(first.shape)}"
+            hint = left_out_hint(len(first), samples) if first is not None and first.dim() else ""
             raise TaskError(
                 f"batch_transform returned {what} of {found} for {samples} samples. Return "
-                "(inputs, targets) with a row for each sample."
+                f"(inputs, targets) with a row for each sample.{hint}"
             )
 
 

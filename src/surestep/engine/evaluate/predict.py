@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from surestep.base.errors import ConfigError, DataError, TaskError, suggest_names
-from surestep.engine.batch import TARGETS, MicroBatch, as_members, batch_as_inputs, map_tensors
+from surestep.engine.batch import (
+    TARGETS,
+    MicroBatch,
+    as_members,
+    batch_as_inputs,
+    left_out_hint,
+    map_tensors,
+)
 from surestep.engine.buffers import Slot
 from surestep.engine.data.batch_loader import BatchLoader, make_loader, seeded_inputs
 from surestep.engine.data.stream import is_stream
@@ -343,7 +350,7 @@ class PredictionBuffer:
                 raise TaskError(
                     f"The model's {name} has {reason}. Predictions have a row for each sample, all "
                     "of one shape: pad all samples to one length (collate_fn), or leave it out of "
-                    "what the model returns."
+                    f"what the model returns.{left_out_hint(len(tensor), rows)}"
                 )
             self._buffer.add(name, tensor)
         for name, tensor in flatten_outputs(micro.targets, "target").items():

@@ -15,7 +15,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from surestep.base.errors import TaskError
-from surestep.engine.batch import as_members, describe_tensors, flatten_tensors, map_tensors
+from surestep.engine.batch import (
+    as_members,
+    describe_tensors,
+    flatten_tensors,
+    left_out_hint,
+    map_tensors,
+)
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.metrics.row_buffer import RowBuffer
 from surestep.engine.modes import needs_gradient_hint
@@ -151,6 +157,7 @@ class WholeSetMetric:
                 raise TaskError(
                     f"metrics[{self.name!r}] keeps a row for each sample, and got a tensor with "
                     f"{problem}. {_SAY}, all of one row shape and type."
+                    f"{left_out_hint(len(tensor), rows) if tensor.dim() else ''}"
                 )
             self._buffer.add(path, tensor)
         self._pieces.append(Piece(at.start, rows))
