@@ -106,6 +106,13 @@ def check_options(options, place):
     Config.from_options(known)
 
 
+def anchors(page):
+    """Return the headings of a page as GitHub names them in links."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings}
+
+
 @pytest.fixture
 def fresh(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -137,6 +144,21 @@ def test_every_link_resolves(page):
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", prose)
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_to_a_heading_resolves(page):
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    links = re.findall(r"\]\((?!https?://)([^)#\s]*\.md)?#([^)\s]+)\)", prose)
+    linked = [(page.parent / file if file else page, anchor) for file, anchor in links]
+    assert [(file, anchor) for file, anchor in linked if anchor not in anchors(file)] == []
+
+
+def test_index_lists_every_common_question():
+    index = (ROOT / "docs" / "README.md").read_text()
+    questions = set(re.findall(r"\(questions\.md#([^)]+)\)", index))
+    assert questions == anchors(ROOT / "docs" / "questions.md") - {"common-questions"}
+    assert len(questions) >= 10
 
 
 def test_readme_shows_python_and_the_command_line():
