@@ -171,9 +171,7 @@ class RunWriter:
             self.warnings += probe_filesystem(
                 self.folder, locked=bool(self._lock and self._lock.locked)
             )
-            write_json(
-                self.folder / "plan.json", [decision._asdict() for decision in plan.decisions]
-            )
+            self.write_plan(plan)
             if plan.parallel_deepspeed:
                 write_json(self.folder / "ds_config.json", dict(plan.parallel_deepspeed))
             write_json(self.folder / "environment.json", collect_environment(system, cwd))
@@ -185,6 +183,10 @@ class RunWriter:
             self.event(kind, **fields)
         self._quarantine()
         write_json(self.folder / "config.json", config)
+
+    def write_plan(self, plan: Plan) -> None:
+        """Write the Plan."""
+        write_json(self.folder / "plan.json", [decision._asdict() for decision in plan.decisions])
 
     def _quarantine(self) -> None:
         """Rename the corrupted checkpoints, and report what the run resumes from instead."""

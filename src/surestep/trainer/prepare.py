@@ -38,6 +38,7 @@ from surestep.engine.distributed.process_group import join_process_group
 from surestep.engine.distributed.rank_status import RankStatus
 from surestep.engine.model.precision import torch_settings
 from surestep.engine.parallel.strategy import strategy_class
+from surestep.engine.plan.not_checked import NotChecked
 from surestep.engine.plan.plan import Plan
 from surestep.engine.profile.profiler import Profile
 from surestep.engine.step.callback import Callback, check_hooks
@@ -136,7 +137,7 @@ def prepare(
     config, folder = _resolve_address(config, run)
     settings, recorder, world = ExitStack(), None, ALONE
     mirrors: list[Uploader] = []  # at most one
-    signals = stop_before_first_step()
+    signals, noting = stop_before_first_step(), NotChecked()
     try:
         planned = plan_task(task, config, origin=origin)
         plan, launched = planned.plan, planned.system.launched
@@ -147,7 +148,6 @@ def prepare(
         joined = join_process_group(launched, backend=plan.parallel_backend, timeouts=timeouts)
         world = settings.enter_context(joined)
         check_same_setup(world, origin, planned)
-
         open_folder = partial(_open_folder, folder, start, origin, plan, world, mirrors)
         recorder = writer = open_run_folder(world, open_folder, plan=plan)
         decision = broadcast_resume_decision(
@@ -156,14 +156,14 @@ def prepare(
         tracked = TrackerThreads(plan, trackers, planned.model, world, decision)
         with world.explain_errors():
             session, init = _open_session(planned, decision, writer, settings, world, callbacks)
+        record_start = partial(_record_start, writer, decision, planned, session, init)
         if not decision.finished:
-            run_on_rank_zero(
-                world, partial(_record_start, writer, decision, planned, session, init)
-            )
+            run_on_rank_zero(world, record_start)
         if plan.max_time is not None:
             session.loop.deadline = start_time + plan.max_time.amount * 60
         _start_session(session, writer, decision, tracked, mirrors, init)
         attach_signals(signals, session)
+        _list_not_checked(session, writer, noting.notes)
         return session
     except BaseException as error:
         world.failed(error)
@@ -176,6 +176,16 @@ def prepare(
         if isinstance(error, SurestepError):  # its message says what to change
             raise error.with_traceback(None) from error.__cause__
         raise
+    finally:
+        noting.close()
+
+
+def _list_not_checked(session: Session, writer: RunWriter, notes: dict[str, str]) -> None:
+    """List in the Plan of a run what could not be checked."""
+    if notes:
+        session.plan = session.plan.list_not_checked(notes)
+        if session.loop.world.is_first and not session.finished:
+            writer.write_plan(session.plan)
 
 
 def _check_restarts(launched: LaunchInfo) -> None:

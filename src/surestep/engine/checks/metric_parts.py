@@ -16,6 +16,7 @@ from surestep.engine.batch import MicroBatch, flatten_tensors, map_tensors
 from surestep.engine.checks.additivity import TOLERANCE_OF_HALF, has_half
 from surestep.engine.checks.samples import (
     Split,
+    can_be_split,
     draw_classes,
     draw_splits,
     is_per_sample,
@@ -31,6 +32,7 @@ from surestep.engine.metrics.base import (
     has_torchmetrics,
     init_metrics,
 )
+from surestep.engine.plan.not_checked import not_checked
 from surestep.engine.value import number
 
 _TOLERANCE = 1e-4
@@ -50,8 +52,13 @@ def check_mean(name: str, metric: Any, outputs: Any, micro_batch: MicroBatch, lo
     exact = has_torchmetrics(metric) if hasattr(metric, "compute") else None
     if exact or isinstance(metric, InputMetric):
         return
-    if micro_batch.samples < 2 or not is_per_sample(outputs, micro_batch.samples):
-        return
+    what = f"metrics[{name!r}]"
+    if micro_batch.samples < 2:
+        return not_checked(what, "the first batch has one sample")
+    if not is_per_sample(outputs, micro_batch.samples):
+        return not_checked(what, "the outputs of the model have no row for each sample")
+    if not can_be_split(micro_batch.targets, micro_batch.samples):
+        return not_checked(what, "the targets have no row for each sample")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a metric that is not defined for few samples
         _compare(name, metric, outputs, micro_batch, loss)

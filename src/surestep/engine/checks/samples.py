@@ -85,6 +85,15 @@ def take_samples(outputs: Any, rows: range) -> Any:
     return map_tensors(outputs, lambda tensor: tensor[rows.start : rows.stop].clone())
 
 
+def can_be_split(batch: Any, samples: int) -> bool:
+    """Return whether all of a batch has one entry per sample, or is a number or text for all."""
+    if has_opaque(batch):
+        return False
+    if _is_list_of_samples(batch, samples):
+        return True
+    return all(len(tensor) == samples for tensor in flatten_tensors(batch) if tensor.dim())
+
+
 def has_samples(batch: Any, samples: int) -> bool:
     """Return whether a batch has something with one entry per sample, and nothing opaque."""
     if has_opaque(batch):

@@ -149,6 +149,14 @@ class Plan:
         """Return the Plan of a process that reads all of the data by itself."""
         return self.replace(parallel_ranks=1, parallel_rank=0, limit_val_batches=None)
 
+    def list_not_checked(self, notes: Mapping[str, str]) -> "Plan":
+        """Return the Plan with a row for what could not be checked, each with its reason."""
+        if not notes:
+            return self
+        reason = "; ".join(f"{what}: {why}" for what, why in notes.items())
+        row = ResolvedOption("not_checked", list(notes), reason)
+        return self.replace(decisions=(*self.decisions, row))
+
     def reason(self, option: str) -> str:
         """Return why `option` ("optim.lr") was decided as it was."""
         return next(found.reason for found in self.decisions if found.option == option)
