@@ -167,7 +167,7 @@ def test_losses_over_nodes_and_over_graphs_have_their_own_means() -> None:
     assert_same([losses, validated, weights(net)], [ours, evaluated, weights(ours_net)])
 
 
-@pytest.mark.parametrize("items", ["samples", lambda batch: len(batch["kinds"])])
+@pytest.mark.parametrize("items", ["tokens", lambda batch: len(batch["kinds"])])
 def test_mean_over_nodes_alone_weighs_each_node_equally(items: Any) -> None:
     def of_nodes(outputs: dict[str, Tensor], targets: dict[str, Tensor]) -> Tensor:
         return F.cross_entropy(outputs["kinds"], targets["kinds"])
@@ -194,6 +194,18 @@ def test_mean_over_nodes_alone_weighs_each_node_equally(items: Any) -> None:
 
     assert_same([losses, weights(net)], [ours, weights(ours_net)])
     assert_same([loss for loss, _ in validated], evaluated)
+
+
+def test_mean_over_nodes_that_is_declared_over_graphs_is_rejected() -> None:
+    task = surestep.Task(
+        Net(),
+        lambda outputs, kinds: F.cross_entropy(outputs["kinds"], kinds),
+        train=TRAIN,
+        collate_fn=join,
+        inputs=lambda batch: (batch["graph"], batch["kinds"]),
+    )
+    with pytest.raises(surestep.SurestepError, match=r"not a mean over its items.*'tokens'"):
+        prepare(task, plain_config(epochs=1, batch_size=5))
 
 
 def test_mean_over_graphs_that_is_declared_over_nodes_is_rejected() -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from surestep.base.errors import DataError
+from surestep.base.errors import DataError, TaskError
 
 _LISTED = 4  # tensors that a message describes
 TARGETS = ("target", "targets", "label", "labels", "y")
@@ -28,6 +28,7 @@ class MicroBatch(NamedTuple):
     position: int  # of its first sample, in the order of the epoch
     part_items: tuple[float, ...] = ()  # of each of several losses
     is_ready: bool = False  # an element of Task(batched=True)
+    collated: int | None = None  # samples of a ready batch, if what made it has counted them
 
     @property
     def inputs(self) -> Any:
@@ -38,9 +39,11 @@ class MicroBatch(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Return the length of its first dimension, which is `samples` unless it is ready-made."""
+        """Return how many samples it holds, which is `samples` unless it is ready-made."""
         if not (self.is_ready and self.samples):
             return self.samples
+        if self.collated is not None:
+            return self.collated
         return batch_size_of((self.targets, self.args, dict(self.kwargs)))
 
 
@@ -228,39 +231,32 @@ def batch_size_of(batch: Any) -> int:
     return found.shape[0]
 
 
-def count_samples_of(targets: Any, samples: int | None, batch: Any) -> int:
-    """Return of how many samples nested targets are.
+def count_samples_in(micro: MicroBatch, raw: Any) -> int:
+    """Return of how many samples a micro-batch is.
 
-    That is `samples`, which were read, if one of the tensors has as many rows: the first one may
-    have the labels of all samples in one row. It is also `samples` if time comes first, so that all
-    tensors of the batch have the samples in one of their first two dimensions. Else it is the
-    length of the first one, as in a batch that is ready-made, whose `samples` are None.
+    These are the samples that were collated, unless `collate_fn` or `Task(inputs=)` left some out:
+    then all tensors have as many rows, and fewer. If samples are joined in rows, such as labels or
+    the nodes of graphs, or if time comes first, all samples are there.
 
     Raises:
-        DataError: there is no tensor with a batch dimension in them.
+        TaskError: it is a ready batch whose samples were not counted, and its tensors differ in
+            their number of rows.
     """
-    if samples is None:
-        return batch_size_of(targets)
-    shapes = [tensor.shape for tensor in flatten_tensors(targets) if tensor.dim()]
-    if any(shape[0] == samples for shape in shapes):
+    if micro.is_ready:
+        found = samples_of_ready(micro)
+        if found is None:
+            raise _unknown_samples(micro, raw)
+        return found
+    samples, given = micro.samples, (micro.args, dict(micro.kwargs))
+    if any(x.dim() and len(x) == samples for x in flatten_tensors(micro.targets)):
         return samples
-    given = [tensor.shape for tensor in flatten_tensors(batch) if tensor.dim()]
-    is_in_time = shapes and any(shape[0] != samples for shape in given)
-    if is_in_time and all(samples in shape[:2] for shape in (*shapes, *given)):
-        return samples
-    return batch_size_of(targets)
-
-
-def count_rows_left(batch: Any, samples: int) -> int:
-    """Return how many of the samples that were read are in a batch without targets.
-
-    These are fewer if `collate_fn` leaves some out: then all tensors have as many rows. If it joins
-    samples in rows, such as the nodes of graphs, or time comes first, all samples are there.
-    """
-    shapes = [tensor.shape for tensor in flatten_tensors(batch) if tensor.dim()]
+    shapes = [x.shape for x in flatten_tensors((micro.targets, given)) if x.dim()]
     rows = {shape[0] for shape in shapes}
-    if len(rows) != 1 or max(rows) >= samples or all(samples in shape[:2] for shape in shapes):
+    if len(rows) != 1 or max(rows) >= samples:
         return samples
+    if all(samples in shape[:2] for shape in shapes):  # time comes first, or some were left out
+        read = [x for x in flatten_tensors(raw) if x.dim()]
+        return rows.pop() if all(len(x) == samples for x in read) else samples
     return rows.pop()
 
 
@@ -272,6 +268,48 @@ def left_out_hint(rows: int, samples: int) -> str:
         " If collate_fn leaves samples out, leave them out of the data instead, by a "
         "torch.utils.data.Subset; of the training data also by exclude_samples."
     )
+
+
+def samples_of_ready(micro: MicroBatch) -> int | None:
+    """Return how many samples a ready batch holds, if it was counted or all rows are samples."""
+    if micro.collated is not None:
+        return micro.collated
+    rows = _rows_of(micro)
+    return rows[0] if len(rows) == 1 else None
+
+
+def _rows_of(micro: MicroBatch) -> list[int]:
+    """List the different numbers of rows of its tensors."""
+    given = (micro.targets, micro.args, dict(micro.kwargs))
+    return [*dict.fromkeys(len(x) for x in flatten_tensors(given) if x.dim())]
+
+
+def _unknown_samples(micro: MicroBatch, raw: Any) -> TaskError:
+    rows = _rows_of(micro)
+    what = f"tensors of {' and '.join(map(str, rows))} rows" if rows else "no tensor"
+    path = path_of_first_tensor(raw)
+    count = "batch.num_graphs" if path is None else f"len({path})"
+    time_first = "" if path is None else f", or {path}.shape[1] if time comes first"
+    return TaskError(
+        f"A ready batch has {what}, so it is not known how many samples it holds, over which the "
+        f"loss is a mean. Give the function that counts them: Task(items=lambda batch: {count})"
+        f"{time_first}."
+    )
+
+
+def path_of_first_tensor(raw: Any, path: str = "batch") -> str | None:
+    """Return the expression for the first tensor with rows in a nested batch, or None."""
+    if isinstance(raw, Tensor):
+        return path if raw.dim() else None
+    members: Iterable[tuple[Any, Any]] = ()
+    if isinstance(raw, Mapping):
+        members = ((f"{path}[{key!r}]", value) for key, value in raw.items())
+    elif isinstance(raw, (tuple, list)):
+        members = ((f"{path}[{index}]", value) for index, value in enumerate(raw))
+    elif is_dataclass(raw) and not isinstance(raw, type):
+        members = ((f"{path}.{key}", value) for key, value in as_members(raw).items())
+    found = (path_of_first_tensor(value, where) for where, value in members)
+    return next((where for where in found if where is not None), None)
 
 
 def only_element(elements: Sequence[Any]) -> Any:

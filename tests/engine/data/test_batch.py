@@ -5,9 +5,11 @@ from types import MappingProxyType
 import pytest
 import torch
 
-from surestep.base.errors import DataError
+from surestep.base.errors import DataError, TaskError
 from surestep.engine.batch import (
+    MicroBatch,
     batch_size_of,
+    count_samples_in,
     flatten_tensors,
     map_tensors,
     move,
@@ -107,3 +109,37 @@ def test_zero_loss_of_nonfinite_outputs_is_zero():
         weight.grad = None
         nothing.backward(retain_graph=True)
         assert torch.equal(weight.grad, torch.zeros(3))
+
+
+def counted(*tensors, samples=None, **more):
+    """Count the samples of a batch of tensors of these shapes; the last one is the targets."""
+    *inputs, targets = map(torch.zeros, tensors)
+    ready = {"is_ready": samples is None} | more
+    micro = MicroBatch(tuple(inputs), {}, targets, 0, samples or 1, 0, **ready)
+    return count_samples_in(micro, (*inputs, targets))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "samples"),
+    [
+        ([(7, 2), (7,)], 7),
+        ([(7, 2), (19,)], 7),  # joined labels
+        ([(5, 7, 2), (5, 7)], 7),  # time first
+        ([(30, 2), (2, 40), (30,)], 7),  # nodes and edges of graphs
+        ([(5, 2), (5,)], 5),  # 2 were left out
+        ([(5, 7), (5,)], 5),
+    ],
+)
+def test_samples_are_those_that_were_collated_unless_some_were_left_out(shapes, samples):
+    assert counted(*shapes, samples=7) == samples
+
+
+def test_samples_of_a_ready_batch_are_its_rows_if_they_are_not_counted():
+    assert counted((7, 2), (7,), ()) == 7
+    assert counted((7, 2), (19,), collated=7) == 7
+    with pytest.raises(
+        TaskError, match=r"tensors of 19 and 7 rows.*items=lambda batch: len\(batch\[0"
+    ):
+        counted((7, 2), (19,))
+    with pytest.raises(TaskError, match=r"has no tensor, .*lambda batch: batch\.num_graphs\)"):
+        count_samples_in(MicroBatch((), {}, None, 0, 1, 0, is_ready=True), object())

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import TaskError
-from surestep.engine.batch import flatten_tensors, map_tensors, move
+from surestep.engine.batch import MicroBatch, flatten_tensors, map_tensors, move
 from surestep.engine.checks.samples import (
     TRIALS,
     Split,
@@ -34,7 +34,7 @@ from surestep.engine.device import sum_dtype
 from surestep.engine.distributed.hang_monitor import is_network_error
 from surestep.engine.losses.adapt import IGNORED, Loss
 from surestep.engine.losses.base import HALF
-from surestep.engine.losses.multi import LossHead, get_named
+from surestep.engine.losses.multi import LossHead, get_named, with_items
 from surestep.engine.rng import ModelRNG
 
 TOLERANCE_OF_HALF = 3e-2
@@ -124,7 +124,8 @@ class MeasuredBatch:
             raw = self.read_part(rows)
             args, kwargs, targets = self.loader.split(raw)
             targets = get_named(targets, name, "targets") if name else targets
-            items = loss.count_items(raw, targets, len(rows))
+            part = MicroBatch(args, kwargs, targets, 0, len(rows), 0)
+            items = with_items(part, loss, raw).items
             args, kwargs, targets = move((args, dict(kwargs), targets), self.loader.device)
             return args, kwargs, targets, items
         given = (micro.args, dict(micro.kwargs), micro.targets)

@@ -27,6 +27,7 @@ from surestep.engine.batch import (
 )
 from surestep.engine.data.apply_transform import BatchTransform
 from surestep.engine.data.batched import NoData
+from surestep.engine.data.collated import CollatedBatch, batch_of
 from surestep.engine.data.dataloader import check_no_sampler, loader_settings
 from surestep.engine.data.dataset import count_samples, dataset_of
 from surestep.engine.data.failures import check_targets
@@ -70,7 +71,7 @@ class BatchLoader:
 
     def __init__(
         self,
-        make_source: Callable[[BatchLayout], Source | StreamLoader],
+        make_source: Callable[..., Source | StreamLoader],
         layout: BatchLayout,
         *,
         part: str,
@@ -83,6 +84,8 @@ class BatchLoader:
         reread: Callable[[], Any],
         samples: int | None,
     ) -> None:
+        self.is_ready = task.collate_fn is only_element
+        make_source = partial(make_source, counts=self.is_ready)
         self.source = make_source(layout)
         self._reread = reread
         self.subset = part
@@ -91,7 +94,6 @@ class BatchLoader:
         self.split = channels_last(task.split_batch) if plan.channels_last else task.split_batch
         is_plain = task.inputs is None and task.loss is not None and task.loss != "model"
         self._is_plain = is_plain and not plan.channels_last
-        self.is_ready = task.collate_fn is only_element
         self.loss = loss
         self.order = order
         self.transform = transform
@@ -109,6 +111,7 @@ class BatchLoader:
         self._options = [one.options for _, one in named_losses(loss) if one.options is not None]
         self._ignored = _ignored_class(loss)
         self._on_device = _same_items(self.source, task, loss)
+        self._counts_rows = loss.counts_samples and not (self.is_ready or loss.components)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of `epoch` from the one at position `start` on."""
@@ -228,23 +231,35 @@ class BatchLoader:
             ids = [*map(id, given.__dict__.values()), *map(id, given._buffers.values())]
             if options.seen != [*ids, *map(get_version, options.tensors)]:
                 self._update_loss()
+        collated = None
+        if self.is_ready:
+            raw, collated = self._count_ready(raw)
         if self._is_plain and type(raw) is tuple:
             args, targets, kwargs = raw[:-1], raw[-1], _NOTHING
         else:
             args, kwargs, targets = self._split_at(raw, epoch, position)
-        if self.loss.components:
-            micro = MicroBatch(args, kwargs, targets, 0, samples, position)
-            return with_items(micro._replace(is_ready=self.is_ready), self.loss, raw)
         is_classes = self._ignored is not None and isinstance(targets, Tensor)
         if is_classes and targets.dtype is torch.int64 and targets.device.type == "cpu":
             # In numpy, which takes half the time of torch here.
             items: float = int(np.count_nonzero(targets.numpy() != self._ignored))
         elif self._on_device is not None and self._on_device.is_unchanged():
             items = samples * self._on_device.items
+        elif self._counts_rows and type(targets) is Tensor and targets.shape[:1] == (samples,):
+            items = samples
         else:
-            items = self.loss.count_items(raw, targets, None if self.is_ready else samples)
+            micro = MicroBatch(args, kwargs, targets, 0, samples, position)
+            if self.is_ready:
+                micro = micro._replace(is_ready=True, collated=collated)
+            return with_items(micro, self.loss, raw)
         micro = MicroBatch(args, kwargs, targets, items, samples, position)
-        return micro._replace(is_ready=True) if self.is_ready else micro
+        return micro._replace(is_ready=True, collated=collated) if self.is_ready else micro
+
+    def _count_ready(self, raw: Any) -> CollatedBatch:
+        """Return a ready batch with the number of its samples, if what made it counted them."""
+        if isinstance(raw, CollatedBatch):
+            return raw
+        is_alone = self.layout.batch_size == 1 and not self.shared
+        return CollatedBatch(raw, _first_size(raw, self.loss) if is_alone else None)
 
     def first(self) -> tuple[Any, MicroBatch]:
         """Return a micro-batch that has items, as read and as moved: the first one, if it has some.
@@ -255,11 +270,11 @@ class BatchLoader:
         for (*_, ranges), raws in chain(own_share, self._first_of_all_ranks()):
             for where in ranges:
                 raw = next(raws)
-                check_targets(self._split_at(raw, 0, where.start)[2], self.loss.kind)
+                check_targets(self._split_at(batch_of(raw), 0, where.start)[2], self.loss.kind)
                 micro = self.micro_batch(raw, where.start, len(where))
                 if where and micro.items:
                     micro = micro._replace(samples=micro.rows, is_ready=False)
-                    return raw, self.move_micro(micro)
+                    return batch_of(raw), self.move_micro(micro)
         raise DataError(
             f"The first batches have no items (up to {FIRST_BATCHES} were read): every target is "
             "ignored, or its class weights are 0. Check ignore_index and the targets."
@@ -299,15 +314,19 @@ class BatchLoader:
         """Return one batch whose micro-batches are batches that the user made, for `step`."""
         if any(options.is_changed() for options in self._options):
             self._update_loss()
-        found, position = list[MicroBatch](), 0
-        for raw in raws:
+        found, position, given = list[MicroBatch](), 0, list(raws)
+        for raw in given:
             seed = derive_seed("own batch", self.seed, step, position)
             with nullcontext() if self.inputs is None else self.inputs.seeded(seed):
                 args, kwargs, targets = self.split(raw)
             in_lists = self.loss.is_in_training_only
             samples = self.loss.count(targets) if in_lists else batch_size_of(raw)
-            micro = MicroBatch(args, kwargs, targets, 0, samples, position)
-            found.append(with_items(micro, self.loss, raw))
+            # How many samples it holds is known as little as of a ready batch.
+            micro = MicroBatch(args, kwargs, targets, 0, samples, position, is_ready=True)
+            if len(given) == 1:
+                micro = micro._replace(collated=_first_size(raw, self.loss))
+            micro = with_items(micro, self.loss, raw)
+            found.append(micro._replace(is_ready=False, collated=None))
             position += samples
         return self.batch(found, span)
 
@@ -413,6 +432,11 @@ def make_loader(
 def seeded_inputs(task: Task, plan: Plan) -> SeededCalls | None:
     """Return what seeds `Task(inputs=)`, if the Task has it."""
     return None if task.inputs is None else SeededCalls("inputs", task.inputs, plan.device)
+
+
+def _first_size(raw: Any, loss: Loss) -> int | None:
+    """Return the first size of a batch that is alone in a manual step: it weighs nothing there."""
+    return batch_size_of(raw) if loss.kind == "none" and loss.counts_samples else None
 
 
 def _ignored_class(loss: Loss) -> int | None:

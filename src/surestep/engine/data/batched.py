@@ -1,12 +1,13 @@
 """Data whose elements are batches already: groups of samples by index, and no data."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, default_collate
 
 from surestep.base.errors import DataError
 from surestep.engine.batch import only_element
@@ -54,6 +55,19 @@ class BatchedDataset(Dataset[Any]):
 
     def __getitem__(self, number: int) -> Any:
         return self.collate_fn([self.dataset[index] for index in self.batches[number]])
+
+
+def size_of_batch(dataset: Any, number: int) -> int | None:
+    """Return of how many samples a dataset of batches makes a batch, if it knows that."""
+    if isinstance(dataset, BatchedDataset):
+        return len(dataset.batches[number])
+    if type(dataset) is Subset:
+        return size_of_batch(dataset.dataset, dataset.indices[number])
+    if type(dataset) is ConcatDataset:
+        place = bisect_right(dataset.cumulative_sizes, number)
+        before = dataset.cumulative_sizes[place - 1] if place else 0
+        return size_of_batch(dataset.datasets[place], number - before)
+    return None
 
 
 def batch_by_tokens(

@@ -43,9 +43,19 @@ _LOADER_OPTIONS = ("timeout", "worker_init_fn", "multiprocessing_context")
 
 
 def make_source(
-    data: Any, part: str, layout: BatchLayout, *, task: Task, plan: Plan, training: bool
+    data: Any,
+    part: str,
+    layout: BatchLayout,
+    *,
+    task: Task,
+    plan: Plan,
+    training: bool,
+    counts: bool = False,
 ) -> Source | StreamLoader:
-    """Return the source of a split, to train on or to measure."""
+    """Return the source of a split, to train on or to measure.
+
+    With `counts`, ready batches whose samples can be counted are each a CollatedBatch.
+    """
     dataset = dataset_of(data, part)
     options = {name: getattr(plan, f"data_{name}") for name in _PLAN_OPTIONS}
     if isinstance(data, DataLoader):
@@ -66,11 +76,13 @@ def make_source(
             options=options,
             part=part,
             with_epoch=_with_epoch(dataset, part, task),
+            counts=counts,
         )
     if not training and (part == "train" or not isinstance(data, DataLoader)):
         # Several workers would each need their own shard, and no one asked for several.
         options["num_workers"] = min(options["num_workers"], 1)
-    reader = StreamReader(dataset, plan.seed, part, plan.data_shuffle_buffer if training else None)
+    buffer = plan.data_shuffle_buffer if training else None
+    reader = StreamReader(dataset, plan.seed, part, buffer, counts=counts)
     saves = training and plan.data_resume == BY_STATE
     stream = StreamLoader(
         reader,

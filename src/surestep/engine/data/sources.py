@@ -22,7 +22,8 @@ from torch.utils.data import (
 )
 
 from surestep.base.errors import DataError
-from surestep.engine.data.batched import BatchedDataset
+from surestep.engine.data.batched import BatchedDataset, size_of_batch
+from surestep.engine.data.collated import CollatedBatch
 from surestep.engine.data.columns import explain_columns
 from surestep.engine.data.failures import Failed, checked, name_sample, name_samples
 from surestep.engine.data.workers import Loader, begin_worker
@@ -172,6 +173,7 @@ class SeededDataset(Dataset[Any]):
         self.collate = collate
         self.seed = seed
         self.is_sliced = isinstance(dataset, InMemory) and collate is default_collate
+        self.counts = False  # each element is a batch, whose samples are counted
         self.preserves = True  # False while the caller preserves this process's generators
         self._own: OwnGenerators | None = None  # searched for in the process that loads
         self._with_epoch = with_epoch
@@ -224,12 +226,14 @@ class SeededDataset(Dataset[Any]):
         if self.collate is not default_collate:
             self._seed(epoch, first)
         try:
-            return self.collate(samples)
+            collated = self.collate(samples)
         except Exception as error:
             is_default = self.collate is default_collate
             columns = explain_columns(self.dataset, self.part) if is_default else None
             named = name_samples(error, self.part, batch, samples, self.collate)
             raise columns or named from error
+        size = size_of_batch(self.dataset, wanted[0]) if self.counts else None
+        return collated if size is None else CollatedBatch(collated, size)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, unless this process has set it; an evaluation may set a different one."""
@@ -347,6 +351,7 @@ class MapStyleSource:
         options: Mapping[str, Any],
         part: str = "train",
         with_epoch: Sequence[Any] | None = None,
+        counts: bool = False,
     ) -> None:
         self.dataset = dataset
         self._requests = _RequestSampler()
@@ -355,6 +360,7 @@ class MapStyleSource:
         self._with_epoch = with_epoch
         self._epoch: int | None = None  # that the datasets had when their contents were noted
         self._seeded = SeededDataset(dataset, collate or default_collate, seed, part, with_epoch)
+        self._seeded.counts = counts
         self._has_workers = bool(options.get("num_workers"))
         self._by_torch = self._has_workers or bool(options.get("pin_memory"))
         self._loader = make_torch_loader(self._seeded, options, batch_sampler=self._requests)

@@ -71,6 +71,7 @@ class StreamReader:
     seed: int  # of the run
     split: str
     buffer: int | None = None  # samples in the shuffle buffer; None keeps the order
+    counts: bool = False  # batches that a DataLoader makes are each a CollatedBatch
 
     def samples(
         self, epoch: int, worker: int = 0, workers: int = 1, own: StreamStateTracker | None = None
@@ -95,7 +96,7 @@ class StreamReader:
     ) -> Iterator[Any]:
         seed_sample(derive_seed("stream", self.seed, epoch, worker, self.split))
         with _reading(self.stream, epoch):
-            samples = own.start(self.stream, epoch)
+            samples = own.start(self.stream, epoch, counts=self.counts)
             position = worker + own.read * workers
             while True:
                 self.seed_position(epoch, position)

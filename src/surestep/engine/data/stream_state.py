@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from surestep.base.errors import DataError
+from surestep.engine.data.collated import count_batches
 
 BY_STATE = "by its own state"
 STREAM = "the training stream"  # the name of its state in a checkpoint
@@ -88,8 +89,11 @@ class StreamStateTracker:
         self._took_s: deque[float] = deque(maxlen=4)
         self._next_s = 0.0
 
-    def start(self, stream: Any, epoch: int) -> Iterator[Any]:
-        """Return the remaining samples of an epoch."""
+    def start(self, stream: Any, epoch: int, *, counts: bool = False) -> Iterator[Any]:
+        """Return the remaining samples of an epoch.
+
+        With `counts`, batches that a DataLoader makes are each a CollatedBatch.
+        """
         self.owner = None
         with suppress(Exception):  # of the user's classes; `find_state_problem` reports it
             stream = copy_stream(stream)
@@ -97,6 +101,8 @@ class StreamStateTracker:
             stream = _call(stream, epoch)
         elif callable(getattr(stream, "set_epoch", None)):
             stream.set_epoch(epoch)
+        if counts:
+            stream = count_batches(stream)
         if has_state(stream):
             self._own(stream)
         samples: Iterator[Any] = iter(stream)

@@ -11,7 +11,14 @@ from torch import nn
 
 from surestep.base.errors import SurestepError, TaskError
 from surestep.base.warn import warn
-from surestep.engine.batch import Batch, MicroBatch, count_samples_of, describe_shapes
+from surestep.engine.batch import (
+    Batch,
+    MicroBatch,
+    batch_size_of,
+    count_samples_in,
+    describe_shapes,
+    samples_of_ready,
+)
 from surestep.engine.buffers import Slot
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.failures import explain_target
@@ -184,10 +191,11 @@ def metric_weight(loss: Loss, micro: MicroBatch) -> int:
     """Return the denominator of a metric's mean; samples if there are no targets."""
     if micro.targets is None:
         return micro.rows
-    if not loss.counts_samples:
+    if loss.count is not batch_size_of:
         return loss.count(micro.targets)
-    samples = None if micro.is_ready else micro.samples
-    return count_samples_of(micro.targets, samples, (micro.args, dict(micro.kwargs)))
+    if micro.is_ready and not loss.counts_samples:  # a loss that needs no samples
+        return samples_of_ready(micro) or batch_size_of(micro.targets)
+    return count_samples_in(micro, (micro.args, dict(micro.kwargs)))
 
 
 def positions_of(micro: MicroBatch) -> range:

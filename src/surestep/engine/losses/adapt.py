@@ -144,11 +144,12 @@ def items_only_loss(items: Items) -> Loss:
 
 def _from_module(given: LossModule) -> Loss:
     own = copy.deepcopy(given)  # what it fits to one Task's data must not reach another Task
+    is_per_sample = type(own).count is LossModule.count and own.over != "kept"
     return Loss(
         own.total,
         is_sum=True,
         items=own.items,
-        count=own.count,
+        count=batch_size_of if is_per_sample else own.count,
         kind="classes" if isinstance(own, MultiClass) else "known",
         label=repr(own),
         divides_by=own.doc.divides_by,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import DataError, TaskError
-from surestep.engine.batch import MicroBatch, batch_size_of, count_rows_left, count_samples_of
+from surestep.engine.batch import MicroBatch, batch_size_of
 from surestep.engine.device import place
 from surestep.engine.losses.follow import LossOptions
 
@@ -82,22 +82,20 @@ class Loss:
         """Whether the model computes it in train mode, and nothing in eval mode."""
         return self.kind == "in training"
 
-    def count_items(self, batch: Any, targets: Any, samples: int | None) -> float:
-        """Return the items of a micro-batch; `samples` were read, None if it is ready-made."""
-        if not self.counts_samples:
-            try:
-                return self.items(batch, targets)
-            except AttributeError as error:
-                if targets is not None:
-                    raise
-                raise DataError(
-                    f"The targets of a batch are None, and {self.label} compares the outputs with "
-                    "them. Return (x, y) from the dataset; or to compare with the inputs, set "
-                    "Task(inputs=lambda batch: (batch[0], batch[0]))."
-                ) from error
-        if targets is None and samples is not None:
-            return count_rows_left(batch, samples)
-        return count_samples_of(batch if targets is None else targets, samples, batch)
+    def count_items(self, batch: Any, targets: Any, samples: int) -> float:
+        """Return the items of a micro-batch of so many samples."""
+        if self.counts_samples:
+            return samples
+        try:
+            return self.items(batch, targets)
+        except AttributeError as error:
+            if targets is not None:
+                raise
+            raise DataError(
+                f"The targets of a batch are None, and {self.label} compares the outputs with "
+                "them. Return (x, y) from the dataset; or to compare with the inputs, set "
+                "Task(inputs=lambda batch: (batch[0], batch[0]))."
+            ) from error
 
     def total(
         self, outputs: Any, targets: Any, items: float

@@ -12,7 +12,13 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from surestep.base.errors import DataError, TaskError, suggest_names
-from surestep.engine.batch import MicroBatch, batch_size_of, flatten_tensors, zero_loss
+from surestep.engine.batch import (
+    MicroBatch,
+    batch_size_of,
+    count_samples_in,
+    flatten_tensors,
+    zero_loss,
+)
 from surestep.engine.losses.base import Loss, WeightedLoss, never_called
 from surestep.engine.step_outcome import Logged
 
@@ -38,7 +44,7 @@ def combine_losses(parts: Sequence[WeightedLoss]) -> Loss:
     return Loss(
         never_called,
         is_sum=True,
-        items=lambda batch, targets: sum(_items(parts, batch, targets)),
+        items=lambda batch, targets: sum(_items(parts, batch, targets, batch_size_of(targets))),
         count=batch_size_of,
         counts_samples=True,
         kind="several",
@@ -52,7 +58,7 @@ def combine_losses(parts: Sequence[WeightedLoss]) -> Loss:
 
 
 def _items(
-    parts: Sequence[WeightedLoss], batch: Any, targets: Any, samples: int | None = None
+    parts: Sequence[WeightedLoss], batch: Any, targets: Any, samples: int
 ) -> tuple[float, ...]:
     return tuple(
         part.loss.count_items(batch, get_named(targets, part.name, "targets"), samples)
@@ -74,8 +80,13 @@ def code_of_losses(loss: Loss) -> dict[str, Any]:
 
 
 def with_items(micro_batch: MicroBatch, loss: Loss, raw: Any) -> MicroBatch:
-    """Return the micro-batch with its items, counted from the batch as it was read."""
-    samples = None if micro_batch.is_ready else micro_batch.samples
+    """Return the micro-batch with its items, counted from the batch as it was read.
+
+    Raises:
+        TaskError: they are samples, and how many a ready batch holds is not known.
+    """
+    counts_samples = any(part.counts_samples for _, part in named_losses(loss))
+    samples = count_samples_in(micro_batch, raw) if counts_samples else micro_batch.samples
     if not loss.components:
         return micro_batch._replace(items=loss.count_items(raw, micro_batch.targets, samples))
     part_items = _items(loss.components, raw, micro_batch.targets, samples)
