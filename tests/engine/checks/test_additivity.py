@@ -130,7 +130,7 @@ def test_half_precision_weights_are_converted_to_fp32_once():
     model = Float8()
     check(model, float8_data(), "model")
     widened = [each for each in model.seen if each.dtype == torch.float32]
-    assert len(widened) > 3
+    assert len(widened) >= 3
     assert len({id(each) for each in widened}) == 1
 
 

@@ -7,34 +7,32 @@ size. A loss that is a sum, or a mean over something other than its items, does 
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from surestep.base.errors import TaskError
-from surestep.engine.batch import MicroBatch, flatten_tensors, map_tensors, move
+from surestep.engine.batch import flatten_tensors, map_tensors
+from surestep.engine.checks.measured_batch import MeasuredBatch, UnmeasurableError, measuring
 from surestep.engine.checks.samples import (
-    TRIALS,
     Split,
+    can_be_varied,
+    different_samples,
     draw_classes,
-    draw_splits,
-    has_opaque,
-    has_samples,
     is_per_sample,
     select_samples,
+    split_in_two,
+    split_varied,
+    take_rows,
     take_samples,
 )
-from surestep.engine.checks.varied_model import VariedModel, find_last_weights
-from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.device import sum_dtype
-from surestep.engine.distributed.hang_monitor import is_network_error
-from surestep.engine.losses.adapt import IGNORED, Loss
+from surestep.engine.losses.adapt import IGNORED
 from surestep.engine.losses.base import HALF
-from surestep.engine.losses.multi import LossHead, get_named, with_items
+from surestep.engine.plan.not_checked import not_checked
 from surestep.engine.rng import ModelRNG
 
 TOLERANCE_OF_HALF = 3e-2
@@ -42,115 +40,17 @@ _TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-4}
 _TOLERANCE_OF_CALLS = 1e-4  # kernels sum in another order for another number of samples
 _TOLERANCE_OF_DRAWS = 1e-2  # models with losses in training draw what those are means over
 _REPEATS = 16  # of a comparison that draws random numbers
-_CALLED = 5  # the most samples of a comparison for which the model is called again
-
-
-class UnmeasurableError(Exception):
-    """The loss cannot be computed for some samples alone."""
-
-
-@contextmanager
-def measuring() -> Iterator[None]:
-    """Raise UnmeasurableError if code of the user fails, or memory runs out, for parts of a batch.
-
-    Errors of the network are raised as such.
-    """
-    try:
-        yield
-    except Exception as error:
-        if is_network_error(error):
-            raise
-        raise UnmeasurableError from error
-
-
-@dataclass(frozen=True)
-class MeasuredBatch:
-    """What a loss is checked on.
-
-    Attributes:
-        model: on its device, in eval mode.
-        loader: splits batches and counts items.
-        raw: the batch as it was read.
-        head: the loss, with its outputs and its micro-batch on the device.
-        counts_batch: a function of the batch counts the items.
-    """
-
-    model: nn.Module
-    loader: BatchLoader
-    raw: Any
-    head: LossHead
-    counts_batch: bool
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether the model can be called as often as needed: no other rank has to call it too."""
-        return self.loader.layout.ranks == 1
-
-    @cached_property
-    def joins_samples(self) -> bool:
-        """Whether a tensor has what belongs to all samples in one row, as nodes of joined graphs.
-
-        Then only the data can split the batch, as also if time comes first. What all samples share
-        has a fixed length.
-        """
-        samples = self.head.micro_batch.samples
-        whole = [x for x in flatten_tensors(self.raw) if x.dim()]
-        rows = [len(x) == samples for x in whole]
-        if has_opaque(self.raw) or all(rows):
-            return False
-        position = self.head.micro_batch.position
-        part = self.loader.read_samples(range(position, position + samples - 1))
-        found = [x for x in flatten_tensors(part) if x.dim()]
-        return len(found) == len(whole) and (
-            not any(rows)
-            or any(len(x) not in (samples, len(y)) for x, y in zip(whole, found, strict=True))
-        )
-
-    def read_part(self, rows: range) -> Any:
-        """Return some samples of the batch as they are read."""
-        samples, position = self.head.micro_batch.samples, self.head.micro_batch.position
-        if not self.joins_samples:
-            return select_samples(self.raw, rows, samples)
-        return self.loader.read_samples(range(position + rows.start, position + rows.stop))
-
-    def part(self, rows: range) -> tuple[tuple[Any, ...], dict[str, Any], Any, float]:
-        """Return (args, kwargs, targets, items) of some samples, on the device.
-
-        Raises:
-            UnmeasurableError: the batch cannot be split.
-        """
-        micro, loss, name = self.head.micro_batch, self.head.loss, self.head.name
-        if self.joins_samples or has_samples(self.raw, micro.samples):
-            raw = self.read_part(rows)
-            args, kwargs, targets = self.loader.split(raw)
-            targets = get_named(targets, name, "targets") if name else targets
-            part = MicroBatch(args, kwargs, targets, 0, len(rows), 0)
-            items = with_items(part, loss, raw).items
-            args, kwargs, targets = move((args, dict(kwargs), targets), self.loader.device)
-            return args, kwargs, targets, items
-        given = (micro.args, dict(micro.kwargs), micro.targets)
-        if self.counts_batch or not has_samples(given, micro.samples):
-            raise UnmeasurableError
-        args, kwargs, targets = select_samples(given, rows, micro.samples)
-        return args, kwargs, targets, loss.count_items(None, targets, len(rows))
-
-    def call(self, rows: range, varied: VariedModel | None = None) -> Any:
-        """Return the outputs of the model for some samples.
-
-        Raises:
-            UnmeasurableError: it does not take them.
-        """
-        with measuring():
-            args, kwargs, _, _ = self.part(rows)
-            outputs = (varied or self.model)(*args, **kwargs)
-            return get_named(outputs, self.head.name, "outputs") if self.head.name else outputs
+# The samples of each part with other outputs: uneven, as a mean of means is right for even ones.
+_PARTS = (1, 1, 6)
+_PARTS_OF_TRANSFORMED = (1, 7)  # the loss is also called for the batch that is transformed
+_PARTS_OF_CALLS = (1, 2)  # if the model is called
 
 
 class Term(NamedTuple):
     """The loss of some samples.
 
     Attributes:
-        value: what the loss returned; 0 if nothing is counted.
+        value: what the loss returned; 0 if it is not defined where nothing is counted.
         items: its denominator, as the Task declares it.
         total: the loss summed over its items, as the declaration has it.
         samples: how many samples there are.
@@ -178,7 +78,7 @@ class Terms:
         if self.loss.teacher is not None:
             self._teacher_outputs = self.loss.targets_of(batch.head.micro_batch)[1]
 
-    def compute(self, outputs: Any, rows: range, *, least_tolerance: float = 0.0) -> Term:
+    def compute(self, outputs: Any, rows: Sequence[int], *, least_tolerance: float = 0.0) -> Term:
         """Return the loss of some samples, whose outputs have a relative error.
 
         The outputs are of these samples alone; the loss may write into them.
@@ -187,21 +87,26 @@ class Terms:
             UnmeasurableError: the loss fails.
         """
         with measuring():
-            targets, items = self.batch.part(rows)[2:]
+            _, _, targets, items = self.batch.part(rows)
             if self.targets is not None:
-                targets = self.targets[rows.start : rows.stop].clone()
+                targets = take_rows(self.targets, rows)
                 items = self.loss.count_items(None, targets, len(rows))
             tokens = None
             is_class = isinstance(targets, Tensor) and not targets.is_floating_point()
             if is_class and not targets.is_complex():
                 tokens = int((targets != IGNORED).sum())
-            if not items:
-                return Term(0.0, 0.0, 0.0, len(rows), tokens, 0.0)
             if self._teacher_outputs is not None:
                 samples = self.batch.head.micro_batch.samples
                 targets = targets, select_samples(self._teacher_outputs, rows, samples)
-            value = self._value(outputs, targets)
+            try:
+                value = self._value(outputs, targets)
+            except Exception:
+                if items:
+                    raise
+                value = torch.zeros(())
             number = float(value)
+        if not items:  # it shows only what else the loss may be a mean over
+            return Term(number if math.isfinite(number) else 0.0, 0.0, 0.0, len(rows), tokens, 0.0)
         half = self._widest is None and has_half(outputs)
         rounding = TOLERANCE_OF_HALF if half else _TOLERANCES.get(value.dtype, TOLERANCE_OF_HALF)
         total = number if self.loss.is_sum else number * items
@@ -214,8 +119,9 @@ class Terms:
                 return tensor.to(widest) if tensor.is_floating_point() else tensor
 
             try:
-                return self._sum_parts(*map_tensors((outputs, targets), widen))
-            except Exception:  # tried again below
+                with measuring():
+                    return self._sum_parts(*map_tensors((outputs, targets), widen))
+            except UnmeasurableError:  # tried again below
                 pass
         value = self._sum_parts(outputs, targets)
         self._widest = None  # double precision was rejected, by class weights in fp32 for instance
@@ -236,7 +142,7 @@ class Gap(NamedTuple):
 
     whole: Term
     parts: tuple[Term, ...]
-    varied: bool
+    how: str  # what was varied
 
     @property
     def size(self) -> float:
@@ -246,10 +152,14 @@ class Gap(NamedTuple):
         return (sum(totals) - self.whole.total) / scale if scale else 0.0
 
     @property
+    def shows_something(self) -> bool:
+        """Whether the loss is defined for these outputs, and not zero for all."""
+        terms = (self.whole, *self.parts)
+        return math.isfinite(self.whole.total) and any(term.total != 0 for term in terms)
+
+    @property
     def is_wide(self) -> bool:
         """Whether rounding cannot explain the difference."""
-        if not math.isfinite(self.whole.total):
-            return False  # the loss is not defined for these outputs
         return not abs(self.size) <= self.tolerance  # NaN in a part is a difference
 
     @property
@@ -265,44 +175,62 @@ def check_additivity(batch: MeasuredBatch, *, calls_model: bool) -> None:
     """Compare the loss of the first batch with the loss of its parts.
 
     Outputs are split by sample if they can be; else the model is called on the parts, if
-    `calls_model` allows that: each rank then calls it as often. A single sample shows nothing.
+    `calls_model` allows that: each rank then calls it as often. Two comparisons, with other outputs
+    and with those of the model, call the loss three times each.
 
     Raises:
         TaskError: the loss does not add up over its items.
     """
-    head, samples = batch.head, batch.head.micro_batch.samples
-    if samples < 2:
-        return
-    terms, gap = Terms(batch), None
-    is_split = head.loss.kind != "model" and is_per_sample(head.outputs, samples)
-    if is_split:
-        gap = _first_wide(terms, _output_trials(terms))
-        classes = draw_classes(head.micro_batch.targets, head.outputs, head.loss)
-        if gap is None and classes is not None and not batch.counts_batch:
-            terms = Terms(batch, classes)
-            gap = _first_wide(terms, _output_trials(terms))
-        if gap is None:
-            return
-        calls_model = calls_model and batch.is_alone
-    split = next(draw_splits(samples, samples))
-    try:
-        parts = [batch.call(rows) for rows in split.parts()] if calls_model else []
-    except UnmeasurableError:  # the model takes no part of the batch
-        parts = []
-    sizes = map(len, split.parts())
-    by_chance = is_split and not all(map(is_per_sample, parts, sizes))  # as many rows as samples
-    if parts and (not is_split or by_chance):
-        gap = _first_wide(terms, _call_trials(terms, split, (head.outputs, *parts)))
+    head = batch.head
+    is_split = head.loss.kind != "model" and is_per_sample(head.outputs, batch.samples)
+    if batch.samples < 2:
+        return not_checked(batch.what, "the first batch has one sample, which has no parts")
+    if not (is_split or calls_model):
+        return not_checked(batch.what, "only calls of the model on each rank could split the batch")
+    if not _is_shown(batch, is_split=is_split, calls_model=calls_model and batch.is_alone):
+        not_checked(batch.what, "it cannot be computed for a part of the first batch")
+    return None
+
+
+def _is_shown(batch: MeasuredBatch, *, is_split: bool, calls_model: bool) -> bool:
+    """Return whether the parts of a batch show that the loss adds up.
+
+    Raises:
+        TaskError: they show that it does not.
+    """
+    collates = batch.can_collate and not batch.has_rows
+    terms = Terms(replace(batch, collates=True) if collates else batch)
+    given = _split_given(terms) if is_split else _call_given(terms)
+    varied = _vary_outputs(terms) if is_split else _call_varied(terms)
+    needed = 2 if terms.loss.kind == "in training" else 1  # its tolerance is large
+    gap, shown = _find_gap(terms, varied, needed)
+    if gap is None and shown == 2:
+        return True
+    if gap is None or gap.how:  # its message is about the batch as it is, if that shows it
+        of_given, is_shown = _find_gap(terms, [given])
+        gap, shown = of_given or gap, shown + is_shown
+    if gap is not None and is_split and calls_model and _has_rows_by_chance(terms.batch):
+        gap, shown = _find_gap(terms, [*_call_varied(terms), _call_given(terms)])
     if gap is not None:
-        how = " (with outputs varied at random)" if gap.varied else ""
-        how = " (with other outputs and classes)" if terms.targets is not None else how
-        raise TaskError(_explain(terms.loss, gap, head.name, how))
+        raise TaskError(_explain(terms, gap))
+    return shown > 0
 
 
-def _first_wide(terms: Terms, trials: Iterable[Trial]) -> Gap | None:
-    """Return the first gap that rounding cannot explain; what cannot be computed shows nothing.
+def _has_rows_by_chance(batch: MeasuredBatch) -> bool:
+    """Return whether outputs have as many rows as there are samples, but not those of samples."""
+    parts = split_in_two(batch.few).all_rows()[1:]
+    try:
+        outputs = list(map(batch.call, parts))
+    except UnmeasurableError:  # the model takes no part of the batch
+        return False
+    return not all(map(is_per_sample, outputs, map(len, parts)))
 
-    A loss or a model that draws random numbers has to differ on average.
+
+def _find_gap(terms: Terms, trials: Iterable[Trial], needed: int = 1) -> tuple[Gap | None, int]:
+    """Return the first gap of `needed` trials that show something, and how many did.
+
+    What cannot be computed, or is zero or not finite, shows nothing. There is no gap if rounding
+    explains it. A loss or a model that draws random numbers has to differ on average.
     """
     randomness = ModelRNG(terms.batch.loader.seed, terms.batch.loader.device)
 
@@ -310,81 +238,106 @@ def _first_wide(terms: Terms, trials: Iterable[Trial]) -> Gap | None:
         randomness.seed_for("trial", seed)
         return trial(seed)
 
+    shown = 0
     for trial in trials:
         try:
             gap = run(trial, 0)
-            if not gap.is_wide:
+            if not gap.shows_something:
                 continue
-            if run(trial, 1) == gap:
-                return gap
-            sizes = [run(trial, seed).size for seed in range(_REPEATS)]
-            if not all(map(math.isfinite, sizes)):
-                return gap
-            error = statistics.stdev(sizes) / math.sqrt(_REPEATS)
-            if abs(statistics.mean(sizes)) > max(8 * error, 1e-2):
-                return gap
+            if gap.is_wide:
+                if run(trial, 1) == gap:
+                    return gap, needed
+                sizes = [run(trial, seed).size for seed in range(_REPEATS)]
+                if not all(map(math.isfinite, sizes)):
+                    return gap, needed
+                error = statistics.stdev(sizes) / math.sqrt(_REPEATS)
+                if abs(statistics.mean(sizes)) > max(8 * error, 1e-2):
+                    return gap, needed
+                continue
         except UnmeasurableError:
             continue
-    return None
+        shown += 1
+        if shown == needed:
+            break
+    return None, shown
 
 
-def _output_trials(terms: Terms) -> Iterator[Trial]:
-    """Yield comparisons of outputs that can be split by sample."""
-    outputs = terms.batch.head.outputs
-    numbers = sum(tensor.numel() for tensor in flatten_tensors(outputs))
-    for split in draw_splits(terms.batch.head.micro_batch.samples, numbers):
+def _vary_outputs(terms: Terms) -> Iterator[Trial]:
+    """Yield comparisons of other outputs that can be split by sample: with other classes too.
 
-        def compare(_: int, split: Split = split) -> Gap:
-            taken = split.take(outputs)
-            rows, *parts = split.all_rows()
-            terms_of_parts = [
-                terms.compute(take_samples(taken, part), own)
-                for part, own in zip(split.parts(), parts, strict=True)
-            ]
-            return Gap(terms.compute(taken, rows), tuple(terms_of_parts), split.seed is not None)
-
-        yield compare
-
-
-def _call_trials(terms: Terms, first: Split, outputs: Sequence[Any]) -> Iterator[Trial]:
-    """Yield comparisons by calls of the model, then with other last weights.
-
-    `outputs` are those of the batch, and of the parts of the first split, which is not varied.
+    A new model returns nearly the same for every sample, and a batch may have no sample of a rare
+    class. A loss may fail for classes that the batch has not.
     """
+    batch, head = terms.batch, terms.batch.head
+    if not can_be_varied(head.outputs, batch.samples):
+        return
+    parts = _PARTS if batch.loader.transform is None else _PARTS_OF_TRANSFORMED
+    own, targets = split_to_vary(batch, parts), head.micro_batch.targets
+    if not (batch.counts_batch or batch.collates):
+        drawn = draw_classes(targets, head.outputs, head.loss)
+        if drawn is not None:  # one sample keeps its own: drawn ones have equally many of a class
+            first = torch.tensor(own.rows[:1], device=drawn.device)
+            of_drawn = Terms(batch, drawn.index_copy(0, first, targets.index_select(0, first)))
+            yield lambda _: _compare_outputs(of_drawn, own, " (with other outputs and classes)")
+    yield lambda _: _compare_outputs(terms, own, " (with other outputs)")
+
+
+def split_to_vary(batch: MeasuredBatch, parts: Sequence[int] = _PARTS_OF_CALLS) -> Split:
+    """Return a few samples in parts: ones whose targets differ, or the first that are collated."""
+    targets, rows = batch.head.micro_batch.targets, None
+    if not batch.collates:
+        rows = different_samples(targets, batch.samples, sum(parts))
+    return split_varied(batch.samples, parts, rows)
+
+
+def _split_given(terms: Terms) -> Trial:
+    """Return the comparison of the outputs as they are."""
+    return lambda _: _compare_outputs(terms, split_in_two(terms.batch.few), "")
+
+
+def _compare_outputs(terms: Terms, split: Split, how: str) -> Gap:
+    taken = split.take(terms.batch.head.outputs)
+    rows, *parts = split.all_rows()
+    terms_of_parts = [
+        terms.compute(take_samples(taken, part), own)
+        for part, own in zip(split.parts(), parts, strict=True)
+    ]
+    return Gap(terms.compute(taken, rows), tuple(terms_of_parts), how)
+
+
+def _call_varied(terms: Terms) -> Iterator[Trial]:
+    """Yield the comparisons by calls of the model with other last weights, if it has some."""
+    if terms.batch.varied is None:
+        return
+    splits = [split_to_vary(terms.batch)]
+    if terms.loss.kind == "in training":
+        rows = split_to_vary(terms.batch, (1, 1, 1, 1)).rows
+        splits = [
+            Split(rows[first : first + 2], [1], seed)
+            for seed, first in enumerate(range(0, len(rows) - 1, 2))
+        ]
+    for split in splits:
+        yield partial(_compare_calls, terms, split, " (with other last weights)")
+
+
+def _call_given(terms: Terms) -> Trial:
+    """Return the comparison by calls of the model as it is."""
     batch = terms.batch
+    split = split_in_two(batch.few)
+    if batch.few == batch.samples and batch.head.outputs is not None:
+        batch.keep(split.rows, None, batch.head.outputs)
+    gaps: list[Gap] = []
 
-    def compare_first(times: int) -> Gap:
-        found = outputs
-        if times and batch.is_alone:  # ranks would wait for each other
-            found = [batch.call(rows) for rows in first.all_rows()]
-        return _compare_calls(terms, found, first)
+    def compare(_: int) -> Gap:
+        if not gaps or batch.is_alone:  # ranks would wait for each other
+            gaps.append(_compare_calls(terms, split, ""))
+        return gaps[-1]
 
-    yield compare_first
-    if not batch.is_alone:
-        return
-    try:
-        with measuring():
-            args, kwargs, _, _ = batch.part(range(2))
-            last = find_last_weights(batch.model, args, kwargs)
-            if not last:
-                return
-            varied = VariedModel(batch.model, last)
-    except UnmeasurableError:
-        return
-    samples = batch.head.micro_batch.samples
-    for split in draw_splits(samples, samples, most=_CALLED):
-        if split.seed is not None and split.seed < TRIALS // 2:
-
-            def compare(_: int, split: Split = split, seed: int = split.seed) -> Gap:
-                with measuring():
-                    varied.vary(seed)
-                found = [batch.call(rows, varied) for rows in split.all_rows()]
-                return _compare_calls(terms, found, split)
-
-            yield compare
+    return compare
 
 
-def _compare_calls(terms: Terms, outputs: Sequence[Any], split: Split) -> Gap:
+def _compare_calls(terms: Terms, split: Split, how: str, times: int = 0) -> Gap:
+    outputs = [terms.batch.call(rows, split.seed) for rows in split.all_rows()]
     least = TOLERANCE_OF_HALF if has_half(outputs[0]) else _TOLERANCE_OF_CALLS
     if terms.loss.kind == "in training":
         least = max(least, _TOLERANCE_OF_DRAWS)
@@ -392,11 +345,12 @@ def _compare_calls(terms: Terms, outputs: Sequence[Any], split: Split) -> Gap:
         terms.compute(map_tensors(output, Tensor.clone), rows, least_tolerance=least)
         for output, rows in zip(outputs, split.all_rows(), strict=True)
     )
-    return Gap(whole, tuple(parts), split.seed is not None)
+    return Gap(whole, tuple(parts), how)
 
 
-def _explain(loss: Loss, gap: Gap, name: str, how: str) -> str:
+def _explain(terms: Terms, gap: Gap) -> str:
     """Return the error for a loss that does not add up, with what to type instead."""
+    loss, name = terms.loss, terms.batch.head.name
 
     def setting(option: str, value: str) -> str:
         return f"Task({option}={{{name!r}: {value}}})" if name else f"Task({option}={value})"
@@ -409,7 +363,7 @@ def _explain(loss: Loss, gap: Gap, name: str, how: str) -> str:
     gives = (
         f"The {called} is not {declared}: for {whole.samples} samples it is "
         f"{whole.total / divisor:.6g}, but {together:.6g} if it is computed from "
-        f"{len(gap.parts)} parts of them{how}. "
+        f"{len(gap.parts)} parts of them{gap.how}. "
     )
     if _adds_up(gap, lambda term: 1.0):
         return gives + (

@@ -24,13 +24,14 @@ from surestep.engine.batch import (
     flatten_tensors,
     map_tensors,
 )
-from surestep.engine.checks.additivity import MeasuredBatch, check_additivity
+from surestep.engine.checks.additivity import check_additivity
 from surestep.engine.checks.batch_norm import watch_norms
 from surestep.engine.checks.loss import (
     OutputActivationTracker,
     check_first_loss,
     compute_checked_loss,
 )
+from surestep.engine.checks.measured_batch import MeasuredBatch, UnmeasurableError, measuring
 from surestep.engine.checks.metric_parts import check_mean
 from surestep.engine.checks.model_loss import check_shift
 from surestep.engine.checks.model_signature import describe_model_io
@@ -67,6 +68,7 @@ from surestep.engine.model.forward_errors import FAILURES, explain_forward, nest
 from surestep.engine.model.forward_writes import ForwardWrites
 from surestep.engine.model.preserve import preserve_buffers
 from surestep.engine.modes import TrainModes, preserve_modes
+from surestep.engine.plan.not_checked import not_checked
 from surestep.engine.rng import ModelRNG, preserve_torch_rng
 from surestep.engine.state.average import BATCH_NORM
 from surestep.engine.task.task import Task
@@ -115,11 +117,12 @@ def check_first_batch(
         skips: the run skips steps that are not finite, so the first batch may be one.
     """
     _check_ignored(loader, task)
-    raw, micro = _replace_nonfinite(loader, *loader.first(), skips=skips)
+    read, micro = loader.first()
+    raw, micro = _replace_nonfinite(loader, read, micro, skips=skips)
     writes = ForwardWrites(model, loader.loss.module, loader.loss.teacher)
     if loader.loss.kind == "none":
         return FirstBatchResult(writes)
-    checks = _Checks(model, loader, task, raw, judged_by, writes)
+    checks = _Checks(model, loader, task, raw, judged_by, writes, is_read=raw is read)
     if loader.loss.is_in_training_only:
         with autocast, torch.no_grad(), preserve_torch_rng(loader.device):
             signature = checks.run_in_training(micro)
@@ -155,6 +158,7 @@ class _Checks:
     raw: Any
     judged_by: str | None
     writes: ForwardWrites
+    is_read: bool  # the batch is as the data has it
 
     @property
     def is_alone(self) -> bool:
@@ -169,9 +173,9 @@ class _Checks:
         with watched as narrow, self._hint_at_batched(), self.writes:
             outputs, tried = self.forward_and_loss(micro)
         signature = describe_model_io(self.model, micro, outputs)
-        for raw, head, value in self._with_enough_samples(tried):
+        for raw, head in self._with_enough_samples([head for head, _ in tried]):
             with error_prefix(head.name):
-                self._check_additivity(raw, head, value)
+                self._check_additivity(raw, head)
         self._check_metrics(self.loader.loss.predictions(outputs), micro)
         if self.loader.transform is not None:
             self._check_transformed(self.loader.transform, micro)
@@ -191,13 +195,13 @@ class _Checks:
             TrainModes(model, tuple(self.task.keep_eval))
             with self.writes.compare(), self.writes:
                 outputs = self.forward(micro)
-            value = compute_checked_loss(loss, outputs, micro.targets, micro)
+            compute_checked_loss(loss, outputs, micro.targets, micro)
             if loss.is_separable and self.is_alone:
                 for module in model.modules():
                     if isinstance(module, BATCH_NORM):  # a part of the batch has other statistics
                         module.eval()
-                head = LossHead("", loss, self.forward(micro), micro)
-                self._check_additivity(self.raw, head, value)
+                head = LossHead("", loss, None, micro)  # parts may be enough
+                self._check_additivity(self.raw, head)
         measured = without_targets(micro)
         with preserve_buffers(model), eval_mode(model), self.writes.compare():
             outputs = self.forward(measured)
@@ -265,38 +269,40 @@ class _Checks:
             return False
         return True
 
-    def _with_enough_samples(
-        self, tried: list[tuple[LossHead, Tensor]]
-    ) -> list[tuple[Any, LossHead, Tensor]]:
-        """Return (batch as read, head, loss) of enough samples to make parts of.
+    def _with_enough_samples(self, heads: list[LossHead]) -> list[tuple[Any, LossHead]]:
+        """Return batches as read, with outputs for enough samples to make parts of.
 
         A micro-batch of one sample shows nothing, so with a small one more samples are read.
         Without gradients they need little memory.
         """
-        heads = [head for head, _ in tried if head.loss.kind in _DECLARED]
-        is_small = any(head.micro_batch.samples < _SAMPLES for head in heads)
+        declared = [head for head in heads if head.loss.kind in _DECLARED]
+        is_small = any(head.micro_batch.samples < _SAMPLES for head in declared)
         needs_more = is_small and self.task.loss_is_separable
         more = self.loader.first_samples(_SAMPLES) if needs_more else None
-        if more is not None and all(more[1].samples > head.micro_batch.samples for head in heads):
+        if more is not None and all(more[1].samples > one.micro_batch.samples for one in declared):
+            raw, micro = more
             try:
-                return [(more[0], *entry) for entry in self.forward_and_loss(more[1])[1]]
-            except Exception:  # the model takes no other number of samples, or memory ran out
+                with measuring():
+                    outputs = self.model(*micro.args, **micro.kwargs)
+                    return [(raw, head) for head in split_heads(self.loader.loss, outputs, micro)]
+            except UnmeasurableError:  # the model takes no other number of samples
                 pass
-        return [(self.raw, *entry) for entry in tried]
+        return [(self.raw, head) for head in heads]
 
-    def _check_additivity(self, raw: Any, head: LossHead, value: Tensor) -> None:
+    def _check_additivity(self, raw: Any, head: LossHead) -> None:
         """Check that the loss adds up over its parts, if its denominator is only declared."""
         loss, loader = head.loss, self.loader
-        if not self.task.loss_is_separable or loss.kind not in _DECLARED:
-            return
         counts_batch = not self.task.counts_targets()
-        if loss.kind == "model" and not counts_batch:
-            check_shift(
-                self.model, loader, raw, head.micro_batch, float(value) / head.micro_batch.items
-            )
-        size = min(loader.layout.micro_batch_size, loader.layout.batch_size // loader.layout.ranks)
-        batch = MeasuredBatch(self.model, loader, raw, head, counts_batch)
-        check_additivity(batch, calls_model=self.is_alone or size >= _SAMPLES_OF_RANKS)
+        is_read = raw is not self.raw or self.is_read
+        batch = MeasuredBatch(self.model, loader, raw, head, counts_batch, is_read)
+        layout = loader.layout
+        size = min(layout.micro_batch_size, layout.batch_size // layout.ranks)
+        if loss.kind in _DECLARED and self.task.loss_is_separable:
+            if loss.kind == "model" and not counts_batch:
+                check_shift(batch)
+            check_additivity(batch, calls_model=self.is_alone or size >= _SAMPLES_OF_RANKS)
+        elif loss.kind in _DECLARED:
+            not_checked(batch.what, "loss_is_separable=False says that its parts may differ")
 
     def _check_transformed(self, transform: BatchTransform, micro: MicroBatch) -> None:
         """Try the batch as the step will get it."""
@@ -392,12 +398,12 @@ def _warn_of_batch_count(loader: BatchLoader, micro: MicroBatch) -> None:
 
 def _check_ignored(loader: BatchLoader, task: Task) -> None:
     """Reject ignored targets that a mean over samples would count."""
-    if not isinstance(loader.source, InMemory) or task.inputs is not None:
-        return
-    for name, loss in named_losses(loader.loss):
+    is_known = isinstance(loader.source, InMemory) and task.inputs is None
+    for name, loss in named_losses(loader.loss) if is_known else ():
         items = task.items.get(name, "samples") if isinstance(task.items, Mapping) else task.items
         if loss.kind != "other" or items != "samples":
             continue
+        assert isinstance(loader.source, InMemory)
         targets = loader.split(loader.source.tensors)[2]
         targets = get_named(targets, name, "targets") if name else targets
         if isinstance(targets, Tensor) and not targets.is_floating_point():

@@ -6,8 +6,9 @@ they depend on the batch size.
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, NoReturn
 
 from torch import Tensor
 
@@ -17,10 +18,11 @@ from surestep.engine.checks.additivity import TOLERANCE_OF_HALF, has_half
 from surestep.engine.checks.samples import (
     Split,
     can_be_split,
+    can_be_varied,
     draw_classes,
-    draw_splits,
     is_per_sample,
     select_samples,
+    split_in_two,
     take_samples,
 )
 from surestep.engine.evaluate.evaluate import metric_weight
@@ -36,7 +38,13 @@ from surestep.engine.plan.not_checked import not_checked
 from surestep.engine.value import number
 
 _TOLERANCE = 1e-4
+_SAMPLES = (8, 64)  # that are varied: few may have the same metric by chance, many an average
+_OTHER_CLASSES = " (with other outputs and classes)"
 Measured = dict[str, tuple[float, float]]  # by name, a value and the size of what it is made of
+
+
+class _RandomError(Exception):
+    """The metric draws random numbers."""
 
 
 class _MetricError(Exception):
@@ -49,53 +57,98 @@ def check_mean(name: str, metric: Any, outputs: Any, micro_batch: MicroBatch, lo
     Metrics of torchmetrics, and those of inputs, are exact as they are. The loss counts what the
     mean is over.
     """
-    exact = has_torchmetrics(metric) if hasattr(metric, "compute") else None
-    if exact or isinstance(metric, InputMetric):
-        return
-    what = f"metrics[{name!r}]"
-    if micro_batch.samples < 2:
+    is_exact = has_torchmetrics(metric) if hasattr(metric, "compute") else False
+    if not (is_exact or isinstance(metric, InputMetric)):
+        _check_parts(name, metric, outputs, micro_batch, loss)
+
+
+def _check_parts(name: str, metric: Any, outputs: Any, micro: MicroBatch, loss: Loss) -> None:
+    what, why = f"metrics[{name!r}]", "it draws random numbers"
+    if micro.samples < 2:
         return not_checked(what, "the first batch has one sample")
-    if not is_per_sample(outputs, micro_batch.samples):
+    if not is_per_sample(outputs, micro.samples):
         return not_checked(what, "the outputs of the model have no row for each sample")
-    if not can_be_split(micro_batch.targets, micro_batch.samples):
+    if not can_be_split(micro.targets, micro.samples):
         return not_checked(what, "the targets have no row for each sample")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), suppress(_RandomError):
         warnings.simplefilter("ignore")  # of a metric that is not defined for few samples
-        _compare(name, metric, outputs, micro_batch, loss)
+        varied = (_trials_varied(outputs, micro, loss, most) for most in _SAMPLES)
+        # Of each, the first that shows something: it need not be defined for varied outputs.
+        shown = [
+            any(_compare(name, metric, outputs, trial, loss) for trial in trials)
+            for trials in (_trials_given(micro), *varied)
+        ]
+        why = "" if any(shown) else "it is not finite for samples of the first batch"
+    if why:
+        not_checked(what, why)
+    return None
 
 
-def _compare(name: str, metric: Any, outputs: Any, given: MicroBatch, loss: Loss) -> None:
-    numbers = sum(tensor.numel() for tensor in flatten_tensors(outputs))
-    tolerance = TOLERANCE_OF_HALF if has_half(outputs) else _TOLERANCE
-    trials = [(given, split) for split in draw_splits(given.samples, numbers)]
+class _Trial(NamedTuple):
+    """A comparison of samples with parts of them.
+
+    Attributes:
+        micro: the targets.
+        split: the samples and the parts.
+        how: what is varied.
+    """
+
+    micro: MicroBatch
+    split: Split
+    how: str
+
+
+def _trials_given(given: MicroBatch) -> list[_Trial]:
+    return [_Trial(given, split_in_two(given.samples), "")]
+
+
+def _trials_varied(outputs: Any, given: MicroBatch, loss: Loss, most: int) -> Iterator[_Trial]:
+    """Yield trials of at most so many samples with other outputs, with other classes first."""
+    if not can_be_varied(outputs, given.samples):
+        return
     other = given._replace(targets=draw_classes(given.targets, outputs, loss))
-    trials += [(other, split) for _, split in trials if other.targets is not None]
-    for micro, split in trials:
+    for micro, how in ((other, _OTHER_CLASSES), (given, " (with outputs varied at random)")):
+        if micro.targets is not None:
+            split = split_in_two(min(given.samples, most))
+            yield _Trial(micro, split._replace(seed=most), how)
 
-        def measure(split: Split, parts: Sequence[Any], micro: MicroBatch = micro) -> Measured:
-            return _measure({name: metric}, split, parts, micro, loss)
 
-        taken = _with_both_signs(outputs, split.take(outputs))
-        unsplit = Split(split.rows, [], split.seed)
-        try:
-            whole = measure(unsplit, [taken])
-            if repr(whole) != repr(measure(unsplit, [taken])):  # of which NaN equals NaN
-                return  # it draws random numbers
-        except _MetricError:
-            continue  # it need not be defined for varied outputs
-        try:
-            parts = measure(split, [take_samples(taken, part) for part in split.parts()])
-        except _MetricError as error:
-            if micro is other or min(map(len, split.parts())) == 1:
-                continue  # a function may be written for its classes, and for two samples and more
-            raise _not_a_mean(name, metric, f"fails on a part of them: {error}") from error
-        for key, (value, size) in whole.items():
-            found, scale = parts.get(key, (math.nan, 0.0))
-            if math.isfinite(value) and not abs(found - value) <= tolerance * (scale + size):
-                varied = "" if split.seed is None else " (with outputs varied at random)"
-                varied = " (with other outputs and classes)" if micro is other else varied
-                text = f"for {len(split.rows)} samples it is {value:.6g}, but {found:.6g} if it is "
-                raise _not_a_mean(name, metric, f"{text}computed from parts of them{varied}")
+def _compare(name: str, metric: Any, outputs: Any, trial: _Trial, loss: Loss) -> bool:
+    """Compare the metric of samples with that of parts; return whether that shows anything.
+
+    Raises:
+        TaskError: they differ.
+        _RandomError: the metric draws random numbers.
+    """
+    micro, split, how = trial
+    tolerance = TOLERANCE_OF_HALF if has_half(outputs) else _TOLERANCE
+    taken = _with_both_signs(outputs, split.take(outputs))
+    unsplit = Split(split.rows, [], split.seed)
+
+    def measure(split: Split, parts: Sequence[Any]) -> Measured:
+        return _measure({name: metric}, split, parts, micro, loss)
+
+    def reject(error: TaskError) -> NoReturn:
+        if repr(whole) != repr(measure(unsplit, [taken])):  # of which NaN equals NaN
+            raise _RandomError
+        raise error
+
+    try:
+        whole = measure(unsplit, [taken])
+    except _MetricError:
+        return False  # it need not be defined for varied outputs
+    try:
+        parts = measure(split, [take_samples(taken, part) for part in split.parts()])
+    except _MetricError as error:
+        if how == _OTHER_CLASSES or min(map(len, split.parts())) == 1:
+            return False  # a function may be written for its classes, and for two samples and more
+        reject(_not_a_mean(name, metric, f"fails on a part of them: {error}"))
+    for key, (value, size) in whole.items():
+        found, scale = parts.get(key, (math.nan, 0.0))
+        if math.isfinite(value) and not abs(found - value) <= tolerance * (scale + size):
+            text = f"for {len(split.rows)} samples it is {value:.6g}, but {found:.6g} if it is "
+            reject(_not_a_mean(name, metric, f"{text}computed from parts of them{how}"))
+    return any(math.isfinite(value) for value, _ in whole.values())
 
 
 def _with_both_signs(outputs: Any, varied: Any) -> Any:

@@ -2,63 +2,64 @@
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from surestep.base.errors import TaskError
-from surestep.engine.batch import MicroBatch
-from surestep.engine.checks.additivity import UnmeasurableError, measuring
-from surestep.engine.checks.varied_model import VariedModel, find_last_weights
-from surestep.engine.data.batch_loader import BatchLoader
+from surestep.engine.checks.additivity import split_to_vary
+from surestep.engine.checks.measured_batch import MeasuredBatch, UnmeasurableError, measuring
 from surestep.engine.losses.adapt import IGNORED
 from surestep.engine.losses.model_loss import extract_loss
+from surestep.engine.plan.not_checked import not_checked
 
 
-def check_shift(
-    model: nn.Module, loader: BatchLoader, raw: Any, micro_batch: MicroBatch, mean: float
-) -> None:
+def check_shift(batch: MeasuredBatch) -> None:
     """Check that the first label of each row is an item if the loss depends on it, and only then.
 
     If nothing is ignored, both ways to count agree on the parts of a batch. The model, in eval
-    mode, is called again; `mean` is the loss of the micro-batch.
+    mode, is called again.
     """
-    labels = micro_batch.kwargs.get("labels")
-    if not isinstance(labels, Tensor) or labels.dim() < 2 or labels.is_floating_point():
-        return
-    depends = _depends_on_first(model, loader, micro_batch, mean)
-    counts = loader.loss.items(raw, _flip(labels, 0)) != loader.loss.items(raw, labels)
-    if depends is not None and depends != counts:
-        uses, items = ("uses", "tokens") if depends else ("does not use", "next tokens")
-        raise TaskError(
-            f"The loss of {type(model).__name__} {uses} the first label of each row, and the items "
-            f"were counted differently. Pass Task(items={items!r})."
-        )
+    labels = batch.head.micro_batch.kwargs.get("labels")
+    if isinstance(labels, Tensor) and labels.dim() > 1 and not labels.is_floating_point():
+        depends, loss = _depends_on_first(batch), batch.head.loss
+        if depends is None:
+            return not_checked("the items of first labels", "the loss depends on no label")
+        counts = loss.items(batch.raw, _flip(labels, 0)) != loss.items(batch.raw, labels)
+        if depends != counts:
+            uses, items = ("uses", "tokens") if depends else ("does not use", "next tokens")
+            raise TaskError(
+                f"The loss of {type(batch.model).__name__} {uses} the first label of each row, and "
+                f"the items were counted differently. Pass Task(items={items!r})."
+            )
+    return None
 
 
-def _depends_on_first(
-    model: nn.Module, loader: BatchLoader, micro: MicroBatch, mean: float
-) -> bool | None:
+def _depends_on_first(batch: MeasuredBatch) -> bool | None:
     """Return whether the loss depends on the first labels; None if that cannot be measured.
 
     A new model may give every token the same loss, and then no label changes the mean.
     """
-    labels = micro.kwargs["labels"]
-    first = _flip(labels, 0)
-    depends = _differs(model, micro, first, mean)
-    if loader.layout.ranks == 1:
-        if depends:
-            return True
-        with suppress(UnmeasurableError), measuring():
-            if last := find_last_weights(model, micro.args, dict(micro.kwargs)):
-                varied = VariedModel(model, last)
-                varied.vary(0)
-                mean_of_varied = float(extract_loss(varied(*micro.args, **micro.kwargs)))
-                return _differs(varied, micro, first, mean_of_varied)
-    depends_on_last = _differs(model, micro, _flip(labels, -1), mean)  # each rank calls as often
-    return depends if depends or depends_on_last else None
+    micro = batch.head.micro_batch
+    if batch.has_rows and (varied := batch.varied) is not None:
+        rows = split_to_vary(batch).rows
+        try:
+            outputs = batch.call(rows, 0)
+            batch.keep(rows, 0, outputs)  # for the check that the loss adds up
+            with measuring():
+                args, kwargs, _, _ = batch.part(rows)
+                # Of one row: the first labels of all may be a sample of all labels by chance.
+                flipped = kwargs["labels"].clone()
+                flipped[-1:] = _flip(flipped[-1:], 0)
+                return _differs(varied, outputs, args, kwargs, flipped)
+        except UnmeasurableError:  # memory ran out, for instance
+            pass
+    labels, given = micro.kwargs["labels"], (batch.head.outputs, micro.args, dict(micro.kwargs))
+    depends, depends_on_last = (
+        _differs(batch.model, *given, _flip(labels, place)) for place in (0, -1)
+    )
+    return depends if depends or depends_on_last else None  # each rank calls as often
 
 
 def _flip(labels: Tensor, place: int) -> Tensor:
@@ -68,6 +69,12 @@ def _flip(labels: Tensor, place: int) -> Tensor:
     return flipped
 
 
-def _differs(model: Callable[..., Any], micro: MicroBatch, labels: Tensor, mean: float) -> bool:
-    loss = extract_loss(model(*micro.args, **{**micro.kwargs, "labels": labels}))
-    return not math.isclose(float(loss), mean, rel_tol=1e-6, abs_tol=1e-9)
+def _differs(
+    model: Callable[..., Any], outputs: Any, args: Any, kwargs: Any, labels: Tensor
+) -> bool:
+    """Return whether the loss differs from that of `outputs` with other labels."""
+    loss, mean = (
+        float(extract_loss(found))
+        for found in (model(*args, **{**kwargs, "labels": labels}), outputs)
+    )
+    return not math.isclose(loss, mean, rel_tol=1e-6, abs_tol=1e-9)

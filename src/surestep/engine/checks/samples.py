@@ -1,7 +1,7 @@
 """Some samples of a batch or of a model's outputs, how a batch is split, and other outputs."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any, NamedTuple
 
@@ -12,9 +12,6 @@ from surestep.engine.batch import flatten_tensors, map_tensors
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.rng import derive_seed
 
-TRIALS = 8  # with varied outputs, half of them down to single samples
-_SINGLES = 8  # the most samples that are split into single ones
-_TRIAL_SIZE = 2**21  # numbers that one trial varies
 _LARGEST_TRIAL = 2**26  # numbers of two samples above which none are varied, to save memory
 
 
@@ -22,16 +19,16 @@ class Split(NamedTuple):
     """Some samples, and where they are split into parts.
 
     Attributes:
-        rows: the samples.
+        rows: the samples: a range, or a list.
         bounds: row numbers at which they are split, counted from the first of them.
         seed: of the variation; None keeps what the model returns.
     """
 
-    rows: range
+    rows: Sequence[int]
     bounds: list[int]
     seed: int | None
 
-    def all_rows(self) -> list[range]:
+    def all_rows(self) -> list[Sequence[int]]:
         """Return the samples, and those of each part."""
         return [self.rows, *(self.rows[part.start : part.stop] for part in self.parts())]
 
@@ -47,29 +44,43 @@ class Split(NamedTuple):
         return vary_outputs(taken, torch.Generator().manual_seed(derive_seed("check", self.seed)))
 
 
-def draw_splits(samples: int, numbers: int, most: int | None = None) -> Iterator[Split]:
-    """Yield the splits of a batch for which a model returns `numbers`: all but the first vary it.
+def split_in_two(samples: int) -> Split:
+    """Return a batch in two uneven parts, because a mean of means is right for even ones."""
+    return Split(range(samples), [max(1, samples // 3)], None)
 
-    Parts are uneven, because a mean of means is right for even ones, and go down to single samples.
-    A varied split has at most `most` samples.
+
+def split_varied(samples: int, parts: Sequence[int], rows: Sequence[int] | None = None) -> Split:
+    """Return the first samples, or these `rows`, in parts of these sizes, to be varied."""
+    chosen = range(min(samples, sum(parts))) if rows is None else rows
+    return Split(chosen, [end for end in itertools.accumulate(parts) if end < len(chosen)], 0)
+
+
+def can_be_varied(outputs: Any, samples: int) -> bool:
+    """Return whether outputs are small enough to vary those of a few samples."""
+    numbers = sum(tensor.numel() for tensor in flatten_tensors(outputs))
+    return 2 * max(1, numbers // samples) <= _LARGEST_TRIAL
+
+
+def different_samples(targets: Any, samples: int, most: int) -> list[int]:
+    """Return samples whose targets differ: in classes, in how many are padding or positive.
+
+    The first two have the smallest and the largest targets.
     """
-    yield Split(range(samples), [max(1, samples // 3)], None)
-    size = max(1, numbers // samples)
-    if 2 * size > _LARGEST_TRIAL:
-        return
-    for seed in range(TRIALS):
-        generator = torch.Generator().manual_seed(derive_seed("check", seed))
-
-        def draw(below: int, generator: torch.Generator = generator) -> int:
-            return int(torch.randint(below, (), generator=generator))
-
-        single = bool(seed % 2)
-        allowed = samples if most is None else min(samples, most)
-        count = min(allowed, max(3, _TRIAL_SIZE // size), _SINGLES if single else allowed)
-        start = draw(samples - count + 1)
-        # Or a single sample, less than half of the others, and the rest.
-        bounds = list(range(1, count)) if single else sorted({1, 1 + draw(max(1, count // 2))})
-        yield Split(range(start, start + count), bounds, seed)
+    places = [round(step * (samples - 1) / (most - 1)) for step in (0, *range(most - 1, 0, -1))]
+    order: Sequence[int] = range(samples)
+    if _is_list_of_samples(targets, samples):
+        sizes_of = [sum(tensor.numel() for tensor in flatten_tensors(one)) for one in targets]
+        order = sorted(range(samples), key=sizes_of.__getitem__)
+        targets = ()
+    for tensor in flatten_tensors(targets):
+        if tensor.dim() and len(tensor) == samples and tensor.numel() and not tensor.is_complex():
+            rows = tensor.reshape(samples, -1).float().cpu()
+            sizes = rows.sum(1)
+            if bool((sizes == sizes[0]).all()):  # as those of one-hot targets
+                sizes = rows @ torch.arange(1.0, rows.shape[1] + 1)
+            order = sizes.argsort(stable=True).tolist()
+            break
+    return [order[place] for place in dict.fromkeys(places)]
 
 
 def is_per_sample(outputs: Any, samples: int) -> bool:
@@ -80,9 +91,16 @@ def is_per_sample(outputs: Any, samples: int) -> bool:
     return all(tensor.dim() and len(tensor) == samples for tensor in tensors)
 
 
-def take_samples(outputs: Any, rows: range) -> Any:
+def take_samples(outputs: Any, rows: Sequence[int]) -> Any:
     """Return copies of the outputs of some samples."""
-    return map_tensors(outputs, lambda tensor: tensor[rows.start : rows.stop].clone())
+    return map_tensors(outputs, lambda tensor: take_rows(tensor, rows))
+
+
+def take_rows(tensor: Tensor, rows: Sequence[int]) -> Tensor:
+    """Return a copy of some rows of a tensor."""
+    if isinstance(rows, range):
+        return tensor[rows.start : rows.stop].clone()
+    return tensor[torch.tensor(rows, device=tensor.device)]
 
 
 def can_be_split(batch: Any, samples: int) -> bool:
@@ -103,10 +121,10 @@ def has_samples(batch: Any, samples: int) -> bool:
     return has_rows or _is_list_of_samples(batch, samples)
 
 
-def select_samples(value: Any, rows: range, samples: int) -> Any:
+def select_samples(value: Any, rows: Sequence[int], samples: int) -> Any:
     """Return copies of some samples of a collated batch; what has no entry per sample is kept."""
     if _is_list_of_samples(value, samples):
-        return type(value)(value[rows.start : rows.stop])
+        return type(value)(value[row] for row in rows)
     if type(value) is dict:
         return {key: select_samples(entry, rows, samples) for key, entry in value.items()}
     if type(value) in (tuple, list):
@@ -114,7 +132,7 @@ def select_samples(value: Any, rows: range, samples: int) -> Any:
 
     def select(tensor: Tensor) -> Tensor:
         per_sample = tensor.dim() > 0 and len(tensor) == samples
-        return tensor[rows.start : rows.stop].clone() if per_sample else tensor
+        return take_rows(tensor, rows) if per_sample else tensor
 
     return map_tensors(value, select)
 

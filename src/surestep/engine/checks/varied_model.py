@@ -57,16 +57,17 @@ class VariedModel:
 
 def find_last_weights(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, nn.Parameter]:
-    """Return the matrices of the last layers that are called once in a forward, by name.
+) -> tuple[dict[str, nn.Parameter], Any]:
+    """Call the model; return the matrices of its last layers by name, and its outputs.
 
-    Only plain tensors are taken: a subclass may be packed or quantized.
+    These layers are called once in a forward. Only plain tensors are taken: a subclass may be
+    packed or quantized.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     finished: list[nn.Module] = []
     handle = register_module_forward_hook(lambda module, *_: finished.append(module))
     try:
-        model(*args, **kwargs)
+        outputs = model(*args, **kwargs)
     finally:
         handle.remove()
     layers: list[list[nn.Parameter]] = []
@@ -81,4 +82,5 @@ def find_last_weights(
         ]
         if matrices and not isinstance(module, _RECURRENT) and finished.count(module) == 1:
             layers.append(matrices)
-    return {names[id(matrix)]: matrix for matrices in layers[:_LAYERS] for matrix in matrices}
+    last = {names[id(matrix)]: matrix for matrices in layers[:_LAYERS] for matrix in matrices}
+    return last, outputs

@@ -304,7 +304,15 @@ class BatchLoader:
         """Return samples of the first epoch as one batch as read; None as `first_samples`."""
         if isinstance(self.source, StreamLoader) or self.is_ready or self.shared:
             return None
+        if isinstance(self.source, MapStyleSource):
+            return self.source.load(self.epoch_order(0), positions)
         return next(self.source.read(0, self.epoch_order(0), [positions]))
+
+    @property
+    def can_collate_again(self) -> bool:
+        """Whether a function of the user collates samples, and can be called for fewer of them."""
+        is_map_style = isinstance(self.source, MapStyleSource)
+        return is_map_style and self.source.collates and not (self.is_ready or self.shared)
 
     def close(self) -> None:
         """End the workers."""

@@ -38,7 +38,14 @@ from surestep.engine.rng import (
 
 
 class Source(Protocol):
-    """Yields micro-batches in order."""
+    """Yields micro-batches in order.
+
+    Attributes:
+        collates: a function of the user makes each of samples, which it may pad or join.
+    """
+
+    @property
+    def collates(self) -> bool: ...  # noqa: D102
 
     def read(self, epoch: int, order: Tensor | None, ranges: Iterable[range]) -> Iterator[Any]:
         """Yield the batch at each range of positions; `order` None is the stored order."""
@@ -55,6 +62,8 @@ class Source(Protocol):
 
 class InMemory(Dataset[Any]):
     """Tensors that are sliced a batch at a time; `index` selects samples, as a Subset does."""
+
+    collates = False
 
     def __init__(self, tensors: Any, index: Tensor | None = None) -> None:
         self.tensors = tensors
@@ -359,6 +368,7 @@ class MapStyleSource:
             with_epoch = find_with_epoch(dataset)
         self._with_epoch = with_epoch
         self._epoch: int | None = None  # that the datasets had when their contents were noted
+        self.collates = collate not in (None, default_collate)
         self._seeded = SeededDataset(dataset, collate or default_collate, seed, part, with_epoch)
         self._seeded.counts = counts
         self._has_workers = bool(options.get("num_workers"))
@@ -380,6 +390,11 @@ class MapStyleSource:
         if not self._has_workers or self._seeded.is_sliced:
             return found
         return map(self._check_loaded, found)
+
+    def load(self, order: Tensor | None, positions: range) -> Any:
+        """Load samples of the first epoch in this process, as one micro-batch."""
+        rows = positions if order is None else order[positions.start : positions.stop].tolist()
+        return self._seeded[MicroBatchRequest(0, positions.start, list(rows))]
 
     def follow(self, dataset: Any, epoch: int) -> bool:
         """Set the epoch here too, since the length may depend on it; follow tensors in memory."""

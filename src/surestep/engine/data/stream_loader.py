@@ -171,6 +171,7 @@ class StreamLoader:
         checkpoints: the positions that a run can resume from, the newest last.
         may_differ: the user allowed that the samples differ from those so far.
         records: as given.
+        collates: a function of the user makes each micro-batch of samples.
     """
 
     def __init__(
@@ -196,6 +197,7 @@ class StreamLoader:
             probe = make_torch_loader(StreamProbe(reader), options, **once)
             check_shards(list(probe), part)
             probe.close()
+        self.collates = collate not in (None, default_collate)
         self._pass = _StreamWorker(
             reader,
             layout,

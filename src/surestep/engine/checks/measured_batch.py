@@ -1,0 +1,186 @@
+"""The first batch and parts of it, on which a loss is computed to see whether it adds up."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from surestep.engine.batch import MicroBatch, map_tensors, move
+from surestep.engine.checks.samples import (
+    can_be_split,
+    has_samples,
+    select_samples,
+    split_in_two,
+)
+from surestep.engine.checks.varied_model import VariedModel, find_last_weights
+from surestep.engine.data.batch_loader import BatchLoader
+from surestep.engine.distributed.hang_monitor import is_network_error
+from surestep.engine.losses.multi import LossHead, get_named, with_items
+
+_COLLATED = 8  # the most samples that are read again, which may be expensive
+
+
+class UnmeasurableError(Exception):
+    """The loss cannot be computed for some samples alone."""
+
+
+@contextmanager
+def measuring() -> Iterator[None]:
+    """Raise UnmeasurableError if code of the user fails, or memory runs out, for parts of a batch.
+
+    Errors of the network are raised as such.
+    """
+    try:
+        yield
+    except Exception as error:
+        if is_network_error(error):
+            raise
+        raise UnmeasurableError from error
+
+
+class Part(NamedTuple):
+    """Some samples of the batch, on the device."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    targets: Any
+    items: float
+
+
+@dataclass(frozen=True)
+class MeasuredBatch:
+    """What a loss is checked on.
+
+    Attributes:
+        model: on its device, in eval mode.
+        loader: splits batches and counts items.
+        raw: the batch as it was read.
+        head: the loss, with its outputs and its micro-batch on the device.
+        counts_batch: a function of the batch counts the items.
+        is_read: the batch is as the loader reads it.
+        collates: parts are read and collated again, from the position of the batch on.
+    """
+
+    model: nn.Module
+    loader: BatchLoader
+    raw: Any
+    head: LossHead
+    counts_batch: bool
+    is_read: bool = True
+    collates: bool = False
+    _stored: dict[Any, Any] = field(default_factory=dict)  # also by copies that collate
+
+    @property
+    def what(self) -> str:
+        """The name of what is checked."""
+        return f"loss[{self.head.name!r}]" if self.head.name else "loss"
+
+    @property
+    def samples(self) -> int:
+        """How many samples the batch has."""
+        return self.head.micro_batch.samples
+
+    @property
+    def few(self) -> int:
+        """The most samples to compare at once."""
+        return min(self.samples, _COLLATED) if self.collates else self.samples
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the model can be called as often as needed: no other rank has to call it too."""
+        return self.loader.layout.ranks == 1
+
+    @property
+    def can_collate(self) -> bool:
+        """Whether fewer samples can be collated, which gives something else than rows."""
+        return self.is_read and self.loader.can_collate_again
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether some samples are rows of the batch."""
+        return self._has_rows(self.raw) or (not self.counts_batch and self._has_rows(self._given))
+
+    def _has_rows(self, batch: Any) -> bool:
+        # What a custom function collates may have something of all samples in one row.
+        check = can_be_split if self.loader.source.collates else has_samples
+        return check(batch, self.samples)
+
+    @property
+    def _given(self) -> Any:
+        micro = self.head.micro_batch
+        return micro.args, dict(micro.kwargs), micro.targets
+
+    def part(self, rows: Sequence[int]) -> Part:
+        """Return some samples; `rows` are a range if the batch collates.
+
+        Raises:
+            UnmeasurableError: the batch cannot be split.
+        """
+        loss, name, samples = self.head.loss, self.head.name, self.samples
+        if not (self.collates or self._has_rows(self.raw)):
+            if not self.has_rows:
+                raise UnmeasurableError
+            args, kwargs, targets = select_samples(self._given, rows, samples)
+            return Part(args, kwargs, targets, loss.count_items(None, targets, len(rows)))
+        raw = self._collate(rows) if self.collates else select_samples(self.raw, rows, samples)
+        args, kwargs, targets = self.loader.split(raw)
+        targets = get_named(targets, name, "targets") if name else targets
+        items = with_items(MicroBatch(args, kwargs, targets, 0, len(rows), 0), loss, raw).items
+        return Part(*move((args, dict(kwargs), targets), self.loader.device), items)
+
+    def _collate(self, rows: Sequence[int]) -> Any:
+        key = "collated", tuple(rows)
+        if key not in self._stored:
+            first = self.head.micro_batch.position
+            self._stored[key] = self.loader.read_samples(
+                range(first + rows[0], first + rows[-1] + 1)
+            )
+        return map_tensors(self._stored[key], lambda tensor: tensor.clone())
+
+    def call(self, rows: Sequence[int], seed: int | None = None) -> Any:
+        """Return the outputs of the model for some samples, with last weights varied by a seed.
+
+        Raises:
+            UnmeasurableError: it does not take them.
+        """
+        key = self._key(rows, seed)
+        if key in self._stored:  # once: a model may draw random numbers
+            return self._stored.pop(key)
+        with measuring():
+            args, kwargs, _, _ = self.part(rows)
+            model: Any = self.model
+            if seed is not None:
+                model = self.varied
+                model.vary(seed)
+            return self._find_outputs(model(*args, **kwargs))
+
+    def _find_outputs(self, outputs: Any) -> Any:
+        return get_named(outputs, self.head.name, "outputs") if self.head.name else outputs
+
+    def keep(self, rows: Sequence[int], seed: int | None, outputs: Any) -> None:
+        """Keep outputs of the model for the next call."""
+        self._stored[self._key(rows, seed)] = outputs
+
+    def _key(self, rows: Sequence[int], seed: int | None) -> Any:
+        return "outputs", self.collates, tuple(rows), seed
+
+    @property
+    def varied(self) -> VariedModel | None:
+        """The model with other last weights; None if it takes no part of the batch."""
+        if "varied" not in self._stored:
+            self._stored["varied"] = self._vary() if self.is_alone else None
+        varied: VariedModel | None = self._stored["varied"]
+        return varied
+
+    def _vary(self) -> VariedModel | None:
+        rows = split_in_two(self.few).all_rows()[1]
+        try:
+            with measuring():
+                args, kwargs, _, _ = self.part(rows)
+                last, outputs = find_last_weights(self.model, args, kwargs)
+                self.keep(rows, None, self._find_outputs(outputs))
+                return VariedModel(self.model, last) if last else None
+        except UnmeasurableError:
+            return None

@@ -1,0 +1,136 @@
+"""How often the checks of the first batch call a loss: they must not be felt in a short run."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
+from surestep.engine.checks.first_batch import check_first_batch
+from tests import tiny
+
+X, Y = tiny.data(64)
+MOST = 8
+MOST_OF_METRICS = 12
+
+
+class Counted:
+    """Counts the calls of a function."""
+
+    def __init__(self, function):
+        self.function = function
+        self.calls = 0
+
+    def __call__(self, *args, **kwargs):
+        self.calls += 1
+        return self.function(*args, **kwargs)
+
+
+class Nested(nn.Linear):
+    """Returns outputs that have no row for each sample."""
+
+    def forward(self, x):
+        return {"logits": super().forward(x), "sizes": x.mean()}
+
+
+class Own(nn.Module):
+    """Computes its own loss of tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.norm = nn.Embedding(7, 4), nn.LayerNorm(4)
+        self.head = nn.Linear(4, 5)
+        self.loss = Counted(functional.cross_entropy)
+
+    def forward(self, input_ids, labels):
+        logits = self.head(self.norm(self.table(input_ids)))
+        return {"loss": self.loss(logits.transpose(1, 2), labels), "logits": logits}
+
+
+class InTraining(nn.Module):
+    """Returns its losses in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+        self.loss = Counted(functional.cross_entropy)
+
+    def forward(self, x, targets=None):
+        logits = self.net(x)
+        return logits if targets is None else {"label": self.loss(logits, targets)}
+
+
+def sequences():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(5, (2 + row % 6,), generator=generator) for row in range(64)]
+
+
+def pad(samples):
+    inputs, labels = zip(*samples, strict=True)
+    return pad_sequence(inputs, True, 6), pad_sequence(labels, True, -100)
+
+
+def pad_named(samples):
+    return dict(zip(("input_ids", "labels"), pad(samples), strict=True))
+
+
+def join(samples):
+    inputs, labels = zip(*samples, strict=True)
+    return torch.stack(inputs), torch.cat(labels)
+
+
+TOKENS = list(zip(sequences(), sequences(), strict=True))
+OF_TOKENS = {"model": nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 5)), "train": TOKENS}
+
+
+def of_tokens(outputs, labels):
+    return functional.cross_entropy(outputs.transpose(1, 2), labels)
+
+
+def of_labels(outputs, labels):
+    return outputs.logsumexp(1).mean() + 0 * labels.sum()
+
+
+LABELLED = [(x, y.repeat(1 + row % 3)) for row, (x, y) in enumerate(zip(X, Y, strict=True))]
+CASES = {
+    "plain": (functional.cross_entropy, {}, {}),
+    "small batch": (functional.cross_entropy, {}, {"micro_batch_size": 1}),
+    "transformed": (
+        functional.cross_entropy,
+        {"batch_transform": lambda inputs, targets, generator: (inputs, targets)},
+        {},
+    ),
+    "nested": (
+        lambda outputs, y: functional.cross_entropy(outputs["logits"], y),
+        {"model": Nested(4, 3)},
+        {},
+    ),
+    "padded": (of_tokens, {**OF_TOKENS, "collate_fn": pad, "items": "tokens"}, {}),
+    "joined": (of_labels, {"train": LABELLED, "collate_fn": join}, {}),
+    "own": (None, {"model": Own(), "train": TOKENS, "collate_fn": pad_named, "loss": "model"}, {}),
+    "in training": (
+        None,
+        {"model": InTraining(), "loss": "model in training", "items": lambda batch: len(batch[1])},
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize(("loss", "parts", "options"), CASES.values(), ids=CASES)
+def test_loss_is_called_eight_times_at_most(loss, parts, options):
+    torch.manual_seed(0)
+    given = {"train": (X, Y), "model": tiny.model(), "loss": loss and Counted(loss)} | parts
+    task = tiny.task(**given)
+    loader = tiny.train_loader(given, **{"batch_size": 64, **options})
+    counted = task.model.loss if loss is None else given["loss"]
+    check_first_batch(task.model, loader, task, autocast=torch.autocast("cpu", enabled=False))
+    assert 4 <= counted.calls <= MOST
+
+
+def test_metric_is_called_twelve_times_at_most():
+    metric = Counted(lambda outputs, targets: (outputs.argmax(1) == targets).float().mean())
+    parts = {"train": (X, Y), "model": tiny.model(), "metrics": {"hits": metric}}
+    task = tiny.task(**parts)
+    loader = tiny.train_loader(parts, batch_size=64)
+    check_first_batch(task.model, loader, task, autocast=torch.autocast("cpu", enabled=False))
+    assert 1 < metric.calls <= MOST_OF_METRICS
