@@ -17,6 +17,12 @@ from torch import Tensor
 from surestep.base.errors import TaskError
 from surestep.engine.batch import flatten_tensors, map_tensors
 from surestep.engine.checks.measured_batch import MeasuredBatch, UnmeasurableError, measuring
+from surestep.engine.checks.padding import (
+    CANNOT_COLLATE,
+    describe_count,
+    find_paddings,
+    report_padding,
+)
 from surestep.engine.checks.samples import (
     Split,
     can_be_varied,
@@ -54,7 +60,7 @@ class Term(NamedTuple):
         items: its denominator, as the Task declares it.
         total: the loss summed over its items, as the declaration has it.
         samples: how many samples there are.
-        tokens: targets that are not ignored; None if targets are not integers.
+        counts: targets that are not each of the values that may mean padding, if they are integers.
         tolerance: the relative error that rounding explains.
     """
 
@@ -62,7 +68,7 @@ class Term(NamedTuple):
     items: float
     total: float
     samples: int
-    tokens: int | None
+    counts: tuple[int, ...]
     tolerance: float
 
 
@@ -73,6 +79,7 @@ class Terms:
         self.batch = batch
         self.targets = targets  # in place of those of the batch
         self.loss = batch.head.loss
+        self.paddings = find_paddings(batch.head.micro_batch.targets)
         self._widest = None if self.loss.kind == "model" else sum_dtype(batch.loader.device)
         self._teacher_outputs = None
         if self.loss.teacher is not None:
@@ -91,10 +98,7 @@ class Terms:
             if self.targets is not None:
                 targets = take_rows(self.targets, rows)
                 items = self.loss.count_items(None, targets, len(rows))
-            tokens = None
-            is_class = isinstance(targets, Tensor) and not targets.is_floating_point()
-            if is_class and not targets.is_complex():
-                tokens = int((targets != IGNORED).sum())
+            counts = tuple(int((targets != value).sum()) for value in self.paddings)
             if self._teacher_outputs is not None:
                 samples = self.batch.head.micro_batch.samples
                 targets = targets, select_samples(self._teacher_outputs, rows, samples)
@@ -106,11 +110,11 @@ class Terms:
                 value = torch.zeros(())
             number = float(value)
         if not items:  # it shows only what else the loss may be a mean over
-            return Term(number if math.isfinite(number) else 0.0, 0.0, 0.0, len(rows), tokens, 0.0)
+            return Term(number if math.isfinite(number) else 0.0, 0.0, 0.0, len(rows), counts, 0.0)
         half = self._widest is None and has_half(outputs)
         rounding = TOLERANCE_OF_HALF if half else _TOLERANCES.get(value.dtype, TOLERANCE_OF_HALF)
         total = number if self.loss.is_sum else number * items
-        return Term(number, items, total, len(rows), tokens, max(rounding, least_tolerance))
+        return Term(number, items, total, len(rows), counts, max(rounding, least_tolerance))
 
     def _value(self, outputs: Any, targets: Any) -> Tensor:
         if (widest := self._widest) is not None:
@@ -187,6 +191,8 @@ def check_additivity(batch: MeasuredBatch, *, calls_model: bool) -> None:
         return not_checked(batch.what, "the first batch has one sample, which has no parts")
     if not (is_split or calls_model):
         return not_checked(batch.what, "only calls of the model on each rank could split the batch")
+    if batch.loader.source.collates and not batch.can_collate:
+        not_checked(f"the padding of {batch.what}", CANNOT_COLLATE)
     if not _is_shown(batch, is_split=is_split, calls_model=calls_model and batch.is_alone):
         not_checked(batch.what, "it cannot be computed for a part of the first batch")
     return None
@@ -198,14 +204,21 @@ def _is_shown(batch: MeasuredBatch, *, is_split: bool, calls_model: bool) -> boo
     Raises:
         TaskError: they show that it does not.
     """
-    collates = batch.can_collate and not batch.has_rows
-    terms = Terms(replace(batch, collates=True) if collates else batch)
+    pads, padded = batch.can_collate and batch.has_rows, replace(batch, collates=True)
+    terms = Terms(batch if pads or not batch.can_collate else padded)
     given = _split_given(terms) if is_split else _call_given(terms)
     varied = _vary_outputs(terms) if is_split else _call_varied(terms)
     needed = 2 if terms.loss.kind == "in training" else 1  # its tolerance is large
     gap, shown = _find_gap(terms, varied, needed)
     if gap is None and shown == 2:
         return True
+    if gap is None and pads:
+        gap, of_padded = _find_gap(terms, [_call_given(Terms(padded))])
+        if gap is not None and _find_gap(terms, [given])[0] is None:
+            report_padding(padded, gap.whole, gap.parts)
+            return True
+        if gap is None and of_padded:
+            return True
     if gap is None or gap.how:  # its message is about the batch as it is, if that shows it
         of_given, is_shown = _find_gap(terms, [given])
         gap, shown = of_given or gap, shown + is_shown
@@ -373,9 +386,12 @@ def _explain(terms: Terms, gap: Gap) -> str:
     if _adds_up(gap, lambda term: term.samples):
         option = "items" if loss.divides else "reduction"
         return f"{gives}It is a mean over samples, the default: leave {option} out."
-    if whole.tokens is not None and _adds_up(gap, lambda term: term.tokens or 0):
-        items = setting("items", repr("tokens"))
-        return f"{gives}It is a mean over the targets that are not -100: {items}."
+    for place, value in enumerate(terms.paddings):
+        if _adds_up(gap, lambda term, place=place: term.counts[place]):
+            mean = f"It is a mean over the targets that are not {value}"
+            if value == IGNORED:
+                return f"{gives}{mean}: {setting('items', repr('tokens'))}."
+            return f"{gives}{mean}: {setting('items', describe_count(terms.batch, value))}."
     items = setting("items", "a function of the batch that counts them")
     return gives + (
         f"Declare what it is a mean over, {items}, or Task(loss_is_separable=False) if it "

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from surestep.engine.checks.measured_batch import MeasuredBatch, UnmeasurableErr
 from surestep.engine.checks.metric_parts import check_mean
 from surestep.engine.checks.model_loss import check_shift
 from surestep.engine.checks.model_signature import describe_model_io
+from surestep.engine.checks.padding import check_padded_items
 from surestep.engine.data.apply_transform import BatchTransform
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.batch_transforms import MixTransform
@@ -297,11 +298,14 @@ class _Checks:
         batch = MeasuredBatch(self.model, loader, raw, head, counts_batch, is_read)
         layout = loader.layout
         size = min(layout.micro_batch_size, layout.batch_size // layout.ranks)
-        if loss.kind in _DECLARED and self.task.loss_is_separable:
+        if loss.kind not in _DECLARED:
+            if self.task.loss_is_separable and loader.source.collates:
+                check_padded_items(replace(batch, collates=True))
+        elif self.task.loss_is_separable:
             if loss.kind == "model" and not counts_batch:
                 check_shift(batch)
             check_additivity(batch, calls_model=self.is_alone or size >= _SAMPLES_OF_RANKS)
-        elif loss.kind in _DECLARED:
+        else:
             not_checked(batch.what, "loss_is_separable=False says that its parts may differ")
 
     def _check_transformed(self, transform: BatchTransform, micro: MicroBatch) -> None:

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
-from surestep.engine.batch import MicroBatch, map_tensors, move
+from surestep.engine.batch import MicroBatch, flatten_tensors, map_tensors, move
 from surestep.engine.checks.samples import (
     can_be_split,
     has_samples,
@@ -156,6 +157,14 @@ class MeasuredBatch:
                 model.vary(seed)
             return self._find_outputs(model(*args, **kwargs))
 
+    def draws(self, rows: Sequence[int]) -> bool:
+        """Return whether reading or collating samples again gives something else."""
+        first = self.head.micro_batch.position
+        where = range(first + rows[0], first + rows[-1] + 1)
+        again = self.loader.read_samples(where, reseeded=True)
+        pairs = zip(flatten_tensors(self._collate(rows)), flatten_tensors(again), strict=True)
+        return not all(torch.equal(one, other) for one, other in pairs)
+
     def _find_outputs(self, outputs: Any) -> Any:
         return get_named(outputs, self.head.name, "outputs") if self.head.name else outputs
 
@@ -175,12 +184,13 @@ class MeasuredBatch:
         return varied
 
     def _vary(self) -> VariedModel | None:
-        rows = split_in_two(self.few).all_rows()[1]
+        given = replace(self, collates=self.can_collate)  # whose outputs are compared as they are
+        rows = split_in_two(given.few).all_rows()[1]
         try:
             with measuring():
-                args, kwargs, _, _ = self.part(rows)
+                args, kwargs, _, _ = given.part(rows)
                 last, outputs = find_last_weights(self.model, args, kwargs)
-                self.keep(rows, None, self._find_outputs(outputs))
+                given.keep(rows, None, self._find_outputs(outputs))
                 return VariedModel(self.model, last) if last else None
         except UnmeasurableError:
             return None

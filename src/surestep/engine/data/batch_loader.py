@@ -300,12 +300,15 @@ class BatchLoader:
         micro = self.micro_batch(raw, 0, stop)
         return (raw, self.move_micro(micro)) if micro.items else None
 
-    def read_samples(self, positions: range) -> Any:
-        """Return samples of the first epoch as one batch as read; None as `first_samples`."""
+    def read_samples(self, positions: range, *, reseeded: bool = False) -> Any:
+        """Return samples of the first epoch as one batch as read; None as `first_samples`.
+
+        With `reseeded`, what `collate_fn` draws has a different seed.
+        """
         if isinstance(self.source, StreamLoader) or self.is_ready or self.shared:
             return None
         if isinstance(self.source, MapStyleSource):
-            return self.source.load(self.epoch_order(0), positions)
+            return self.source.load(self.epoch_order(0), positions, reseeded=reseeded)
         return next(self.source.read(0, self.epoch_order(0), [positions]))
 
     @property

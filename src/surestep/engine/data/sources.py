@@ -5,6 +5,7 @@ position without loading what comes before it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, cast
@@ -391,10 +392,22 @@ class MapStyleSource:
             return found
         return map(self._check_loaded, found)
 
-    def load(self, order: Tensor | None, positions: range) -> Any:
-        """Load samples of the first epoch in this process, as one micro-batch."""
+    def load(self, order: Tensor | None, positions: range, *, reseeded: bool = False) -> Any:
+        """Load samples of the first epoch in this process, as one micro-batch.
+
+        With `reseeded`, what `collate_fn` draws has a different seed.
+        """
         rows = positions if order is None else order[positions.start : positions.stop].tolist()
-        return self._seeded[MicroBatchRequest(0, positions.start, list(rows))]
+        request, seeded = MicroBatchRequest(0, positions.start, list(rows)), self._seeded
+        if reseeded:
+            seeded, collate = copy(seeded), seeded.collate
+
+            def collate_reseeded(samples: list[Any]) -> Any:
+                seeded._seed(0, -1)
+                return collate(samples)
+
+            seeded.collate = collate_reseeded
+        return seeded[request]
 
     def follow(self, dataset: Any, epoch: int) -> bool:
         """Set the epoch here too, since the length may depend on it; follow tensors in memory."""
