@@ -8,6 +8,7 @@ import sys
 import tomllib
 from functools import cache
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -236,6 +237,72 @@ def test_each_call_that_unpickles_or_runs_code_is_reported(line):
 )
 def test_harmless_calls_are_not_reported(line):
     assert not code_that_may_run(ast.parse(line))
+
+
+def is_check(path: Path) -> bool:
+    """Return whether a file checks what the user gives before the first step."""
+    files = ("trainer/data_findings.py", "trainer/run_identity.py")
+    return name_of(path).startswith("engine/checks/") or name_of(path) in files
+
+
+def is_note(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "not_checked"
+
+
+def silent_ends(tree: ast.AST) -> list[str]:
+    """List where a check is left early, or an error of any type is dropped, without a note.
+
+    A check is a function that returns nothing. What it does not apply to is a condition around it.
+    """
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and ast.unparse(node.returns or node) == "None":
+            returns = [one for one in ast.walk(node) if isinstance(one, ast.Return)]
+            found += [
+                f"{node.name}: {ast.unparse(one)}"
+                for one in returns
+                if one is not node.body[-1] and not is_note(one.value or one)
+            ]
+        if isinstance(node, ast.ExceptHandler) and ast.unparse(node.type or node) == "Exception":
+            ends = (isinstance(one, ast.Raise) or is_note(one) for one in ast.walk(node))
+            found += [] if any(ends) else [ast.unparse(node).splitlines()[0]]
+        if isinstance(node, ast.Call) and ast.unparse(node) == "suppress(Exception)":
+            found.append(ast.unparse(node))
+    return found
+
+
+def test_no_check_is_left_in_silence():
+    assert not offenders(lambda path: silent_ends(tree_of(path)) if is_check(path) else [])
+
+
+def as_check(text: str) -> ast.Module:
+    return ast.parse("def check(x) -> None:\n" + indent(f"{text}\ny()\n", " "))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if x:\n return",
+        "for x in y:\n return None",
+        "try:\n y()\nexcept Exception:\n pass",
+        "try:\n y()\nexcept Exception:\n x = 0",
+        "with suppress(Exception):\n y()",
+    ],
+)
+def test_check_that_is_left_in_silence_is_reported(text):
+    assert silent_ends(as_check(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if x:\n return not_checked('y', 'x')",
+        "try:\n y()\nexcept Exception as error:\n not_checked('y', str(error))",
+        "try:\n y()\nexcept Exception as error:\n raise TaskError from error",
+    ],
+)
+def test_check_that_notes_why_it_is_left_is_not_reported(text):
+    assert not silent_ends(as_check(text))
 
 
 def test_torch_files_are_read_with_weights_only():

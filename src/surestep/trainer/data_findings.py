@@ -5,7 +5,6 @@ run that resumes with the same data, code and options reads it, and checks again
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from surestep.doctor.finding import Finding
 from surestep.engine.data.dataset import count_samples
 from surestep.engine.data.make_source import probe_indices
 from surestep.engine.data.origins import list_entries
+from surestep.engine.plan.not_checked import not_checked
 from surestep.engine.plan.plan import Plan
 from surestep.engine.task.task import Task
 from surestep.record.io import dumps, read_json
@@ -70,8 +70,11 @@ def describe_sets(
     """
     splits, found = data_splits(task), {}
     for name, also in samples.items():
-        with suppress(Exception):  # of the user's data; the first batch reports it
+        try:
             described = describe_split(splits[name], name, task=task, plan=plan, also=also)
+        except Exception as error:  # of the user's data; the first batch reports it
+            not_checked(f"{name} data", f"it cannot be read: {type(error).__name__}: {error}")
+        else:
             found[name] = {"digest": _digest(dumps(described)), "samples": list(also)}
     return found
 

@@ -4,7 +4,6 @@ import os
 import sys
 import sysconfig
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from hashlib import blake2b
 from inspect import isroutine
 from itertools import chain
@@ -20,6 +19,7 @@ from surestep.engine.data.dataset import count_samples, dataset_of
 from surestep.engine.data.make_source import dataset_fingerprint
 from surestep.engine.data.stream import PROBED, StreamReader, digest, fingerprint, is_stream
 from surestep.engine.losses.adapt import Loss
+from surestep.engine.plan.not_checked import not_checked
 from surestep.engine.plan.plan import Plan
 from surestep.engine.plan.system import device_name
 from surestep.engine.rng import SEEDS
@@ -91,8 +91,8 @@ def hash_user_modules(recipe: Any = None) -> dict[str, str]:
         seen.add(file)
         try:
             hashes[name] = blake2b(Path(file).read_bytes(), digest_size=8).hexdigest()
-        except (OSError, ValueError):  # deleted since the import, or not a file name
-            continue
+        except (OSError, ValueError) as error:  # deleted since the import, or not a file name
+            not_checked(f"the code of {name}", f"its file cannot be read: {error}")
     return hashes
 
 
@@ -148,8 +148,10 @@ def _validation(planned: PreparedTask) -> dict[str, Any]:
     """Describe each validation set that can be read; its evaluation reports an error."""
     task, plan, described = planned.task, planned.plan, {}
     for name, data in task.val_sets().items():
-        with suppress(Exception):  # of the user's data
+        try:
             described[name] = describe_split(data, name, task=task, plan=plan)
+        except Exception as error:  # of the user's data
+            not_checked(f"{name} data", f"it cannot be read: {type(error).__name__}: {error}")
     return described
 
 
@@ -197,6 +199,7 @@ def _model(model: nn.Module) -> str | None:
     """Return the number of parameters and tensors, and a digest of their names and shapes."""
     tensors = dict(chain(model.named_parameters(), model.named_buffers()))
     if any(map(is_lazy, tensors.values())):
+        not_checked("the shapes of the model", "it has lazy modules, whose shapes a batch decides")
         return None
     shapes = sorted((name, tuple(tensor.shape)) for name, tensor in tensors.items())
     shape_digest = blake2b(repr(shapes).encode(), digest_size=4).hexdigest()
