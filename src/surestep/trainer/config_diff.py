@@ -20,6 +20,7 @@ from surestep.engine.schedule.lr import PlateauState, make_lr_factor, momentum
 from surestep.engine.schedule.registry import Factor, UserFunction
 from surestep.engine.state.average import with_swa_lr
 from surestep.engine.state.state import Progress
+from surestep.trainer.former_items import count_first_items
 from surestep.trainer.planning import PreparedTask
 
 NOT_SET = "not set"
@@ -50,6 +51,7 @@ NOT_OPTIONS: Mapping[str, ResumeEffect] = {  # an option declares its own effect
         "read and models that draw in evaluations"
     ),
     "loss": blocked("another function would be minimized"),
+    "items": blocked("the loss would be divided by another number than so far"),
     "model": incompatible("a checkpoint of one does not fit the other"),
     "modules": blocked("another function would be trained than so far"),
     "settings": not_bitwise("how your module uses it is not known"),
@@ -101,6 +103,7 @@ def compare(
         *_data(before.get("data") or {}, now["data"]),
         *_validation(before.get("validation") or {}, now["validation"]),
         *_single("loss", before.get("loss"), now["loss"]),
+        *_items(before, planned),
         *_single("model", before.get("model"), now["model"]),
         *_modules(before, now),
         *_machine(before.get("machine") or {}, now["machine"]),
@@ -214,6 +217,13 @@ def _single(name: str, before: Any, now: Any) -> Iterator[ConfigChange]:
         names = sorted(n for n in before.keys() | now.keys() if before.get(n) != now.get(n))
         before, now = (", ".join(f"{n}={part.get(n)}" for n in names) for part in (before, now))
     yield _change(name, before, now)
+
+
+def _items(before: Mapping[str, Any], planned: PreparedTask) -> Iterator[ConfigChange]:
+    """Compare what earlier versions counted in the first micro-batch with what is counted now."""
+    counted = count_first_items(planned) if "items" not in before else None
+    if counted is not None and counted[0] != counted[1]:
+        yield _change("items", *(f"{items:g} in the first micro-batch" for items in counted))
 
 
 def _modules(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[ConfigChange]:

@@ -27,6 +27,7 @@ from surestep.engine.task.task import Task
 from surestep.record.io import to_jsonable
 from surestep.record.schemas import CONFIG_FORMAT
 from surestep.trainer.config_diff import COUNT, EXCLUDED, FIRST_SAMPLES, SOME_SAMPLES, WORKERS
+from surestep.trainer.former_items import ITEMS
 from surestep.trainer.planning import PreparedTask, TaskOrigin, train_samples
 
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
@@ -65,6 +66,7 @@ def run_identity(origin: TaskOrigin, planned: PreparedTask) -> dict[str, Any]:
         "data": _data(planned),
         "validation": _validation(planned),
         "loss": _loss(planned.loss),
+        "items": ITEMS,
         "model": _model(planned.model),
         "modules": {
             name or "(the model)": {"type": _name_of(type(module)), **_settings(module)}
