@@ -215,6 +215,25 @@ def test_data_that_grew_is_resumed_if_it_is_given_again(stop: int, grow_at: int)
 
 
 @pytest.mark.filterwarnings("ignore:The training data had")
+def test_run_resumes_at_a_position_that_the_data_of_the_start_does_not_have() -> None:
+    class Large(Growing):
+        def set_epoch(self, epoch: int) -> None:
+            self.rows = list(range(47 if epoch else 20))
+
+    for stop in (9, 12):
+        net = linear()
+        task = surestep.Task(net, nn.MSELoss(), train=Large())
+        config = plain_config(max_steps=12, batch_size=7)
+        with surestep.prepare(task, config, run="runs/large", resume="auto") as session:
+            assert session.state.progress.step == (0 if stop == 9 else 9)
+            for result in session.steps():
+                if result.step == stop:
+                    session.save()
+                    break
+    assert_same(by_hand(first_rows(20, 47, 47)[:12]), weights(net))
+
+
+@pytest.mark.filterwarnings("ignore:The training data had")
 def test_data_that_grew_and_is_not_given_again_is_an_error() -> None:
     train_growing("runs/grew", 20, 5, grow_at=3)
     message = r"Epoch 2 began with 27 samples of the train data, and 20 are there now.*from_="
