@@ -5,12 +5,12 @@ next character of a function of Python's standard library, BERT those that are m
 of a function from its source, ViT the digit of an image of scikit-learn.
 """
 
+import importlib
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -19,6 +19,7 @@ from surestep.recipes.chars import source_files
 from surestep.recipes.digits import images
 from surestep.recipes.hf import END, PADDING, WORDS, batch, functions
 
+transformers: Any = importlib.import_module("transformers")  # the types of its configs are wrong
 MASK, VOCABULARY = WORDS, WORDS + 1
 WIDTH, LAYERS, HEADS, LENGTH = 64, 2, 4, 160
 

@@ -56,7 +56,7 @@ class Term(NamedTuple):
     """The loss of some samples.
 
     Attributes:
-        value: what the loss returned; 0 if it is not defined where nothing is counted.
+        value: what the loss returned; 0 if it is not defined because nothing is counted.
         items: its denominator, as the Task declares it.
         total: the loss summed over its items, as the declaration has it.
         samples: how many samples there are.
@@ -387,7 +387,7 @@ def _explain(terms: Terms, gap: Gap) -> str:
         option = "items" if loss.divides else "reduction"
         return f"{gives}It is a mean over samples, the default: leave {option} out."
     for place, value in enumerate(terms.paddings):
-        if _adds_up(gap, lambda term, place=place: term.counts[place]):
+        if _adds_up(gap, _count_at(place)):
             mean = f"It is a mean over the targets that are not {value}"
             if value == IGNORED:
                 return f"{gives}{mean}: {setting('items', repr('tokens'))}."
@@ -397,6 +397,10 @@ def _explain(terms: Terms, gap: Gap) -> str:
         f"Declare what it is a mean over, {items}, or Task(loss_is_separable=False) if it "
         "compares samples with each other."
     )
+
+
+def _count_at(place: int) -> Callable[[Term], float]:
+    return lambda term: term.counts[place]
 
 
 def _adds_up(gap: Gap, weight: Callable[[Term], float]) -> bool:

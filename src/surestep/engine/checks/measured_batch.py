@@ -129,7 +129,8 @@ class MeasuredBatch:
         args, kwargs, targets = self.loader.split(raw)
         targets = get_named(targets, name, "targets") if name else targets
         items = with_items(MicroBatch(args, kwargs, targets, 0, len(rows), 0), loss, raw).items
-        return Part(*move((args, dict(kwargs), targets), self.loader.device), items)
+        args, kwargs, targets = move((args, dict(kwargs), targets), self.loader.device)
+        return Part(args, kwargs, targets, items)
 
     def _collate(self, rows: Sequence[int]) -> Any:
         key = "collated", tuple(rows)

@@ -181,7 +181,7 @@ def _measure(
             targets = select_samples(micro.targets, rows, micro.samples)
             own = micro._replace(targets=targets, samples=len(rows))
             before = float(opened.total) if isinstance(opened, MeanMetric) else 0.0
-            opened.update(outputs, targets, metric_weight(loss, own), rows)
+            opened.update(outputs, targets, metric_weight(loss, own), range(len(rows)))
             if isinstance(opened, MeanMetric):
                 size += abs(float(opened.total) - before)
         if isinstance(opened, ObjectMetric):

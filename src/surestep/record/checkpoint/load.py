@@ -363,7 +363,7 @@ def _replace_buffers(model: nn.Module, weights: Mapping[str, Any], empty: set[st
         now, value = owner._buffers[key], weights.get(name)
         if name in empty:
             owner._buffers[key] = None
-        elif not isinstance(value, Tensor) or is_lazy(now):
+        elif not isinstance(value, Tensor) or (now is not None and is_lazy(now)):
             continue  # loading gives a lazy one its shape
         elif now is None:
             owner._buffers[key] = value.to(device, copy=True)
