@@ -161,7 +161,7 @@ def test_predictions_have_one_row_per_row_of_the_batches(tmp_path):
     trainer.fit()
     with surestep.prepare(made, config(max_steps=2), run=tmp_path / "run") as session:
         found = session.predict("test")
-    assert len(found) == sum(SIZES)
+    assert found.samples == sum(SIZES)
     index = found.arrays["index"].tolist()
     assert [index.count(batch_index) for batch_index in range(len(SIZES))] == SIZES
     assert all(a <= b for a, b in pairwise(index))

@@ -48,7 +48,7 @@ def test_lazy_model_can_be_evaluated_and_can_predict(tmp_path):
     end(tmp_path, lazy())
     with tiny.prepare(tmp_path, {"model": lazy(3), "val": tiny.data(8)}) as session:
         assert session.evaluate()["val/loss"] > 0
-        assert len(session.predict("val")) == 8
+        assert session.predict("val").samples == 8
 
 
 def test_lazy_model_is_initialized_from_a_dataset_in_a_loader(tmp_path):

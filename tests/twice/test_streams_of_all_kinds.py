@@ -183,7 +183,7 @@ def test_limited_stream_reads_the_first_batches_of_a_pass() -> None:
     assert_same(plain, [float(result.loss) for result in found])
     assert [result.epoch for result in found] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert_same(loss, session.evaluate()["val/loss"])
-    assert len(session.predict("val")) == 29
+    assert session.predict("val").samples == 29
 
 
 def test_metrics_on_streams_of_different_lengths_are_over_all_samples() -> None:
