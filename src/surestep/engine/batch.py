@@ -11,6 +11,10 @@ from torch import Tensor
 from surestep.base.errors import DataError, TaskError
 
 _LISTED = 4  # tensors that a message describes
+LEAVE_OUT = (
+    " If collate_fn leaves samples out, leave them out of the data instead, by a "
+    "torch.utils.data.Subset; of the training data also by exclude_samples."
+)
 TARGETS = ("target", "targets", "label", "labels", "y")
 
 
@@ -262,12 +266,7 @@ def count_samples_in(micro: MicroBatch, raw: Any) -> int:
 
 def left_out_hint(rows: int, samples: int) -> str:
     """Return what to do if a batch has fewer rows than samples were read for it; else ""."""
-    if not 0 < rows < samples:
-        return ""
-    return (
-        " If collate_fn leaves samples out, leave them out of the data instead, by a "
-        "torch.utils.data.Subset; of the training data also by exclude_samples."
-    )
+    return LEAVE_OUT if 0 < rows < samples else ""
 
 
 def samples_of_ready(micro: MicroBatch) -> int | None:

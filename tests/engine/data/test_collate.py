@@ -15,7 +15,7 @@ from torch.utils.data import (
 )
 
 import surestep
-from surestep.base.errors import TaskError
+from surestep.base.errors import DataError, TaskError
 from surestep.doctor.data_case import _read_stream
 from surestep.engine.data.make_source import dataset_fingerprint, describe_randomness, is_in_memory
 from surestep.engine.data.target_stats import read_targets
@@ -163,6 +163,13 @@ def share_right(outputs, targets):
 def test_rows_that_collate_fn_leaves_out_are_named_where_each_sample_needs_one(tmp_path, parts):
     with pytest.raises(TaskError, match=LEAVE_OUT):
         tiny.fit(tmp_path, {"train": Gaps(), "collate_fn": without_gaps, **parts})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_micro_batch_of_which_collate_fn_leaves_nothing_is_named(tmp_path, workers):
+    parts = {"train": Gaps(), "collate_fn": without_gaps}
+    with pytest.raises(DataError, match=rf"Samples \d+ of .*IndexError.*{LEAVE_OUT}"):
+        tiny.fit(tmp_path, parts, micro_batch_size=1, data={"num_workers": workers})
 
 
 def test_rows_that_collate_fn_leaves_out_are_named_in_predictions(tmp_path):

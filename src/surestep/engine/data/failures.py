@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 from surestep.base.errors import DataError, SurestepError
 from surestep.base.text import format_bytes
 from surestep.base.warn import place_of
-from surestep.engine.batch import MicroBatch, flatten_tensors
+from surestep.engine.batch import LEAVE_OUT, MicroBatch, flatten_tensors
 from surestep.engine.data.columns import describe_data, is_table
 from surestep.engine.device import ran_out
 
@@ -90,8 +90,9 @@ def name_samples(
                 )
     names = ", ".join(map(str, wanted[:_LISTED])) + (", ..." if len(wanted) > _LISTED else "")
     did = "put together" if samples else "loaded"
+    hint = LEAVE_OUT if samples and all(sample is None for sample in samples) else ""
     return DataError(
-        f"Samples {names} of the {part} data could not be {did} {where}: {_shown(error)}."
+        f"Samples {names} of the {part} data could not be {did} {where}: {_shown(error)}.{hint}"
     )
 
 
