@@ -21,7 +21,7 @@ import surestep
 from surestep.base.errors import NonFiniteError, TaskError
 from surestep.engine.model import forward_writes
 from surestep.engine.model.forward_writes import ForwardWrites
-from surestep.engine.plan.batching import BatchLayout
+from surestep.engine.plan.not_checked import NotChecked
 from surestep.trainer.evaluator import evaluate_run
 from surestep.trainer.forward_writes import check_same_writes
 from tests.laws.support import plain
@@ -254,16 +254,19 @@ def test_parameters_that_are_too_large_to_compare_are_named(monkeypatch):
     monkeypatch.setattr(forward_writes, "_MOST_COMPARED", 6 * 4)
     writes = ForwardWrites(Net("spectral"))
     assert [name for name, *_ in writes.compared] == ["u"]
-    assert list(writes.describe(BatchLayout(44, 9, 9), is_manual=False)) == [
-        "Not checked: whether a forward changes 6 of the parameters, since they are too large to "
-        "copy (8.3 KiB).",
-    ]
+    collected = NotChecked()
+    writes.list_not_checked(is_manual=False)
+    collected.close()
+    assert collected.notes == {
+        "whether a forward changes 6 of the parameters": "they are too large to copy (8.3 KiB)"
+    }
 
 
 def test_plan_of_large_tables_says_that_a_skipped_step_changes_them(folder):
     task = task_of("max_norm")
     task.model.last, task.model.out = nn.Linear(6, 4), nn.Linear(4, 3)
     with session_of(task, folder(), **OPTIONS, micro_batch_size=4) as session:
+        assert "what a skipped step leaves of table.weight" in session.plan.reason("not_checked")
         list(session.steps())
     notices = [event["text"] for event in session.run.events() if event["event"] == "notice"]
     assert notices[0].startswith("Each forward changes table.weight, so the update may depend on")

@@ -21,6 +21,7 @@ from surestep.engine.model.compile import DispatchMode
 from surestep.engine.model.frozen_weights import fingerprint
 from surestep.engine.model.preserve import BufferSnapshot
 from surestep.engine.plan.batching import BatchLayout
+from surestep.engine.plan.not_checked import not_checked
 from surestep.engine.step_outcome import StepOutcome
 from surestep.engine.task.init_weights import summarize_names
 
@@ -109,13 +110,13 @@ class ForwardWrites(DispatchMode):
         return func(*args, **(kwargs or {}))
 
     def describe(self, layout: BatchLayout, *, is_manual: bool) -> Iterator[str]:
-        """Yield what does not hold for this model, and what was not checked.
+        """Yield what does not hold for this model.
 
         Args:
             layout: of a step.
             is_manual: the Task has its own step, which copies its parameters anyway.
         """
-        names = summarize_names([name for name, *_ in self.slots], 3)
+        names, kept = self._names, self._describe_kept()
         is_split = layout.micro_batch_size < -(-layout.batch_size // layout.ranks)
         if self.slots and is_split and not is_manual:
             yield (
@@ -123,15 +124,25 @@ class ForwardWrites(DispatchMode):
                 "micro-batch gets what the one before has changed."
             )
         if self.slots and not (is_manual or self.slots_of_steps):
-            yield (
-                f"A skipped step keeps what its forward changed of {names}: that is "
-                f"{self.share:.0%} of the weights, and {MOST_OF_STEPS:.0%} are the most that is "
-                "copied before each step."
-            )
+            yield f"A skipped step keeps what its forward changed of {names}: {kept}."
+
+    def list_not_checked(self, *, is_manual: bool) -> None:
+        """List in the Plan what is not compared, and what a skipped step does not restore."""
         for reason, count in self.not_compared.items():
-            yield (
-                f"Not checked: whether a forward changes {count} of the parameters, since {reason}."
-            )
+            not_checked(f"whether a forward changes {count} of the parameters", reason)
+        if self.slots and not (is_manual or self.slots_of_steps):
+            what = f"what a skipped step leaves of {self._names}, which each forward changes"
+            not_checked(what, self._describe_kept())
+
+    @property
+    def _names(self) -> str:
+        return summarize_names([name for name, *_ in self.slots], 3)
+
+    def _describe_kept(self) -> str:
+        return (
+            f"that is {self.share:.0%} of the weights, and {MOST_OF_STEPS:.0%} are the most that "
+            "is copied before each step"
+        )
 
 
 def parameter_of(slot: Slot) -> nn.Parameter:
