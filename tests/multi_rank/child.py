@@ -31,6 +31,7 @@ from tests.multi_rank.cases import (
     task,
     trained,
 )
+from tests.multi_rank.first_batches import unheld
 from tests.multi_rank.on_four import ON_FOUR
 from tests.multi_rank.shard_options import ON_PARTS, run
 from tests.multi_rank.sharded_kinds import CUT, SHARDS, frozen_by_code, shards
@@ -181,8 +182,10 @@ def of_two(out: Path) -> Iterator[Act]:
     by_zero += [(stage, f"zero-{stage} bf16", deepspeed_engine.BF16) for stage in (1, 2)]
     for stage, name, said in by_zero:
         if stage and not said:
-            act = partial(frozen_by_code, out / f"{name} frozen", **deepspeed_engine.options(stage))
-            yield f"{name} frozen", act
+            by_stage = deepspeed_engine.options(stage)
+            yield f"{name} frozen", partial(frozen_by_code, out / f"{name} frozen", **by_stage)
+            replaced = partial(unheld, out / f"{name} unheld", is_replaced=True, **by_stage)
+            yield f"{name} unheld", replaced
         yield f"{name} gone on", partial(deepspeed_engine.gone_on, out / name, stage, **said)
         yield (
             f"{name} skipped",

@@ -40,3 +40,9 @@ def test_parameters_that_code_freezes_are_rejected_by_name_under_zero(launch, st
         assert each[f"zero-{stage} frozen"]["error"].startswith(
             "0.weight, 0.bias got requires_grad=False during the run, and ZeRO would still update"
         )
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_layer_that_code_replaces_is_named_under_zero(launch, stage):
+    for each in results_of(launch(2), 2):
+        assert each[f"zero-{stage} unheld"].startswith("In step 3, model.2.")
