@@ -96,6 +96,7 @@ SLOW = {
     "tests/laws/test_law_3_memory_and_speed.py::test_every_block_is_compiled": NEEDS_COMPILER,
     "tests/laws/test_law_3_memory_and_speed.py::test_model_of_only_torch": NEEDS_COMPILER,
     "tests/laws/test_law_3_memory_and_speed.py::test_profile_of_the_second_step": NEEDS_COMPILER,
+    "tests/laws/test_law_4_draws.py::test_optimizers_by_name_draw_nothing[adamw8bit": NEEDS_BNB,
     "tests/laws/test_law_7_kills.py": KILLS,
     "tests/laws/test_law_9_changes.py::test_allowed_change_is_seen_in_the_next_steps": PRODUCT,
     "tests/laws/test_law_9_changes.py::test_change_that_needs_no_permission_is_applied": PRODUCT,

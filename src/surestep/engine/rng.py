@@ -9,9 +9,10 @@ the user's objects own are in `own_generators.py`.
 import os
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import c_char
+from functools import cache
 from hashlib import blake2b
 from struct import Struct
 from typing import Any
@@ -25,6 +26,7 @@ from torch.utils.data import get_worker_info
 
 _WORDS = 4 * 624  # bytes of the words of an MT19937, before the index of the next one
 _SIZE = _WORDS + 4
+_STRIDE = 0x9E37_79B9_7F4A_7C15  # between the seeds of two steps: the golden ratio, as in SplitMix
 _PYTHON_LAYOUT = Struct("@i624I")  # the index of the next word, and the words
 _PYTHON: Any = getattr(random, "_inst", None)  # the generator of the functions of `random`
 
@@ -54,6 +56,9 @@ PURPOSES: Mapping[str, tuple[str, ...]] = {
     "statistics": ("seed", "position"),  # BatchNorm's, of averaged weights
     "trial": ("seed", "number"),  # of the model, in a check
     "check": ("number",),  # everything else of a check: no result depends on it
+    "optimizer": ("seed", "step", "name"),  # a custom one, or one with hooks
+    # each step has its own seed, derived from this one: see SeparateRNG
+    "callback": ("seed", "hook", "class", "number"),
     # the generators beside torch's, from torch's seed
     "numpy": ("torch_seed",),
     "python": ("torch_seed",),
@@ -153,7 +158,7 @@ def preserve_globals(own: np.random.MT19937 | None = None) -> Iterator[None]:
     numpy draws from a different bit generator meanwhile, `own` or a spare one: to copy its state
     takes 90 us. What is lost is what `clear_numpy_gauss_cache` drops.
     """
-    bits, state = get_bit_generator(), random.getstate()
+    bits, state = get_bit_generator(), _python_state()
     drawing = own
     if drawing is None:
         drawing = _SPARE.pop() if _SPARE else np.random.MT19937(0)
@@ -166,7 +171,21 @@ def preserve_globals(own: np.random.MT19937 | None = None) -> Iterator[None]:
         set_bit_generator(bits)
         if own is None:
             _SPARE.append(drawing)
+        _set_python_state(state)
+
+
+def _python_state() -> Any:
+    """Return the state of Python's generator; `random.getstate` takes 15 us."""
+    memory = _python_memory()
+    return random.getstate() if memory is None else (memory.tobytes(), _PYTHON.gauss_next)
+
+
+def _set_python_state(state: Any) -> None:
+    memory = _python_memory()
+    if memory is None:
         random.setstate(state)
+    else:
+        memory[:], _PYTHON.gauss_next = state
 
 
 @contextmanager
@@ -295,6 +314,7 @@ def _seed_globals(seed: int) -> None:
     random.seed(derive_seed("python", seed))
 
 
+@cache
 def _python_memory() -> memoryview | None:
     """Return the memory of the state of Python's generator; None if its layout is unknown.
 
@@ -365,3 +385,81 @@ class ModelRNG:
         """
         seed = derive_seed("noise", self.seed, step, number, call, *position)
         return torch.Generator(self.device).manual_seed(seed)
+
+
+class SeparateRNG:
+    """Seeds the global generators for calls of code that the training does not depend on.
+
+    Each call has its own stream, and the generators are restored after it. numpy's and Python's are
+    seeded only if the code draws from them: to seed them takes 15 us. The first call finds out, and
+    the later ones watch; a first draw after calls without any is restored, but was not seeded.
+
+    Args:
+        seed: of the code; that of a step is this and a multiple of its number.
+        device: whose generators are seeded, beside the CPU's.
+    """
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._seed = seed
+        self._cpu, *self._others = torch_generators(device)
+        self._own, self._bits = np.random.MT19937(0), get_bit_generator()
+        python, own, program = _python_memory(), _numpy_memory(self._own), _numpy_memory(self._bits)
+        self._memories = None
+        if python is not None and own is not None and program is not None:
+            self._memories = python, own, program
+        self._draws = self._is_first = True
+
+    def call(self, step: int, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function and return its result.
+
+        Args:
+            step: the steps that the run has taken.
+            function: the code that may draw.
+            args: its arguments.
+        """
+        seed = (self._seed + step * _STRIDE) % 2**63
+        cpu, others = self._cpu, self._others
+        states = cpu.get_state(), [_access(generator, "get")() for generator in others]
+        cpu.manual_seed(seed)
+        for generator in others:
+            generator.manual_seed(seed)
+        try:
+            memories = self._memories
+            if memories is None or self._draws or get_bit_generator() is not self._bits:
+                return self._call_seeded(seed, function, args)
+            python, _, numpy = memories
+            before = python.tobytes(), numpy.tobytes(), _PYTHON.gauss_next
+            result = function(*args)
+            if before != (python.tobytes(), numpy.tobytes(), _PYTHON.gauss_next):
+                python[:], numpy[:], _PYTHON.gauss_next = before
+                clear_numpy_gauss_cache()
+                self._draws = True
+            return result
+        finally:
+            cpu.set_state(states[0])
+            for generator, state in zip(others, states[1], strict=True):
+                _access(generator, "set")(state)
+
+    def _call_seeded(self, seed: int, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        with preserve_globals(self._own):
+            if self._memories is None:
+                _seed_globals(seed)
+                return function(*args)
+            # torch's uses the lower bits. `random.seed` takes longer than to copy words of numpy.
+            python, numpy, _ = self._memories
+            np.random.seed(seed >> 32 ^ 0x5555_5555)
+            python[4:], python[:4] = numpy[:_WORDS], numpy[_WORDS:]
+            _PYTHON.gauss_next = None
+            np.random.seed(seed >> 32)
+            if not self._is_first:
+                return function(*args)
+            before = python.tobytes(), numpy.tobytes()
+            result = function(*args)
+            self._is_first, self._draws = False, before != (python.tobytes(), numpy.tobytes())
+            return result
+
+
+def _access(generator: Any, verb: str) -> Any:
+    """Return what gets or sets the state of a generator; mps has a module."""
+    is_module = not isinstance(generator, torch.Generator)
+    return getattr(generator, f"{verb}_rng_state" if is_module else f"{verb}_state")

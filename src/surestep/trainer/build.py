@@ -60,6 +60,7 @@ from surestep.engine.step.lbfgs import lbfgs_update
 from surestep.engine.step.loop import Loop
 from surestep.engine.step.manual_step import manual_update
 from surestep.engine.step.multi_optimizer import OptimizerHandle, OptimizerSet, OptimizerSnapshot
+from surestep.engine.step.separate_draws import seed_steps
 from surestep.engine.step.train_step import StepContext
 from surestep.engine.step.unheld_leaves import UnheldLeafCheck
 from surestep.engine.task.task import Task
@@ -207,6 +208,8 @@ def _make_step_context(
         trained = [p for optimizer in optimizers.values() for p in parameters_of(optimizer)]
         state.average = AveragedWeights(plan.average, model, trained, train_modes)
     plans = plan.optimizers or {WHOLE: plan}
+    for name, optimizer in optimizers.items():
+        settings.enter_context(seed_steps(optimizer, name, state, plan.seed, plan.device))
     for name, own in plan.optimizers.items():
         if own.schedule.name == "reduce_on_plateau" and own.schedule != plan.schedule:
             state.plateaus[name] = PlateauState()

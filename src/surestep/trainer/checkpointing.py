@@ -15,7 +15,7 @@ from surestep.engine.optim.state_size import state_bytes
 from surestep.engine.plan.plan import Plan
 from surestep.engine.schedule.lr import cycle_ends
 from surestep.engine.state.state import State, trainable_parameters
-from surestep.engine.step.callback import SavedCheckpoint, callbacks_with
+from surestep.engine.step.callback import SavedCheckpoint
 from surestep.engine.step.loop import Loop
 from surestep.engine.value import Value
 from surestep.record.checkpoint.discovery import list_checkpoints, size_on_disk
@@ -114,8 +114,8 @@ class CheckpointManager:
         self.path = result.path or self.path
         if result.path is not None:
             saved = SavedCheckpoint(result.path, result.step, metrics)
-            for callback in callbacks_with(loop.callbacks, "on_save"):
-                loop.queue_request(callback.on_save(loop.state, saved))
+            for hook in loop.hooks["on_save"]:
+                loop.queue_request(hook(loop.state, saved))
         elif self.step == result.step:
             self.step = None
         if result.error is None:

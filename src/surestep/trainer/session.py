@@ -232,8 +232,8 @@ class Session:
             self.saving.step = None  # a checkpoint of this step does not have the metrics
             for line in update_best(self.plan, self.state, metrics, self.loop.parts.schedule.peak):
                 self.print_line(line)
-            for callback in self.loop.callbacks:
-                self.loop.queue_request(callback.on_evaluate(self.state, metrics))
+            for hook in self.loop.hooks["on_evaluate"]:
+                self.loop.queue_request(hook(self.state, metrics))
         if metrics:
             limit = self.plan.limit_val_batches
             of = " of the average" if average is not None else ""
@@ -413,8 +413,8 @@ class Session:
             stack.callback(self._progress.close)
             stack.push(self._write_end)
             stack.callback(self.saving.wait)
-            for callback in self.loop.callbacks:
-                stack.callback(callback.on_end, self.state)
+            for hook in self.loop.hooks["on_end"]:
+                stack.callback(hook, self.state)
             if self.state.counts.skipped:
                 stack.callback(self._recorder.write_skipped)
             stack.callback(self.loop.log_point)

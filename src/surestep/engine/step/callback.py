@@ -214,7 +214,7 @@ def check_hooks(callback: Callback) -> None:
             ) from None
 
 
-def callbacks_with(callbacks: list[Callback], moment: str) -> list[Callback]:
+def callbacks_with(callbacks: Iterable[Callback], moment: str) -> list[Callback]:
     """Return the callbacks that override the hook `moment`; the others cost nothing."""
     plain = getattr(Callback, moment)
     return [callback for callback in callbacks if getattr(type(callback), moment) is not plain]

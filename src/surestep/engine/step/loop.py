@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from surestep.engine.distributed.communicator import WORDS, WORKER_DIED
 from surestep.engine.model.forward_errors import explain_single
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import State
-from surestep.engine.step.callback import Callback, Request, callbacks_with
+from surestep.engine.step.callback import HOOKS, Callback, Request
 from surestep.engine.step.gc import manual_gc
 from surestep.engine.step.layer_norms import LayerNormMeter, LayerNorms
 from surestep.engine.step.log_point import (
@@ -33,6 +34,7 @@ from surestep.engine.step.log_point import (
     read_scalars,
     skipped_step,
 )
+from surestep.engine.step.separate_draws import hooks_of
 from surestep.engine.step.train_step import StepContext, StepResult, train_step
 
 _REASONS = {"pause": "a callback asked to pause", "max_time": "max_time is over"}
@@ -105,11 +107,14 @@ class Loop:
         self._find_hooks()
 
     def _find_hooks(self) -> None:
-        self._on_batch = callbacks_with(self.callbacks, "on_batch")
-        self._on_step = callbacks_with(self.callbacks, "on_step")
-        self._on_log = callbacks_with(self.callbacks, "on_log")
-        watching = callbacks_with(self.callbacks, "on_backward")
-        self.parts.on_backward = [self._backward_hook(callback) for callback in watching]
+        self.hooks = {
+            moment: hooks_of(self.callbacks, moment, self.plan.seed, self.plan.device)
+            for moment in HOOKS
+        }
+        self._on_batch, self._on_step = self.hooks["on_batch"], self.hooks["on_step"]
+        self.parts.on_backward = [
+            partial(self._call_backward, hook) for hook in self.hooks["on_backward"]
+        ]
 
     @property
     def state(self) -> State:
@@ -173,8 +178,8 @@ class Loop:
         """Take one step on a batch that is on the device, and call the callbacks."""
         if not self._started:
             self.start()
-        for callback in self._on_batch:
-            self.queue_request(callback.on_batch(self.state, batch))
+        for hook in self._on_batch:
+            self.queue_request(hook(self.state, batch))
         meter = self.layer_norms
         if meter is not None and not self._may_log_after(batch):
             meter = None
@@ -216,8 +221,8 @@ class Loop:
             self._check_skip(result, batch)
         if self.rolled_back:
             return result
-        for callback in self._on_step:
-            self.queue_request(callback.on_step(self.state, result))
+        for hook in self._on_step:
+            self.queue_request(hook(self.state, result))
         if self._asked:
             self.run_requests()
         if self.stop is not None:
@@ -235,8 +240,8 @@ class Loop:
         """Call `on_start` of the callbacks, once, before the first step of this process."""
         if not self._started:
             self._started = True
-            for callback in self.callbacks:
-                self.queue_request(callback.on_start(self.state))
+            for hook in self.hooks["on_start"]:
+                self.queue_request(hook(self.state))
             for schedule in self.state.schedules.values():
                 schedule.start(self.state.progress.steps_taken)
             self.run_requests()
@@ -437,8 +442,8 @@ class Loop:
         )
         for report in self.on_log:
             report(point)
-        for callback in self._on_log:
-            self.queue_request(callback.on_log(self.state, point))
+        for hook in self.hooks["on_log"]:
+            self.queue_request(hook(self.state, point))
 
-    def _backward_hook(self, callback: Callback) -> Callable[[State], None]:
-        return lambda state: self.queue_request(callback.on_backward(state))
+    def _call_backward(self, hook: Callable[[State], Request | None], state: State) -> None:
+        self.queue_request(hook(state))
