@@ -5,7 +5,6 @@ position without loading what comes before it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, cast
@@ -183,6 +182,7 @@ class SeededDataset(Dataset[Any]):
         self.collate = collate
         self.seed = seed
         self.is_sliced = isinstance(dataset, InMemory) and collate is default_collate
+        self.reseeds = False  # what collates draws other numbers
         self.counts = False  # each element is a batch, whose samples are counted
         self.preserves = True  # False while the caller preserves this process's generators
         self._own: OwnGenerators | None = None  # searched for in the process that loads
@@ -234,7 +234,7 @@ class SeededDataset(Dataset[Any]):
             except Exception as error:
                 raise name_samples(error, self.part, batch) from error
         if self.collate is not default_collate:
-            self._seed(epoch, first)
+            self._seed(epoch, -1 if self.reseeds else first)
         try:
             collated = self.collate(samples)
         except Exception as error:
@@ -393,21 +393,19 @@ class MapStyleSource:
         return map(self._check_loaded, found)
 
     def load(self, order: Tensor | None, positions: range, *, reseeded: bool = False) -> Any:
-        """Load samples of the first epoch in this process, as one micro-batch.
+        """Load samples of the first epoch as one micro-batch.
 
         With `reseeded`, what `collate_fn` draws has a different seed.
         """
-        rows = positions if order is None else order[positions.start : positions.stop].tolist()
-        request, seeded = MicroBatchRequest(0, positions.start, list(rows)), self._seeded
         if reseeded:
-            seeded, collate = copy(seeded), seeded.collate
-
-            def collate_reseeded(samples: list[Any]) -> Any:
-                seeded._seed(0, -1)
-                return collate(samples)
-
-            seeded.collate = collate_reseeded
-        return seeded[request]
+            self._loader.close()  # its workers keep what they began with
+        self._seeded.reseeds = reseeded
+        try:
+            return next(self.read(0, order, [positions]))
+        finally:
+            self._seeded.reseeds = False
+            if reseeded:
+                self._loader.close()
 
     def follow(self, dataset: Any, epoch: int) -> bool:
         """Set the epoch here too, since the length may depend on it; follow tensors in memory."""
