@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 
 from surestep.engine.plan.not_checked import not_checked
@@ -36,3 +37,36 @@ def test_plan_has_no_row_if_all_was_checked(tmp_path):
     not_checked("this", "nothing collects it")
     with tiny.prepare(tmp_path) as session:
         assert "not_checked" not in [option for option, *_ in session.plan.decisions]
+
+
+class Unreadable(torch.utils.data.Dataset):
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        raise OSError("no such disk")
+
+
+def test_validation_data_that_cannot_be_read_is_listed_as_not_checked(tmp_path):
+    with tiny.prepare(tmp_path, {"val": Unreadable()}) as session:
+        assert "no such disk" in session.plan.reason("not_checked")
+
+
+class Changing(torch.utils.data.Dataset):
+    """Gives other samples when it is read again."""
+
+    def __init__(self):
+        self.reads = 0
+
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        self.reads += 1
+        return X[index] + self.reads, Y[index]
+
+
+@pytest.mark.filterwarnings("ignore:The val data gives other samples")
+def test_validation_data_that_changes_is_listed_as_not_checked(tmp_path):
+    with tiny.prepare(tmp_path, {"val": Changing()}) as session:
+        assert "the samples of val: they differ" in session.plan.reason("not_checked")

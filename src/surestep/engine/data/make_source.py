@@ -33,6 +33,7 @@ from surestep.engine.data.stream_loader import StreamLoader
 from surestep.engine.data.stream_state import BY_STATE
 from surestep.engine.own_generators import OwnGenerators
 from surestep.engine.plan.batching import BatchLayout
+from surestep.engine.plan.not_checked import not_checked
 from surestep.engine.plan.plan import Plan
 from surestep.engine.task.task import Task
 
@@ -192,7 +193,8 @@ def dataset_fingerprint(
     ranges = [range(index, index + 1) for index in indices]
     try:
         found = [digest(batch) for batch in source.read(0, None, ranges * 2)]
-    except Exception:  # of the user's dataset; the first batch reports it
+    except Exception as error:  # of the user's dataset; the first batch reports it
+        not_checked(f"the samples of {part}", f"they cannot be read: {error}")
         return None
     finally:
         source.close()
@@ -210,4 +212,5 @@ def dataset_fingerprint(
         f"that it makes for each sample. So {then}. Compute a sample from its index, or give the "
         "dataset a method set_sample_seed(seed)."
     )
+    not_checked(f"the samples of {part}", "they differ when they are read again")
     return None
