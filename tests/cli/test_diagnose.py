@@ -24,13 +24,18 @@ def trained(folder, recipe, surestep, once):
     return folder / "runs" / "good"
 
 
+STEPS = {
+    **{"event": "steps", "time": 0.0, "epoch": 0, "grad_norm": [], "lr": [], "items": 1},
+    **{"samples": 1, "seconds": 1.0, "data_wait_s": 0.0},
+}
+
+
 def write_events(run, losses, *, before=(), first=1, after=()):
     """Replace the events of a run by steps with these losses, in log points of 50."""
     events = [{"event": "format", "time": 0.0, "version": 2}, *before]
     for at in range(0, len(losses), 50):
         values = [loss if math.isfinite(loss) else "nan" for loss in losses[at : at + 50]]
-        steps = {"event": "steps", "first": first + at, "loss": values, "lr": [1e-3] * len(values)}
-        events.append(steps)
+        events.append({**STEPS, "first": first + at, "loss": values, "lr": [1e-3] * len(values)})
     lines = [json.dumps(event) for event in (*events, *after)]
     (run / "events.jsonl").write_text("\n".join(lines) + "\n")
 
@@ -38,6 +43,7 @@ def write_events(run, losses, *, before=(), first=1, after=()):
 def evaluation(step, loss):
     return {
         "event": "evaluation",
+        "time": 0.0,
         "step": step,
         "metrics": {"val/loss": loss},
         "measured": "weights",
@@ -112,7 +118,8 @@ def test_overfitting_is_read_from_the_evaluations(trained, surestep):
     found = read(surestep, "runs/good")
     assert names(found) == ["overfitting", "falling"]
     assert found["curve"][0]["since_step"] == 60
-    test = {"event": "evaluation", "step": 400, "metrics": {"val/loss": 0.0}, "which": "best"}
+    test = evaluation(400, 0.0) | {"which": "best"}
+    del test["measured"]
     write_events(trained, losses, after=[*after, test])
     assert read(surestep, "runs/good")["curve"] == found["curve"]
 
@@ -203,10 +210,10 @@ def test_what_is_not_a_run_is_named(folder, surestep):
     ],
 )
 def test_steps_that_cannot_be_read_are_an_error(trained, surestep, steps):
-    write_events(trained, [], after=[{"event": "steps", **steps}])
+    write_events(trained, [], after=[{**STEPS, **steps}])
     answer = surestep("diagnose", "runs/good")
     assert answer.code == 1
-    assert "events.jsonl has steps that cannot be read" in answer.err
+    assert "events.jsonl, line 2 is not an event" in answer.err
 
 
 def test_commands_of_the_causes_exist(folder, surestep):

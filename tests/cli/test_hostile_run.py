@@ -14,17 +14,19 @@ COMMANDS = {
     "train": ("train", "{recipe}", "--run", "r", "--data.shuffle", "False"),
     "replay": ("replay", f"r/{INCIDENT}"),
     "diagnose": ("diagnose", "r"),
+    "track": ("track", "replay", "r", "--to", "tensorboard"),
     "ckpt list": ("ckpt", "list", "r"),
     "ckpt verify": ("ckpt", "verify", "r"),
     "ckpt export": ("ckpt", "export", "r", "out.pt", "--overwrite"),
     "ckpt diff": ("ckpt", "diff", "r@best", "r@last"),
 }
 READ_BY = {
-    "config.json": ("evaluate", "predict", "resume", "train", "replay", "diagnose"),
+    "config.json": ("evaluate", "predict", "resume", "train", "replay", "diagnose", "track"),
     "status.json": ("evaluate", "ckpt export", "ckpt list", "ckpt diff", "diagnose"),
-    "events.jsonl": ("resume", "train", "diagnose"),
+    "events.jsonl": ("resume", "train", "diagnose", "track"),
     "signature.json": ("diagnose",),
-    "plan.json": ("ckpt list",),
+    "plan.json": ("ckpt list", "track"),
+    "environment.json": ("track",),
     f"{INCIDENT}/incident.json": ("replay",),
     f"{INCIDENT}/batch.safetensors": ("replay",),
     "lock": ("resume", "train"),
@@ -66,6 +68,18 @@ HARMLESS = {
     *(("lock", each) for each in ("list", "deep", "NaN", "pickle", "huge")),
     ("events.jsonl", "pickle"),  # no complete line
 }
+
+
+@pytest.mark.parametrize("renamed", ["first", "grad_norm", "seconds", "epoch", "lr"])
+def test_event_with_a_damaged_name_is_set_aside_before_the_run_resumes(typed, folder, renamed):
+    def corrupt(run):
+        path = run / "events.jsonl"
+        path.write_text(path.read_text().replace(f'"{renamed}": ', f'"_{renamed}": '))
+
+    answer = typed("track", corrupt)
+    assert answer.code == 1
+    assert "events.jsonl" in answer.err
+    assert "events.jsonl was damaged" in typed("resume", corrupt).err
 
 
 @pytest.mark.parametrize("file", NOT_READ)

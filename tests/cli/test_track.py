@@ -56,5 +56,6 @@ def test_error_of_a_library_is_one_line_without_secrets(surestep, recipe, monkey
     monkeypatch.setattr(registry, "tracker_class", lambda name: Broken)
     answer = surestep("track", "replay", "r", "--to", "tensorboard")
     assert answer.err.splitlines() == [
-        "RunError: tensorboard failed: OSError: no answer of http://***@host."
+        "RunError: tensorboard failed at byte 0 of r/events.jsonl: OSError: no answer of "
+        "http://***@host."
     ]

@@ -11,6 +11,31 @@ from surestep.record.run import Run
 from tests import tiny
 
 GOOD = [b'{"event": "format", "version": 2}\n', *(b'{"event": "e%d"}\n' % n for n in range(4))]
+STEPS = {
+    **{"event": "steps", "time": 1.5, "first": 1, "epoch": 0, "loss": [0.5, "nan"]},
+    **{"grad_norm": [None, 1.5], "lr": [0.1, 0.1], "items": 16, "samples": 16, "seconds": 0.5},
+    **{"data_wait_s": 0.0, "logged": {"a": [1.0, None]}, "group_lr": {"head": 0.1}},
+    **{"peak_memory": 2**41, "layers": {"step": 2, "weight_norm": {"head": "inf"}}},
+}
+HISTOGRAM = {"min": 0.0, "max": 1.0, "sum": 2.0, "sum_squares": 2.0, "counts": [1, 2]}
+FINDING = {"rule": "SS101", "severity": "error", "message": "m", "fix": "f", "name": "n"}
+READ = {
+    "steps": STEPS,
+    "evaluation": {
+        **{"event": "evaluation", "time": 1.5, "step": 1, "measured": "weights"},
+        "metrics": {"val/loss": 0.5, "val/table": [[1, 2]], "val/r2": "nan"},
+    },
+    "histograms": {
+        **{"event": "histograms", "time": 1.5, "step": 1},
+        **{"weights": {"head": HISTOGRAM}, "gradients": {}},
+    },
+    "incident": {"event": "incident", "step": 1},
+    "end": {"event": "end", "status": "finished", "findings": [FINDING]},
+}
+OPTIONAL = {
+    *("logged", "group_lr", "peak_memory", "layers", "weight_norm", "measured", "findings", "name"),
+    *("head", "a", "val/loss", "val/table", "val/r2"),
+}
 BAD = {
     "text": b"{\n",
     "zeros": bytes(64) + b"\n",
@@ -22,6 +47,28 @@ BAD = {
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "events.jsonl"
+
+
+def spoil_fields(value):
+    """Yield copies of an object with a field of it, or of one in it, lost or of another type."""
+    for key, found in value.items():
+        for bad in ([{}], True, [[True]], *([] if isinstance(found, str) else ["x"])):
+            yield {**value, key: bad}
+        if key not in OPTIONAL:
+            yield {name: other for name, other in value.items() if name != key}
+        if isinstance(found, dict):
+            yield from ({**value, key: spoiled} for spoiled in spoil_fields(found))
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_event_that_lacks_what_is_read_from_it_is_set_aside(path, kind):
+    """The line is valid JSON, such as after a change of one byte in the name of a field."""
+    path.write_bytes(GOOD[0] + json.dumps(READ[kind]).encode() + b"\n")
+    assert repair_events(path) is None
+    for spoiled in spoil_fields(READ[kind]):
+        path.write_bytes(GOOD[0] + json.dumps(spoiled).encode() + b"\n")
+        is_aside = repair_events(path) is not None
+        assert is_aside, spoiled
 
 
 @pytest.mark.parametrize("kind", BAD)

@@ -123,8 +123,10 @@ def test_last_step_is_read_from_the_end_of_the_file(path):
     assert last_step(path) is None
     writer = EventWriter(path)
     assert last_step(path) is None
-    writer.write("steps", first=1, loss=[0.5] * 50)
-    writer.write("steps", first=51, loss=[0.5, math.nan])
+    usual = {"epoch": 0, "grad_norm": [], "lr": [], "items": 1, "samples": 1}
+    usual |= {"seconds": 0.1, "data_wait_s": 0.0}
+    writer.write("steps", first=1, loss=[0.5] * 50, **usual)
+    writer.write("steps", first=51, loss=[0.5, math.nan], **usual)
     writer.write("note", text="x" * 2**19)
     writer.close()
     assert last_step(path) == 52

@@ -64,7 +64,8 @@ def replay(
     except SurestepError:
         raise
     except Exception as error:  # whatever the tracker's library raises
-        raise RunError(f"{to} failed: {describe_error(error)}.") from error
+        where = f"at byte {delivery.offset:,} of {path / 'events.jsonl'}"
+        raise RunError(f"{to} failed {where}: {describe_error(error)}.") from error
     finally:
         delivery.close()
     sent = delivery.offset - before

@@ -281,6 +281,7 @@ _OPTIONS = _adapter(
             "checkpoint.keep_every": str | None,
             "steps_per_epoch": Count | None,
             "batch_size": Count | None,
+            "logging.trackers": _list[str] | None,
         },
     )
 )
@@ -291,6 +292,7 @@ def _as_options(found: Any) -> Any:
 
 
 PLAN = _adapter(_annotated[Any, PlainValidator(_as_options)])  # value by option
+ENVIRONMENT = _adapter(dict[str, Any])
 EVENT = _adapter(_open({"event": str}, {"time": Number}))
 _AT_STEP = _adapter(_open({"step": Count}))
 STUDY = _adapter(
@@ -327,10 +329,52 @@ MIRRORED = _adapter(
         {"abandoned": dict[str, str]},
     )
 )
-STEPS = _adapter(_open({"event": Literal["steps"], "first": Count, "loss": list[Number]}))
+# Of a step: null if it has none, text if it is not finite. In Rust, since a run has millions.
+_Value = float | Literal["nan", "inf", "-inf"] | None
+_OF_LAYERS = _dict[str, Number]
+_HISTOGRAM = _open(
+    {
+        **dict.fromkeys(("min", "max", "sum", "sum_squares"), Number),
+        "counts": Annotated[list[Size], Field(min_length=1)],
+    }
+)
+STEPS = _adapter(
+    _open(
+        {
+            **{"event": Literal["steps"], "time": Finite, "first": Count, "epoch": Count},
+            **dict.fromkeys(("loss", "grad_norm", "lr"), _list[_Value]),
+            **{"items": Number, "samples": Size, "seconds": Finite, "data_wait_s": Finite},
+        },
+        {
+            "logged": _dict[str, _list[_Value]],
+            "group_lr": dict[str, Number],
+            "peak_memory": Size | None,
+            "layers": _open(
+                {"step": Count},
+                dict.fromkeys(("grad_norm", "weight_norm", "update_norm"), _OF_LAYERS),
+            ),
+        },
+    )
+)
 EVENTS: dict[str, TypeAdapter[Any]] = {  # those that are read again
     "format": _adapter(_open({"version": _version(EVENTS_FORMAT)})),
-    **dict.fromkeys(("resume", "restart", "rollback", "checkpoint"), _AT_STEP),
+    "steps": STEPS,
+    "evaluation": _adapter(
+        _open(
+            {"time": Finite, "step": Count, "metrics": _dict[str, Numbers | None]},
+            {"measured": Literal["weights", "average"], "which": str},
+        )
+    ),
+    "histograms": _adapter(
+        _open(
+            {
+                **{"time": Finite, "step": Count},
+                **dict.fromkeys(("weights", "gradients"), _dict[str, _HISTOGRAM]),
+            }
+        )
+    ),
+    "end": _adapter(_open({"status": str}, {"reason": str, "findings": _list[_FINDING]})),
+    **dict.fromkeys(("resume", "restart", "rollback", "checkpoint", "incident"), _AT_STEP),
     "branch": _adapter(_open({"run": str, "step": Count})),
     "skipped": _adapter(
         _open(

@@ -17,7 +17,7 @@ from surestep.base.secrets import describe_error
 from surestep.record.checkpoint.discovery import checkpoint_name
 from surestep.record.events import read_new_events
 from surestep.record.io import read_json, write_json
-from surestep.record.schemas import CONFIG, TRACKER
+from surestep.record.schemas import CONFIG, ENVIRONMENT, PLAN, TRACKER
 from surestep.tracking.points import numbers_of, read_histograms, read_points
 from surestep.tracking.tracker import Point, TrackedRun, Tracker
 
@@ -87,14 +87,14 @@ class Delivery:
             self.tracker.close()
 
     def _start(self) -> None:
-        options = {d["option"]: d["value"] for d in read_json(self.folder / "plan.json")}
+        options = read_json(self.folder / "plan.json", PLAN)
         config = read_json(self.folder / "config.json", CONFIG)
         task = config.get("task", {})
         run = TrackedRun(
             path=self.folder,
             name=self.folder.resolve().name,
             options=options | {f"task.{name}": value for name, value in task.items()},
-            environment=read_json(self.folder / "environment.json"),
+            environment=read_json(self.folder / "environment.json", ENVIRONMENT),
             state=self._state,
             study=config.get("study"),
             load_model=self._load_model if self.tracker.uses_model else None,

@@ -142,7 +142,7 @@ class MLflowTracker(Tracker):
             self._upload(best.path)
             if self._run.options.get("logging.mlflow_model") != "off":
                 self._log_model(best.path.name, best.step, best.metrics)
-        self._client.set_tag(self._run_id, "surestep.reason", str(summary["reason"])[:_LONGEST])
+        self._client.set_tag(self._run_id, "surestep.reason", summary.get("reason", "")[:_LONGEST])
         self._client.set_terminated(self._run_id, _STATUS.get(status, "FAILED"))
 
     def _log_model(self, checkpoint: str, step: int, metrics: Mapping[str, Any]) -> None:

@@ -34,11 +34,11 @@ def _log_point(event: Mapping[str, Any]) -> dict[str, float]:
         **{f"train/{name}": entries for name, entries in logged.items()},
     }
     values = {name: _mean(entries) for name, entries in series.items()}
-    values |= {"lr": event["lr"][-1], "epoch": float(event["epoch"])}
-    values |= {f"lr/{name}": rate for name, rate in event.get("group_lr", {}).items()}
+    values |= {"lr": _mean(event["lr"][-1:]), "epoch": float(event["epoch"])}
+    values |= {f"lr/{name}": float(rate) for name, rate in event.get("group_lr", {}).items()}
     values["memory/peak"] = event.get("peak_memory")
     if seconds > 0:
-        values["throughput/items_per_s"] = event["items"] / seconds
+        values["throughput/items_per_s"] = float(event["items"]) / seconds
         values["throughput/samples_per_s"] = event["samples"] / seconds
         values["time/data_wait_share"] = event["data_wait_s"] / seconds
     return {name: value for name, value in values.items() if value is not None}

@@ -8,7 +8,7 @@ from pathlib import Path
 from surestep.base.errors import RunError
 from surestep.base.secrets import describe_error
 from surestep.record.io import read_json
-from surestep.record.schemas import TRACKER
+from surestep.record.schemas import PLAN, TRACKER
 from surestep.tracking.registry import tracker_class
 from surestep.tracking.tracker import StudyResult, Tracker
 
@@ -56,9 +56,8 @@ def describe_missing(runs: Iterable[Path]) -> list[str]:
 def _list_trackers(run: Path) -> list[str]:
     """Return the trackers of a run by name; none if it failed before it had a Plan."""
     path = run / "plan.json"
-    plan = read_json(path) if path.exists() else []
-    found = [entry["value"] for entry in plan if entry["option"] == "logging.trackers"]
-    return list(found[0] or ()) if found else []
+    plan = read_json(path, PLAN) if path.exists() else {}
+    return list(plan.get("logging.trackers") or ())
 
 
 def _is_missing_events(run: Path, tracker: str) -> bool:

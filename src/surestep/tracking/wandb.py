@@ -40,7 +40,7 @@ class WandbTracker(Tracker):
         if run.signature is not None:
             config["signature"] = run.signature
         self._wandb = _init(run.path, run_id, name=run.name, group=run.study, config=config)
-        self._began = next(read_events(run.path / "events.jsonl"))["time"]
+        self._began = next(read_events(run.path / "events.jsonl")).get("time", 0.0)
         self._row = -1
         self._wandb.define_metric(_STEP, hidden=True)
         self._wandb.define_metric("*", step_metric=_STEP)

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from surestep.base.errors import RunError
 from surestep.doctor.curves.curve import Curve, Evaluations, as_values
-from surestep.record.io import COPY_HINT, read_json
+from surestep.record.io import read_json
 from surestep.record.run import Run
-from surestep.record.schemas import SIGNATURE, format_value
+from surestep.record.schemas import SIGNATURE
 
 _SCORE = re.compile(r"accuracy|f1|auroc|auc|r2|dice|iou|jaccard")  # metrics of which 1 is perfect
 _CLASS_LOSSES = ("CrossEntropyLoss", "cross_entropy", "multiclass")
@@ -56,7 +55,7 @@ def read_curve(run: Run) -> Curve | None:
         if kind == "steps":
             if _is_manual(event):
                 return None
-            point = _read_steps(run, event)
+            point = _read_steps(event)
             if points and point.first <= points[-1].last:
                 points = list(_until(points, point.first - 1))
             points.append(point)
@@ -79,15 +78,9 @@ def _is_manual(event: Mapping[str, Any]) -> bool:
     return any(name.endswith("/loss") for name in event.get("logged", {}))
 
 
-def _read_steps(run: Run, event: Mapping[str, Any]) -> _Steps:
-    try:
-        losses = list(map(_as_float, event["loss"]))
-        rates = list(map(_as_float, event.get("lr", ())))
-        return _Steps(int(event["first"]), losses, rates)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        path = run.path / "events.jsonl"
-        text = format_value(str(error))
-        raise RunError(f"{path} has steps that cannot be read: {text}. {COPY_HINT}") from error
+def _read_steps(event: Mapping[str, Any]) -> _Steps:
+    losses, rates = (list(map(_as_float, event[name])) for name in ("loss", "lr"))
+    return _Steps(int(event["first"]), losses, rates)
 
 
 def _as_float(value: Any) -> float:
