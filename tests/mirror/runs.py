@@ -11,7 +11,7 @@ from surestep.record.checkpoint.discovery import list_checkpoints
 STEPS = 12
 
 
-def train(run, mirror=None, *, callbacks=(), seed=0, **options):
+def train(run, mirror=None, *, callbacks=(), seed=0, allow=(), **options):
     """Train 12 steps with dropout and shuffling; save every 3."""
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     data = (x, x.sum(1, keepdim=True))
@@ -26,7 +26,7 @@ def train(run, mirror=None, *, callbacks=(), seed=0, **options):
     if mirror is not None:
         options["checkpoint.mirror"] = str(mirror)
     config = surestep.Config.from_options(options)
-    return surestep.Trainer(task, config, run=run, callbacks=callbacks).fit()
+    return surestep.Trainer(task, config, run=run, callbacks=callbacks, allow=allow).fit()
 
 
 def last_weights(run):

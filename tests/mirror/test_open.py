@@ -11,9 +11,10 @@ import pytest
 import surestep
 from surestep.base.errors import ConfigError, RunError
 from surestep.base.paths import cache_folder
+from surestep.cli.main import main
 from surestep.mirror.link import read_link
 from surestep.mirror.open import explain
-from surestep.mirror.owner import FILE, Owner
+from surestep.mirror.owner import FILE, Owner, read_owner
 from surestep.mirror.push import Pusher
 from surestep.mirror.store import Store
 from surestep.record.io import dumps
@@ -33,6 +34,46 @@ def test_mirror_of_another_run_is_rejected(tmp_path):
         train(tmp_path / "two", tmp_path / "mirror")
     assert surestep.Run(tmp_path / "mirror").last.step == 12
     assert not (tmp_path / "two" / "config.json").exists()
+
+
+LOST = {"in the mirror": ("mirror",), "in the run": ("run",), "in both": ("mirror", "run")}
+
+
+@pytest.mark.parametrize("is_pushed", [False, True])
+@pytest.mark.parametrize("where", LOST)
+def test_run_continues_with_its_mirror_if_the_file_that_has_its_id_is_lost(
+    tmp_path, where, is_pushed
+):
+    """As `mirror.json is damaged. Delete this file` says."""
+    run = train(tmp_path / "run", tmp_path / "mirror", max_steps=6).path
+    for name in LOST[where]:
+        (tmp_path / name / FILE).unlink()
+    if is_pushed:
+        assert main(["mirror", "push", str(run), "--to", str(tmp_path / "mirror")]) == 0
+    else:
+        train(run, tmp_path / "mirror", allow=("max_steps",))
+    assert files(tmp_path / "mirror") == files(run)
+    assert read_link(run).id == read_owner(Store(str(tmp_path / "mirror")))["id"]
+
+
+def test_checkpoints_that_only_the_mirror_has_are_kept_if_the_run_lost_its_file(tmp_path):
+    run = train(tmp_path / "run", tmp_path / "mirror", max_steps=6).path
+    (run / FILE).unlink()
+    shutil.rmtree(run / "checkpoints" / "step-00000003")
+    train(run, tmp_path / "mirror", allow=("max_steps",))
+    assert "step-00000003" in names(tmp_path / "mirror")
+
+
+@pytest.mark.parametrize("lost", ["mirror.json", "mirror.json events.jsonl"])
+def test_mirror_of_another_run_is_rejected_without_its_id(tmp_path, lost):
+    train(tmp_path / "one", tmp_path / "mirror")
+    for name in lost.split():
+        (tmp_path / "mirror" / name).unlink()
+    before = files(tmp_path / "mirror")
+    train(tmp_path / "two", seed=1, max_steps=9)
+    with pytest.raises(RunError, match="has another run already"):
+        train(tmp_path / "two", tmp_path / "mirror", seed=1, allow=("max_steps",))
+    assert files(tmp_path / "mirror") == before
 
 
 def test_mirror_with_newer_steps_than_the_run_is_rejected(tmp_path):

@@ -2,24 +2,27 @@
 
 import errno
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from surestep.base.errors import ConfigError, RunError, SurestepError
 from surestep.base.secrets import first_line
 from surestep.base.typed_targets import was_typed
 from surestep.mirror.fetch import fetch_run, find_abandoned, finish_fetching, newest_step
-from surestep.mirror.link import make_link, read_link
+from surestep.mirror.link import MirrorLink, make_link, read_link
 from surestep.mirror.outline import complete_checkpoints
 from surestep.mirror.owner import Owner, read_owner
 from surestep.mirror.push import CHECKPOINTS
 from surestep.mirror.store import Store
 from surestep.mirror.uploader import LateStart, Uploader
 from surestep.record.checkpoint.discovery import step_of
-from surestep.record.io import os_error_hint, parse_json
+from surestep.record.checkpoint.manifest import MANIFEST
+from surestep.record.io import open_regular, os_error_hint, parse_json, read_regular
 from surestep.record.lock import RunLock
 from surestep.record.schemas import CONFIG, NewerFormatError, validate
 
+_EVENTS = "events.jsonl"
 _NOT_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOTDIR)
 
 
@@ -134,10 +137,13 @@ def become_writer(
     is_claimed = found is not None and found.get("started", True)
     has_run = "config.json" in listed or is_claimed or _lacks_config(listed)
     if has_run and (found is None or found["id"] != owner.run_id):
-        raise RunError(
-            f"{store.address} has another run already. Set a different checkpoint.mirror; or, to "
-            f"continue that run here, pass its address as the run folder: --run {store.address}"
-        )
+        if not _has_same_run(store, listed, folder, there):
+            raise RunError(
+                f"{store.address} has another run already. Set a different checkpoint.mirror; or, "
+                "to continue that run here, pass its address as the run folder: --run "
+                f"{store.address}"
+            )
+        _attach(store, owner, folder, found, there)
     abandoned = find_abandoned(store, listed, folder)
     newest = max((step_of(Path(name)) for name in there if name not in abandoned), default=-1)
     if newest > newest_step(folder):
@@ -153,6 +159,40 @@ def become_writer(
             f"mirror fetch {link.address} {shlex.quote(str(folder))}"
         )
     owner.acquire(print_line)
+
+
+def _has_same_run(
+    store: Store, listed: Mapping[str, int], folder: Path, there: Iterable[str]
+) -> bool:
+    """Return whether a mirror has the run of a folder, although one of them lost its id.
+
+    Events have times, so two runs share none. Checkpoints have not: two runs of one seed share
+    them, so they decide only if there are no events to compare.
+    """
+    if _EVENTS in listed and (folder / _EVENTS).exists():
+        copied = next(store.chunks(_EVENTS), b"")
+        with open_regular(folder / _EVENTS) as file:
+            lines = set(file.read(len(copied)).splitlines(keepends=True)) - {b"\n"}
+        if lines and copied:
+            return not lines.isdisjoint(copied.splitlines(keepends=True))
+    names = [f"{CHECKPOINTS}/{name}/{MANIFEST}" for name in there]
+    shared = [name for name in names if (folder / name).is_file()]
+    return bool(shared) and all(store.read(n) == read_regular(folder / n) for n in shared)
+
+
+def _attach(
+    store: Store,
+    owner: Owner,
+    folder: Path,
+    found: Mapping[str, Any] | None,
+    there: Iterable[str],
+) -> None:
+    """Give a run the id that its mirror has, or has lost, and keep what only the mirror has."""
+    if found is not None:
+        owner.run_id, owner.has_started = found["id"], found.get("started", True)
+    if read_link(folder) is None:
+        lacking = (name for name in there if not (folder / CHECKPOINTS / name).exists())
+        MirrorLink(owner.run_id, store.address, elsewhere=tuple(lacking)).write(folder)
 
 
 def _check_no_other_files(store: Store, listed: Mapping[str, int]) -> None:
