@@ -48,15 +48,29 @@ def test_failed_start_preserves_existing_files(tmp_path):
     assert (tmp_path / "thesis.tex").exists()
 
 
+def read_files(run):
+    found = (path for path in run.rglob("*") if path.is_file() and path.name != "lock")
+    return {path: path.read_bytes() for path in found}
+
+
 def test_failed_resume_leaves_the_run_unchanged(tmp_path):
     tiny.fit(tmp_path, max_steps=2)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    before = read_files(tmp_path)
     with pytest.raises(RunError, match="different config"):
         tiny.prepare(tmp_path, max_steps=2, seed=3)
-    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert {p.name: b for p, b in after.items() if p.name != "lock"} == {
-        p.name: b for p, b in before.items() if p.name != "lock"
-    }
+    assert read_files(tmp_path) == before
+
+
+@pytest.mark.parametrize("lost", [[], ["events.jsonl"], ["checkpoints"]])
+def test_run_that_lost_its_config_is_not_trained_again_over_its_records(tmp_path, lost):
+    run = tiny.fit(tmp_path, max_steps=2).path
+    for name in ("config.json", *lost):
+        (run / name).rename(run.with_name(f"{run.name}-{name}"))
+    before = read_files(run)
+    for _ in range(2):  # the first releases the folder
+        with pytest.raises(RunError, match=r"config\.json is missing, .* a run up to step 2"):
+            tiny.fit(run, max_steps=2)
+    assert read_files(run) == before
 
 
 def test_closed_run_is_not_locked(tmp_path):
@@ -66,6 +80,7 @@ def test_closed_run_is_not_locked(tmp_path):
 
 def half_done_elsewhere(run):
     """Create the folders of a host that was killed between two renames of a checkpoint."""
+    (run / "config.json").touch()
     for name in (".old-step-00000002", ".tmp-step-00000002"):
         (run / "checkpoints" / f"{name}-at-other-host-7").mkdir(parents=True)
 

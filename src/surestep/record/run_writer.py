@@ -34,10 +34,16 @@ from surestep.record.checkpoint.reader import CheckpointReader
 from surestep.record.checkpoint.retention import RetentionPolicy, delete, prune
 from surestep.record.checkpoint.staging import is_shared
 from surestep.record.checkpoint.writer import AsyncSaver, SaveResult
-from surestep.record.events import EventWriter, repair_events
+from surestep.record.events import EventWriter, last_step, repair_events
 from surestep.record.git import read_commit
 from surestep.record.incident import FOLDER as INCIDENTS
-from surestep.record.io import explain_write_errors, os_error_hint, remove_stale, write_json
+from surestep.record.io import (
+    COPY_HINT,
+    explain_write_errors,
+    os_error_hint,
+    remove_stale,
+    write_json,
+)
 from surestep.record.lock import RunLock, probe_filesystem
 from surestep.record.run import Run
 from surestep.record.skipped_samples import write_skipped
@@ -89,8 +95,16 @@ class RunWriter:
         if world.is_first:
             self._lock = self._open()
         self.published = world.is_first and (folder / "config.json").exists()
-        if self.published and (text := self._repair_events()) is not None:
-            self.warnings.append(text)
+        try:
+            if self.published:
+                # Before anything reads them; a run could never end otherwise.
+                text = repair_events(folder / "events.jsonl")
+                self.warnings += [] if text is None else [text]
+            elif self._lock is not None:
+                self._check_no_records()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def checkpoints(self) -> Path:
@@ -116,13 +130,15 @@ class RunWriter:
         remove_stale(self.checkpoints, locked=lock.locked)
         return lock
 
-    def _repair_events(self) -> str | None:
-        """Repair the events before anything reads them; a run could never end otherwise."""
-        try:
-            return repair_events(self.folder / "events.jsonl")
-        except BaseException:
-            self.close()
-            raise
+    def _check_no_records(self) -> None:
+        """Reject the folder of a run that lost its config: a new run would replace the records."""
+        found = list_checkpoints(self.checkpoints)
+        step = step_of(found[-1]) if found else last_step(self.folder / "events.jsonl")
+        if step is not None:
+            raise RunError(
+                f"{self.folder / 'config.json'} is missing, and {self.folder} has the records of a "
+                f"run up to step {step}, which a new run would replace. {COPY_HINT}"
+            )
 
     @property
     def lock_text(self) -> str:
