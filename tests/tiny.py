@@ -128,8 +128,8 @@ def give_gradients(net: nn.Module, seed: int = 0) -> None:
 def move(state: State, seed: int) -> None:
     give_gradients(state.model, seed)
     state.optimizer.step()
-    place = state.progress
-    state.progress = place._replace(step=place.step + 1, steps_taken=place.steps_taken + 1)
+    step, taken, _, _, items = place = state.progress
+    state.progress = place._replace(step=step + 1, steps_taken=taken + 1, items=items + 8)
 
 
 def decide(

@@ -72,6 +72,10 @@ def test_finished_run_with_a_corrupt_last_checkpoint_finishes_again(run, capsys)
             {"counts__no_items": 1},
             "counts has 1 skipped steps, and progress has 6 steps of which 6",
         ),
+        ({"counts__clipped": 7}, "counts.clipped is 7, and 6 steps were taken"),
+        ({"best__best": 0.1}, "best.best is 0.1, and best.latest of that step has val/loss: "),
+        ({"best__best": "nan"}, "best.best is nan, and the best is always finite"),
+        ({"best__since_best": 5}, "best.since_best is 5, and the latest is the best"),
         ({"progress__epoch": 2**39}, "progress.epoch is 549755813888, and it can be at most 6"),
     ],
 )

@@ -18,7 +18,7 @@ from surestep.record.checkpoint.discovery import (
     has_checkpoint_name,
 )
 from surestep.record.checkpoint.manifest import MANIFEST, RECORD, read_manifest
-from surestep.record.checkpoint.reader import check_readable
+from surestep.record.checkpoint.reader import check_readable, check_record, read_record
 
 _HEADER_SIZE = 8  # bytes at the start of a safetensors file, with the size of its header
 _LARGEST_HEADER = 10**8 + _HEADER_SIZE  # safetensors rejects a larger one
@@ -152,6 +152,7 @@ def _compare_headers(store: Store, path: Path) -> Iterator[str]:
         with (path / name).open("r+b") as outline:
             outline.write(header[:end])
     try:
+        check_record(path, read_record(path, manifest))
         check_readable(path, manifest)
     except CheckpointError as error:
         yield str(error).removeprefix(f"{path} is damaged: ")

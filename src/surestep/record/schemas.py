@@ -4,6 +4,8 @@ Files may come from anyone. A run folder's file may have more keys, and lack tho
 version added; a checkpoint's `state.json` has exactly these.
 """
 
+import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import (
@@ -203,7 +205,46 @@ def parse_state(found: Any) -> dict[str, Any]:
     for first, last in record["spikes"]["skipped_steps"]:
         if first > last:
             raise ValueError(f"spikes.skipped_steps has a range from {first} to {last}")
+    _check_best(best)
     return dict(record)
+
+
+def check_counts(record: Mapping[str, Any]) -> None:
+    """Check the counts of a `state.json` against its steps.
+
+    Raises:
+        ValueError: they cannot be those of a run.
+    """
+    progress, counts = record["progress"], record["counts"]
+    step, taken = progress["step"], progress["steps_taken"]
+    skipped = sum(counts[name] for name in ("overflow", "nonfinite", "no_items", "after_spike"))
+    if skipped != step - taken:
+        raise ValueError(
+            f"counts has {skipped} skipped steps, and progress has {step} steps of which {taken} "
+            "were taken"
+        )
+    if taken and not progress["items"]:
+        raise ValueError(f"progress.items is 0 after {taken} steps that were taken")
+    if counts["clipped"] > taken:
+        raise ValueError(f"counts.clipped is {counts['clipped']}, and {taken} steps were taken")
+
+
+def _check_best(best: dict[str, Any]) -> None:
+    """Check the best metric, and if the latest evaluation has it, that both have one value."""
+    if best["best"] is None:
+        return
+    if not math.isfinite(best["best"]):
+        raise ValueError(f"best.best is {best['best']}, and the best is always finite")
+    if best["latest_step"] != best["best_step"]:
+        return
+    if best["since_best"]:
+        raise ValueError(f"best.since_best is {best['since_best']}, and the latest is the best")
+    latest = best["latest"].get(best["metric"])
+    if latest not in (None, best["best"]):
+        raise ValueError(
+            f"best.best is {best['best']}, and best.latest of that step has {best['metric']}: "
+            f"{format_value(latest)}"
+        )
 
 
 _CONFIG = _open(

@@ -10,10 +10,10 @@ from surestep.base.errors import CheckpointError, ConfigError, RunError
 from surestep.config.config import LENGTHS
 from surestep.engine.data.lengths import EPOCH_LENGTHS
 from surestep.engine.plan.plan import Plan
-from surestep.engine.state.state import Progress, StepCounts
+from surestep.engine.state.state import Progress
 from surestep.record.checkpoint.encoding import CALLBACK_STATES
 from surestep.record.checkpoint.manifest import RECORD, checkpoint_error
-from surestep.record.checkpoint.reader import CheckpointReader, open_checkpoint
+from surestep.record.checkpoint.reader import CheckpointReader, check_record, open_checkpoint
 from surestep.record.checkpoint_ref import find_checkpoint, is_checkpoint, split_name
 from surestep.record.io import read_json
 from surestep.record.run_writer import RunWriter
@@ -122,22 +122,14 @@ def _plausibility_check(recorder: RunWriter, plan: Plan) -> Callable[[Checkpoint
     def check(checkpoint: CheckpointReader) -> None:
         progress = Progress(**checkpoint.record["progress"])
         changes = checkpoint.record[CALLBACK_STATES].get(EPOCH_LENGTHS, {}).get("changes", ())
-        skipped, problem = StepCounts(**checkpoint.record["counts"]).skipped, ""
-        if skipped != progress.step - progress.steps_taken:
-            problem = (
-                f"counts has {skipped} skipped steps, and progress has {progress.step} steps of "
-                f"which {progress.steps_taken} were taken"
-            )
-        elif progress.steps_taken and not progress.items:
-            problem = f"progress.items is 0 after {progress.steps_taken} steps that were taken"
-        elif not changes and all(
+        check_record(checkpoint.path, checkpoint.record)
+        if not changes and all(
             length is not None and progress.position > length for length in lengths
         ):
             problem = (
                 f"progress.position is {progress.position}, and an epoch has at most "
                 f"{lengths[-1]} samples"
             )
-        if problem:
             raise checkpoint_error(checkpoint.path, RECORD, problem)
 
     return check

@@ -124,12 +124,12 @@ def test_folder_that_is_not_a_run_is_rejected(surestep, folder):
 
 
 def test_checkpoint_deleted_while_listing_is_omitted(surestep, run, monkeypatch):
-    said = examine.read_info
+    said = examine.read_record
 
     def and_delete(path):
         if path.name == "step-00000003":
             shutil.rmtree(path)
         return said(path)
 
-    monkeypatch.setattr(examine, "read_info", and_delete)
+    monkeypatch.setattr(examine, "read_record", and_delete)
     assert [each["step"] for each in rows(surestep)] == [6, 9]

@@ -2,6 +2,8 @@ import json
 
 import pytest
 
+from tests.record.checkpoint.forge import forge_record
+
 
 def test_valid_checkpoints_exit_with_0(surestep, run):
     answer = surestep("ckpt", "verify", "r")
@@ -21,6 +23,14 @@ def test_flipped_bit_is_named_and_exits_with_1(surestep, run, flip, file):
     assert ": good, " in last
     told = "it has other bytes than were written."
     assert bad == f"r/checkpoints/step-00000006: {file}: {told}"
+
+
+@pytest.mark.parametrize("name", ["progress__steps_taken", "progress__items", "counts__overflow"])
+def test_counts_that_a_resume_rejects_are_named_although_hashes_match(surestep, run, folder, name):
+    forge_record(folder / "r/checkpoints/step-00000006", **{name: 0 if "progress" in name else 2})
+    answer = surestep("ckpt", "verify", "r")
+    assert answer.code == 1
+    assert "step-00000006: state.json: " in answer.out
 
 
 def test_every_corrupt_file_is_named(surestep, run, flip):

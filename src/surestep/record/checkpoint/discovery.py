@@ -22,8 +22,11 @@ from surestep.record.checkpoint.reader import (
     CheckpointInfo,
     CheckpointReader,
     check_readable,
+    check_record,
+    info_from_record,
     open_checkpoint,
     read_info,
+    read_record,
 )
 from surestep.record.events import read_events
 
@@ -250,8 +253,9 @@ def examine(path: Path, *, every_byte: bool) -> InspectionResult | None:
     problems: list[CheckpointError] = []
     try:
         problems += iter_errors(path) if every_byte else []
-        saved = read_info(path)
+        saved = info_from_record(path, record := read_record(path))
         if every_byte and not problems:
+            check_record(path, record)
             check_readable(path, read_manifest(path))
     except CheckpointError as error:
         problems = problems or [error]

@@ -26,7 +26,7 @@ from surestep.record.checkpoint.manifest import (
 )
 from surestep.record.io import parse_json, read_regular
 from surestep.record.safetensors_writer import dtype_of
-from surestep.record.schemas import format_value, parse_state
+from surestep.record.schemas import check_counts, format_value, parse_state
 
 if TYPE_CHECKING:  # most commands start without torch
     from torch import Tensor
@@ -193,6 +193,14 @@ def open_checkpoint(path: Path, *, is_verified: bool = False) -> CheckpointReade
     record = read_record(path, manifest)
     check_readable(path, manifest)
     return CheckpointReader(path, manifest, record)
+
+
+def check_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Check that the counts of a state.json can be those of a run."""
+    try:
+        check_counts(record)
+    except ValueError as error:
+        raise checkpoint_error(path, RECORD, error) from error
 
 
 def check_readable(path: Path, manifest: Manifest) -> None:
