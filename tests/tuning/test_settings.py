@@ -8,6 +8,7 @@ import pytest
 
 from surestep.base.errors import ConfigError, RunError
 from surestep.tuning.methods import PRUNERS, complete_method
+from surestep.tuning.result import RESULT
 from surestep.tuning.settings import STUDY_FILE, read_settings, record_settings
 from surestep.tuning.space import Space
 from tests.tuning.studies_on_disk import make_settings
@@ -138,6 +139,20 @@ def test_damaged_file_is_explained(change, message, tmp_path):
     path.write_text(json.dumps(found | change), encoding="utf-8")
     with pytest.raises(RunError, match=message):
         read_settings(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{x", "[]", '{"format": 1, "winner": {}, "test": {}}', None])
+def test_damaged_result_is_found_before_a_trial_is_trained(content, tmp_path):
+    record_settings(tmp_path, make_settings())
+    path = tmp_path / RESULT
+    path.symlink_to("elsewhere") if content is None else path.write_text(content, encoding="utf-8")
+    with pytest.raises(
+        RunError, match=r"result\.json .*Put a copy of it back, or delete it"
+    ) as found:
+        record_settings(tmp_path, make_settings(trials=99))
+    assert "--run" not in str(found.value)
+    path.unlink()
+    assert record_settings(tmp_path, make_settings(trials=99)).trials == 99
 
 
 def test_folder_that_cannot_be_written_is_explained(tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
 from surestep.base.errors import RunError
 from surestep.record.io import read_json, write_json
@@ -19,7 +20,13 @@ from surestep.tuning.worker import Worker, best_rows
 CONFIRM = "confirm"
 _ATTEMPTS = 3  # of a run whose process dies without a reason
 _POLL_S = 1.0
-_RESULT: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
+
+
+class _Over(TypedDict):
+    value: float | None
+
+
+_OVER: TypeAdapter[Any] = TypeAdapter(_Over)
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ def confirm_folder(study: SearchStudy, row: TrialRow, index: int) -> Path:
 def _read_value(study: SearchStudy, row: TrialRow, index: int) -> float | None:
     """Return the objective of a run that is over; NaN if it failed, None if it is not over."""
     try:
-        found = read_json(confirm_folder(study, row, index).with_suffix(".json"), _RESULT)
+        found = read_json(confirm_folder(study, row, index).with_suffix(".json"), _OVER)
     except RunError:
         return None
     return math.nan if found["value"] is None else float(found["value"])

@@ -8,27 +8,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from surestep.base.errors import RunError
 from surestep.recipes.find import recipe_argument
-from surestep.record.io import explain_write_errors, read_json, replace_file, write_json
+from surestep.record.io import explain_write_errors, replace_file, write_json
 from surestep.record.lock import RunLock
 from surestep.tracking.study import describe_missing, finish_study
 from surestep.tracking.tracker import StudyResult
 from surestep.tuning.confirm import CONFIRM, Confirmed, confirm_folder, read_plan
 from surestep.tuning.report import write_report
+from surestep.tuning.result import RESULT, read_result
 from surestep.tuning.settings import StudySettings
 from surestep.tuning.slots import Slot
 from surestep.tuning.study import TRIALS, SearchStudy, TrialRow
 from surestep.tuning.table import EXACT, format_value
 from surestep.tuning.worker import Worker, best_rows, delete_checkpoints
 
-RESULT = "result.json"
-RESULT_FORMAT = 1
 BEST = "best.toml"
 _POLL_S = 1.0
-_RESULT: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -101,7 +97,7 @@ def _lock(worker: Worker) -> RunLock | None:
 def _measure_test(worker: Worker, slot: Slot, row: TrialRow) -> dict[str, float] | None:
     """Return the metrics of the test split of a trial; they are measured once and recorded."""
     path = worker.study.folder / RESULT
-    recorded = _read_result(path)
+    recorded = read_result(worker.study.folder)
     key = str(row.number)
     if key in recorded["test"]:
         found: dict[str, float] | None = recorded["test"][key]["metrics"]
@@ -214,7 +210,9 @@ def write_results(study: SearchStudy, winner: Winner | None) -> tuple[Path, list
         RunError: a file cannot be written.
     """
     path, page = study.folder / RESULT, study.folder / "report.html"
-    write_json(path, {**_read_result(path), "winner": None if winner is None else asdict(winner)})
+    write_json(
+        path, {**read_result(study.folder), "winner": None if winner is None else asdict(winner)}
+    )
     write_report(study, page, study.folder / "report.json")
     missing = describe_missing(_list_ended(study))
     if winner is None:
@@ -236,11 +234,3 @@ def _list_ended(study: SearchStudy) -> list[Path]:
     runs = [study.folder / TRIALS / row.run for row in done if row.run is not None]
     again = (path.with_suffix("") for path in (study.folder / CONFIRM).glob("*.json"))
     return [*runs, *sorted(again)]
-
-
-def _read_result(path: Path) -> dict[str, Any]:
-    """Read result.json: the winner, and each measurement of the test split by its trial."""
-    if not path.exists():
-        return {"format": RESULT_FORMAT, "winner": None, "test": {}}
-    found: dict[str, Any] = read_json(path, _RESULT)
-    return found

@@ -8,11 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
-from typing_extensions import TypedDict
-
 from surestep.base.version import VERSION
-from surestep.record.io import dumps, explain_write_errors, read_json, replace_file, write_json
+from surestep.record.io import dumps, explain_write_errors, replace_file, write_json
+from surestep.tuning.result import RecordedWinner, read_result
 from surestep.tuning.table import IMPORTANCE_TRIALS, find_best
 
 if TYPE_CHECKING:
@@ -22,26 +20,6 @@ if TYPE_CHECKING:
 REPORT_FORMAT = 1
 STATES = ("finished", "pruned", "failed", "running", "waiting")
 _SHOWN = ("trials", "sampler", "pruner", "seed", "fixed")  # settings in the report
-
-
-class _Confirmed(TypedDict):
-    number: int
-    values: list[float]
-    mean: float
-    spread: float
-
-
-class _Winner(TypedDict):
-    number: int
-    test: dict[str, float | None] | None
-    confirmed: list[_Confirmed] | None
-
-
-class _Result(TypedDict):
-    winner: _Winner | None
-
-
-_RESULT = TypeAdapter(_Result)  # it reads NaN, which JSON has as text
 
 
 def write_report(study: SearchStudy, html: Path | None, json: Path | None) -> None:
@@ -130,16 +108,13 @@ def _compute_importances(
     return compute_importances(rows, settings.objectives, settings.space)
 
 
-def _read_winner(folder: Path, best: Sequence[int]) -> _Winner | None:
+def _read_winner(folder: Path, best: Sequence[int]) -> RecordedWinner | None:
     """Return the winner that the end of the search recorded, if it got there and is still it."""
-    path = folder / "result.json"
-    winner: _Winner | None = None
-    if path.exists():
-        winner = read_json(path, _RESULT, hint="Put a copy of it back.")["winner"]
+    winner: RecordedWinner | None = read_result(folder)["winner"]
     return winner if winner is not None and _is_current(winner, best) else None
 
 
-def _is_current(winner: _Winner, best: Sequence[int]) -> bool:
+def _is_current(winner: RecordedWinner, best: Sequence[int]) -> bool:
     """Whether the recorded winner still is one, and no trial since then is better."""
     return bool(winner["confirmed"]) or [winner["number"]] == best
 

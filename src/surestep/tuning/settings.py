@@ -13,6 +13,7 @@ from surestep.record.io import explain_write_errors, read_json, to_jsonable, wri
 from surestep.record.schemas import STUDY, STUDY_FORMAT
 from surestep.tuning.lock import FileLock
 from surestep.tuning.methods import PRUNERS, SAMPLERS, complete_method
+from surestep.tuning.result import read_result
 from surestep.tuning.space import Space
 
 STUDY_FILE = "study.json"
@@ -89,7 +90,8 @@ def record_settings(folder: Path, settings: StudySettings) -> StudySettings:
 
     Raises:
         ConfigError: they differ, or the study has more trials already.
-        RunError: the folder cannot be written, or has an unreadable `study.json`.
+        RunError: the folder cannot be written, or has an unreadable `study.json` or
+            `result.json`.
     """
     path = folder / STUDY_FILE
     if folder.is_file():
@@ -104,6 +106,7 @@ def record_settings(folder: Path, settings: StudySettings) -> StudySettings:
                 return recorded
             recorded = read_settings(folder)
             _compare(folder, recorded, settings)
+            read_result(folder)  # before trials are trained
             if settings.trials > recorded.trials:
                 recorded = replace(recorded, trials=settings.trials)
                 write_json(path, recorded.as_json())
