@@ -41,6 +41,19 @@ def recorded(events):
     return [(row["name"], row["effect"]) for event in events for row in event["changes"]]
 
 
+@pytest.mark.parametrize("name", ["optim.lr", "batch_size", "seed"])
+def test_damaged_name_in_the_decisions_of_a_run_names_its_config(tmp_path, name):
+    unfinished(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace(f'"{name}": ', f'"{name}x": '))
+    with pytest.raises(
+        RunError, match=rf"config\.json has '{name}x', which is not an option"
+    ) as found:
+        prepare(tmp_path)
+    assert f"Did you mean '{name}'" in str(found.value)
+    assert "--allow" not in str(found.value)
+
+
 class Restart(surestep.Callback):
     """Clears the state of the optimizer after step 10."""
 

@@ -1,13 +1,14 @@
 """Whether the run in a folder resumes, from which checkpoint, and with which changes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from surestep.base.errors import CheckpointError, ConfigError, RunError
+from surestep.base.errors import CheckpointError, ConfigError, RunError, suggest_names
 from surestep.config.config import LENGTHS
+from surestep.config.option import UNKNOWN
 from surestep.engine.data.lengths import EPOCH_LENGTHS
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import Progress
@@ -15,9 +16,9 @@ from surestep.record.checkpoint.encoding import CALLBACK_STATES
 from surestep.record.checkpoint.manifest import RECORD, checkpoint_error
 from surestep.record.checkpoint.reader import CheckpointReader, check_record, open_checkpoint
 from surestep.record.checkpoint_ref import find_checkpoint, is_checkpoint, split_name
-from surestep.record.io import read_json
+from surestep.record.io import COPY_HINT, read_json
 from surestep.record.run_writer import RunWriter
-from surestep.record.schemas import PLAN
+from surestep.record.schemas import PLAN, format_value
 from surestep.trainer.config_diff import (
     FIRST_SAMPLES,
     SOME_SAMPLES,
@@ -168,6 +169,7 @@ def _resume(
     progress = Progress(**checkpoint.record["progress"])
     changes = apply_allow(compare(before, identity, planned, progress), allow)
     bad = [change for change in changes if change.resume.effect in ("blocked", "incompatible")]
+    _check_names(recorder, bad, identity["decided"])
     if bad:
         hint = ""
         if all(change.resume.effect == "blocked" for change in bad):
@@ -194,6 +196,19 @@ def _resume(
     return ResumeDecision(
         identity, checkpoint, finished, changes, is_other_metric=_is_other_metric(changes)
     )
+
+
+def _check_names(
+    recorder: RunWriter, changes: Sequence[ConfigChange], decided: Mapping[str, Any]
+) -> None:
+    """Check that what config.json has is in the Plan, or an option; a damaged name is neither."""
+    names = [c.name for c in changes if c.resume is UNKNOWN and c.name not in decided]
+    if names:
+        raise RunError(
+            f"{recorder.folder / 'config.json'} has {format_value(names[0])}, which is not an "
+            "option of this version of surestep, so it was changed or damaged. "
+            f"{suggest_names(names[0], decided)} {COPY_HINT}"
+        )
 
 
 def _start(
