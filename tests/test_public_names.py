@@ -19,6 +19,7 @@ FOR_TYPES = {
     for node in block.body
     if isinstance(node, ast.ImportFrom)
     for alias in node.names
+    if alias.asname
 }
 
 

@@ -1,11 +1,17 @@
 """PyTorch training where every step is right."""
 
+from __future__ import annotations
+
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from surestep.base.version import VERSION
 
+# As in `typing`, whose import takes longer than the rest of what a command does before it notes
+# signals.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from surestep.base.errors import SurestepError as SurestepError
     from surestep.config.config import Config as Config
     from surestep.config.doctor import Doctor as Doctor

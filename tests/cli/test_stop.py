@@ -146,37 +146,63 @@ def test_signal_before_a_resume_leaves_the_run_as_it_was(recipe, folder):
     finish(folder, "resume", "r")
 
 
-# Sends itself a signal while torch imports numpy, where the error of Ctrl-C is lost.
+# Sends itself a signal while a command imports a module.
 IN_IMPORT = """
 import os, signal, sys
 
 def hook(event, args, seen=[]):
-    if event == "import" and args[0] == "numpy" and not seen:
+    if event == "import" and args[0].startswith({modules!r}) and not seen:
         seen.append(args)
         for _ in range(2):
             os.kill(os.getpid(), {number})
 
+signal.signal(signal.SIGINT, {before})
+import surestep.base.noted_signals
 sys.addaudithook(hook)
-sys.argv = ["surestep", "train", "mine.py", "--run", "r"]
+sys.argv = ["surestep", *sys.argv[1:]]
 from surestep.__main__ import main
 sys.exit(main())
 """
+BEGAN = "Stopped by {} before training began. Run the same command again.\n"
 
 
-@pytest.mark.slow("imports torch in processes of its own")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_while_torch_is_imported_is_not_lost(recipe, folder, number):
-    recipe(RECIPE)
-    stopped = subprocess.run(
-        [sys.executable, "-c", IN_IMPORT.format(number=int(number))],
+def interrupt_import(number, modules, *words, before="signal.default_int_handler"):
+    """Run a command that gets a signal when it imports the first of these modules."""
+    script = IN_IMPORT.format(number=int(number), modules=modules, before=before)
+    return subprocess.run(
+        [sys.executable, "-c", script, *words],
         capture_output=True,
         text=True,
         timeout=300,
         env=environment(),
     )
+
+
+# What the command imports after the module that notes signals.
+FIRST = ("surestep.base.", "surestep.cli", "surestep.engine", "dataclasses")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, *NUMBERS])
+def test_signal_in_the_first_lines_of_a_command_is_not_lost(folder, number):
+    for command in ("train", "resume", "search")[: 3 if number == signal.SIGTERM else 1]:
+        stopped = interrupt_import(number, FIRST, command, "mine.py")
+        assert (stopped.returncode, stopped.stdout) == (130 if number == 2 else 75, "")
+        assert stopped.stderr == ("" if number == 2 else BEGAN.format(number.name))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15)])
+def test_signal_in_the_first_lines_of_other_commands_ends_them(folder, number, code):
+    stopped = interrupt_import(number, FIRST, "runs", "--help")
+    assert (stopped.returncode, stopped.stdout, stopped.stderr) == (code, "", "")
+
+
+# numpy is imported by torch, which loses the error of Ctrl-C.
+@pytest.mark.slow("imports torch in processes of its own")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_while_torch_is_imported_is_not_lost(recipe, folder, number):
+    stopped = interrupt_import(number, "numpy", "train", recipe(RECIPE), "--run", "r")
     assert (stopped.returncode, stopped.stdout) == (130 if number == 2 else 75, "")
-    words = "Stopped by SIGTERM before training began. Run the same command again.\n"
-    assert stopped.stderr == ("" if number == 2 else words)
+    assert stopped.stderr == ("" if number == 2 else BEGAN.format("SIGTERM"))
     assert not os.path.exists("r")
 
 

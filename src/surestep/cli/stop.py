@@ -1,16 +1,42 @@
 """Signals that arrive while a command does not train: before the first step and after the last."""
 
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from surestep.base.errors import Preempted
+from surestep.base.exit_codes import INTERRUPTED, STOPPED
+from surestep.base.noted_signals import NotedSignals
 from surestep.base.text import print_escaped
 from surestep.cli.launch import read_launch
 from surestep.engine.distributed.stop_signals import StopSignals, raise_stop
 
 TRAINING = ("train", "resume", "search")
+
+
+def run_stoppable(run: Callable[[list[str]], int], words: list[str], noted: NotedSignals) -> int:
+    """Run a command; return its exit code.
+
+    Args:
+        run: imports what runs commands, and runs one.
+        words: of the command line.
+        noted: the signals that arrived before; they take effect at its start.
+    """
+    try:
+        with handle_early_signals(words) as signals:
+            try:
+                noted.send_again()
+                return run(words)
+            finally:
+                if signals is not None:  # Ctrl-C in Python's own end would print a traceback
+                    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Preempted as stopped:
+        print_stop(stopped)
+        return STOPPED
 
 
 def handle_early_signals(words: Sequence[str]) -> AbstractContextManager[object]:

@@ -2,10 +2,12 @@ import os
 import signal
 import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 
 from surestep.base.errors import Preempted
+from surestep.base.noted_signals import NotedSignals
 from surestep.engine.distributed import stop_signals
 from surestep.engine.distributed.stop_signals import (
     StopSignals,
@@ -97,8 +99,9 @@ def test_ctrl_c_that_a_shell_lets_background_processes_ignore_counts():
         signal.signal(signal.SIGINT, before)
 
 
-def test_forked_process_ends_by_a_signal_as_usual():
-    with StopSignals(lambda name: None):
+@pytest.mark.parametrize("start", [nullcontext, NotedSignals])  # the second as a command does
+def test_forked_process_ends_by_a_signal_as_usual(start):
+    with start(), StopSignals(lambda name: None):
         pid = os.fork()
         if pid == 0:
             signal.raise_signal(signal.SIGTERM)

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from surestep.base.errors import ConfigError, Preempted
 from surestep.base.exit_codes import STOPPED
+from surestep.base.noted_signals import NotedSignals, is_default
 from surestep.engine.distributed.launcher_env import BY_NPROC, read_launched
 
 CTRL_C = "Ctrl-C"
@@ -94,9 +95,13 @@ class _Process:
         self.open.append(one)
         for number in _NAMES:
             handler = signal.getsignal(number)
-            if _is_default(number, handler):
+            if isinstance(handler, NotedSignals):
+                self._replaced[number] = handler.replaced[number]
+            elif is_default(number):
                 self._replaced[number] = handler
-                signal.signal(number, self._handle)
+            else:
+                continue
+            signal.signal(number, self._handle)
 
     def leave(self, one: StopSignals) -> None:
         if self._pid != os.getpid() or one not in self.open:
@@ -162,16 +167,6 @@ def defer_stop() -> Iterator[None]:
         yield
     if deferred.received:
         check_stop()
-
-
-def _is_default(number: signal.Signals, handler: Any) -> bool:
-    """Return whether a signal is neither handled nor ignored on purpose.
-
-    Shells let background processes ignore Ctrl-C; `kill -INT` must stop them all the same.
-    """
-    if number == signal.SIGINT:
-        return handler in (signal.default_int_handler, signal.SIG_DFL, signal.SIG_IGN)
-    return bool(handler == signal.SIG_DFL)
 
 
 def has_agent() -> bool:
