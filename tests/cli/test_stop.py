@@ -196,6 +196,16 @@ def test_signal_in_the_first_lines_of_other_commands_ends_them(folder, number, c
     assert (stopped.returncode, stopped.stdout, stopped.stderr) == (code, "", "")
 
 
+def test_ctrl_c_that_a_shell_lets_background_processes_ignore_stops_a_command(recipe, folder):
+    for modules in (FIRST, "surestep.cli.options"):  # noted, and acted on
+        stopped = interrupt_import(
+            signal.SIGINT, modules, "train", recipe(RECIPE), before="signal.SIG_IGN"
+        )
+        assert (stopped.returncode, stopped.stdout, stopped.stderr) == (130, "", "")
+    ran = interrupt_import(signal.SIGINT, FIRST, "--version", before="signal.SIG_IGN")
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 # numpy is imported by torch, which loses the error of Ctrl-C.
 @pytest.mark.slow("imports torch in processes of its own")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

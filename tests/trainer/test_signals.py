@@ -179,6 +179,19 @@ def test_custom_signal_handler_is_preserved(tmp_path):
     assert (run.status["status"], came) == ("finished", [1])
 
 
+@pytest.mark.parametrize("number", NAMES)
+def test_ignored_signal_stays_ignored(tmp_path, number):
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with open_session(tmp_path / "r"):
+            signal.raise_signal(number)
+        run = fit(tmp_path / "r", at("on_step", number))
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+    assert run.status["status"] == "finished"
+
+
 class Signalled(Dataset):
     """Each worker receives the signals sent to the full job."""
 

@@ -19,7 +19,9 @@ NUMBERS = tuple(getattr(signal, name) for name in NAMES if hasattr(signal, name)
 class NotedSignals:
     """Notes the signals that stop a command until it sends them again; a context manager.
 
-    The handlers of a host program are never replaced. Outside of the main thread it does nothing.
+    The handlers of a host program are never replaced. Shells let background processes ignore
+    Ctrl-C; `kill -INT` must stop a command all the same, so that one is noted too. Outside of the
+    main thread it does nothing.
 
     Attributes:
         replaced: the handlers of before, by number.
@@ -36,7 +38,8 @@ class NotedSignals:
     def __enter__(self) -> Self:
         """Note signals from now on."""
         for number in NUMBERS:
-            if is_default(number):
+            is_ignored = signal.getsignal(number) == signal.SIG_IGN
+            if is_default(number) or (is_ignored and number == signal.SIGINT):
                 try:
                     self.replaced[number] = signal.signal(number, self)
                 except ValueError:  # this is not the main thread
@@ -58,11 +61,7 @@ class NotedSignals:
 
 
 def is_default(number: int) -> bool:
-    """Return whether a signal is neither handled nor ignored on purpose.
-
-    Shells let background processes ignore Ctrl-C; `kill -INT` must stop them all the same.
-    """
+    """Return whether a signal is neither handled nor ignored."""
     handler = signal.getsignal(number)
-    if number == signal.SIGINT:
-        return handler in (signal.default_int_handler, signal.SIG_DFL, signal.SIG_IGN)
-    return bool(handler == signal.SIG_DFL)
+    is_ctrl_c = number == signal.SIGINT and handler == signal.default_int_handler
+    return is_ctrl_c or bool(handler == signal.SIG_DFL)

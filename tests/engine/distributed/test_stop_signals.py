@@ -89,14 +89,16 @@ def test_handlers_of_the_host_program_stay():
     assert later is not signal.SIG_DFL
 
 
-def test_ctrl_c_that_a_shell_lets_background_processes_ignore_counts():
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+@pytest.mark.parametrize("number", NUMBERS)
+def test_signal_that_the_host_program_ignores_stays_ignored(number):
+    before = signal.signal(number, signal.SIG_IGN)
     try:
-        with StopSignals(stop), pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        with StopSignals(stop) as signals:
+            signal.raise_signal(number)
+        assert signal.getsignal(number) is signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
+    assert signals.received == []
 
 
 @pytest.mark.parametrize("start", [nullcontext, NotedSignals])  # the second as a command does

@@ -1,7 +1,7 @@
 """Signals that stop a run: what the innermost open `StopSignals` of the process does with them.
 
-A handler of the host program is never replaced. The handlers are restored when the last
-`StopSignals` of the process is closed.
+A handler of the host program is never replaced, nor a signal that it ignores handled. The handlers
+are restored when the last `StopSignals` of the process is closed.
 """
 
 import os
