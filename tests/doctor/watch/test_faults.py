@@ -166,6 +166,40 @@ def test_script_runs_on_after_a_fault(monkeypatch, run, alone, place):
     assert nn.functional.mse_loss is original
 
 
+class NoText(Exception):
+    """An error whose text cannot be read."""
+
+    def __str__(self):
+        raise ValueError("no text")
+
+
+def fail_without_text(*_, **__):
+    raise NoText
+
+
+def test_fault_in_stopping_the_watching_does_not_end_the_script(monkeypatch, run, alone):
+    monkeypatch.setattr(listeners.Listeners, "stop", fail)
+    monkeypatch.setattr(*CALL, fail_for("on_step"))
+    status, out, err, found = run("--fail-on", "error")
+    assert (status, out, found["watching"]) == (1, alone, "stopped at step 1"), err
+    assert err.count("surestep watch stopped watching at step 1: Fault: no (") == 1
+
+
+def test_fault_without_a_text_is_reported(monkeypatch, run, alone):
+    monkeypatch.setattr(private, "DisableTorchFunction", fail_without_text)
+    status, out, err, found = run("--fail-on", "error")
+    assert (status, out, found["watching"]) == (1, alone, "stopped at step 0"), err
+    assert "stopped watching at step 0: NoText (doctor/watch/listeners.py, line " in err
+
+
+def test_rule_whose_error_has_no_text_is_disabled(monkeypatch, run, alone):
+    rule = next(rule for rule in load_rules() if rule.code == "SS101")
+    monkeypatch.setattr(rule.watcher, "on_step", fail_without_text)
+    status, out, err, found = run("--fail-on", "error")
+    assert (status, out, found["watching"]) == (0, alone, "complete"), err
+    assert "SS101 is disabled by an error in it: NoText\n" in err
+
+
 def test_line_of_the_fault_is_in_the_message(monkeypatch, run):
     monkeypatch.setattr(wrap.private, "is_fx_tracing", None)
     _, _, err, _ = run()

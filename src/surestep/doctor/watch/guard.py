@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -53,7 +52,8 @@ class Guard:
         if self.stopped_at is not None:
             return
         self.stopped_at = 0 if self._run is None else self._run.step
-        self._stop()
+        with suppress(Exception):  # this error is reported, not another one that follows
+            self._stop()
         with suppress(Exception):  # of stderr, which may be closed
             rest = "" if self.has_ended else " The script runs on."
             why = f"{describe_error(error)}{_locate(error)}."
@@ -62,16 +62,20 @@ class Guard:
 
 
 def describe_error(error: Exception) -> str:
-    """Return the class of an error, and the first line of its text."""
-    first = next(iter(str(error).splitlines()), "")  # some of torch are a page long
-    return f"{type(error).__name__}: {first[:_LONGEST]}"
+    """Return the class of an error, and the first line of its text, if it can be read."""
+    text = ""
+    with suppress(Exception):  # of the method of its class, or of an object in it
+        text = next(iter(str(error).splitlines()), "")  # some of torch are a page long
+    return f"{type(error).__name__}: {text[:_LONGEST]}" if text else type(error).__name__
 
 
 def _locate(error: Exception) -> str:
     """Return the innermost line of this package in the traceback of an error."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
+    place, entry = "", error.__traceback__
+    while entry is not None:  # `extract_tb` would read the sources, perhaps as the script imports
+        path = Path(entry.tb_frame.f_code.co_filename)
         if path.is_relative_to(_PACKAGE):
             name = path.relative_to(_PACKAGE).as_posix().partition(":")[0]  # see wrap.wraps
-            return f" ({name}, line {frame.lineno})"
-    return ""
+            place = f" ({name}, line {entry.tb_lineno})"
+        entry = entry.tb_next
+    return place
