@@ -42,6 +42,12 @@ def test_table_has_every_command_once():
     assert {f"ckpt {part}" for part in parts} == {row for row in rows if row.startswith("ckpt")}
 
 
+def test_row_of_watch_has_every_reason_for_its_own_code():
+    cells = dict(read_rows())["watch"]
+    for reason in ("`--fail-on` found something", "watching stopped", "the script failed with 1"):
+        assert reason in cells["1"]
+
+
 def test_every_code_is_in_the_docs():
     in_table = {int(code) for code in read_rows()[0][1]}
     below = {int(code) for code in re.findall(r"^- (\d+):", read_section(), re.MULTILINE)}
