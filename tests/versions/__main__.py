@@ -49,15 +49,14 @@ def install(folder: Path, release: str, python: str, end: float | None = None) -
     return own
 
 
-def check_release(python: Path, shared: Path) -> dict[str, str]:
-    """Run every check; return for each "yes", or the error."""
+def check_release(python: Path, shared: Path, row: int) -> dict[str, str]:
+    """Run every check; return for each "yes", "-" if the first row has nothing, or the error."""
     results = {}
     for name, check in CHECKS.items():
         with tempfile.TemporaryDirectory() as folder:
             began = time.monotonic()
             try:
-                check(Place(python, Path(folder), shared))
-                results[name] = "yes"
+                results[name] = check(Place(python, Path(folder), shared, row=row)) or "yes"
             except CheckError as error:
                 results[name] = f"no: {error}"
         print(f"  {name} ({time.monotonic() - began:.0f} s): {results[name]}", flush=True)
@@ -118,7 +117,7 @@ def main() -> int:
     shared, rows = clear(options.folder / "shared"), []
     for release, own in pythons.items():
         print(f"torch {release}:", flush=True)
-        results = check_release(own, shared)
+        results = check_release(own, shared, len(rows))
         rows.append(
             [*describe(own).split(), *(text.partition(":")[0] for text in results.values())]
         )

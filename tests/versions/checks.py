@@ -1,6 +1,7 @@
 """What is run with each release of torch, in a new process of its environment.
 
-A check is a function of a `Place`. It returns nothing, and raises an error if something is wrong.
+A check is a function of a `Place`. It returns nothing, or what the table says instead of "yes", and
+raises an error if something is wrong.
 """
 
 import os
@@ -52,12 +53,14 @@ class Place(NamedTuple):
         folder: an empty folder for this release.
         shared: a folder that all releases share.
         end: the time at which a check is stopped; None if there is none.
+        row: of the table, from 0: how many releases ran before this one.
     """
 
     python: Path
     folder: Path
     shared: Path
     end: float | None = None
+    row: int = 0
 
     def run(self, *words: str) -> str:
         """Run Python with arguments; return what it prints.
@@ -160,17 +163,20 @@ def run_laws(place: Place) -> None:
     place.run_tests(LAWS)
 
 
-def run_move(place: Place) -> None:
-    """Resume the run that the release before has left, for one more epoch."""
+def run_move(place: Place) -> str | None:
+    """Resume the run that the release before has left, for one more epoch; the first begins it."""
     run = place.shared / "moved"
-    steps = [int(path.name[5:]) for path in run.glob("checkpoints/step-*")]
-    before = max(steps, default=0)
+    newest = max((int(path.name[5:]) for path in run.glob("checkpoints/step-*")), default=0)
+    before = place.row * STEPS
+    if newest != before:
+        raise CheckError(f"the newest checkpoint is that of step {newest}, not {before}")
     text = place.run("-m", "tests.versions.moved", str(run), str(before + STEPS))
     if text.split() != [str(before)]:
         raise CheckError(f"the run was not resumed at step {before}: {text}")
+    return None if place.row else "-"
 
 
-CHECKS: dict[str, Callable[[Place], None]] = {
+CHECKS: dict[str, Callable[[Place], str | None]] = {
     "README's first example": run_first_example,
     "README's own loop": run_session_example,
     "recipe": run_recipe,
