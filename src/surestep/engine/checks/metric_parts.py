@@ -88,12 +88,12 @@ class _Trial(NamedTuple):
     """A comparison of samples with parts of them.
 
     Attributes:
-        micro: the targets.
+        micro_batch: what has the targets.
         split: the samples and the parts.
         how: what is varied.
     """
 
-    micro: MicroBatch
+    micro_batch: MicroBatch
     split: Split
     how: str
 

@@ -103,7 +103,10 @@ class InMemory(Dataset[Any]):
                 if rows is None:
                     batch[name] = tensor[part].clone()
                 else:
-                    batch[name] = _select(tensor, rows[part])
+                    try:
+                        batch[name] = tensor.index_select(0, rows[part])
+                    except NotImplementedError as error:
+                        raise _cannot_select(tensor) from error
             yield batch if is_named else tuple(batch.values())
 
     def follow(self, dataset: Any, epoch: int) -> bool:
@@ -140,14 +143,11 @@ class InMemory(Dataset[Any]):
         """Do nothing: there are no workers."""
 
 
-def _select(tensor: Tensor, rows: Tensor) -> Tensor:
-    try:
-        return tensor.index_select(0, rows)
-    except NotImplementedError as error:
-        raise DataError(
-            f"A tensor of the data has the dtype {tensor.dtype}, whose rows torch cannot select. "
-            "Convert it with .to(torch.int64)."
-        ) from error
+def _cannot_select(tensor: Tensor) -> DataError:
+    return DataError(
+        f"A tensor of the data has the dtype {tensor.dtype}, whose rows torch cannot select. "
+        "Convert it with .to(torch.int64)."
+    )
 
 
 def _is_same_array(one: Tensor, other: Tensor) -> bool:

@@ -175,8 +175,9 @@ def _most_compared(device: torch.device) -> int:
 
 def _is_plain(parameter: nn.Parameter) -> bool:
     """Return whether a parameter has its values in memory, on this rank alone."""
-    plain = type(parameter.detach()) is Tensor and parameter.layout is torch.strided
-    return plain and not (parameter.is_meta or nn.parameter.is_lazy(parameter))
+    if nn.parameter.is_lazy(parameter) or parameter.is_meta:
+        return False
+    return type(parameter.detach()) is Tensor and parameter.layout is torch.strided
 
 
 def _limits_norm(layer: nn.Module) -> bool:
