@@ -27,7 +27,8 @@ from surestep.engine.own_generators import HOOK, is_generator
 # Bytes of one array that are compared; of a larger one as many, spread over it. And of all arrays.
 _OF_ARRAY, _OF_ALL = 2**24, 2**27
 _LISTED = 2**12  # arrays of a list that are compared
-_VALUES = (str, bytes, int, float, complex, Enum, range, slice, type(None), np.generic)
+# Not None: a generator, which is not compared, may be created in its place.
+_VALUES = (str, bytes, int, float, complex, Enum, range, slice, np.generic)
 _CONTAINERS = (list, tuple, deque, set, frozenset, Mapping)
 _ARRAYS = (Tensor, np.ndarray)
 Contents = list[tuple[str, Any]]  # paths, each with what is there: something to compare
