@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -87,6 +88,15 @@ def test_folder_that_is_not_a_run_is_rejected(surestep, folder):
     answer = surestep("resume", "nowhere")
     assert (answer.code, answer.out) == (1, "")
     assert answer.err.startswith("RunError: There is no run folder nowhere.")
+
+
+def test_advice_for_the_working_directory_can_be_typed(surestep, recipe, folder, monkeypatch):
+    """After ".", a full stop would make it another folder."""
+    surestep("train", recipe(), "--run", "r")
+    path = json.loads((folder / "r/config.json").read_text())["recipe"]["path"]
+    Path(path).rename(f"{path}.old")
+    monkeypatch.chdir(folder / "r")
+    assert surestep("resume", ".").err.endswith(": surestep train RECIPE --run .\n")
 
 
 @pytest.mark.parametrize("content", [None, ""], ids=["missing", "empty"])

@@ -31,7 +31,7 @@ def move(monkeypatch, folder):
 def command_of(answer):
     """Return the words of the command that an error says to type."""
     text = " ".join(answer.err.partition("type: ")[2].split())
-    return shlex.split(text.partition(". To resume")[0])[1:]
+    return shlex.split(text)[1:]
 
 
 def test_mirror_that_was_typed_at_the_start_is_used_again(surestep, mirror, folder):

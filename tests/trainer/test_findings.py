@@ -302,7 +302,7 @@ def test_error_of_a_rule_is_a_finding(tmp_path):
     class Broken(nn.Linear):
         def named_modules(self, *args, **kwargs):
             if self.is_done:
-                raise LookupError("no modules")
+                raise LookupError("no modules.")  # one full stop is shown
             return super().named_modules(*args, **kwargs)
 
     model = Broken(4, 3)

@@ -112,13 +112,13 @@ def check_recipe(folder: Run, allow: Collection[str], shown: str) -> Path:
     if not path.is_file():
         raise RecipeError(
             f"The recipe of {shown} is missing: {path}. Restore the file, or pass its new path: "
-            f"surestep train RECIPE --run {name}."
+            f"surestep train RECIPE --run {name}"
         )
     if INSIDE not in allow and (parent := _find_received_folder(path, folder)):
         raise RecipeError(
             f"The recipe {path} is in {parent}, a folder of surestep, which may come from anyone. "
             f"Read the file. If you trust it, pass --allow {INSIDE}, or copy it to another place: "
-            f"surestep train RECIPE --run {name}."
+            f"surestep train RECIPE --run {name}"
         )
     if sha256(path) != recorded["sha256"] and CHANGED not in allow:
         raise RecipeError(

@@ -150,7 +150,7 @@ def _check(parsed: Options) -> None:
     if not parsed.slurm:
         raise ConfigError(
             f"surestep new writes an sbatch file: type surestep new --slurm "
-            f"{shlex.quote(parsed.recipe)}."
+            f"{shlex.quote(parsed.recipe)}"
         )
     for name, value in (("nodes", parsed.nodes), ("nproc", parsed.nproc)):
         if value < 1:

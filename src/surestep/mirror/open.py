@@ -62,9 +62,9 @@ def check_typed(address: str, folder: Path) -> None:
     if link is None or not was_typed(link.id, address):
         raise ConfigError(
             f"{folder} names the mirror {address}, which was not typed on this machine, and the "
-            "folder may come from anyone. If the run may write there, type: surestep resume "
-            f"{shlex.quote(str(folder))} --checkpoint.mirror {shlex.quote(address)}. To resume "
-            "without a mirror, type: --checkpoint.mirror none."
+            "folder may come from anyone. To resume without a mirror, pass --checkpoint.mirror "
+            f"none. If the run may write there, type: surestep resume {shlex.quote(str(folder))} "
+            f"--checkpoint.mirror {shlex.quote(address)}"
         )
 
 

@@ -238,6 +238,6 @@ def _wait_for(store: Store, writer: dict[str, Any], print_line: Callable[[str], 
 def _in_use(address: str, writer: dict[str, Any]) -> RunError:
     holder = _describe_process(writer) if writer else "another process"
     return RunError(
-        f"{address} is in use by {holder}. Wait for it, stop it, or take the mirror over: surestep "
-        f"mirror release {address}. The other process then continues without it."
+        f"{address} is in use by {holder}. Wait for it, stop it, or take the mirror over, and the "
+        f"other process continues without it: surestep mirror release {address}"
     )

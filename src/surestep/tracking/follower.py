@@ -189,7 +189,7 @@ class Follower:
             tracker, folder = self.delivery.tracker.name, self.delivery.folder
             print_line(
                 f"{tracker} did not take everything that was recorded. To send the rest: surestep "
-                f"track replay {shlex.quote(str(folder))} --to {tracker}."
+                f"track replay {shlex.quote(str(folder))} --to {tracker}"
             )
 
     def _follow(self) -> None:

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from functools import cache, partial
 from typing import Any
 
+from surestep.base.secrets import describe_error
 from surestep.base.warn import warn
 from surestep.doctor.case import Case, Observed
 from surestep.doctor.data_case import DataCase, read_data
@@ -110,7 +111,7 @@ def open_data(loop: Loop, task: Task) -> DataCase | None:
     try:
         return read_data(loop, task, loop.plan)
     except Exception as error:  # of the user's objects
-        warn(f"The data could not be checked: {type(error).__name__}: {error}.")
+        warn(f"The data could not be checked: {describe_error(error)}.")
         return None
 
 
@@ -148,7 +149,7 @@ def _caught(rule: Rule, find: Callable[[], Iterable[Finding]]) -> list[Finding]:
     try:
         return list(find())
     except Exception as error:
-        text = f"This could not be checked: {type(error).__name__}: {error}."
+        text = f"This could not be checked: {describe_error(error)}."
         return [Finding(rule.code, rule.name, "info", "", 0, 1, text)]
 
 

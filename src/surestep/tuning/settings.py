@@ -18,7 +18,7 @@ from surestep.tuning.space import Space
 
 STUDY_FILE = "study.json"
 Direction = Literal["min", "max"]
-_HINT = "Put a copy of it back, or start a new study in another folder with --study."
+_HINT = "Put a copy of it back, or start a new study: surestep search RECIPE --study FOLDER"
 _NOT_COMPARED = ("name", "trials")  # a command that continues a study may have another
 
 

@@ -120,7 +120,7 @@ def open_storage(folder: Path, url: str | None, *, create: bool = True) -> BaseS
     if url is None and not (folder / JOURNAL).exists() and any((folder / "trials").glob("*/")):
         raise RunError(
             f"{folder / JOURNAL} is missing, and {folder / 'trials'} has runs. Put a copy of it "
-            "back, or start a new study in another folder with --study."
+            "back, or start a new study: surestep search RECIPE --study FOLDER"
         )
     place = folder / JOURNAL if url is None else _parse_url(url)
     if not create and (path := _path_of(place)) is not None and not path.exists():
@@ -247,13 +247,13 @@ def _explain_errors(place: str) -> Iterator[None]:
         raise ConfigError(f"{place} needs {name}. Install it: pip install {package}") from error
     except OSError as error:
         raise RunError(
-            f"{place} cannot be opened: {error.strerror or error}. Choose another folder with "
-            "--study."
+            f"{place} cannot be opened: {error.strerror or error}. Change its permissions, "
+            "or start a new study: surestep search RECIPE --study FOLDER"
         ) from error
     except Exception as error:  # of SQLAlchemy, of its driver, of Optuna or of a damaged journal
         raise RunError(
             f"{place} cannot be opened: {_first_line(error)}. Check --storage, or start a new "
-            "study in another folder with --study."
+            "study: surestep search RECIPE --study FOLDER"
         ) from error
 
 

@@ -449,7 +449,7 @@ def read_study(folder: Path, storage: str | None = None) -> SearchStudy:
     if storage is None and recorded is not None and not was_typed(settings.name, recorded):
         raise ConfigError(
             f"{folder} names the database {recorded}, which was not typed on this machine, and the "
-            f"folder may come from anyone. To read it, pass --storage {shlex.quote(recorded)}."
+            f"folder may come from anyone. To read it, pass --storage {shlex.quote(recorded)}"
         )
     opened = open_storage(folder, storage or recorded, create=False)
     return SearchStudy(folder, settings, opened, create=False)

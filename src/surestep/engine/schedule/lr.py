@@ -11,6 +11,7 @@ from numbers import Real
 from typing import Any, Literal
 
 from surestep.base.errors import TaskError
+from surestep.base.secrets import describe_error
 from surestep.engine.schedule.curves import (
     HAIR,
     anneal,
@@ -165,7 +166,7 @@ def _checked(function: UserFunction, total: int) -> Factor:
         except Exception as error:
             raise TaskError(
                 f"Task(schedule=...) failed for steps_taken={position} and total={total}: "
-                f"{type(error).__name__}: {error}. It is called as schedule(steps_taken, total)."
+                f"{describe_error(error)}. It is called as schedule(steps_taken, total)."
             ) from error
     return at
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from surestep.base.errors import CheckpointError
+from surestep.base.secrets import describe_error
 from surestep.engine.buffers import (
     differs,
     dtype_for,
@@ -108,7 +109,7 @@ def _load_callback_states(
             except Exception as error:
                 raise CheckpointError(
                     f"{name} does not take the state that {found.path} has of it: "
-                    f"{type(error).__name__}: {error}. Nothing was loaded. Correct its "
+                    f"{describe_error(error)}. Nothing was loaded. Correct its "
                     "load_state_dict(), or leave that callback out to resume without it."
                 ) from error
         yield
