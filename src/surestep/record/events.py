@@ -241,6 +241,8 @@ def read_new_events(path: Path, offset: int) -> Iterator[tuple[dict[str, Any], i
                 event = _event(path, 0, line)
                 if event is not None:
                     yield event, offset
+            if len(line) == LARGEST:
+                raise ValueError(f"it has a line of more than {LARGEST:,} bytes")
     except (OSError, ValueError) as error:
         raise unreadable_error(path, error) from error
 
