@@ -11,7 +11,13 @@ from pathlib import Path
 from tests.multi_rank.forked import run_forked
 
 def slow_on_rank_0():
-    time.sleep(0.5 * (os.environ["RANK"] == "0"))
+    pid = Path(sys.argv[1], "pid")
+    if os.environ["RANK"] == "1":
+        pid.with_suffix(".tmp").write_text(str(os.getpid()))
+        pid.with_suffix(".tmp").rename(pid)
+        return
+    while not pid.exists() or Path("/proc", pid.read_text()).exists():  # until it was reaped
+        time.sleep(0.01)
 
 def stops_on_rank_0():
     if os.environ["RANK"] == "0":

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 
 import pytest
 
@@ -118,7 +117,6 @@ def test_findings_are_printed_before_sigterm_ends_the_script(tmp_path):
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout.readline() == "trained\n"
-    time.sleep(0.1)
     os.kill(process.pid, signal.SIGTERM)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGTERM

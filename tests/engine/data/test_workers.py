@@ -180,8 +180,10 @@ class KillsWorkers(surestep.Callback):
 
     def on_backward(self, state):
         if state.progress.step == 1:
-            os.kill(workers_left()[0], signal.SIGKILL)
-            time.sleep(0.3)  # the handler of SIGCHLD runs here; torch's would raise
+            pid = workers_left()[0]
+            os.kill(pid, signal.SIGKILL)
+            # When it is dead, the handler of SIGCHLD runs here; torch's would raise.
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 def test_step_completes_if_a_worker_dies_during_it(tmp_path, monkeypatch):

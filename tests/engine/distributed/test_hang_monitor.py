@@ -3,7 +3,6 @@
 import json
 import subprocess
 import threading
-import time
 from dataclasses import asdict, replace
 
 from torch.distributed import HashStore
@@ -13,17 +12,17 @@ from surestep.engine.distributed.launcher_env import LaunchInfo
 
 
 class SlowStore(HashStore):
-    """A store whose answers take long, as over a busy network."""
+    """A store whose answers take long, as over a busy network: until `answers` is set."""
 
     def __init__(self):
         super().__init__()
         self.is_slow = False
-        self.is_called = threading.Event()
+        self.is_called, self.answers = threading.Event(), threading.Event()
 
     def set(self, key, value):
         if self.is_slow and key.startswith("status/"):
             self.is_called.set()
-            time.sleep(0.2)
+            self.answers.wait(60)
         super().set(key, value)
 
 
@@ -31,8 +30,15 @@ def list_threads():
     return [thread for thread in threading.enumerate() if thread.name == "surestep-monitor"]
 
 
-def test_stopped_monitor_leaves_no_thread_in_a_call_of_the_store():
+def test_stopped_monitor_leaves_no_thread_in_a_call_of_the_store(monkeypatch):
     """A thread that returns from C++ when Python has ended aborts the process."""
+    join = threading.Thread.join
+
+    def answer_and_join(self, timeout=None):
+        store.answers.set()  # only now that it is waited for
+        join(self, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", answer_and_join)
     store = SlowStore()
     monitor = HangMonitor(
         LaunchInfo(), lambda: store, GroupTimeouts(1.0, 1.0), n_collectives=lambda: 0

@@ -164,15 +164,23 @@ def test_rank_that_finishes_its_step_is_not_ended(monkeypatch):
     monkeypatch.setattr(stop_signals, "_POLL_S", 0.01)
     monkeypatch.setattr(stop_signals, "_AT_MOST_S", 0.01)
     monkeypatch.setattr(stop_signals, "has_agent", lambda: True)
-    ids, late = iter([1, 2]), threading.Event()
+    ids, late, asked = iter([1, 2]), threading.Event(), []
+
+    class Finishes(StopSignals):
+        finishes_step = property(lambda self: asked.append(1) or True, lambda self, value: None)
+
+    def wait_until(holds):
+        end = time.monotonic() + 60
+        while not holds() and time.monotonic() < end:
+            time.sleep(0.001)
+        return holds()
+
     monkeypatch.setattr(os, "getppid", lambda: next(ids, 2))
     monkeypatch.setattr(os, "_exit", lambda code: late.set())
     with StopSignals(lambda name: None) as outer:
-        with StopSignals(lambda name: None, finishes_step=True) as signals:
-            end = time.monotonic() + 60
-            while not signals.received and time.monotonic() < end:
-                time.sleep(0.01)
-            assert signals.received == ["SIGTERM"]
-            assert not late.wait(0.2)
+        with Finishes(lambda name: None) as signals:
+            assert wait_until(lambda: signals.received == ["SIGTERM"])
+            assert wait_until(lambda: len(asked) > 2)
+            assert not late.is_set()
         assert late.wait(60)
     assert outer.received == ["SIGTERM"]
