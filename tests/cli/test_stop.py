@@ -96,6 +96,34 @@ def test_signal_after_the_end_does_not_say_how_to_resume(recipe, folder, place):
     finish(folder, *words)
 
 
+def test_signal_after_the_end_of_a_resume_does_not_say_how_to_resume(recipe, folder):
+    finish(folder, "train", recipe(RECIPE), "--run", "r")
+    for number, code in [(signal.SIGTERM, 75), (signal.SIGINT, 130)]:
+        place = "surestep.cli.resume.report"
+        stopped = run_forked(folder, "resume", "r", first=send(place, number))
+        assert (stopped.returncode, stopped.stdout) == (code, "")
+        ended = "Training had ended when SIGTERM arrived.\n"
+        assert stopped.stderr.endswith(ended if code == 75 else "")
+        assert "began" not in stopped.stderr
+        assert "Resume with" not in stopped.stderr
+        assert Run(folder / "r").status["status"] == "finished"
+
+
+@pytest.mark.slow("starts a trial in a process of its own")
+def test_signal_after_the_end_of_a_search_does_not_say_how_to_resume(recipe, folder):
+    (folder / "space.toml").write_text('"optim.lr" = "log(1e-3, 1e-1)"\n')
+    words = ("search", recipe(RECIPE), "--space", "space.toml", "--trials", "1", "--study", "s")
+    for number, code in [(signal.SIGTERM, 75), (signal.SIGINT, 130)]:
+        stopped = run_forked(
+            folder, *words, first=send("surestep.cli.search._print_result", number)
+        )
+        assert (stopped.returncode, stopped.stdout) == (code, "")
+        ended = "Training had ended when SIGTERM arrived.\n"
+        assert stopped.stderr.endswith(ended if code == 75 else "")
+        assert "began" not in stopped.stderr
+        assert "Resume with" not in stopped.stderr
+
+
 def test_signal_in_the_last_step_does_not_say_how_to_resume(recipe, folder):
     place = "surestep.trainer.fit._finish"
     stopped = run_forked(folder, "train", recipe(RECIPE), "--run", "r", first=send(place, 15))
