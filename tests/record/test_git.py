@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import surestep
-from surestep.record.git import read_commit
+from surestep.record.git import _ask, read_commit
 from surestep.record.run_writer import collect_environment
 from tests import tiny
 
@@ -133,6 +133,27 @@ def test_configuration_of_a_repository_runs_nothing(repository, make):
     words = ["git", "status", "--porcelain=v2"]
     subprocess.run(words, cwd=repository, capture_output=True, check=False, timeout=60)
     assert set(repository.parent.iterdir()) > before, "git itself does not run it"
+
+
+def test_hook_does_not_run_when_git_writes(repository):
+    """`git status` writes nothing here; another command may."""
+    before = set(repository.parent.iterdir())
+    make_hook(repository)
+    _ask(repository, "update-index", "--refresh")
+    assert set(repository.parent.iterdir()) == before
+    os.utime(repository / "a", (1, 1))
+    git(repository, "update-index", "--refresh")
+    assert set(repository.parent.iterdir()) > before, "git itself does not run it"
+
+
+def test_folder_that_is_a_bare_repository_is_not_one(repository):
+    """It may lie among the files of any other repository, which git clones."""
+    (repository / ".git").rename(folder := repository.parent / "bare")
+    for name, value in (("core.bare", "false"), ("core.worktree", repository)):
+        subprocess.run(["git", "config", "-f", folder / "config", name, value], check=True)
+    head = ["git", "rev-parse", "HEAD"]
+    assert len(subprocess.check_output(head, cwd=folder).strip()) == 40
+    assert read_commit(folder) is None
 
 
 def test_filtered_file_that_is_changed_is_found(repository):
