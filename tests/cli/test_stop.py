@@ -189,14 +189,18 @@ import surestep.base.noted_signals
 sys.addaudithook(hook)
 sys.argv = ["surestep", *sys.argv[1:]]
 from surestep.__main__ import main
-sys.exit(main())
+code = main()
+sys.exit(code if {whole!r} <= set(sys.modules) else "an import was interrupted")
 """
 BEGAN = "Stopped by {} before training began. Run the same command again.\n"
 
 
-def interrupt_import(number, modules, *words, before="signal.default_int_handler"):
-    """Run a command that gets a signal when it imports the first of these modules."""
-    script = IN_IMPORT.format(number=int(number), modules=modules, before=before)
+def interrupt_import(number, modules, *words, before="signal.default_int_handler", whole=()):
+    """Run a command that gets a signal when it imports the first of these modules.
+
+    It fails if it has not imported the modules of `whole` by its end.
+    """
+    script = IN_IMPORT.format(number=int(number), modules=modules, before=before, whole=set(whole))
     return subprocess.run(
         [sys.executable, "-c", script, *words],
         capture_output=True,
@@ -234,11 +238,13 @@ def test_ctrl_c_that_a_shell_lets_background_processes_ignore_stops_a_command(re
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-# numpy is imported by torch, which loses the error of Ctrl-C.
+# numpy is imported by torch's C++ code, which loses the error of Ctrl-C.
 @pytest.mark.slow("imports torch in processes of its own")
+@pytest.mark.parametrize("module", ["numpy", "torch.nn"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_while_torch_is_imported_is_not_lost(recipe, folder, number):
-    stopped = interrupt_import(number, "numpy", "train", recipe(RECIPE), "--run", "r")
+def test_signal_while_torch_is_imported_is_not_lost(recipe, folder, number, module):
+    words, whole = ("train", recipe(RECIPE), "--run", "r"), ("torch", "numpy")
+    stopped = interrupt_import(number, module, *words, whole=whole)
     assert (stopped.returncode, stopped.stdout) == (130 if number == 2 else 75, "")
     assert stopped.stderr == ("" if number == 2 else BEGAN.format("SIGTERM"))
     assert not os.path.exists("r")
