@@ -125,6 +125,13 @@ def test_threads_open_nothing_and_can_close():
 
 def be_rank(write, act):
     """Be a rank whose launcher was killed while it waits; write how it ends."""
+
+    def fail(*_):
+        os.write(write, b"was not ended")
+        os._exit(1)
+
+    signal.signal(signal.SIGALRM, fail)
+    signal.alarm(20)
     try:
         with StopSignals(act):
             os.write(write, b"waits ")
