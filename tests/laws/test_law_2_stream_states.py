@@ -407,8 +407,8 @@ def take_state_after_prefetch(patch):
 def restart_numbering(patch):
     own = own_state.StreamStateTracker.start
 
-    def begin(self, stream, epoch):
-        found = own(self, stream, epoch)
+    def begin(self, stream, epoch, **more):
+        found = own(self, stream, epoch, **more)
         self.read = 0
         return found
 

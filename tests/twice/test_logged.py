@@ -100,6 +100,7 @@ class Recomputed(nn.Module):
         return self.last(checkpoint(self.part, x, use_reentrant=self.reentrant))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.utils.checkpoint hides some")
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("size", [7, 3, 2])
 def test_value_that_a_recomputed_forward_logs_again_is_of_its_own_step(size, reentrant) -> None:
