@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+import surestep
 from surestep.engine.distributed.communicator import ALONE
 from surestep.engine.state.state import BestMetric
 from surestep.trainer.best_metric import TopK, measure_on
@@ -65,3 +66,20 @@ def test_best_of_a_version_with_other_seeds_counts_only_for_tensors(val, is_kept
     assert measure_on(plan, state, described, tiny.task(val=val)) is not is_kept
     assert best.best == (0.5 if is_kept else None)
     assert not measure_on(plan, state, described, tiny.task(val=val))
+
+
+class WorseMetric(surestep.Callback):
+    """Changes the metrics that it is given."""
+
+    def on_evaluate(self, state, metrics):
+        metrics["val/loss"] += 1
+
+
+def test_callback_that_changes_its_metrics_does_not_change_those_of_the_run(tmp_path):
+    found = []
+    for name, callbacks in {"plain": [], "changing": [WorseMetric()]}.items():
+        task, config = tiny.task(val=tiny.data(8, seed=1)), tiny.config(epochs=2)
+        run = surestep.Trainer(task, config, run=tmp_path / name, callbacks=callbacks).fit()
+        found.append(run.best)
+    assert found[0].step == found[1].step
+    assert found[0].metrics == found[1].metrics

@@ -227,7 +227,7 @@ class Session:
         self._recorder.event("evaluation", step=step, metrics=metrics, measured=measured)
         if split is None and not self.is_evaluated:
             best = self.state.best
-            best.latest, best.latest_step, best.measured = metrics, step, measured
+            best.latest, best.latest_step, best.measured = dict(metrics), step, measured
             best.is_due = False
             self.saving.step = None  # a checkpoint of this step does not have the metrics
             for line in update_best(self.plan, self.state, metrics, self.loop.parts.schedule.peak):

@@ -81,7 +81,7 @@ def test_only_the_last_are_preserved_without_a_metric(tmp_path):
 
 def saved_at(folder, state, step, keep_every):
     """Save a step and prune, as a run does."""
-    state.progress = state.progress._replace(step=step, steps_taken=step)
+    state.progress = state.progress._replace(step=step, steps_taken=step, items=8.0 * step)
     save_checkpoint(folder, state)
     prune(folder, RetentionPolicy(1, 0, None, "min", keep_every=keep_every))
 

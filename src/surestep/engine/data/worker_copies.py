@@ -27,7 +27,7 @@ from surestep.engine.own_generators import HOOK, is_generator
 # Bytes of one array that are compared; of a larger one as many, spread over it. And of all arrays.
 _OF_ARRAY, _OF_ALL = 2**24, 2**27
 _LISTED = 2**12  # arrays of a list that are compared
-# Not None: a generator, which is not compared, may be created in its place.
+# Not None: a generator, which is not compared, may be created later.
 _VALUES = (str, bytes, int, float, complex, Enum, range, slice, np.generic)
 _CONTAINERS = (list, tuple, deque, set, frozenset, Mapping)
 _ARRAYS = (Tensor, np.ndarray)
