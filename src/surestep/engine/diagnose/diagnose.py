@@ -201,7 +201,7 @@ def preserve_state(parts: StepContext) -> Iterator[None]:
     """
     model, state = parts.state.model, parts.state
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
-    hooks, generators = parts.on_backward, parts.generators
+    hooks, generators = (parts.on_backward, parts.after_first_backward), parts.generators
     is_seeded = generators.seeded
     updates = parts.custom_update is not None
     snapshots: list[OptimizerSnapshot | WeightSnapshot] = []
@@ -219,11 +219,12 @@ def preserve_state(parts: StepContext) -> Iterator[None]:
         stack.enter_context(_without_hooks(*state.optimizers.values()))
         for schedule in state.schedules.values():
             stack.enter_context(schedule.preserve())
-        parts.on_backward, generators.seeded = [], True  # the step may be the first of a process
+        parts.on_backward, parts.after_first_backward = [], None
+        generators.seeded = True  # the step may be the first of a process
         try:
             yield
         finally:
-            parts.on_backward, generators.seeded = hooks, is_seeded
+            (parts.on_backward, parts.after_first_backward), generators.seeded = hooks, is_seeded
             pop_logged()
             for snapshot in snapshots:
                 snapshot.restore()
