@@ -1,6 +1,7 @@
 """The pages about rules show what the rules are."""
 
 import re
+import sys
 from pathlib import Path
 
 import yaml
@@ -36,6 +37,7 @@ def test_page_of_watch_shows_its_output(tmp_path, monkeypatch, capsys):
     (script,) = re.findall(r"```python\n(# train\.py\n.*?)```", PAGE, re.DOTALL)
     (shown,) = re.findall(r"```console\n\$ surestep watch train\.py\n(.*?)```", PAGE, re.DOTALL)
     Path("train.py").write_text(script)
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     assert main(["watch", "train.py"]) == 0
     assert capsys.readouterr().err == shown
 

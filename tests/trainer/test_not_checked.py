@@ -6,10 +6,17 @@ import pytest
 import torch
 
 from surestep.engine.plan.not_checked import not_checked
+from surestep.trainer import run_identity
 from tests import tiny
 
 X, Y = tiny.data(9)
 ROWS = [(x, y.repeat(1 + row % 3)) for row, (x, y) in enumerate(zip(X, Y, strict=True))]
+
+
+@pytest.fixture(autouse=True)
+def forget_modules_of_other_tests(monkeypatch):
+    """The files of modules that they imported may be deleted, and then cannot be checked."""
+    monkeypatch.setattr(run_identity, "_user_files", dict)
 
 
 def join(samples):

@@ -56,8 +56,8 @@ def describe_missing(runs: Iterable[Path]) -> list[str]:
 def _list_trackers(run: Path) -> list[str]:
     """Return the trackers of a run by name; none if it failed before it had a Plan."""
     path = run / "plan.json"
-    plan = read_json(path, PLAN) if path.exists() else {}
-    return list(plan.get("logging.trackers") or ())
+    options = read_json(path, PLAN) if path.exists() else {}
+    return list(options.get("logging.trackers") or ())
 
 
 def _is_missing_events(run: Path, tracker: str) -> bool:

@@ -177,6 +177,19 @@ def fail_without_text(*_, **__):
     raise NoText
 
 
+@pytest.fixture
+def restored_hooks():
+    """Remove the hooks of all modules that a test leaves."""
+    found = {name: value for name, value in vars(nn.modules.module).items() if "hooks" in name}
+    found = {name: value.copy() for name, value in found.items() if isinstance(value, dict)}
+    yield
+    for name, value in found.items():
+        hooks = getattr(nn.modules.module, name)
+        hooks.clear()
+        hooks.update(value)
+
+
+@pytest.mark.usefixtures("restored_hooks")
 def test_fault_in_stopping_the_watching_does_not_end_the_script(monkeypatch, run, alone):
     monkeypatch.setattr(listeners.Listeners, "stop", fail)
     monkeypatch.setattr(*CALL, fail_for("on_step"))
