@@ -52,6 +52,7 @@ SLOW = {
     ),
     "tests/doctor/test_planted.py::test_planted_mistakes_are_found": ("runs hundreds of scripts"),
     "tests/doctor/watch/test_neutrality.py::test_default_device_is_kept": LAUNCHES,
+    "tests/doctor/watch/test_rules.py::test_good_example_runs": "runs each correct example",
     "tests/engine/checks/test_additivity.py::test_no_registered_or_torch_loss_is_rejected": PRODUCT,
     "tests/engine/checks/test_metric_parts.py::test_metric_that_is_a_mean_is_accepted": PRODUCT,
     "tests/engine/data/others/": "needs datasets, torchdata and webdataset",
@@ -78,6 +79,7 @@ SLOW = {
     "tests/engine/test_plugins.py::test_plugin_option_is": LAUNCHES,
     "tests/engine/test_plugins.py::test_plugins_train_by_name": ("trains in a process of its own"),
     "tests/gpu/": "needs an accelerator",
+    "tests/laws/test_changing_buffers.py::test_killed_run": KILLS,
     "tests/laws/test_independence.py::test_draws_of_a_run_are_independent[a stream of workers]": (
         LOADS_IN_WORKERS
     ),
