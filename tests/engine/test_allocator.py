@@ -3,9 +3,11 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import surestep
 from surestep.engine.allocator import Allocator, read_allocator
 from tests.needs import needs_compiler
 from tests.tiny import FACTS, GPU, decide
@@ -146,11 +148,24 @@ def test_preloaded_allocator_is_named(tmp_path):
     source, library = tmp_path / "own.c", tmp_path / "libownmalloc.so.1"
     source.write_text(
         "#include <stddef.h>\n"
-        "extern void *__libc_malloc(size_t);\n"
+        "extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t);\n"
         "void *malloc(size_t size) { return __libc_malloc(size); }\n"
+        "void *calloc(size_t count, size_t size) { return __libc_calloc(count, size); }\n"
     )
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)
     assert run(READ, LD_PRELOAD=str(library)) == ["libownmalloc.so.1", []]
+
+
+@needs_glibc
+def test_python_of_the_system_has_the_allocator_of_glibc():
+    """Debian's is at a fixed address, so it has a stub of malloc, which is not in glibc's file."""
+    python, source = Path("/usr/bin/python3"), Path(surestep.__file__).parents[1]
+    check = "import sys; sys.exit(sys.version_info < (3, 11))"
+    if not python.exists() or subprocess.run([python, "-c", check]).returncode:
+        pytest.skip("the system has no Python 3.11 or later")
+    code = f"import sys\nsys.path.insert(0, {str(source)!r})\n{READ}"
+    found = subprocess.run([python, "-IS", "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(found.stdout) == ["glibc", []]
 
 
 @needs_huge_pages

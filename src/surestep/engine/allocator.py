@@ -140,8 +140,11 @@ def _name() -> str:
     if not is_glibc:
         return "that of another C library"
     program, symbol = ctypes.CDLL(None), _Symbol()
-    address = ctypes.cast(program.malloc, ctypes.c_void_p)
-    if not program.dladdr(address, ctypes.byref(symbol)):
-        return "not known"
-    file = Path(os.fsdecode(symbol.file)).name
-    return "glibc" if file.startswith("libc.") or file.startswith("libc-") else file
+    # Not malloc: a Python at a fixed address, as Debian's, has a stub of it. Allocators replace all.
+    for function in (program.calloc, program.posix_memalign):
+        if not program.dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(symbol)):
+            return "not known"
+        file = Path(os.fsdecode(symbol.file)).name
+        if not file.startswith(("libc.", "libc-")):
+            return file
+    return "glibc"
