@@ -36,7 +36,8 @@ NAMES = [
     (torch.nn.modules.batchnorm, "_BatchNorm"),
 ]
 PRIVATE = re.compile(
-    r"torch(\.\w+)*\.(_C\b|_[a-z])|from torch.* import .*\b_[A-Za-z]|\._is_initial"
+    r"torch(\.\w+)*\.(_C\b|_[a-z])|from torch.* import .*\b_[A-Za-z]"
+    r"|\._is_initial|\._init_scale|\._per_optimizer"
 )
 
 
@@ -129,6 +130,33 @@ def test_without_versions_of_tensors_the_rules_that_need_none_find_mistakes(monk
     assert results == [alone]
     assert "SS101" in report.failures
     assert "SS601" in {finding.rule for finding in report.findings}
+
+
+def test_scaler_without_private_names_has_no_stages_and_no_first_scale():
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    assert (private.list_scaler_stages(scaler), private.read_first_scale(scaler)) == ({}, 8.0)
+    assert (private.list_scaler_stages(object()), private.read_first_scale(object())) == (None,) * 2
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_clipping_is_not_judged_if_the_stages_of_a_scaler_are_not_known(monkeypatch, knows):
+    def clip_before_unscaling():
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu")
+        for _ in range(30):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(4, 2)).sum()).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+
+    if not knows:
+        monkeypatch.setattr(private, "list_scaler_stages", lambda scaler: None)
+    watch = Watch(load_rules())
+    watch.run(clip_before_unscaling)
+    found = {finding.rule for finding in watch.report().findings}
+    assert ("SS105" in found) == knows
 
 
 def test_private_names_of_torch_are_read_in_one_module():

@@ -5,6 +5,7 @@ import importlib
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,10 +14,12 @@ from torch.autograd import graph, profiler
 from torch.distributed import distributed_c10d
 
 import surestep
-from surestep.base.errors import ParallelError
+from surestep.base.errors import ConfigError, ParallelError, SurestepError
 from surestep.engine import private
 from surestep.engine.data import workers
 from surestep.engine.distributed.hang_monitor import GroupTimeouts
+from surestep.engine.model import forward_errors
+from surestep.engine.model.compile import compile_model, disable_compile, unwrap_compiled
 from surestep.engine.parallel import single
 from tests import tiny
 
@@ -28,7 +31,7 @@ NAMES = [
     (profiler, "_is_profiler_enabled"),
     (torch._C, "_current_autograd_node"),
 ]
-PRIVATE = re.compile(r"torch(\.\w+)*\.(_C\b|_[a-z])|from torch\S* import .*\b_\w")
+PRIVATE = re.compile(r"torch(\.\w+)*\.(_C\b|_[a-z])|from torch\S* import .*\b_\w|\bnn\.\w+\._[a-z]")
 DOCUMENTED = "torch.utils._python_dispatch"  # torch's documentation names this module
 
 
@@ -106,6 +109,31 @@ def test_timeouts_stay_if_torch_cannot_change_them(without):
 def test_graphs_are_not_counted_if_torch_does_not_report_them(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", None)
     assert private.count_graphs() == 0
+
+
+def test_modules_are_not_compiled_in_place_without_their_private_names(monkeypatch):
+    compiled = torch.nn.Module()  # as torch.compile wraps a module
+    compiled.add_module("_orig_mod", torch.nn.Linear(1, 1))
+    monkeypatch.setattr(private, "can_compile_in_place", False)
+    with pytest.raises(ConfigError, match="Set compile=False"):
+        unwrap_compiled(compiled)
+    with (
+        pytest.raises(ConfigError, match="Set compile=False"),
+        compile_model(torch.nn.Linear(1, 1), SimpleNamespace(compile="default"), in_blocks=False),
+    ):
+        pass
+    with disable_compile(torch.nn.Linear(1, 1)):
+        pass
+
+
+def test_error_of_a_forward_names_no_module_without_the_call_of_modules(monkeypatch, tmp_path):
+    parts = {"model": torch.nn.Linear(3, 3)}
+    with pytest.raises(SurestepError, match=r"module 'Linear'|module Linear|\(Linear\)"):
+        tiny.fit(tmp_path / "named", parts)
+    monkeypatch.setattr(forward_errors, "_CALL", None)
+    with pytest.raises(SurestepError) as failed:
+        tiny.fit(tmp_path / "unnamed", parts)
+    assert "Linear" not in str(failed.value)
 
 
 def test_private_names_of_torch_are_read_in_one_module():

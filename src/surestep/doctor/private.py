@@ -76,6 +76,17 @@ foreach_norm = find_name(
 functional_collectives = find_name("torch.distributed._functional_collectives", instead=None)
 
 
+def list_scaler_stages(scaler: Any) -> dict[int, str] | None:
+    """Return "READY", "UNSCALED" or "STEPPED" by the id of an optimizer; None if not known."""
+    states = getattr(scaler, "_per_optimizer_states", None)
+    return None if states is None else {key: state["stage"].name for key, state in states.items()}
+
+
+def read_first_scale(scaler: Any) -> float | None:
+    """Return the scale that a GradScaler was made with; None if it is not known."""
+    return getattr(scaler, "_init_scale", None)
+
+
 def count_graphs() -> int:
     """Return how many graphs torch.compile has made; 0 if torch does not report it."""
     counters = find_name("torch._dynamo.utils:counters", instead={"stats": {"unique_graphs": 0}})

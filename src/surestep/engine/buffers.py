@@ -5,11 +5,13 @@ Those that differ from their first values are part of the State.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError
+from surestep.engine import private
 
 Slot = tuple[str, nn.Module, str]  # the full name, the owner, and its name there
 _WORDS = {1: torch.uint8, 2: torch.int16}
@@ -71,14 +73,18 @@ def may_change(owner: nn.Module) -> bool:
 
     The layers of torch never do, so a different shape there is that of a different model.
     """
-    home, loading = type(owner).__module__, type(owner)._load_from_state_dict
+    home, loading = type(owner).__module__, _loading_of(owner)
     is_container = type(owner) in _CONTAINERS or not home.startswith(_LAYERS)
     return is_container and (has_plain_loading(owner) or not loading.__module__.startswith(_LAYERS))
 
 
 def has_plain_loading(owner: nn.Module) -> bool:
     """Return whether a module loads its buffers as torch does, by a copy into each."""
-    return type(owner)._load_from_state_dict is nn.Module._load_from_state_dict
+    return _loading_of(owner) is private.load_from_state_dict
+
+
+def _loading_of(owner: nn.Module) -> Any:
+    return getattr(type(owner), "_load_from_state_dict", None)
 
 
 Slots = Callable[[nn.Module], Iterator[Slot]]

@@ -98,8 +98,12 @@ class Watch(Watcher):
         # Without a limit the norm is only measured; a large one is multiplied with the scale.
         if scaler is None or limit >= _LARGE_LIMIT:
             return
-        states = scaler._per_optimizer_states
-        unscaled = [key for key, state in states.items() if state["stage"].name != "READY"]
+        from surestep.doctor import private
+
+        stages = private.list_scaler_stages(scaler)
+        if stages is None:
+            return
+        unscaled = [key for key, stage in stages.items() if stage != "READY"]
         ids = frozenset(map(id, parameters))
         self._clip = _Clip(run.locate(), run.backwards, ids, frozenset(unscaled))
 

@@ -226,7 +226,10 @@ class Watch(ResumeWatcher):
     def _has_first_scale(self, scaler: Any) -> bool:
         """Return whether a scaler starts at torch's scale, and no entry was one to restore."""
         names = () if self.training.loaded is None else self.training.loaded.names
-        return scaler._init_scale == 2.0**16 and not any(_SCALE.search(str(n)) for n in names)
+        from surestep.doctor import private
+
+        is_first = private.read_first_scale(scaler) == 2.0**16
+        return is_first and not any(_SCALE.search(str(n)) for n in names)
 
     def observe(self, run: Run) -> Iterator[Observation]:
         for fresh in self._fresh:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from surestep.base.errors import ConfigError
 from surestep.engine import private
 from surestep.engine.model.activation_checkpointing import replace_forward
 from surestep.engine.model.layers import blocks_of
@@ -35,6 +36,7 @@ def unwrap_compiled(model: nn.Module) -> nn.Module:
 
 
 def _unwrap(wrapper: Any) -> nn.Module:
+    _check_in_place()
     inner = unwrap_module(wrapper)
     inner._compiled_call_impl = wrapper.dynamo_ctx(_framed(inner))
     return inner
@@ -45,6 +47,14 @@ def unwrap_module(module: nn.Module) -> nn.Module:
     while _WRAPPED in module._modules:
         module = module.get_submodule(_WRAPPED)
     return module
+
+
+def _check_in_place() -> None:
+    if not private.can_compile_in_place:
+        raise ConfigError(
+            f"torch {torch.__version__} does not compile modules in place as surestep needs it. "
+            "Set compile=False, and pass a model without torch.compile()."
+        )
 
 
 def _framed(module: nn.Module) -> Callable[..., Any]:
@@ -64,7 +74,8 @@ def _framed(module: nn.Module) -> Callable[..., Any]:
 @contextmanager
 def disable_compile(model: nn.Module) -> Iterator[None]:
     """Run the model uncompiled: dynamo gives up for good on code under a dispatch mode."""
-    kept = {m: m._compiled_call_impl for m in model.modules() if m._compiled_call_impl is not None}
+    calls = {m: getattr(m, "_compiled_call_impl", None) for m in model.modules()}
+    kept = {module: call for module, call in calls.items() if call is not None}
     for module in kept:
         module._compiled_call_impl = None
     try:
@@ -83,6 +94,7 @@ def compile_model(model: nn.Module, plan: Plan, *, in_blocks: bool) -> Iterator[
     if plan.compile == "off":
         yield
         return
+    _check_in_place()
     parts = [model]
     if in_blocks:
         parts = [model.get_submodule(name) for name in plan.parallel_wrap_policy] or parts

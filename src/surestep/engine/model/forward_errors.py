@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import DataError
+from surestep.engine import private
 from surestep.engine.batch import MicroBatch, describe_tensors, flatten_tensors
 from surestep.engine.modes import needs_gradient_hint
 
-_CALL = nn.Module._call_impl.__code__
+_CALL = getattr(private.call_module, "__code__", None)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 FAILURES = (RuntimeError, TypeError, ValueError, IndexError)
 OTHER_LAYER = (
