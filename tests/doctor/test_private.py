@@ -133,9 +133,13 @@ def test_without_versions_of_tensors_the_rules_that_need_none_find_mistakes(monk
 
 
 def test_scaler_without_private_names_has_no_stages_and_no_first_scale():
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    assert (private.list_scaler_stages(scaler), private.read_first_scale(scaler)) == ({}, 8.0)
-    assert (private.list_scaler_stages(object()), private.read_first_scale(object())) == (None,) * 2
+    scaler = torch.amp.GradScaler("cpu")
+    assert (private.list_scaler_stages(scaler), private.has_first_scale(scaler)) == ({}, True)
+    assert (private.list_scaler_stages(object()), private.has_first_scale(object())) == (
+        None,
+        False,
+    )
+    assert not private.has_first_scale(torch.amp.GradScaler("cpu", init_scale=8.0))
 
 
 @pytest.mark.parametrize("knows", [True, False])

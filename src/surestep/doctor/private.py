@@ -82,9 +82,9 @@ def list_scaler_stages(scaler: Any) -> dict[int, str] | None:
     return None if states is None else {key: state["stage"].name for key, state in states.items()}
 
 
-def read_first_scale(scaler: Any) -> float | None:
-    """Return the scale that a GradScaler was made with; None if it is not known."""
-    return getattr(scaler, "_init_scale", None)
+def has_first_scale(scaler: Any) -> bool:
+    """Return whether a GradScaler was made with torch's scale; False if that is not known."""
+    return getattr(scaler, "_init_scale", None) == 2.0**16
 
 
 def count_graphs() -> int:

@@ -140,7 +140,7 @@ def _name() -> str:
     if not is_glibc:
         return "that of another C library"
     program, symbol = ctypes.CDLL(None), _Symbol()
-    # Not malloc, which allocators replace too: Debian's Python, at a fixed address, has a stub of it.
+    # Not malloc: Debian's Python, at a fixed address, has a stub of it. Allocators have these too.
     for function in (program.calloc, program.posix_memalign):
         if not program.dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(symbol)):
             return "not known"

@@ -25,6 +25,7 @@ from surestep.doctor.runtime.resumes import (
     Parameters,
     ResumeWatcher,
     Training,
+    has_first_scale,
     list_first,
     read_options,
     trains,
@@ -220,16 +221,10 @@ class Watch(ResumeWatcher):
         fresh = self._of.get(scaler)
         if fresh is not None:
             fresh.is_kept |= bool(fresh.training.series)
-        elif self._has_just_resumed(optimizer) and self._has_first_scale(scaler):
+        elif self._has_just_resumed(optimizer) and has_first_scale(scaler):
+            if any(_SCALE.search(str(name)) for name in loaded.names):
+                return  # of an entry that may restore it
             self._add(scaler, is_known=True)
-
-    def _has_first_scale(self, scaler: Any) -> bool:
-        """Return whether a scaler starts at torch's scale, and no entry was one to restore."""
-        names = () if self.training.loaded is None else self.training.loaded.names
-        from surestep.doctor import private
-
-        is_first = private.read_first_scale(scaler) == 2.0**16
-        return is_first and not any(_SCALE.search(str(n)) for n in names)
 
     def observe(self, run: Run) -> Iterator[Observation]:
         for fresh in self._fresh:
