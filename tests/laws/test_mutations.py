@@ -165,6 +165,12 @@ def by_history(owner: Any, name: str) -> Callable[[Patch], None]:
     return instead(owner, name, nothing)
 
 
+def all_draw_by_history(patch: Patch) -> None:
+    """The model and callbacks draw from one sequence."""
+    by_history(rng.ModelRNG, "seed_for")(patch)
+    instead(rng.SeparateRNG, "call", lambda _, step, function, *args: function(*args))(patch)
+
+
 def seed_as_torch(seed: int) -> None:
     np.random.seed(seed % 2**32)
     random.seed(seed)
@@ -481,7 +487,7 @@ MUTATIONS = [
         ),
         (
             "dropout by history",
-            by_history(rng.ModelRNG, "seed_for"),
+            all_draw_by_history,
             lambda folder: check_callback(folder, "on_step", None),
         ),
         ("augmentation by history", by_history(sources, "seed_sample"), check_workers),
@@ -614,7 +620,7 @@ MUTATIONS = [
             "a pickle is read where one lies",
             after(
                 discovery,
-                "read_info",
+                "read_record",
                 lambda found, path: (_unpickle(path / "model.pkl"), found)[1],
             ),
             lambda folder: check_reading(folder, ("ckpt", "list", "run")),

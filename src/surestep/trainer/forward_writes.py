@@ -24,6 +24,7 @@ def restore_writes(writes: ForwardWrites, loop: Loop) -> None:
     parts, world = loop.parts, loop.world
     is_manual = parts.custom_update not in (None, lbfgs_update)
     check_same_writes(world, writes)
+    writes.leave_out_sharded(parts.state.model)
     writes.list_not_checked(is_manual=is_manual)
     parts.writes = writes.possible
     modules = parts.state.model, own_module(parts.loss)

@@ -51,14 +51,19 @@ class ForwardWrites(DispatchMode):
         slots = [slot for slot in every if _is_plain(parameter_of(slot))]
         self.weights = sum(parameter_of(slot).numel() for slot in slots)
         self.compared, self.not_compared = _choose_compared(slots, len(every) - len(slots))
-        if is_model_sharded(model):
-            self.compared, self.not_compared = [], {"they are sharded": len(every)}
         self.slots = [slot for slot in slots if _limits_norm(slot[1])]
         self.limited = [slot[0] for slot in every if _limits_norm(slot[1])]
         self.digests: dict[str, str] = {}
         self._by_address: dict[int, list[Slot]] = {}
         for slot in slots:
             self._by_address.setdefault(_address(parameter_of(slot)), []).append(slot)
+        self.leave_out_sharded(model)
+
+    def leave_out_sharded(self, model: nn.Module) -> None:
+        """Compare and restore no parameters if a strategy has sharded those of the model."""
+        if is_model_sharded(model):
+            self.not_compared = {"they are sharded": len(list(model.parameters()))}
+            self.compared, self.slots = [], []
 
     @property
     def possible(self) -> list[Slot]:
