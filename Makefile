@@ -13,7 +13,7 @@ SLOW_TESTERS ?= 3
 demo: $(VENV)/.demo
 	$(BIN)/surestep train digits
 
-# Four to five minutes on two cores. Needs no compiler and no library beyond the extra `dev`.
+# Four minutes on two cores. Needs no compiler and no library beyond the extra `dev`.
 # mypy needs one core only, so it runs beside the tests.
 test: $(VENV)/.dev
 	$(BIN)/ruff format --check .
