@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from surestep.base.warn import warn
+from surestep.engine.buffers import version_of
 from surestep.engine.object_search import MEMBERS, Root, members_of, search_objects
 from surestep.engine.own_generators import HOOK, is_generator
 
@@ -170,18 +171,18 @@ class _Arrays:
 
     def _describe_tensor(self, tensor: Tensor) -> tuple[Any, ...]:
         if tensor.layout is not torch.strided or tensor.is_quantized:
-            return tensor.layout, tensor.shape, _version(tensor)
+            return tensor.layout, tensor.shape, version_of(tensor)
         place = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
         if tensor.device.type != "cpu":
-            return (*place, _version(tensor))
+            return (*place, version_of(tensor))
         if tensor.is_shared():
             return place  # workers read the same memory
         with torch.no_grad():
             flat = tensor.detach().resolve_conj().resolve_neg()
         if not flat.is_contiguous():
-            return (*place, _version(tensor))
+            return (*place, version_of(tensor))
         flat = flat.reshape(-1).view(torch.uint8)
-        return (*place, _version(tensor), self._sum(flat.numpy(), flat.nbytes))
+        return (*place, version_of(tensor), self._sum(flat.numpy(), flat.nbytes))
 
     def _sum(self, array: Any, size: int) -> int:
         """Return a checksum; of a large array, of rows that are spread over it."""
@@ -190,10 +191,6 @@ class _Arrays:
             array = array[:: -(-len(array) // max(1, allowed * len(array) // size))]
         self._left = max(0, self._left - array.nbytes)
         return crc32(array.tobytes())
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _is_mapped(array: Any) -> bool:
