@@ -25,7 +25,6 @@ from surestep.doctor.runtime.resumes import (
     Parameters,
     ResumeWatcher,
     Training,
-    has_first_scale,
     list_first,
     read_options,
     trains,
@@ -215,13 +214,15 @@ class Watch(ResumeWatcher):
         self._scalers.setdefault(scaler, run.step)
 
     def on_scaler_step(self, run: Run, scaler: Any, optimizer: Optimizer) -> None:
+        from surestep.doctor import private
+
         loaded, step = self.training.loaded, self._scalers.get(scaler, -1)
         if loaded is None or step < loaded.step:
             return
         fresh = self._of.get(scaler)
         if fresh is not None:
             fresh.is_kept |= bool(fresh.training.series)
-        elif self._has_just_resumed(optimizer) and has_first_scale(scaler):
+        elif self._has_just_resumed(optimizer) and private.has_first_scale(scaler):
             if any(_SCALE.search(str(name)) for name in loaded.names):
                 return  # of an entry that may restore it
             self._add(scaler, is_known=True)

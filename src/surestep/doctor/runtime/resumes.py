@@ -198,13 +198,6 @@ class Parameters:
         return False
 
 
-def has_first_scale(scaler: Any) -> bool:
-    """Return whether a GradScaler was made with torch's scale; False if that is not known."""
-    from surestep.doctor import private
-
-    return private.has_first_scale(scaler)
-
-
 def list_first(optimizer: Optimizer) -> list[Tensor]:
     """Return the first parameter of each group."""
     groups = optimizer.param_groups[:_MOST_GROUPS]
