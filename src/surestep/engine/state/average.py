@@ -122,8 +122,7 @@ class AveragedWeights:
         with self._modes.for_weights():
             now: dict[str, Tensor] = dict(self._weights)
             if self.averaging.buffers == "average":
-                self._leave_changed()
-                now |= self._own_buffers()
+                now |= self._leave_changed()
             averaged = [to_local(self.stored[name]) for name in now]
             pairs = zip(map(to_local, now.values()), averaged, strict=True)
             values = [pair.to(mine.dtype) for pair, mine in pairs]
@@ -185,8 +184,7 @@ class AveragedWeights:
     def begin(self, step: int) -> None:
         """Begin with the weights and buffers that the model has now."""
         self._due = None
-        self._leave_changed()
-        for name, weight in (*self._weights.items(), *self._own_buffers().items()):
+        for name, weight in (*self._weights.items(), *self._leave_changed().items()):
             to_local(self.stored[name]).copy_(to_local(weight))
         self.missed += self.n_updates(step) - 1
         self.computed_at = self.n_updates(step)
@@ -229,15 +227,20 @@ class AveragedWeights:
                 self.stored[name] = values.to(mine.device, mine.dtype, copy=True)
         self.computed_at = self.n_updates(step)
 
-    def _leave_changed(self) -> None:
+    def _leave_changed(self) -> dict[str, Tensor]:
         """Use the model's buffer from now on where one has a different shape or dtype.
 
         An average is not defined for a table that grows, or for the ranges of more channels.
+
+        Returns:
+            The model's other buffers of which the average has its own.
         """
-        own, fitting = self._own_buffers(fitting=False), self._own_buffers()
+        own = self._own_buffers(fitting=False)
+        fitting = {name: tensor for name, tensor in own.items() if self._fits(name, tensor)}
         for name in own.keys() - fitting.keys():
             del self.stored[name]
         self._buffers = {name: slot for name, slot in self._buffers.items() if name in self.stored}
+        return fitting
 
     def _fits(self, name: str, buffer: Tensor) -> bool:
         mine = self.stored[name]
