@@ -1,4 +1,4 @@
-"""Draw mutants, run the tests that execute their lines, and print which files find them."""
+"""Draw or read mutants, run the tests that execute their lines, and print which files find them."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.draw import draw
+from tests.mutants.draw import draw, read_planted
 from tests.mutants.run import Loop
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +54,9 @@ def main() -> None:
     parser.add_argument("seconds", type=Path)
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--planted", type=Path, help="a JSON file of mutants, instead of drawn ones"
+    )
     parser.add_argument("--shard", default="0/1", help="run each n-th mutant: 0/2 and 1/2")
     parser.add_argument("--out", type=Path, default=Path("mutants.jsonl"))
     options = parser.parse_args()
@@ -66,7 +69,10 @@ def main() -> None:
         )
         for path, by_line in executed.items()
     }
-    mutants = draw(ROOT, heart, options.count, options.seed)
+    if options.planted:
+        mutants = read_planted(options.planted, ROOT)
+    else:
+        mutants = draw(ROOT, heart, options.count, options.seed)
     own, of = map(int, options.shard.split("/"))
     covering = {
         number: tests_by_file(executed[ROOT / mutant.path][mutant.line], seconds)

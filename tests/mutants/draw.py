@@ -1,7 +1,8 @@
-"""Draw mutants: one small change of one executed line of the package."""
+"""Draw or read mutants: one small change of one executed line of the package."""
 
 import ast
 import copy
+import json
 import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -82,6 +83,22 @@ def mutants_of(path: Path, root: Path, lines: frozenset[int]) -> Iterator[Mutant
                 setattr(parent, field, value if isinstance(value, list) else node)
                 was, now = (ast.unparse(each).split("\n")[0] for each in (node, other))
                 yield Mutant(str(path.relative_to(root)), node.lineno, was, now, code)
+
+
+def read_planted(file: Path, root: Path) -> list[Mutant]:
+    """Return mutants from a JSON list of `path`, `line`, `was` and `now`, texts inside a function.
+
+    Raises ValueError if a file does not contain `was` exactly once.
+    """
+    planted = []
+    for fault in json.loads(file.read_text(encoding="utf-8")):
+        path, was, now = root / fault["path"], fault["was"], fault["now"]
+        text = path.read_text(encoding="utf-8")
+        if text.count(was) != 1:
+            raise ValueError(f"{fault['path']} contains {text.count(was)} times: {was}")
+        code = compile(text.replace(was, now), str(path), "exec", dont_inherit=True)
+        planted.append(Mutant(fault["path"], fault["line"], was, now, code))
+    return planted
 
 
 def draw(

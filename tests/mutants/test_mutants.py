@@ -1,11 +1,12 @@
 """A mutant is one change of an executed line, and takes effect in the process that applies it."""
 
 import importlib
+import json
 import sys
 
 import pytest
 
-from tests.mutants.draw import draw
+from tests.mutants.draw import draw, read_planted
 from tests.mutants.run import apply, functions_of
 
 SOURCE = """
@@ -58,3 +59,21 @@ def test_applied_mutant_changes_the_function_that_others_hold(tmp_path, module):
     apply(mutant, tmp_path, functions_of(tmp_path))
     assert held([1, 2]) is None
     assert module.clip(3, 2) == 2
+
+
+def test_planted_mutant_of_several_lines_changes_its_function(tmp_path, module):
+    fault = {
+        "path": "to_change.py",
+        "line": 3,
+        "was": "    if value > limit:\n        return limit\n",
+    }
+    fault["now"] = "    value = 2 * value\n    if value > limit:\n        return 0\n"
+    planted = tmp_path / "planted.json"
+    planted.write_text(json.dumps([fault]))
+    (mutant,) = read_planted(planted, tmp_path)
+    apply(mutant, tmp_path, functions_of(tmp_path))
+    assert module.clip(3, 2) == 0
+    assert module.double([1]) == [2]  # follows the change, on another line
+    planted.write_text(json.dumps([fault | {"was": "value"}]))
+    with pytest.raises(ValueError, match="contains 8 times: value"):
+        read_planted(planted, tmp_path)
