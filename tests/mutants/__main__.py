@@ -13,7 +13,6 @@ from tests.mutants.run import Loop
 
 ROOT = Path(__file__).parents[2]
 HEART = ("tests/laws/", "tests/engine/step/", "tests/record/checkpoint/", "tests/trainer/")
-FILE_S = 2.0  # processor seconds of the tests of one file that are run for a mutant
 Executed = dict[Path, dict[int, set[str]]]
 
 
@@ -36,14 +35,16 @@ def executed_lines(database: Path) -> Executed:
     return found
 
 
-def tests_by_file(tests: set[str], seconds: dict[str, float]) -> dict[str, list[str]]:
-    """Return the cheapest tests of each file, up to FILE_S of it, at least one."""
+def tests_by_file(
+    tests: set[str], seconds: dict[str, float], file_s: float
+) -> dict[str, list[str]]:
+    """Return the cheapest tests of each file, up to `file_s` processor seconds, at least one."""
     chosen: dict[str, list[str]] = defaultdict(list)
     spent: dict[str, float] = defaultdict(float)
     for test in sorted(tests, key=lambda test: (seconds.get(test, 0.0), test)):
         file = test.split("::")[0]
         spent[file] += seconds.get(test, 0.0)
-        if spent[file] <= FILE_S or not chosen[file]:
+        if spent[file] <= file_s or not chosen[file]:
             chosen[file].append(test)
     return dict(sorted(chosen.items()))
 
@@ -57,6 +58,8 @@ def main() -> None:
     parser.add_argument(
         "--planted", type=Path, help="a JSON file of mutants, instead of drawn ones"
     )
+    parser.add_argument("--file-s", type=float, default=2.0, help="seconds of tests of one file")
+    parser.add_argument("--enough", type=int, default=10, help="files that find a mutant")
     parser.add_argument("--shard", default="0/1", help="run each n-th mutant: 0/2 and 1/2")
     parser.add_argument("--out", type=Path, default=Path("mutants.jsonl"))
     options = parser.parse_args()
@@ -75,13 +78,13 @@ def main() -> None:
         mutants = draw(ROOT, heart, options.count, options.seed)
     own, of = map(int, options.shard.split("/"))
     covering = {
-        number: tests_by_file(executed[ROOT / mutant.path][mutant.line], seconds)
+        number: tests_by_file(executed[ROOT / mutant.path][mutant.line], seconds, options.file_s)
         for number, mutant in enumerate(mutants)
     }
     for number, mutant in enumerate(mutants):
         print(f"{number}: {mutant.path}:{mutant.line}: {mutant.was} -> {mutant.now}")
     mine = [(number, mutant) for number, mutant in enumerate(mutants) if number % of == own]
-    loop = Loop(mine, covering, ROOT, options.out)
+    loop = Loop(mine, covering, ROOT, options.out, options.enough)
     pytest.main(["-q", "-m", "not slow", "-p", "no:cacheprovider", str(ROOT / "tests")], [loop])
 
 

@@ -17,7 +17,6 @@ import pytest
 from tests.mutants.draw import Mutant
 
 LIMIT_S = 20  # processor seconds of a test, whose mutant may not end
-ENOUGH = 10  # files that find a mutant; what more files do is not tried
 WAIT_S = 120  # of a test that waits for what does not come
 
 
@@ -61,8 +60,10 @@ class Loop:
         covering: Mapping[int, Mapping[str, Sequence[str]]],
         root: Path,
         out: Path,
+        enough: int,  # files that find a mutant; what more files do is not tried
     ) -> None:
         self.mutants, self.covering, self.root, self.out = mutants, covering, root, out
+        self.enough = enough
         self.failed = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -76,7 +77,7 @@ class Loop:
             random.Random(number).shuffle(files)
             for file, names in files:
                 chosen = [items[name] for name in names if name in items]
-                if chosen and finders < ENOUGH:
+                if chosen and finders < self.enough:
                     finders += self._fork(number, mutant, file, chosen)
         return True
 
