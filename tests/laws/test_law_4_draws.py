@@ -126,9 +126,10 @@ def test_draws_of_hooks_of_an_optimizer_resume(tmp_path):
     assert_same(alone, fit(tmp_path / "half", optimizer=optimizer))
 
 
-def test_draws_of_a_callback_depend_on_the_step_only(tmp_path):
+@pytest.mark.parametrize("first_step", [0, 4, 7, 9])  # the run pauses after step 7
+def test_draws_of_a_callback_depend_on_the_step_only(tmp_path, first_step):
     moments = ["on_batch", "on_backward", "on_step"]
-    alone, half, resumed = drawing(moments), drawing(moments), drawing(moments)
+    alone, half, resumed = (drawing(moments, first_step) for _ in range(3))
     fit(tmp_path / "alone", [alone])
     random.seed(3), np.random.seed(3)
     fit(tmp_path / "half", [drawing(HOOKS), half, Pause()])

@@ -390,9 +390,7 @@ class ModelRNG:
 class SeparateRNG:
     """Seeds the global generators for calls of code that the training does not depend on.
 
-    Each call has its own stream, and the generators are restored after it. numpy's and Python's are
-    seeded only if the code draws from them: to seed them takes 15 us. The first call finds out, and
-    the later ones watch; a first draw after calls without any is restored, but was not seeded.
+    Each call has its own stream, and the generators are restored after it.
 
     Args:
         seed: of the code; that of a step is this and a multiple of its number.
@@ -402,12 +400,9 @@ class SeparateRNG:
     def __init__(self, seed: int, device: torch.device) -> None:
         self._seed = seed
         self._cpu, *self._others = torch_generators(device)
-        self._own, self._bits = np.random.MT19937(0), get_bit_generator()
-        python, own, program = _python_memory(), _numpy_memory(self._own), _numpy_memory(self._bits)
-        self._memories = None
-        if python is not None and own is not None and program is not None:
-            self._memories = python, own, program
-        self._draws = self._is_first = True
+        self._own = np.random.MT19937(0)
+        python, numpy = _python_memory(), _numpy_memory(self._own)
+        self._memories = None if python is None or numpy is None else (python, numpy)
 
     def call(self, step: int, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function and return its result.
@@ -419,44 +414,31 @@ class SeparateRNG:
         """
         seed = (self._seed + step * _STRIDE) % 2**63
         cpu, others = self._cpu, self._others
-        states = cpu.get_state(), [_access(generator, "get")() for generator in others]
+        state, states = cpu.get_state(), []
         cpu.manual_seed(seed)
         for generator in others:
+            states.append(_access(generator, "get")())
             generator.manual_seed(seed)
         try:
-            memories = self._memories
-            if memories is None or self._draws or get_bit_generator() is not self._bits:
-                return self._call_seeded(seed, function, args)
-            python, _, numpy = memories
-            before = python.tobytes(), numpy.tobytes(), _PYTHON.gauss_next
-            result = function(*args)
-            if before != (python.tobytes(), numpy.tobytes(), _PYTHON.gauss_next):
-                python[:], numpy[:], _PYTHON.gauss_next = before
-                clear_numpy_gauss_cache()
-                self._draws = True
-            return result
+            with preserve_globals(self._own):
+                self._seed_globals(seed)
+                return function(*args)
         finally:
-            cpu.set_state(states[0])
-            for generator, state in zip(others, states[1], strict=True):
+            cpu.set_state(state)
+            for generator, state in zip(others, states, strict=True):
                 _access(generator, "set")(state)
 
-    def _call_seeded(self, seed: int, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        with preserve_globals(self._own):
-            if self._memories is None:
-                _seed_globals(seed)
-                return function(*args)
-            # torch's uses the lower bits. `random.seed` takes longer than to copy words of numpy.
-            python, numpy, _ = self._memories
-            np.random.seed(seed >> 32 ^ 0x5555_5555)
-            python[4:], python[:4] = numpy[:_WORDS], numpy[_WORDS:]
-            _PYTHON.gauss_next = None
-            np.random.seed(seed >> 32)
-            if not self._is_first:
-                return function(*args)
-            before = python.tobytes(), numpy.tobytes()
-            result = function(*args)
-            self._is_first, self._draws = False, before != (python.tobytes(), numpy.tobytes())
-            return result
+    def _seed_globals(self, seed: int) -> None:
+        """Seed numpy's and Python's with the upper bits; torch's uses the lower ones."""
+        if self._memories is None:
+            _seed_globals(seed)
+            return
+        python, numpy = self._memories
+        # `random.seed` takes longer than to copy words of numpy.
+        np.random.seed(seed >> 32 ^ 0x5555_5555)
+        python[4:], python[:4] = numpy[:_WORDS], numpy[_WORDS:]
+        _PYTHON.gauss_next = None
+        np.random.seed(seed >> 32)
 
 
 def _access(generator: Any, verb: str) -> Any:
