@@ -1,12 +1,14 @@
 import fcntl
 import os
+import shutil
 import signal
 import tempfile
+from multiprocessing import current_process
 
 import pytest
 
 from surestep.base import temp_folders
-from surestep.base.temp_folders import make_temp_folder, remove_stale_folders
+from surestep.base.temp_folders import make_temp_folder, remove_stale_folders, use_for_workers
 
 
 @pytest.fixture
@@ -95,3 +97,16 @@ def test_file_system_without_locks_has_folders_too(place, monkeypatch):
     with make_temp_folder() as folder:
         remove_stale_folders(place)
         assert folder.is_dir()
+
+
+def test_folder_that_the_system_removed_is_made_again(place, monkeypatch):
+    config = {**current_process()._config, "tempdir": None}
+    monkeypatch.setattr(current_process(), "_config", config)
+    use_for_workers()
+    removed = config["tempdir"]
+    shutil.rmtree(removed)
+    with make_temp_folder() as folder:
+        assert folder.is_dir()
+    use_for_workers()
+    assert os.path.isdir(config["tempdir"])
+    assert config["tempdir"] != removed

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import surestep
 from surestep.base.errors import CheckpointError, DataError
+from surestep.base.temp_folders import make_temp_folder
 from surestep.record.run import SelectedWeights
 from surestep.trainer import dry_run as rehearse
 from surestep.trainer.dry_run import dry_run, overfit
@@ -47,6 +48,8 @@ def loader():
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path, monkeypatch):
+    with make_temp_folder():  # in the folder of this process, which stays until its end
+        pass
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -41,14 +41,17 @@ def use_for_workers() -> None:
     A data worker that shares tensors has one; if it is killed, multiprocessing leaves its folder.
     """
     config = getattr(current_process(), "_config", {})
-    if config.get("tempdir") is None:
+    if config.get("tempdir") is None or not Path(config["tempdir"]).is_dir():
         config["tempdir"] = str(_own_folder())
 
 
 def _own_folder() -> Path:
-    """Return the folder of this process; the first call makes it, and removes those of the dead."""
+    """Return the folder of this process; the first call makes it, and removes those of the dead.
+
+    Systems remove old temporary files, even those of a program that still runs.
+    """
     with _guard:
-        if os.getpid() not in _own:
+        if os.getpid() not in _own or not _own[os.getpid()].is_dir():
             place = Path(tempfile.gettempdir())
             remove_stale_folders(place)
             _own[os.getpid()] = folder = _make_locked(place)
