@@ -84,6 +84,14 @@ def test_skipped_weights_are_missing_and_unexpected():
     assert (started.missing, started.unexpected) == (["head.weight", "head.bias"],) * 2
 
 
+@pytest.mark.parametrize("skipped", ["head", "head.", "head.weight"])
+def test_skipped_name_is_a_whole_module_or_tensor(skipped):
+    model = nn.ModuleDict({name: nn.Linear(2, 2) for name in ("head", "header", "my_head")})
+    tensors = {name: torch.full_like(value, 3) for name, value in model.state_dict().items()}
+    missing = ["head.weight"] if skipped == "head.weight" else ["head.weight", "head.bias"]
+    assert start(model, tensors, skip=[skipped]).missing == missing
+
+
 def test_skip_accepts_wildcards():
     started = start(Net(), {n: v for n, v in weights().items() if "bias" not in n}, skip=["*.bias"])
     assert started.missing == ["body.0.bias", "body.1.bias", "head.bias"]

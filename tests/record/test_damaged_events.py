@@ -86,6 +86,14 @@ def test_good_events_keep_their_place_and_the_rest_is_set_aside(path, kind, at):
     assert repair_events(path) is None
 
 
+@pytest.mark.parametrize("part", [1, 3, 5])
+def test_damage_is_set_aside_in_parts_and_the_events_after_it_are_kept(path, monkeypatch, part):
+    monkeypatch.setattr(events, "_TAIL", part)
+    path.write_bytes(b"".join([GOOD[0], b"damaged\n", *GOOD[1:]]))
+    assert "8 bytes in 1 place" in repair_events(path)
+    assert list(read_events(path)) == [json.loads(line) for line in GOOD]
+
+
 def test_several_damaged_lines_are_set_aside_in_order_and_never_over_a_file(path, monkeypatch):
     monkeypatch.setattr(events, "_TAIL", 3)  # copied in several parts
     taken = path.with_name("events-damaged-1.jsonl")

@@ -35,6 +35,11 @@ def test_workers_have_gpus_of_their_own_while_there_are_enough(slot, nproc, visi
     assert share_gpus(["0", "1", "2", "3"], slot, nproc) == {"CUDA_VISIBLE_DEVICES": visible}
 
 
+@pytest.mark.parametrize("slot", range(3))
+def test_worker_never_has_fewer_gpus_than_processes(slot):
+    assert share_gpus(["0", "1", "2"], slot, 2) == {"CUDA_VISIBLE_DEVICES": "0,1"}
+
+
 @pytest.mark.parametrize("gpus", [[], ["0"]])
 def test_a_single_gpu_is_shared_by_all_workers(gpus):
     assert share_gpus(gpus, 1, 1) == {}

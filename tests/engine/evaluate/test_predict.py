@@ -347,7 +347,10 @@ def test_zero_spread_causes_a_notice():
     assert "The spread is 0 everywhere" in found.notices[0]
 
 
-def test_model_that_writes_into_its_inputs_gets_fresh_ones_in_each_pass():
+@pytest.mark.parametrize(
+    "inputs", [None, lambda batch: ({"x": batch[0]}, batch[1])], ids=["tuple", "dict"]
+)
+def test_model_that_writes_into_its_inputs_gets_fresh_ones_in_each_pass(inputs):
     class Writing(nn.Module):
         def __init__(self):
             super().__init__()
@@ -357,7 +360,8 @@ def test_model_that_writes_into_its_inputs_gets_fresh_ones_in_each_pass():
             x.mul_(2)
             return self.inner(x) + 0 * self.drop(x).sum()
 
-    found = predicted({"test": (X, Y), "model": Writing()}, passes=3)
+    parts = {"test": (X.clone(), Y), "model": Writing(), "inputs": inputs}
+    found = predicted(parts, passes=3)
     np.testing.assert_allclose(found["output"], expected(X * 2), rtol=1e-4, atol=1e-5)
 
 

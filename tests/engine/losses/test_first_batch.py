@@ -332,6 +332,20 @@ def test_matching_first_batch_is_accepted_without_a_warning(case):
     case.loss.check(FirstBatch(case.outputs, case.targets))
 
 
+@pytest.mark.parametrize(
+    ("labels", "needed"),
+    [([2, 2, 2, 2], 3), ([2, 1, 1, 1], 2), ([1, 1, 2, 2], 3), ([1, 2, 2, 1], 2)],
+)
+def test_padding_that_equals_the_last_label_needs_no_frame(labels, needed):
+    def check(frames):
+        row = torch.tensor([labels]), torch.tensor([frames]), torch.tensor([2])
+        as_loss("ctc", "samples").check(FirstBatch(normal(1, 9, 3), row))
+
+    check(needed)
+    with pytest.raises(DataError, match="1 samples have fewer frames than labels"):
+        check(needed - 1)
+
+
 @pytest.mark.parametrize("squashed", ["softmax", "sigmoid"])
 @pytest.mark.parametrize(
     ("loss", "outputs", "targets"),
