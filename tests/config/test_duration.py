@@ -93,6 +93,13 @@ def test_next_check_step_never_misses_a_due_step(text, steps_per_epoch):
             look = cadence.next_check_step(step)
 
 
+def test_next_check_step_is_not_after_a_step_that_is_due_but_for_a_rounding():
+    cadence = PeriodicTrigger(parse_duration("0.07 epochs"), 100)
+    assert cadence.period > 7
+    assert cadence.is_due(7, 0, 0)
+    assert cadence.next_check_step(0) == 7
+
+
 @pytest.mark.parametrize("start", [10**6, 10**9])
 def test_next_check_step_is_correct_at_large_step_counts(start):
     cadence = PeriodicTrigger(parse_duration("0.3 epochs"), 77)
@@ -121,6 +128,15 @@ def test_items_are_counted_from_the_progress_of_the_run():
     cadence = PeriodicTrigger(parse_duration("100 items"), 10, items=150)
     assert not cadence.is_due(0, 199, 0)
     assert cadence.is_due(0, 200, 0)
+
+
+def test_minutes_are_due_once_after_a_pause_of_several_periods():
+    cadence = PeriodicTrigger(parse_duration("1 minute"), None)
+    assert [cadence.is_due(step, 0, 250.0 + step) for step in range(1, 4)] == [True, False, False]
+    assert [cadence.is_due(step, 0, seconds) for step, seconds in ((4, 310.9), (5, 311.0))] == [
+        False,
+        True,
+    ]
 
 
 def test_minutes_are_counted_from_the_last_trigger():

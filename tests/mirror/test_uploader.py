@@ -15,6 +15,7 @@ from surestep.mirror import owner, uploader
 from surestep.mirror import store as mirror_store
 from surestep.mirror.link import read_link
 from surestep.mirror.owner import Owner, read_owner, release_owner
+from surestep.mirror.push import Pusher
 from surestep.mirror.store import Store
 from surestep.record.io import dumps
 from surestep.record.lock import RunLock
@@ -184,6 +185,30 @@ def test_end_of_a_run_waits_while_the_mirror_makes_progress(tmp_path, monkeypatc
     assert count * 40.0 > 2 * uploader.STALLED_S
     assert names(tmp_path / "mirror") == names(run.path)
     assert "Copying the rest to" in capfd.readouterr().err
+
+
+def test_end_of_a_run_does_not_give_up_a_mirror_that_had_nothing_to_copy(
+    tmp_path, monkeypatch, capfd, clock
+):
+    push, at_work = Pusher.push, threading.Lock()
+
+    def push_at_the_end(pusher, *, is_last):
+        with at_work:
+            if clock.now and is_last:
+                wait_until(
+                    lambda: clock.looks > 2
+                )  # the end of the run has asked how long it waits
+            if is_last or not clock.now:
+                push(pusher, is_last=is_last)
+
+    def idle():
+        with at_work:
+            clock.now = 2 * uploader.STALLED_S
+
+    monkeypatch.setattr(Pusher, "push", push_at_the_end)
+    run = train(tmp_path / "run", tmp_path / "mirror", callbacks=[At(STEPS, idle)])
+    assert names(tmp_path / "mirror") == names(run.path)
+    assert "To copy the rest" not in capfd.readouterr().err
 
 
 def test_run_ends_if_the_mirror_takes_everything_but_checkpoints(tmp_path, monkeypatch, capfd):
