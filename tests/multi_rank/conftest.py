@@ -13,10 +13,10 @@ import torch
 from tests.multi_rank.cases import CASES, POISONED, half, own_batches
 from tests.multi_rank.shard_options import ON_PARTS, run
 from tests.multi_rank.sharded_kinds import SHARDS
+from tests.multi_rank.starter import start
 from tests.multi_rank.strategies import CUTS, OPTIMIZERS, Cell, resume_cells
-from tests.multi_rank.torchrun import called, check_ended_well, results_of
+from tests.multi_rank.torchrun import check_ended_well, results_of
 from tests.multi_rank.training_kinds import KINDS, half_of_a_stream
-from tests.warm import warm_python
 
 
 @pytest.fixture(scope="session")
@@ -56,8 +56,7 @@ def launch(tmp_path_factory) -> Callable[[int], Path]:
                 for two in dict.fromkeys(["ddp", way]):
                     to = folder / f"two as {two} goes on as {way}"
                     shutil.copytree(launched(2) / f"half of {two}", to)
-        launcher = [warm_python(), "-m", "tests.multi_rank.launcher"]
-        return folder, called([*launcher, str(count), str(folder)])
+        return folder, start("launcher", folder, str(count), "child")
 
     def launched(count: int) -> Path:
         folder, process = run_cases(count)  # a launch that fails is not repeated for each test

@@ -1,4 +1,4 @@
-"""A DeepSpeed case for two ranks and its mutations, for `mutated.py`."""
+"""A DeepSpeed case for two ranks and its mutations, for `mutations.py`."""
 
 import os
 from collections.abc import Callable

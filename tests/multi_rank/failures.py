@@ -1,8 +1,7 @@
-"""Failures on one of two ranks: all cases at once, forked from one warm process.
+"""Failures on one of two ranks: all cases at once, forked from one process.
 
-    python -m tests.multi_rank.failures FOLDER [CASE ...]
-
-writes the output, exit code and duration of each rank of each case to the folder.
+`starter.py` calls `main`, which writes the output, exit code and duration of each rank of each case
+to a folder.
 """
 
 import os
@@ -24,7 +23,6 @@ import surestep.trainer.trainer
 from surestep.engine.distributed.hang_monitor import HangMonitor
 from tests.multi_rank.cases import SAMPLES, data, net, task
 from tests.multi_rank.forked import run_forked
-from tests.multi_rank.warm import warm_up
 
 TIMEOUT_S, START_TIMEOUT_S = 6.0, 12.0
 OPTIONS: dict[str, Any] = {
@@ -249,10 +247,5 @@ def train(folder: Path, name: str) -> None:
     surestep.Trainer(made, config, run=folder / name, callbacks=watchers).fit()
 
 
-def main(folder: Path, names: list[str]) -> None:
-    warm_up()
-    run_forked(folder, {name: partial(train, folder, name) for name in names})
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:] or list(CASES))
+def main(folder: Path) -> None:
+    run_forked(folder, {name: partial(train, folder, name) for name in CASES})

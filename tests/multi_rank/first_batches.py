@@ -1,7 +1,6 @@
 """First batches on ranks: a rank without items, BatchNorm with one sample."""
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -160,7 +159,3 @@ def main(out: Path) -> None:
     found["skipped"] = skipped(out / "skipped")
     found["skipped, fsdp"] = skipped(out / "skipped in parts", parallel={"strategy": "fsdp"})
     torch.save(found, out / f"rank-{os.environ['RANK']}.pt")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

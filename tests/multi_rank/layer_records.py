@@ -1,9 +1,5 @@
-"""Train with norms and histograms by layer, with each strategy; the run folders have the events.
+"""Train with norms and histograms by layer, with each strategy; the runs have the events."""
 
-torchrun -m tests.multi_rank.layer_records FOLDER
-"""
-
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +28,6 @@ def train(folder: Path, parallel: dict[str, Any] | None = None) -> None:
         list(session.steps())
 
 
-if __name__ == "__main__":
+def main(folder: Path) -> None:
     for name, parallel in STRATEGIES.items():
-        train(Path(sys.argv[1]) / name, parallel)
+        train(folder / name, parallel)

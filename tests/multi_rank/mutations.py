@@ -1,15 +1,11 @@
 """Cases for two ranks, unchanged and with a broken law, all forked from one process.
 
 A mutation is a plausible mistake, applied by monkeypatch on each rank. `test_mutations.py` holds
-the checks that must detect them.
-
-    python -m tests.multi_rank.mutations FOLDER
-
-writes the results of each rank to the folder.
+the checks that must detect them. `starter.py` calls `main`, which writes the results of each rank
+to a folder.
 """
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -38,7 +34,6 @@ from tests.multi_rank import deepspeed_mutations, failures
 from tests.multi_rank.cases import accuracy, data, half, masked, net, task, trained
 from tests.multi_rank.forked import run_forked
 from tests.multi_rank.fsdp import whole_weights
-from tests.multi_rank.warm import warm_up
 
 Patch = pytest.MonkeyPatch
 Found = dict[str, Any]
@@ -308,9 +303,4 @@ def run(folder: Path, name: str) -> None:
 
 def main(folder: Path) -> None:
     acts = {name: partial(run, folder, name) for name in (*CASES, *MUTATIONS)}
-    warm_up()
     run_forked(folder, acts)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -4,7 +4,6 @@ One launch runs all cases; each test checks one of them.
 """
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,14 +23,15 @@ from tests.multi_rank.failures import (
     broken,
 )
 from tests.multi_rank.forked import Ended
-from tests.multi_rank.torchrun import called, check_ended_well
+from tests.multi_rank.starter import start
+from tests.multi_rank.torchrun import check_ended_well
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """Return the folder that holds the run of each case by name."""
     folder = tmp_path_factory.mktemp("failures")
-    check_ended_well(called([sys.executable, "-m", "tests.multi_rank.failures", str(folder)]))
+    check_ended_well(start("failures", folder))
     return folder
 
 

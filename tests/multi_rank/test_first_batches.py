@@ -6,14 +6,15 @@ import pytest
 
 from tests.multi_rank.checks import check_copies, check_losses, check_weights
 from tests.multi_rank.first_batches import CASES, ON_RANKS, REFUSED, skipped
-from tests.multi_rank.torchrun import check_ended_well, launch, results_of
+from tests.multi_rank.starter import start
+from tests.multi_rank.torchrun import check_ended_well, results_of
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     """Return the results of two ranks, all cases in one launch."""
     folder: Path = tmp_path_factory.mktemp("ranks")
-    check_ended_well(launch("2", "-m", "tests.multi_rank.first_batches", str(folder)))
+    check_ended_well(start("launcher", folder, "2", "first_batches"))
     return results_of(folder, 2)
 
 

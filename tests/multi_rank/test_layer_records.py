@@ -4,7 +4,8 @@ import pytest
 
 from surestep.record.run import Run
 from tests.multi_rank.layer_records import STRATEGIES, train
-from tests.multi_rank.torchrun import check_ended_well, launch
+from tests.multi_rank.starter import start
+from tests.multi_rank.torchrun import check_ended_well
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +18,7 @@ def one(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    check_ended_well(launch("2", "-m", "tests.multi_rank.layer_records", str(folder)))
+    check_ended_well(start("launcher", folder, "2", "layer_records"))
     return folder
 
 

@@ -1,10 +1,9 @@
 """Each law of ranks is broken on purpose, and the check of its tests must fail.
 
-The cases and what breaks them are in `mutated.py`; one process forks them all.
+The cases and what breaks them are in `mutations.py`; one process forks them all.
 """
 
 import re
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,7 +23,8 @@ from tests.multi_rank.checks import (
 from tests.multi_rank.deepspeed_mutations import check_zero
 from tests.multi_rank.forked import Ended, ended
 from tests.multi_rank.mutations import CASES, MANY, MUTATIONS
-from tests.multi_rank.torchrun import called, check_ended_well
+from tests.multi_rank.starter import start
+from tests.multi_rank.torchrun import check_ended_well
 
 ALONE = (
     "cut",
@@ -46,7 +46,7 @@ class Came(NamedTuple):
 @pytest.fixture(scope="module")
 def came(tmp_path_factory) -> dict[str, Came]:
     folder = tmp_path_factory.mktemp("mutations")
-    check_ended_well(called([sys.executable, "-m", "tests.multi_rank.mutations", str(folder)]))
+    check_ended_well(start("mutations", folder))
     return {
         name: Came(how, [torch.load(each) for each in sorted(folder.glob(f"{name}-[01].pt"))])
         for name, how in ended(folder, [*CASES, *MUTATIONS]).items()

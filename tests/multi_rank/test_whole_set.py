@@ -5,7 +5,8 @@ import json
 import pytest
 
 from surestep.engine.metrics import row_buffer
-from tests.multi_rank.torchrun import check_ended_well, launch
+from tests.multi_rank.starter import start
+from tests.multi_rank.torchrun import check_ended_well
 from tests.multi_rank.whole_set_metrics import all_cases
 
 
@@ -21,9 +22,7 @@ def one(tmp_path_factory):
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    check_ended_well(
-        launch(str(request.param), "-m", "tests.multi_rank.whole_set_metrics", str(folder))
-    )
+    check_ended_well(start("launcher", folder, str(request.param), "whole_set_metrics"))
     files = [folder / f"rank-{rank}.json" for rank in range(request.param)]
     return [json.loads(each.read_text(encoding="utf-8")) for each in files]
 

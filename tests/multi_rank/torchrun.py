@@ -14,6 +14,7 @@ from surestep.record.run import Run
 from tests.multi_rank.killed_recipe import task
 from tests.warm import warm_python
 
+ROOT = Path(__file__).parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 UNHARMED = {
     "DEATHS": "",
@@ -37,13 +38,9 @@ def called(
     command: list[str], timeout_s: float = 600, **said: str
 ) -> subprocess.CompletedProcess[str]:
     """Call a launcher with the tests importable and one thread per process."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **said}
     return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **said},
+        command, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT, env=environment
     )
 
 

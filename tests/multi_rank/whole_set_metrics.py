@@ -1,8 +1,7 @@
-"""Metrics over a full set, on each of several ranks: `torchrun ... whole.py FOLDER`."""
+"""Metrics over a full set, on each of several ranks."""
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,6 @@ def all_cases(folder: Path) -> dict[str, Any]:
     return found
 
 
-if __name__ == "__main__":
-    folder = Path(sys.argv[1])
+def main(folder: Path) -> None:
     found = all_cases(folder)
     (folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(found), encoding="utf-8")
