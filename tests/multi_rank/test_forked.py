@@ -1,9 +1,8 @@
 """The ranks of the tests are forked, and their outcomes are recorded."""
 
-import sys
-
 from tests.multi_rank.forked import ended
 from tests.multi_rank.torchrun import called, check_ended_well
+from tests.warm import warm_python
 
 SCRIPT = """
 import os, signal, sys, time
@@ -28,7 +27,7 @@ run_forked(Path(sys.argv[1]), {"stopped by its user": slow_on_rank_0, "waits": s
 
 
 def test_only_a_rank_that_is_stopped_by_a_signal_is_killed(tmp_path):
-    check_ended_well(called([sys.executable, "-c", SCRIPT, str(tmp_path)]))
+    check_ended_well(called([warm_python(), "-c", SCRIPT, str(tmp_path)]))
     found = ended(tmp_path, ["stopped by its user", "waits"])
     assert found["stopped by its user"].codes == [0, 0]
     assert found["waits"].codes == [-9, 0]

@@ -5,7 +5,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,6 +15,7 @@ import torch
 
 from surestep.record.run import Run
 from tests.multi_rank.torchrun import last_weights, resumed_from
+from tests.warm import warm_python
 
 HERE = f"surestep-{os.getpid()}"
 NODES = {"left": "10.77.0.1", "right": "10.77.0.2"}
@@ -66,7 +66,7 @@ def start(folder: Path, where: dict[str, list[str]], deaths: str) -> Started:
     started = {}
     for node in NODES:
         named = ["unshare", "--uts", "sh", "-c", f'hostname {node} && exec "$@"', "sh"]
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
+        torchrun = [warm_python(), "-m", "torch.distributed.run", "--nnodes", "2"]
         child = ["-m", "tests.multi_rank.restarted_runs", str(folder), *OPTIONS]
         said = {"DEATHS": deaths, "SLOW_SAVES": "0", "LINK": link(node), "OMP_NUM_THREADS": "1"}
         with (folder / node).open("w") as output:

@@ -2,11 +2,12 @@
 
 `warm_python()` makes an executable to use instead of `sys.executable`. Each of its processes
 is a client: the server forks a process for it, which has the client's arguments, environment,
-working folder, limits and files 0 to 2. The client forwards signals, ends as that process ends, and
-takes it along when it is killed. If the server has ended, the client becomes the real Python.
+working folder, limits, network, host name and files 0 to 2. The client forwards signals, ends as
+that process ends, and takes it along when it is killed. If the server has ended, the client becomes
+the real Python.
 
-What the start of a process decides needs a new Python. So does a test of process groups, of network
-namespaces, or of variables that torch reads at its import.
+What the start of a process decides needs a new Python. So does a test of process groups, or of
+variables that torch reads at its import.
 """
 
 import atexit

@@ -31,7 +31,7 @@ def main():
     request = {
         **{"words": words, "environment": dict(os.environ), "folder": os.getcwd()},
         **{"limits": limits, "ignored": [int(n) for n in ignored], "mask": os.umask(0)},
-        **{"executable": sys.argv[0], "parent": os.getppid()},
+        **{"executable": sys.argv[0], "parent": os.getppid(), "client": os.getpid()},
     }
     os.umask(request["mask"])
     server = socket.socket(socket.AF_UNIX)

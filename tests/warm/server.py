@@ -2,6 +2,7 @@
 
 import atexit
 import builtins
+import ctypes
 import gc
 import importlib
 import json
@@ -134,6 +135,7 @@ def become(request: dict[str, Any], files: list[int]) -> None:
     for name, limit in request["limits"].items():
         resource.setrlimit(getattr(resource, name), limit)
     os.umask(request["mask"])
+    _enter_namespaces(request["client"])
     sys.executable = request["executable"]
     parent: int = request["parent"]
     os.getppid = lambda: parent if os.path.exists(f"/proc/{parent}") else 1
@@ -143,6 +145,16 @@ def become(request: dict[str, Any], files: list[int]) -> None:
     random.seed()
     np.random.seed()
     gc.enable()
+
+
+def _enter_namespaces(client: int) -> None:
+    """Enter the network and the host name of a client, if they are not those of the server."""
+    for kind in ("net", "uts"):
+        theirs = f"/proc/{client}/ns/{kind}"
+        if os.path.exists(theirs) and os.readlink(theirs) != os.readlink(f"/proc/self/ns/{kind}"):
+            with open(theirs) as file:
+                if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):
+                    raise OSError(ctypes.get_errno(), f"cannot enter {theirs}")
 
 
 def _paths() -> list[str]:
