@@ -35,7 +35,7 @@ from tests.multi_rank.first_batches import unheld
 from tests.multi_rank.on_four import ON_FOUR
 from tests.multi_rank.shard_options import ON_PARTS, run
 from tests.multi_rank.sharded_kinds import CUT, SHARDS, frozen_by_code, shards
-from tests.multi_rank.strategies import CROSSED, WAYS, cells, resume_cells
+from tests.multi_rank.strategies import CROSSED, SHOWN, WAYS, cells, resume_cells
 from tests.multi_rank.training_kinds import KINDS, OF_RANKS, REFUSED, resume_stream
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -161,7 +161,8 @@ def of_any_number(out: Path) -> Iterator[Act]:
     for name in every if RANKS == 2 else sorted(ON_FOUR, key=list(every).index):
         yield name, partial(every[name], out / name)
     for name, cell in cells(RANKS).items():
-        yield name, partial(cell.run, out / "-".join(name), WAYS[cell.way])
+        train = cell.shown if name[1:] in SHOWN else cell.run
+        yield name, partial(train, out / "-".join(name), WAYS[cell.way])
     for cut, kind in shards(RANKS):
         act = partial(SHARDS[kind], out / f"{cut} {kind}", parallel=CUT[cut])
         yield ("sharded", cut, kind), act

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.multi_rank.cases import CASES, POISONED, half, own_batches
+from tests.multi_rank import deepspeed_engine
+from tests.multi_rank.cases import CASES, POISONED, half, own_batches, task, trained
 from tests.multi_rank.shard_options import ON_PARTS, run
 from tests.multi_rank.sharded_kinds import SHARDS
 from tests.multi_rank.starter import start
@@ -34,6 +35,8 @@ def one(tmp_path_factory) -> dict[str, Any]:
         found["on parts", name] = run(folder / f"on parts {name}", each, many=False)
     for name, kind in SHARDS.items():
         found["sharded", name] = kind(folder / f"sharded {name}")
+    steps = {"max_steps": deepspeed_engine.STEPS}
+    found["for DeepSpeed"] = trained(folder / "for DeepSpeed", task(), **steps)
     found["own batches"] = own_batches(folder / "own batches")
     torch.set_num_threads(threads)
     return found

@@ -19,6 +19,7 @@ from tests.multi_rank.traffic import traffic_of_a_step
 WHOLE = sum(each.numel() for each in task().build_model().parameters())
 
 
+STEPS = 9  # of `gone_on`: three in the second epoch
 # Otherwise stage 3 does not shard such small parameters.
 ALL_CUT = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 
@@ -124,7 +125,7 @@ def gone_on(folder: Path, stage: int, **said: Any) -> dict[str, Any]:
     """Train at once; and stop after 7 steps with a checkpoint, evaluate it, and resume."""
     parallel = {"strategy": "deepspeed", "zero_stage": stage, "deepspeed": NEUTRAL[stage]}
     found: dict[str, Any] = {}
-    said = {"parallel": parallel, **said}
+    said = {"parallel": parallel, "max_steps": STEPS, **said}
     for name in ("at once", "gone on"):
         if name == "gone on":
             with opened(folder / name, task(), **said) as session:

@@ -64,7 +64,7 @@ def deep() -> surestep.Task:
 def rolled_back(folder: Path, **more: Any) -> Found:
     """Train over a loss spike, with a rollback."""
     options = {
-        **{"max_steps": 120, "batch_size": spike_task.BATCH, "on_spike": "rollback"},
+        **{"max_steps": 90, "batch_size": spike_task.BATCH, "on_spike": "rollback"},
         **{"optim": {"lr": spike_task.LR, "weight_decay": spike_task.DECAY}},
         **{"checkpoint": {"every": "20 steps"}, "logging": {"every": "25 steps"}},
     }
@@ -164,7 +164,7 @@ CUT: dict[str, dict[str, Any]] = {
     **{f"zero-{stage}": deepspeed_engine.options(stage)["parallel"] for stage in (2, 3)},
     "zero offload": {**deepspeed_engine.options(3)["parallel"], "offload": "all"},
 }
-# The rollback takes 120 steps and is the same for each sharding.
+# The rollback takes 90 steps and is the same for each sharding.
 LONG = ("rollback", "clock", "early stop")
 OF_COPIES = ("ema", "swa")  # rejected under ZeRO 3, which has no full parameters
 NOT_BY_ZERO = ("compiled", "frozen")  # rejected with DeepSpeed

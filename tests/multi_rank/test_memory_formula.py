@@ -11,7 +11,7 @@ from surestep.engine.profile.memory_estimate import (
     estimate_rank_memory,
 )
 from tests.multi_rank.cases import task
-from tests.multi_rank.strategies import WAYS
+from tests.multi_rank.strategies import MEASURED, WAYS
 from tests.multi_rank.torchrun import results_of
 
 # Names of the strategies in the formula that shard their state by rows.
@@ -36,7 +36,7 @@ def compared(folder: Path, way: str, called: str, count: int) -> tuple[dict[str,
     takes = MemoryEstimate([], 0, 0, size, 0, size, 2 * size, 0)
     how = {"blocks": [], "ranks": count, "local": 2, "precision": "fp32"}
     told = {each.strategy: each for each in estimate_rank_memory(model, takes, **how)}[called]
-    return first[way, "one micro-batch", "adamw"]["shown"]["bytes"], told
+    return first[way, *MEASURED]["shown"]["bytes"], told
 
 
 @pytest.mark.parametrize(("way", "count"), [(w, n) for w in CALLED for n in WAYS[w].ranks])

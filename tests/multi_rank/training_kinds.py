@@ -123,7 +123,7 @@ def turned(make: Callable[..., surestep.Task], samples: Tensor) -> Callable[[Pat
 def rolled_back(folder: Path) -> Found:
     """Train over a loss spike, with a rollback."""
     options = {
-        **{"max_steps": 120, "batch_size": spike_task.BATCH, "on_spike": "rollback"},
+        **{"max_steps": 90, "batch_size": spike_task.BATCH, "on_spike": "rollback"},
         **{"optim": {"lr": spike_task.LR, "weight_decay": spike_task.DECAY}},
         **{"checkpoint": {"every": "20 steps"}, "logging": {"every": "25 steps"}},
     }
