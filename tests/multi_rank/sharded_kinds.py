@@ -166,21 +166,22 @@ CUT: dict[str, dict[str, Any]] = {
 }
 # The rollback takes 90 steps and is the same for each sharding.
 LONG = ("rollback", "clock", "early stop")
-OF_COPIES = ("ema", "swa")  # rejected under ZeRO 3, which has no full parameters
 NOT_BY_ZERO = ("compiled", "frozen")  # rejected with DeepSpeed
-FULL = ("mixup", "skipping", "ema", "recomputed", "compiled")
+# One sharding of FSDP and one of ZeRO read the data; they do it in the same way in each sharding.
+OF_DATA = ("stream", "two sources", "mixup")
+FULL = ("skipping", "ema", "recomputed", "compiled")
 OFFLOADED = ("recomputed", "skipping", "ema")
 
 
 def shards(ranks: int) -> list[tuple[str, str]]:
     """List what runs on a number of ranks, as (sharding, kind)."""
     if ranks == 4:
-        return [("hybrid", kind) for kind in SHARDS if kind not in (*LONG, "compiled")]
+        return [("hybrid", kind) for kind in SHARDS if kind not in (*LONG, *OF_DATA, "compiled")]
     return [
         *(("grad_op", kind) for kind in SHARDS),
         *(("full", kind) for kind in FULL),
         *(("offload", kind) for kind in OFFLOADED),
         *(("zero-2", kind) for kind in SHARDS if kind not in NOT_BY_ZERO),
-        *(("zero-3", kind) for kind in SHARDS if kind not in (*LONG, *OF_COPIES, *NOT_BY_ZERO)),
+        *(("zero-3", kind) for kind in ("skipping", "recomputed")),
         ("zero offload", "skipping"),
     ]

@@ -1,8 +1,10 @@
 """Every strategy with every split of a batch and two optimizers.
 
-A strategy runs all of them on the fewest ranks. Those that differ in what depends on the number of
-ranks run each split once on four: how a batch is split (DDP), and how state is (FSDP and ZeRO 3).
-FSDP with grad_op differs from full in when it frees weights, and Accelerate calls DDP.
+Each kind of strategy that shards other state runs all of them on two ranks: DDP, FSDP, ZeRO 1 and
+ZeRO 3. All others run each split and each optimizer once: FSDP with grad_op differs from full in
+when it frees weights, hybrid copies the shards of full, Accelerate and ZeRO 0 reduce gradients as
+DDP, and ZeRO 2 shards the optimizer as ZeRO 1. So do four ranks, with what depends on their number:
+how a batch is split (DDP), and how state is (FSDP and ZeRO 3).
 
 A new strategy adds one row here, and its numbers of ranks to TABLE in `test_ranks.py`, whose
 launches run its cells. If the memory formula describes it, add it to CALLED in
@@ -118,6 +120,7 @@ CUTS: dict[str, tuple[int, int | None]] = {
     "an empty rank": (101, None),
 }
 GOES_ON = ("uneven", "adamw")
+COMPLETE = ("ddp", "fsdp-full", "zero-1", "zero-3")
 STEPS = 9  # of a cell: an epoch has 5 or 6, so each ends one, and a resume is in the second
 MEASURED = ("one micro-batch", "adamw")  # the cell whose bytes are compared with the formula
 # The cells that show what a strategy holds and sends: by the optimizer and by the micro-batches.
@@ -193,5 +196,5 @@ def cells(ranks: int) -> dict[tuple[str, str, str], Cell]:
         if ranks in each.ranks
         for cut in CUTS
         for optimizer in OPTIMIZERS
-        if ranks == min(each.ranks) or (cut, optimizer) in ONCE
+        if (way in COMPLETE and ranks == 2) or (cut, optimizer) in ONCE
     }
