@@ -5,9 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from surestep.cli.runs import _row
+from surestep.record.runs import RunSummary
 from tests.cli.conftest import RECIPE, environment
 
 
@@ -66,6 +69,11 @@ def test_list_is_filtered_and_sorted(runs, surestep, words, listed):
 def test_table_shows_the_same(runs, surestep):
     short = next(line for line in surestep("runs").out.splitlines() if "short" in line)
     assert short.split()[:7] == ["runs/short", "mine", "finished", "2", "of", "2", "val/loss"]
+
+
+def test_best_metric_of_0_is_shown():
+    row = _row(RunSummary(Path("a"), "finished", metric="val/error", best=0.0, best_step=1200))
+    assert row[4:6] == ("val/error 0", "1,200")
 
 
 def test_unreadable_run_is_a_row_with_its_reason(runs, surestep):

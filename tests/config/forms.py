@@ -101,6 +101,8 @@ LENGTHS = [
     ("python", "EarlyStop(start='0.5 epochs')", {"early_stop.start": "0.5 epochs"}),
     ("python", "Config(max_time='2 hours')", {"max_time": "120 minutes"}),
     ("python", "Config(max_time=timedelta(hours=2))", {"max_time": "120 minutes"}),
+    ("python", "Config(max_time=timedelta(days=1, hours=2))", {"max_time": "1560 minutes"}),
+    ("python", "Config(max_time=timedelta(days=2))", {"max_time": "2880 minutes"}),
     (
         "python",
         "Config(max_time=3600)",

@@ -117,6 +117,23 @@ def test_deleted_checkpoint_is_deleted_only_after_newer_ones_are_there(run, mirr
     assert names(mirror) == ["step-00000012", "step-00000015"]
 
 
+def test_deletion_that_stops_anywhere_leaves_no_manifest_without_its_files(run, mirror):
+    made = pusher(run, mirror)
+    made.push()
+    old = mirror / "checkpoints" / "step-00000006"
+    shutil.rmtree(run / "checkpoints" / old.name)
+    delete, seen = made._delete_file, []
+
+    def note(name):
+        delete(name)
+        seen.append(sorted(path.name for path in old.iterdir()) if old.exists() else [])
+
+    made._delete_file = note
+    made.push()
+    assert len(seen) > 1
+    assert not any("manifest.json" in left for left in seen)
+
+
 def test_mirror_of_an_emptied_run_is_not_emptied(run, mirror):
     made = pusher(run, mirror)
     made.push()

@@ -1,5 +1,6 @@
 import errno
 import fcntl
+import json
 
 import pytest
 import torch
@@ -26,6 +27,14 @@ def test_events_are_in_the_order_of_the_run(tmp_path):
     ]
     assert (events[1]["first"], len(events[1]["loss"]), events[1]["epoch"]) == (1, 3, 0)
     assert events[3]["path"] == "checkpoints/step-00000003"
+
+
+def test_metric_that_decides_the_best_is_recorded_while_the_run_goes_on(tmp_path):
+    with tiny.prepare(tmp_path, {"val": tiny.data(3)}) as session:
+        next(session.steps())
+        status = json.loads((tmp_path / "status.json").read_text())
+        assert status["status"] == "running"
+        assert status["monitor"] == ["val/loss", "min"]
 
 
 def test_file_as_run_folder_is_rejected(tmp_path):

@@ -189,6 +189,20 @@ def test_resumed_run_continues_with_the_state_of_the_tracker(tmp_path):
     assert losses(recorder) == expected_points(run)[before:]
 
 
+def test_state_of_a_tracker_that_returns_none_when_it_continues_is_kept(tmp_path):
+    class Silent(Recorder):
+        def _call(self, name, given):
+            answer = super()._call(name, given)
+            return None if name == "start" and given[0].state else answer
+
+    train(tmp_path, Silent(), max_steps=4)
+    for steps in (8, 12):
+        recorder = Silent()
+        train(tmp_path, recorder, max_steps=steps)
+        ((started,),) = recorder.of("start")
+        assert started.state == {"id": 7}
+
+
 def test_tracker_gets_the_checkpoint_that_a_run_continues_from(tmp_path):
     first, branch = tmp_path / "first", tmp_path / "branch"
     train(first, max_steps=6)

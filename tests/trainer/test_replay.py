@@ -80,6 +80,15 @@ def test_stopped_run_names_the_cause_and_can_be_replayed(tmp_path, name):
         assert figures.operation == operation or operation is None
 
 
+def test_sample_0_is_named_by_its_index(tmp_path):
+    x, y = data(math.nan)
+    parts = {"model": model, "train": (x.roll(-BAD, 0), y)}
+    error = failed(tmp_path / "run", parts, {})
+    assert error.samples == (0,)
+    done = surestep.replay(error.incident, task(parts))
+    assert done.now.samples == done.recorded.samples == (0,)
+
+
 def check_replay(folder: Callable[[], Path]) -> None:
     """Replay a step with dropout whose loss and some gradient norms are finite."""
     parts, said, *_ = CASES["NaN only in the backward pass"]

@@ -123,6 +123,13 @@ def dice_regions(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.stack(each).mean()
 
 
+def dice_batch_regions(outputs: Tensor, targets: Tensor) -> Tensor:
+    p, kept = outputs.softmax(1), targets != -100
+    return torch.stack(
+        [dice_of(p[:, c][kept], (targets == c)[kept].double()) for c in range(C)]
+    ).mean()
+
+
 def dice_bce(outputs: Tensor, targets: Tensor) -> Tensor:
     return dice_masks(outputs, targets) + 0.5 * nn.BCEWithLogitsLoss()(outputs, targets)
 
@@ -241,6 +248,7 @@ CASES: dict[str, Case] = {
     ),
     "dice": Case(losses.dice(), PIXELS, MASKS, dice_masks),
     "dice of regions": Case(losses.dice(), PIXELS, REGIONS, dice_regions),
+    "dice per batch, ignored": Case(losses.dice(per="batch"), PIXELS, REGIONS, dice_batch_regions),
     "dice per batch": Case(losses.dice(per="batch"), PIXELS, MASKS, dice_batch),
     "dice_bce": Case(losses.dice_bce(bce=0.5), PIXELS, MASKS, dice_bce),
     "dice_ce": Case(losses.dice_ce(ce=2.0), PIXELS, REGIONS, dice_ce),
