@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.doctor.planted.corpus import plant_all
+from tests.doctor.planted.corpus import plant_all, plant_few
 from tests.doctor.planted.page import PAGE, render_page
 from tests.doctor.planted.recall import Outcome, count, examine
 from tests.doctor.planted.run import Result, check, watch_all
@@ -69,6 +69,7 @@ def parse_words() -> argparse.Namespace:
     parser.add_argument("--bases", nargs="*", default=list_bases(), choices=list_bases())
     parser.add_argument("--rules", nargs="*", default=["SS"], help="starts of their codes")
     parser.add_argument("--seeds", type=int, default=1, help="variations of each script")
+    parser.add_argument("--most", type=int, help="bases for each mistake, at one position of each")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--correct", action="store_true", help="only the scripts without a mistake")
     parser.add_argument("--no-runs", action="store_true", help="only check")
@@ -88,7 +89,11 @@ def main() -> int:
         number = len(given.bases) * (given.seeds + 1)
         print(f"{len(alarms)} false alarms in {number} correct scripts", file=sys.stderr)
         return int(bool(alarms))
-    mutants = list(plant_all(given.bases, given.rules, given.seeds))
+    mutants = list(
+        plant_few(given.bases, given.rules, given.most)
+        if given.most
+        else plant_all(given.bases, given.rules, given.seeds)
+    )
     for mutant in mutants if given.keep else []:
         given.keep.mkdir(exist_ok=True)
         text = "\n# ---\n".join(mutant.files.values())

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from tests.doctor.planted.planters import PLANTERS
 from tests.doctor.planted.planters.base import Planter
-from tests.doctor.planted.scripts import load_base
+from tests.doctor.planted.scripts import load_base, write_base
 from tests.doctor.planted.vary import vary
 from tests.doctor.planted.view import View
 
@@ -56,15 +57,35 @@ def plant_all(
                 yield from plant(base, planter, seeds)
 
 
+def plant_few(
+    bases: Sequence[str], rules: Sequence[str] = ("SS",), most: int = 1
+) -> Iterator[Mutant]:
+    """Yield each mistake at the first position that it fits, in a few of the bases.
+
+    Args:
+        bases: names of correct scripts; each mistake begins with another one.
+        rules: starts of the codes of rules.
+        most: number of bases for each mistake.
+    """
+    for number, planter in enumerate(PLANTERS):
+        start = number % len(bases)
+        mutants = (
+            mutant
+            for base in (*bases[start:], *bases[:start])
+            if planter.rule.startswith(tuple(rules)) and planter.fits(base)
+            for mutant in islice(plant(base, planter, 1), 1)
+        )
+        yield from islice(mutants, most)
+
+
 def plant(base: str, planter: Planter, seeds: int) -> Iterator[Mutant]:
-    correct = load_base(base).write()
-    count = sum(1 for _ in planter.plant(View(load_base(base).copy())))
+    count = sum(1 for _ in planter.plant(View(load_base(base))))
     for position in range(count):
         for seed in range(seeds):
             script = load_base(base).copy()
             edits = list(planter.plant(View(script)))
             edits[position]()
-            if seed == 0 and script.write() == correct:
+            if seed == 0 and script.write() == write_base(base):
                 raise ValueError(f"{planter.name} changes nothing in {base}, position {position}.")
             if seed:
                 vary(script, random.Random(f"{base} {planter.name} {position} {seed}"))

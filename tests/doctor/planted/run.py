@@ -23,6 +23,9 @@ from surestep.doctor.check_files import check_files
 from surestep.doctor.rule import load_rules
 
 SECONDS = 60  # after which a script is stopped
+# What scripts import, and what PyTorch, NumPy and the rules import when they are used.
+LIBRARIES = ("accelerate", "lightning", "sklearn.model_selection", "sklearn.metrics", "tqdm.auto")
+LATE = ("numpy.ma", "surestep.doctor.curves.name", "torch.distributed.fsdp")
 
 
 @dataclass
@@ -93,7 +96,7 @@ def run_all(
 ) -> list[Result]:
     """Return what `run` finds in each script, in a folder and a forked process for each."""
     if scripts:
-        load_libraries()
+        load_libraries("\n".join(text for files in scripts for text in files.values()))
     results: list[Result] = [Result() for _ in scripts]
     running: dict[int, tuple[int, tempfile.TemporaryDirectory[str], float]] = {}
     for index, files in enumerate(scripts):
@@ -113,12 +116,11 @@ def run_all(
     return results
 
 
-def load_libraries() -> None:
-    """Import what the scripts import, once for all of them."""
+def load_libraries(source: str) -> None:
+    """Import what scripts with this source import, once for all of them."""
     # Otherwise torch asks the driver for GPUs, and a forked process cannot use them.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     import torch
-    import torch.distributed.fsdp
 
     from surestep.doctor.watch.watch import Watch
 
@@ -126,9 +128,11 @@ def load_libraries() -> None:
     torch.set_num_threads(1)
     Watch(load_rules())
     torch.optim.SGD([torch.zeros(1)])  # imports torch._dynamo
-    names = "accelerate lightning sklearn.model_selection sklearn.metrics tqdm.auto"
-    for name in names.split():
-        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+    for name in LATE:
+        importlib.import_module(name)
+    for name in LIBRARIES:
+        package = name.partition(".")[0]
+        if package in source and importlib.util.find_spec(package) is not None:
             importlib.import_module(name)
     # `watch` and the collector of each process would visit, and so copy, all imported objects.
     gc.collect()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import copy
 import importlib.util
+import pickle
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -32,7 +32,8 @@ class Script:
     trees: dict[str, ast.Module]
 
     def copy(self) -> Script:
-        return Script(self.name, self.main, copy.deepcopy(self.trees))
+        # Four times as fast as `copy.deepcopy`.
+        return Script(self.name, self.main, pickle.loads(pickle.dumps(self.trees)))
 
     def write(self) -> dict[str, str]:
         """Return the source of each file."""
@@ -68,6 +69,12 @@ def read_base(name: str) -> dict[str, str]:
 def load_base(name: str) -> Script:
     """Return a base with full paths; copy it before a change."""
     return Script(name, "train.py", {n: spell_out(s) for n, s in read_base(name).items()})
+
+
+@cache
+def write_base(name: str) -> dict[str, str]:
+    """Return the source of each file of a base with full paths."""
+    return load_base(name).copy().write()
 
 
 def spell_out(source: str) -> ast.Module:
