@@ -50,7 +50,10 @@ ALONE = (
     "tests/cli/test_interrupt.py",
 )
 # Files whose slow tests call what starts processes by `sys.executable`.
-WARM = ("tests/cli/test_launch.py", "tests/cli/test_search.py", "tests/tuning/")
+WARM = (
+    *("tests/cli/test_launch.py", "tests/cli/test_new.py", "tests/cli/test_search.py"),
+    *("tests/cli/test_stop.py::test_signal_after_the_end_of_a_search", "tests/tuning/"),
+)
 
 
 def group_of(nodeid):

@@ -13,6 +13,7 @@ import pytest
 
 from surestep.record.run import Run
 from tests.cli.conftest import HEAD, RECIPE, environment
+from tests.warm import warm_python
 
 SPAWNING = f"""{HEAD}
 from torch.utils.data import DataLoader, Dataset
@@ -52,7 +53,7 @@ callbacks = [Impatient()]
 
 def run(words, **more):
     return subprocess.run(
-        [sys.executable, "-m", "surestep", *words],
+        [warm_python(), "-m", "surestep", *words],
         capture_output=True,
         text=True,
         timeout=300,  # guards against hanging; generous for a busy machine

@@ -11,6 +11,7 @@ import pytest
 from surestep.record.run import Run
 from tests.cli.conftest import RECIPE, environment
 
+PYTHON = sys.executable  # whose start imports nothing, unlike that of a warm process
 SRUN = """#!{python}
 import os, signal, subprocess, sys
 words = [word for word in sys.argv[1:] if not word.startswith("--kill")]
@@ -53,7 +54,7 @@ callbacks = [Slurm()]
 @pytest.fixture
 def slurm(folder):
     """Run an sbatch file in the folder; return its result."""
-    for name, text in (("srun", SRUN.format(python=sys.executable)), ("scontrol", SCONTROL)):
+    for name, text in (("srun", SRUN.format(python=PYTHON)), ("scontrol", SCONTROL)):
         path = folder / "bin" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
