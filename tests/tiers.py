@@ -51,7 +51,6 @@ SLOW = {
         "runs each correct script"
     ),
     "tests/doctor/test_planted.py::test_planted_mistakes_are_found": ("runs hundreds of scripts"),
-    "tests/doctor/watch/test_neutrality.py::test_default_device_is_kept": LAUNCHES,
     "tests/doctor/watch/test_rules.py::test_good_example_runs": "runs each correct example",
     "tests/engine/checks/test_additivity.py::test_no_registered_or_torch_loss_is_rejected": PRODUCT,
     "tests/engine/checks/test_metric_parts.py::test_metric_that_is_a_mean_is_accepted": PRODUCT,

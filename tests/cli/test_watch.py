@@ -11,6 +11,7 @@ import pytest
 from surestep.cli import watch as module
 from surestep.doctor.watch.report import Report
 from tests.forked import run_forked
+from tests.warm import warm_python
 
 COMMAND = Path(sys.executable).with_name("surestep")
 SCRIPT = """
@@ -91,7 +92,7 @@ def test_script_starts_and_prints_as_without_watch(tmp_path, monkeypatch):
     assert finding["file"].endswith("script.py")
     for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    watched = start(tmp_path, sys.executable, "-m", "surestep", "watch", *words)
+    watched = start(tmp_path, warm_python(), "-m", "surestep", "watch", *words)
     assert watched.stdout == alone.stdout
     assert watched.stderr.startswith(alone.stderr)
 
