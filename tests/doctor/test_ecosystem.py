@@ -3,9 +3,9 @@
 import pytest
 
 from tests.doctor import ecosystem
-from tests.needs import needs
+from tests.needs import require
 
-NUMBER = 12  # files of each package
+NUMBER = 8  # files of each package
 PACKAGES = ("accelerate", "deepspeed", "ignite", "lightning", "peft", "torch", "transformers")
 FORGETS_ZERO_GRAD = """
 import torch
@@ -18,12 +18,10 @@ for batch in torch.utils.data.DataLoader(torch.randn(64, 2), batch_size=8, shuff
 """
 
 
-# `needs` imports the package, which may warn of itself.
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.slow("checks files of libraries of dev-all")
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_correct_file_of_a_package_is_reported(package):
-    needs(package)
+    require(package)
     paths = ecosystem.sample_training_files(package, NUMBER)
     assert len(paths) >= 5
     assert ecosystem.find_unknown(paths) == []
