@@ -1,10 +1,12 @@
 """Law 2: a start with a mirror that is killed at any file event, or fails, works when repeated."""
 
 import os
+import shutil
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import chdir
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from tests.laws.support.tasks import rows, session_of
 OPTIONS: dict[str, Any] = {"max_steps": 2, "batch_size": 8}
 EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
 _MOST = 400  # events of a start, which has about 120
-_FEW = 17  # a quick test kills at each of so many
+_FEW = 17  # the quick test kills at each of so many
 
 
 def task_of() -> surestep.Task:
@@ -39,16 +41,23 @@ def address(place: Path) -> str:
     return f"file://{place}/mirror"
 
 
+@contextmanager
+def leave(place: Path) -> Iterator[None]:
+    """Go to a folder, and end this process after a block: with 0, or with 1 for an error."""
+    code = 1
+    try:
+        os.chdir(place)
+        yield
+        code = 0
+    finally:
+        os._exit(code)
+
+
 def fork(place: Path, act: Callable[[], object]) -> int:
     """Run a function in a fork; return its exit code."""
     if (pid := os.fork()) == 0:
-        code = 1
-        try:
-            os.chdir(place)
+        with leave(place):
             act()
-            code = 0
-        finally:
-            os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -76,33 +85,82 @@ def kill_and_repeat(place: Path, run: str | Path, number: int) -> bool:
 
     code = fork(place, be_killed)
     assert code in (0, -signal.SIGKILL)
+    repeat(place, run)
+    return code != 0
+
+
+def repeat(place: Path, run: str | Path) -> None:
+    """Start again, and check that the mirror has a run and no writer."""
     with chdir(place):  # in this process: a fork would take twice as long
         start(place, run)
     assert (place / "mirror" / "config.json").is_file()
     found = read_owner(Store(str(place / "mirror")))
     assert found is not None
     assert (found["writer"], found.get("started")) == (None, True)
-    return code != 0
 
 
-@pytest.mark.parametrize(
-    ("is_address", "every"),
-    [
-        (False, _FEW),
-        pytest.param(False, 1, marks=pytest.mark.slow("kills a hundred starts")),
-        pytest.param(True, 1, marks=pytest.mark.slow("kills fifty starts")),
-    ],
-)
-def test_start_that_is_killed_at_any_file_event_works_when_repeated(
-    tmp_path: Path, is_address: bool, every: int
-) -> None:
+def test_start_that_is_killed_works_when_repeated(tmp_path: Path) -> None:
     start(tmp_path / "first", tmp_path / "first" / "run")  # here, so that no fork imports again
-    for number in range(1, _MOST, every):
+    for number in range(1, _MOST, _FEW):
         place = tmp_path / str(number)
-        run = address(place) if is_address else place / "run"
-        if not kill_and_repeat(place, run, number):
+        if not kill_and_repeat(place, place / "run", number):
             break
-    assert 30 < number < _MOST - every
+    assert 30 < number < _MOST - _FEW
+
+
+def stop_at_events(place: Path) -> None:
+    """Stop this process, with all threads, at each event that changes a file in a folder."""
+
+    def hook(event: str, args: tuple[object, ...]) -> None:
+        if event in EVENTS and str(args[0]).startswith(str(place)):
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # at once: not os.kill
+
+    sys.addaudithook(hook)
+
+
+def content(place: Path) -> list[tuple[str, bytes | None]]:
+    """Return the name of each file and folder, with what a file holds."""
+    paths = sorted(place.rglob("*"))
+    return [(str(path), path.read_bytes() if path.is_file() else None) for path in paths]
+
+
+def copy_states(place: Path, run: str | Path, copies: Path) -> tuple[int, int]:
+    """Copy what a kill at each event of a start would leave; return the events and the copies.
+
+    Events between which no file changes have one copy.
+    """
+    place.mkdir()
+    if (pid := os.fork()) == 0:
+        with leave(place):
+            stop_at_events(place)
+            start(place, run)
+    events, states = 0, 0
+    before: list[tuple[str, bytes | None]] | None = None
+    while os.WIFSTOPPED(status := os.waitpid(pid, os.WUNTRACED)[1]):
+        events += 1
+        if (now := content(place)) != before:
+            states, before = states + 1, now
+            shutil.copytree(place, copies / str(states), symlinks=True)
+        os.kill(pid, signal.SIGCONT)
+    assert os.waitstatus_to_exitcode(status) == 0
+    return events, states
+
+
+@pytest.mark.slow("repeats a hundred starts")
+@pytest.mark.parametrize("is_address", [False, True])
+def test_start_that_is_killed_at_any_file_event_works_when_repeated(
+    tmp_path: Path, is_address: bool
+) -> None:
+    start(tmp_path / "first", tmp_path / "first" / "run")
+    place = tmp_path / "place"
+    run = address(place) if is_address else place / "run"
+    events, states = copy_states(place, run, tmp_path / "copies")
+    assert events > 50
+    assert states > 20
+    for number in range(1, states + 1):
+        shutil.rmtree(place)
+        (tmp_path / "copies" / str(number)).rename(place)
+        repeat(place, run)
 
 
 def test_start_that_fails_leaves_its_mirror_to_the_corrected_command(tmp_path: Path) -> None:
