@@ -2,7 +2,6 @@
 
 import multiprocessing
 import subprocess
-import sys
 import threading
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from surestep.base.errors import ConfigError, DataError
 from surestep.engine.data.workers import Loader, _describe
 from surestep.engine.rules.resolve import resolve
 from tests import tiny
+from tests.warm import warm_python
 
 
 class Rows(Dataset):
@@ -39,8 +39,9 @@ def fit(folder, **parts):
     surestep.Trainer(tiny.task(**parts), config, run=folder).fit()
 
 
-def spawned(data, **options):
-    return DataLoader(data, 8, num_workers=2, multiprocessing_context="spawn", **options)
+def spawned(data, num_workers=2, **options):
+    options |= {"num_workers": num_workers, "multiprocessing_context": "spawn"}
+    return DataLoader(data, 8, **options)
 
 
 @pytest.mark.parametrize(
@@ -116,16 +117,16 @@ import surestep
 from tests import tiny
 from tests.engine.data.test_worker_start import fit, spawned, Rows
 
-fit("run", train=spawned(Rows()))
+fit("run", train=spawned(Rows(), num_workers=1))
 """
 
 
 @pytest.mark.slow("spawns data workers")
 def test_script_without_a_main_guard_gets_an_error_that_names_it(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    ran = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = [warm_python(), str(script)]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     in_worker, in_script = ran.stderr.split("WorkerError: ")
     assert "surestep.base.errors.ConfigError: A new process of multiprocessing" in in_worker
     assert "under if __name__ == '__main__':" in in_script

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -25,6 +24,7 @@ from surestep.engine.data import workers
 from surestep.engine.data.workers import Loader
 from surestep.record.run import Run
 from tests import tiny
+from tests.warm import warm_python
 
 ROOT = Path(__file__).parents[3]
 # The checks of the data before a run would start a worker, which dies once.
@@ -198,7 +198,7 @@ def test_step_completes_if_a_worker_dies_during_it(tmp_path, monkeypatch):
 
 
 class Hangs(Rows):
-    """The second worker starts a process and then hangs without loading a sample."""
+    """The last worker starts a process and then hangs without loading a sample."""
 
     def __init__(self, pids: Path) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ class Hangs(Rows):
 
     def __getitem__(self, index):
         info = get_worker_info()
-        if info is not None and info.id == 1:
+        if info is not None and info.id == info.num_workers - 1:
             own = subprocess.Popen(["sleep", "600"]).pid
             self.pids.write_text(json.dumps([os.getpid(), own]))
             time.sleep(600)
@@ -215,16 +215,17 @@ class Hangs(Rows):
 
 TRAIN = textwrap.dedent(
     """
-    import sys
+    import os, posix, sys
     from pathlib import Path
     if __name__ == "__main__":
+        os.getppid = posix.getppid  # the warm Python's is that of its client, in workers too
         import surestep
         from torch.utils.data import DataLoader
         from tests import tiny
         from tests.engine.data.test_workers import Hangs
-        folder, start = sys.argv[1:]
+        folder, start, workers = sys.argv[1:]
         data = Hangs(Path(folder) / "pids")
-        loader = DataLoader(data, 5, num_workers=2, multiprocessing_context=start)
+        loader = DataLoader(data, 5, num_workers=int(workers), multiprocessing_context=start)
         task = tiny.task(train=loader)
         session = surestep.prepare(task, tiny.config(batch_size=None), run=Path(folder) / "run")
         print(list(session.steps()))
@@ -247,13 +248,13 @@ def until(holds, most_s: float) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("start", "number"),
-    [("fork", "SIGKILL"), ("spawn", "SIGKILL"), ("fork", "SIGINT")],
+    ("start", "workers", "number"),
+    [("fork", 2, "SIGKILL"), ("spawn", 1, "SIGKILL"), ("fork", 2, "SIGINT")],
 )
-def test_no_worker_outlives_its_main_process(tmp_path, start, number):
+def test_no_worker_outlives_its_main_process(tmp_path, start, workers, number):
     (tmp_path / "train.py").write_text(TRAIN)
     main = subprocess.Popen(
-        [sys.executable, str(tmp_path / "train.py"), str(tmp_path), start],
+        [warm_python(), str(tmp_path / "train.py"), str(tmp_path), start, str(workers)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
         stderr=subprocess.DEVNULL,
@@ -331,7 +332,7 @@ STUCK = textwrap.dedent(
 
 def test_worker_that_never_starts_is_named_and_killed(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", STUCK, str(tmp_path / "run")],
+        [warm_python(), "-c", STUCK, str(tmp_path / "run")],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
