@@ -23,7 +23,7 @@ needs_huge_pages = pytest.mark.skipif(
 # Activations of 40 MB in blocks of 4 MB. The thresholds glibc starts with are fixed first: it would
 # raise them by what is freed, and how often it returns the activations would differ by process.
 TRAIN = """
-import ctypes, gc, json, resource, sys
+import ctypes, gc, json, os, resource, sys
 for option in (-3, -1):
     ctypes.CDLL(None).mallopt(option, 128 * 1024)
 import torch
@@ -51,32 +51,40 @@ def huge_mb():
 def heap_mb():
     return sum(int(rest[0]) for first, rest in heap_lines() if first == "Size:") / 1024
 
-torch.manual_seed(0)
-net = nn.Sequential(nn.Linear(8, 4096), *[nn.Tanh() for _ in range(9)], nn.Linear(4096, 2))
-x = torch.randn(256, 8)
-y = (x[:, 0] > 0).long()
-config = surestep.Config.from_options(
-    {"max_steps": 30, "batch_size": 256, "logging.progress": "quiet", "cpu_allocator": sys.argv[1]}
-)
-task = surestep.Task(net, nn.CrossEntropyLoss(), train=(x, y))
-session = surestep.prepare(task, config, run=sys.argv[2])
-counts = []
-for _ in session.steps():
-    counts.append(faults())
-used, huge = resident_mb(), huge_mb()
-session.close()
-gc.collect()
-print(json.dumps({
-    "faults": (counts[-1] - counts[9]) / 20,
-    "returned_mb": used - resident_mb(),
-    "huge_mb": huge,
-    "heap_mb": heap_mb(),
-    "weights": [value.hex() for value in net[-1].weight.flatten().tolist()],
-}))
+def train(setting, folder):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 4096), *[nn.Tanh() for _ in range(9)], nn.Linear(4096, 2))
+    x = torch.randn(256, 8)
+    y = (x[:, 0] > 0).long()
+    config = surestep.Config.from_options(
+        {"max_steps": 20, "batch_size": 256, "logging.progress": "quiet", "cpu_allocator": setting}
+    )
+    task = surestep.Task(net, nn.CrossEntropyLoss(), train=(x, y))
+    session = surestep.prepare(task, config, run=folder)
+    counts = []
+    for _ in session.steps():
+        counts.append(faults())
+    used, huge = resident_mb(), huge_mb()
+    session.close()
+    gc.collect()
+    print(json.dumps({
+        "faults": (counts[-1] - counts[9]) / 10,
+        "returned_mb": used - resident_mb(),
+        "huge_mb": huge,
+        "heap_mb": heap_mb(),
+        "weights": [value.hex() for value in net[-1].weight.flatten().tolist()],
+    }))
+
+for setting in sys.argv[2:]:
+    if os.fork() == 0:  # memory as after the start of a process
+        train(setting, sys.argv[1] + "/" + setting)
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.wait()[1] == 0
 """
 
 
-def run(source, *arguments, **environment):
+def lines_of(source, *arguments, **environment):
     done = subprocess.run(
         [sys.executable, "-c", source, *map(str, arguments)],
         env={**os.environ, **environment},
@@ -84,15 +92,20 @@ def run(source, *arguments, **environment):
         text=True,
         check=True,
     )
-    return json.loads(done.stdout.splitlines()[-1])
+    return done.stdout.splitlines()
+
+
+def run(source, **environment):
+    return json.loads(lines_of(source, **environment)[-1])
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The measurements of a separate process, with default and with changed allocator settings."""
+    """The measurements of a process for each setting, all forks of one that has imported torch."""
     folder = tmp_path_factory.mktemp("runs")
     values = ["default", "retain", *(["huge_pages"] if ALLOCATOR.huge_pages else [])]
-    return {each: run(TRAIN, each, folder / each) for each in values}
+    lines = lines_of(TRAIN, folder, *values)[-len(values) :]
+    return dict(zip(values, map(json.loads, lines), strict=True))
 
 
 @needs_glibc
