@@ -115,6 +115,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     },
 }
 
+# A run with an average also saves and loads what one without has; these are compared without, too.
+WITHOUT_AVERAGE = ("grows, persistent", "gets wider, not persistent", "quantized, convolution")
+
 
 def task_of(kind: str, train: tuple[Tensor, Tensor] | None = None) -> surestep.Task:
     return surestep.Task(MODELS[kind](), nn.CrossEntropyLoss(), train or rows(44), val=rows(20))
@@ -154,8 +157,11 @@ def test_run_that_evaluates_equals_the_plain_script(folder, kind):
     assert_same(buffers_of(expected), buffers_of(session.model))
 
 
-@pytest.mark.parametrize("options", [{}, EMA], ids=["none", "ema"])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [*((kind, EMA) for kind in MODELS), *((kind, {}) for kind in WITHOUT_AVERAGE)],
+    ids=[*(f"{kind}, ema" for kind in MODELS), *WITHOUT_AVERAGE],
+)
 def test_killed_run_is_resumed_bitwise_and_loaded(folder, kind, options):
     check_killed(folder, kind, **options)
 
@@ -166,7 +172,7 @@ def check_killed(folder: Folder, kind: str, **options: Any) -> None:
     options = {**OPTIONS, **options, "validation": {"batch_size": 20}}
     with session_of(task_of(kind), folder(), **options) as whole:
         list(whole.steps())
-    path, which = folder(), "average" if "average" in options else "last"
+    path, names = folder(), ["last", *(["average"] if "average" in options else [])]
     if (pid := os.fork()) == 0:
         with session_of(task_of(kind), path, **options) as session:
             for result in session.steps():
@@ -180,19 +186,19 @@ def check_killed(folder: Folder, kind: str, **options: Any) -> None:
         assert session.state.progress.step == 4
         list(session.steps())
         session.save()
-        measured = session.evaluate_checkpoint("val", which)
+        measured = [session.evaluate_checkpoint("val", which)["val/loss"] for which in names]
         resumed = state_of(session)
         session.evaluate_checkpoint("val", 4)
         assert_same(resumed, state_of(session))
     assert_same(state_of(whole), resumed)
     model, (x, y) = MODELS[kind](), rows(20)
     run = surestep.Run(path)
-    for _ in range(2):  # the second time, into buffers of another shape
-        run.load_model(model, 4)
+    for which, expected in [*zip(names, measured, strict=True)] * 2:
+        run.load_model(model, 4)  # the second time, into buffers of another shape
         run.load_model(model, which)
         with torch.no_grad():
             loss = float(functional.cross_entropy(model.eval()(x), y))
-        assert loss == pytest.approx(measured["val/loss"], rel=1e-6)
+        assert loss == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("on_nonfinite", ["raise", "skip"])  # decided on the device, on the host
