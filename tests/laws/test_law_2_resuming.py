@@ -75,8 +75,10 @@ def check_resume(
     then: dict[str, Any] | None = None,
     expected: End | None = None,
     **more: Any,
-) -> None:
+) -> Session:
     """Stop and save after some steps (44 samples: 5 steps an epoch), resume, and compare.
+
+    The session of the resumed run is returned.
 
     Args:
         folder: returns a new folder for a run.
@@ -106,6 +108,7 @@ def check_resume(
     assert_moved(half, end.tensors)
     assert expected.progress == end.progress
     assert expected.counts == end.counts
+    return session
 
 
 @pytest.mark.parametrize("stop_at", [1, 5, 9, 12])

@@ -14,7 +14,7 @@ from surestep.base.errors import DataError
 from surestep.engine.data import stream_loader as passes
 from surestep.engine.data import stream_state as own_state
 from tests.laws.support.tasks import Augmented, session_of, train
-from tests.laws.test_law_2_resuming import OPTIONS, check_resume, task_of
+from tests.laws.test_law_2_resuming import OPTIONS, check_resume, task_of, whole
 from tests.needs import needs
 
 READ = torch.zeros(
@@ -129,8 +129,16 @@ STREAMS = {
 }
 
 
-def check_own_state(folder, make=Counted, **more):
-    check_resume(folder, make, **more)
+def check_own_state(folder, make=Counted, *, stop_at=9, then=None, **more):
+    """Compare with one uninterrupted run of each stream; return the resumed session."""
+    expected = whole(folder, make, **more)
+    return check_resume(folder, make, stop_at=stop_at, then=then, expected=expected, **more)
+
+
+def check_with_output(folder, capsys, make, **more):
+    """Check, and return what is printed, and the plan of the resumed run."""
+    session = check_own_state(folder, make, logging={"progress": "plain"}, **more)
+    return capsys.readouterr().err, session.plan
 
 
 @pytest.mark.parametrize("kind", STREAMS)
@@ -297,11 +305,10 @@ CANNOT = {
 
 @pytest.mark.parametrize("kind", CANNOT)
 def test_unusable_state_is_reported_and_the_stream_read_again(folder, capsys, kind):
-    output, plan = resume_output(folder, capsys, kind)
-    assert f"reading 27 samples of the stream again: {CANNOT[kind]}" in output
+    output, plan = check_with_output(folder, capsys, kind)
+    assert f"reading 36 samples of the stream again: {CANNOT[kind]}" in output
     assert plan.data_resume == "by reading again"
     assert plan.reason("data.resume").startswith(CANNOT[kind])
-    check_resume(folder, kind)
 
 
 class LyingLate(Counted):
@@ -384,8 +391,7 @@ def test_hugging_face(folder, workers, mixed, capsys):
     def stream():
         return torch.utils.data.DataLoader(make(), 9, collate_fn=pairs, num_workers=workers)
 
-    check_resume(folder, stream, stop_at=8)
-    output, plan = resume_output(folder, capsys, stream)
+    output, plan = check_with_output(folder, capsys, stream, stop_at=8)
     if mixed:  # "examples from shuffle buffers are lost when resuming", its documentation says
         assert "continues with others" in plan.reason("data.resume")
     else:
@@ -446,7 +452,7 @@ def test_check_fails_if_the_law_is_broken(folder, monkeypatch, mutate, workers):
     monkeypatch.setattr("surestep.trainer.planning.find_state_problem", lambda _: "")
     monkeypatch.setattr(passes, "_differs", lambda *_: False)  # else the stream is read again
     with pytest.raises((AssertionError, DataError)):
-        check_own_state(folder, stop_at=6, data={"num_workers": workers})
+        check_resume(folder, Counted, stop_at=6, data={"num_workers": workers})
 
 
 def nodes_of(sample, *, threads=False):
@@ -494,9 +500,7 @@ OF_ITS_OWN = [
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=OF_ITS_OWN) for kind in OF_TORCHDATA])
 def test_torchdata_resumes_within_an_epoch(folder, kind, capsys):
-    make = OF_TORCHDATA[kind]
-    check_own_state(folder, make, stop_at=8)
-    output, plan = resume_output(folder, capsys, make)
+    output, plan = check_with_output(folder, capsys, OF_TORCHDATA[kind], stop_at=8)
     assert "the stream by its own state.\n" in output
     assert plan.data_resume == "by its own state"
 
@@ -507,6 +511,5 @@ def test_torchdata_nodes_that_draw_are_read_again(folder, capsys):
     def make():
         return nodes_of(Augmented(44).__getitem__)
 
-    check_own_state(folder, make, stop_at=8)
-    _, plan = resume_output(folder, capsys, make)
+    _, plan = check_with_output(folder, capsys, make, stop_at=8)
     assert "Loader continues with others" in plan.reason("data.resume")
