@@ -103,11 +103,12 @@ def test_own_generators_are_independent_of_the_global_ones_and_of_each_other():
     assert find_dependent({name: [row[name] for row in rows] for name in rows[0]}) == []
 
 
+FEW = 201  # samples: each batch of a worker costs a millisecond
 RUNS = {
     "samples by position": {},
     "a stream": {"stream": True},
-    "workers": {"workers": 2},
-    "a stream of workers": {"stream": True, "workers": 2},
+    "workers": {"workers": 2, "size": FEW},
+    "a stream of workers": {"stream": True, "workers": 2, "size": FEW},
     "a step of the task": {"manual": True},
 }
 
