@@ -19,11 +19,12 @@ from typing import Any
 from surestep.base.errors import RunError
 from surestep.engine.data.workers import list_children
 from surestep.record.run import Run
+from tests.tuning.kills_recipe import PAUSE
 
-RECIPE = str(Path(__file__).with_name("recipe.py"))
+RECIPE = str(Path(__file__).with_name("kills_recipe.py"))
 SPACE = 'optim.lr = "log(1e-3, 1e-1)"\ntask.hidden = [4, 8, 16]\n'
 FIXED = [
-    *("--max-steps", "4500", "--validation.every", "1500 steps", "--checkpoint.every", "200 steps"),
+    *("--max-steps", "300", "--validation.every", "100 steps", "--checkpoint.every", "15 steps"),
     *(
         "--sampler",
         "random",
@@ -38,12 +39,14 @@ FIXED = [
     ),
 ]
 PAUSE_S = (0.5, 5.0)  # between a start and a kill
+STEP_S = 0.01  # so a trial takes three seconds
 
 
 class Search:
     """The command of a search that is started again after each kill."""
 
-    def __init__(self, folder: Path, trials: int) -> None:
+    def __init__(self, folder: Path, trials: int, step_s: float = 0.0) -> None:
+        self._environment = {**os.environ, PAUSE: str(step_s)}
         self.study = folder / "study"
         (folder / "space.toml").write_text(SPACE)
         self._words = [
@@ -57,7 +60,11 @@ class Search:
         """Start the command, if it does not run."""
         if self.process is None or self.process.poll() is not None:
             self.process = subprocess.Popen(
-                [*self._words], stdout=self._log, stderr=self._log, start_new_session=True
+                [*self._words],
+                stdout=self._log,
+                stderr=self._log,
+                env=self._environment,
+                start_new_session=True,
             )
 
     def wait_for_training(self) -> None:
@@ -121,7 +128,7 @@ def resumed(study: Path) -> int:
 def kill_search(folder: Path, kills: int, trials: int, seed: int) -> list[str]:
     """Kill a search so many times; return what is wrong at its end."""
     choose, killed = random.Random(seed), []
-    plain, search = Search(folder / "plain", trials), Search(folder / "killed", trials)
+    plain, search = Search(folder / "plain", trials), Search(folder / "killed", trials, STEP_S)
     try:
         codes = [plain.finish()]
         for number in range(kills):
