@@ -1,10 +1,5 @@
 """MLflow, with a real server on loopback that keeps everything in SQLite."""
 
-import os
-import subprocess
-import sys
-import time
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -22,49 +17,12 @@ from surestep.tracking.registry import tracker_class
 from surestep.tracking.study import finish_study
 from surestep.tracking.tracker import StudyResult
 from surestep.trainer.planning import TaskOrigin
-from tests.multi_rank.torchrun import free_port
 from tests.needs import needs
+from tests.tracking.mlflow_server import Server
 from tests.tracking.test_delivery import DATA, expected_points, options, train
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
 WEIGHTS = {"logging.mlflow_model": "weights"}
-
-
-class Server:
-    """An MLflow server, which can be killed and started again."""
-
-    def __init__(self, folder):
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
-        self._command += ["--host", "127.0.0.1", "--port", str(self.port)]
-        self._command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db"]
-        self._command += ["--artifacts-destination", str(folder / "artifacts")]
-        self._process = None
-
-    def start(self):
-        self._process = subprocess.Popen(
-            self._command,
-            # Its job runners are six more processes, each of which imports MLflow.
-            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        for _ in range(1800):
-            time.sleep(0.1)
-            try:
-                with urllib.request.urlopen(f"{self.url}/health", timeout=1):
-                    return
-            except OSError:
-                assert self._process.poll() is None
-        raise AssertionError("the server did not start")
-
-    def kill(self):
-        if self._process is not None:
-            os.killpg(self._process.pid, 9)
-            self._process.wait()
-            self._process = None
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,9 @@ from surestep.tracking.follower import Delivery
 from surestep.tracking.tensorboard import TensorBoardTracker
 from tests.needs import needs
 from tests.torture.disks import may_mount, small_disk
+from tests.tracking.mlflow_server import Server
 from tests.tracking.test_delivery import DATA, Recorder, expected_points, losses, train
-from tests.tracking.test_mlflow import Server, by_name, only_run
+from tests.tracking.test_mlflow import by_name, only_run
 from tests.tracking.test_mlflow import losses as mlflow_losses
 from tests.tracking.test_tensorboard import read
 
