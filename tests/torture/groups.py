@@ -38,9 +38,17 @@ class Group:
         self._launcher: subprocess.Popen[bytes] | None = None
         self._seen = 0  # lines of steps that belong to processes that were killed
 
-    def start(self) -> None:
-        """Call torchrun."""
-        command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", "30"]
+    def start(self, python: str = TORCHRUN[0]) -> None:
+        """Call torchrun with a Python."""
+        command = [
+            python,
+            *TORCHRUN[1:],
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            "--max-restarts",
+            "30",
+        ]
         command += ["-m", "surestep", "train", str(RECIPE), "--run-folder", str(self.run)]
         more = {"OMP_NUM_THREADS": "1", "GROUP": str(self.notes)}
         root = Path(__file__).parents[2]
