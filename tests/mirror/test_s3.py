@@ -1,11 +1,12 @@
 """A mirror in S3, on a server on loopback that is cut, slowed and killed in the middle."""
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import Event
 
@@ -20,6 +21,7 @@ from surestep.mirror.store import PART, Store, hash_file
 from tests.mirror.runs import STEPS, check_mirror, last_weights, names, train
 from tests.mirror.servers import BUCKET, Proxy, S3Server, s3_environment
 from tests.needs import needs
+from tests.warm import warm_python
 
 needs("s3fs")
 needs("moto")
@@ -244,13 +246,22 @@ sys.exit(main(["train", *sys.argv[1:]]))
 @contextmanager
 def training(recipe, address, *more):
     """Train the recipe in a process of its own, which is killed at the end of the block."""
-    words = [sys.executable, "-c", START, str(recipe), "--run", address, *more]
+    words = [warm_python(), "-c", START, str(recipe), "--run", address, *more]
     pipe = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
     with subprocess.Popen(words, **pipe) as process:
         try:
             yield process
         finally:
+            if process.poll() is None:
+                with suppress(ValueError):  # the run has not begun
+                    os.kill(pid_of_run(), signal.SIGKILL)
             process.kill()
+
+
+def pid_of_run():
+    """Return the process that trains: that of `warm_python` is a client of it."""
+    (lock,) = Path("runs").glob("*/lock")
+    return json.loads(lock.read_text())["pid"]
 
 
 def train_to_the_end(recipe, address):
@@ -316,9 +327,9 @@ def test_ctrl_c_saves_and_copies_the_last_step(proxy, address, recipe):
 def test_second_machine_is_rejected_while_the_first_trains(proxy, address, recipe, monkeypatch):
     monkeypatch.setattr("socket.gethostname", lambda: "another-machine")
     monkeypatch.setattr("surestep.mirror.owner.STALE_S", 60.0)
-    with training(recipe, address, "--epochs", "400") as process:
+    with training(recipe, address, "--epochs", "400"):
         proxy.wait_for(300_000)
-        with pytest.raises(RunError, match=f"in use by process {process.pid} on .*mirror release"):
+        with pytest.raises(RunError, match=f"in use by process {pid_of_run()} on .*mirror release"):
             train(address)
 
 
