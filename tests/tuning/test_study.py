@@ -56,7 +56,7 @@ def test_each_trial_is_claimed_once_and_recorded(tmp_path, storage):
 
 @pytest.mark.parametrize("n_workers", [2, 6])
 def test_threads_claim_exactly_the_whole_number(tmp_path, storage, n_workers):
-    studies = [make_study(tmp_path / "study", storage, trials=20) for _ in range(n_workers)]
+    studies = [make_study(tmp_path / "study", storage, trials=12) for _ in range(n_workers)]
     start = threading.Barrier(n_workers)
 
     def work(study):
@@ -65,8 +65,8 @@ def test_threads_claim_exactly_the_whole_number(tmp_path, storage, n_workers):
 
     with ThreadPoolExecutor(n_workers) as pool:
         numbers = [number for found in pool.map(work, studies) for number in found]
-    assert sorted(numbers) == list(range(20))
-    assert [row.number for row in studies[0].rows()] == list(range(20))
+    assert sorted(numbers) == list(range(12))
+    assert [row.number for row in studies[0].rows()] == list(range(12))
 
 
 def test_study_records_every_option_of_its_methods(tmp_path):
