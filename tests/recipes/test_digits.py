@@ -7,14 +7,14 @@ from surestep.recipes.load import load
 
 
 def test_digits_reaches_its_accuracy(tmp_path):
-    """The mean of two seeds: one of the 297 test images is 0.3%."""
+    """The mean of three seeds: one of the 297 test images is 0.3%."""
     recipe, accuracies = load("digits"), []
-    for seed in (1, 2):
+    for seed in range(3):
         config = recipe.config.replace_options({"logging.progress": "quiet", "seed": seed})
         trainer = surestep.Trainer(recipe.build({}, config), config, run=tmp_path / str(seed))
         trainer.fit()
         accuracies.append(trainer.evaluate("test")["test/accuracy"])
-    assert sum(accuracies) / 2 >= 0.985
+    assert sum(accuracies) / 3 >= 0.985
 
 
 def test_splits_share_no_images():
