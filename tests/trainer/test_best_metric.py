@@ -57,6 +57,15 @@ def test_rolled_back_evaluations_are_not_ranked(tmp_path, ranked, again):
     assert taken(ranking, {again: 5.0, 9: 4.0}) == [again, 9]
 
 
+def test_each_rollback_undoes_only_its_own_evaluations(tmp_path, ranked):
+    ranking, skipped = TopK(ranked, tmp_path), ranked.state.spikes.skipped_steps
+    assert taken(ranking, {3: 3.0, 7: 1.0}) == [3, 7]
+    skipped.append((7, 14))
+    assert taken(ranking, {15: 2.0, 16: 5.0}) == [15]  # 3 and 15 are the best two
+    skipped.append((15, 18))
+    assert taken(ranking, {19: 4.0, 20: 5.0}) == [19]  # 3 and 19
+
+
 @pytest.mark.parametrize(("val", "is_kept"), [(tiny.data(), True), (Rows(), False)])
 def test_best_of_a_version_with_other_seeds_counts_only_for_tensors(val, is_kept):
     plan = SimpleNamespace(validation_metric="val/a", limit_val_batches=None)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import surestep
 from surestep.base.errors import CheckpointError, StatusWriteError
 from surestep.record.checkpoint import writer as saver
 from surestep.record.checkpoint.discovery import list_checkpoints
@@ -43,6 +44,29 @@ def test_failed_save_is_reported_and_the_next_save_retries(tmp_path, monkeypatch
     assert "No space left on device. The run continues" in told[0]["text"]
     steps = [event["step"] for event in run.events() if event["event"] == "checkpoint"]
     assert steps == [1, 4, 5, 6]
+
+
+class Saves(surestep.Callback):
+    """Keeps the step and the metrics of each checkpoint."""
+
+    def __init__(self):
+        self.found = []
+
+    def on_save(self, state, checkpoint):
+        self.found.append((checkpoint.step, checkpoint.metrics))
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_checkpoint_after_a_failed_save_has_its_own_metrics(tmp_path, monkeypatch, asynchronous):
+    failing(monkeypatch, 2, 3)
+    said = {"every": "1 step", "async_save": asynchronous}
+    config = tiny.config(max_steps=6, validation={"every": "1 step"}, checkpoint=said)
+    saves, task = Saves(), tiny.task(val=tiny.data(8, seed=1))
+    run = surestep.Trainer(task, config, run=tmp_path, callbacks=[saves]).fit()
+    events = [event for event in run.events() if event["event"] == "evaluation"]
+    evaluated = {event["step"]: event["metrics"] for event in events}
+    assert {step for step, _ in saves.found} == {1, 4, 5, 6}
+    assert all(metrics == evaluated[step] for step, metrics in saves.found)
 
 
 def test_failure_of_the_saving_thread_is_reported_at_the_next_log_point(tmp_path, monkeypatch):

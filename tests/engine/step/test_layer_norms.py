@@ -164,3 +164,16 @@ def test_skipped_step_has_no_update(folder):
     assert set(points.found[0].layers.update_norm.values()) == {0.0}
     assert math.isnan(points.found[0].layers.grad_norm["block.0"])
     assert all(points.found[1].layers.update_norm[name] > 0 for name in ("block.0", "scale"))
+
+
+def test_log_point_of_a_save_does_not_repeat_earlier_norms(folder):
+    points = Points()
+    logging = {"every": "2 steps", "per_layer": True}
+    with session_of(task(), folder(), callbacks=[points], **options(logging=logging)) as session:
+        for result in session.steps():
+            if result.step == 3:  # not measured
+                session.save()
+    found = [(point.progress.step, point.layers and point.layers.step) for point in points.found]
+    assert found == [(2, 2), (3, None), (4, 4), (6, 6)]
+    events = [event for event in session.run.events() if event["event"] == "steps"]
+    assert ["layers" in event for event in events] == [True, False, True, True]
