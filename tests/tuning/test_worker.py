@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from surestep.tuning.process import Ended
 from surestep.tuning.study import ClaimedTrial
-from surestep.tuning.worker import Worker, WorkerOptions
+from surestep.tuning.worker import Worker, WorkerOptions, delete_checkpoints
 from tests.tuning.studies import make_rows, make_study
 
 
@@ -30,3 +30,17 @@ def test_better_trial_of_another_worker_keeps_its_checkpoints(tmp_path, monkeypa
     worker._run_trial(ClaimedTrial(0, {}, "0000", 0, 0), None)
     left = sorted(path.parts[-3] for path in tmp_path.glob("trials/*/checkpoints/step-*"))
     assert left == names[shown - 1 :]
+
+
+def test_only_trials_that_ended_lose_their_checkpoints(tmp_path):
+    states = ["finished", "finished", "pruned", "failed", "running", "waiting", "new"]
+    row = make_rows(1)[0]
+    rows = [replace(row, number=n, state=s, run=f"{n:04d}") for n, s in enumerate(states)]
+    rows[-1] = replace(rows[-1], state="waiting", run=None)  # it has not begun
+    for each in rows[:-1]:
+        (tmp_path / "trials" / each.run / "checkpoints" / "step-00000001").mkdir(parents=True)
+    study = make_study(rows)
+    study.folder = tmp_path
+    delete_checkpoints(study, rows, [1])
+    left = sorted(path.parts[-3] for path in tmp_path.glob("trials/*/checkpoints/step-*"))
+    assert left == ["0001", "0004", "0005"]  # the best, the running and the waiting one

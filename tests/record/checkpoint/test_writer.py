@@ -31,6 +31,15 @@ class Tied(nn.Module):
         self.head.weight = self.table.weight
 
 
+class TransposedView(nn.Module):
+    """The second layer has the transposed weight of the first, in the same memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.decoder.weight = nn.Parameter(self.encoder.weight.t())
+
+
 class Extra(nn.Linear):
     """Has extra state and every kind of buffer."""
 
@@ -64,7 +73,15 @@ def tied():
     return Tied()
 
 
-BUILDS = {"plain": tiny.model, "tied": tied, "channels last": channels_last, "extra": extra}
+def transposed():
+    torch.manual_seed(0)
+    return TransposedView()
+
+
+BUILDS = {
+    **{"plain": tiny.model, "tied": tied, "transposed view": transposed},
+    **{"channels last": channels_last, "extra": extra},
+}
 
 
 @pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
