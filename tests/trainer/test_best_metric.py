@@ -57,7 +57,7 @@ def test_rolled_back_evaluations_are_not_ranked(tmp_path, ranked, again):
     assert taken(ranking, {again: 5.0, 9: 4.0}) == [again, 9]
 
 
-def test_each_rollback_undoes_only_its_own_evaluations(tmp_path, ranked):
+def test_rollback_undoes_only_the_evaluations_after_its_checkpoint(tmp_path, ranked):
     ranking, skipped = TopK(ranked, tmp_path), ranked.state.spikes.skipped_steps
     assert taken(ranking, {3: 3.0, 7: 1.0}) == [3, 7]
     skipped.append((7, 14))

@@ -59,8 +59,8 @@ class Saves(surestep.Callback):
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_checkpoint_after_a_failed_save_has_its_own_metrics(tmp_path, monkeypatch, asynchronous):
     failing(monkeypatch, 2, 3)
-    said = {"every": "1 step", "async_save": asynchronous}
-    config = tiny.config(max_steps=6, validation={"every": "1 step"}, checkpoint=said)
+    saving = {"every": "1 step", "async_save": asynchronous}
+    config = tiny.config(max_steps=6, validation={"every": "1 step"}, checkpoint=saving)
     saves, task = Saves(), tiny.task(val=tiny.data(8, seed=1))
     run = surestep.Trainer(task, config, run=tmp_path, callbacks=[saves]).fit()
     events = [event for event in run.events() if event["event"] == "evaluation"]

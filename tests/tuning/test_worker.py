@@ -37,8 +37,8 @@ def test_only_trials_that_ended_lose_their_checkpoints(tmp_path):
     row = make_rows(1)[0]
     rows = [replace(row, number=n, state=s, run=f"{n:04d}") for n, s in enumerate(states)]
     rows[-1] = replace(rows[-1], state="waiting", run=None)  # it has not begun
-    for each in rows[:-1]:
-        (tmp_path / "trials" / each.run / "checkpoints" / "step-00000001").mkdir(parents=True)
+    for trial in rows[:-1]:
+        (tmp_path / "trials" / trial.run / "checkpoints" / "step-00000001").mkdir(parents=True)
     study = make_study(rows)
     study.folder = tmp_path
     delete_checkpoints(study, rows, [1])
