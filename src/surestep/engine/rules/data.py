@@ -160,7 +160,8 @@ def sampler(ctx: PlanContext) -> Decision:
     own = ctx.task_info.order
     if own is not None:
         sizes = ctx["batch_size"], ctx["micro_batch_size"]
-        layout = BatchLayout(ctx.task_info.train_samples, *sizes, ctx["data.drop_last"])
+        last, ranks = ctx["data.drop_last"], ctx["parallel.ranks"]
+        layout = BatchLayout(ctx.task_info.train_samples, *sizes, last, ranks=ranks)
         return own.name, own.explain(layout, ctx["seed"])
     if ctx.task_info.is_stream:
         reason = "samples come as the stream yields them; data.shuffle_buffer shuffles"

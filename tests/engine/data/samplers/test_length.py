@@ -1,10 +1,14 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from surestep import samplers
 from surestep.base.errors import DataError
 from surestep.engine.data.samplers.length import padding_fraction
+from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.engine.plan.batching import BatchLayout, DatasetView, epoch_permutation
+from tests import tiny
 
 LENGTHS = torch.randint(1, 100, (203,), generator=torch.Generator().manual_seed(0))
 DATA = DatasetView(203, lambda: iter([[0] * int(each) for each in LENGTHS]))
@@ -59,6 +63,22 @@ def test_padding_fraction_is_relative_to_the_longest_sample_of_a_batch():
     )
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3, 11])
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize(("batch_size", "micro_batch_size"), [(10, 4), (8, 4), (7, 1), (100, 30)])
+def test_padding_fraction_is_that_of_the_micro_batches_of_a_run(
+    batch_size, micro_batch_size, drop_last, ranks
+):
+    layout = BatchLayout(203, batch_size, micro_batch_size, drop_last, ranks=ranks, full=True)
+    spans = [
+        span for first, end, _ in layout.batches(0) for span in layout.micro_batches(first, end)
+    ]
+    micros = [LENGTHS[first:end] for first, end in spans if end > first]
+    padded = sum(len(micro) * int(micro.max()) for micro in micros)
+    expected = 1 - sum(int(micro.sum()) for micro in micros) / padded
+    assert padding_fraction(LENGTHS, torch.arange(203), layout) == pytest.approx(expected)
+
+
 def test_explanation_reports_the_padding_with_and_without_sorting():
     order = samplers.by_length(LENGTHS, window=5).bind(DATA)
     cut = BatchLayout(203, 8, 4)
@@ -67,6 +87,16 @@ def test_explanation_reports_the_padding_with_and_without_sorting():
     assert ours < plain / 2
     text = f"padding {ours:.1%} instead of {plain:.1%}; windows of 5 batches"
     assert order.explain(cut, 7) == text
+
+
+@pytest.mark.parametrize(("ranks", "padding"), [(1, "43.8%"), (2, "25.0%")])
+def test_plan_reports_the_padding_of_the_shares_of_the_ranks(ranks, padding):
+    """One rank pads 1 to 8 to 8; of two ranks the first pads 1 to 4 to 4, the other 5 to 8 to 8."""
+    order = samplers.by_length(range(1, 9)).bind(DatasetView(8, lambda: iter(())))
+    given = replace(tiny.GIVEN, train_samples=8, order=order)
+    system = replace(tiny.FACTS, launched=LaunchInfo(size=ranks, local_size=ranks))
+    plan = tiny.decide({"batch_size": 8}, system, given)
+    assert plan.reason("data.sampler").startswith(f"padding {padding} instead of")
 
 
 def test_lengths_can_be_computed_by_a_function():

@@ -84,11 +84,19 @@ class ByLength:
 
 
 def padding_fraction(lengths: Tensor, order: Tensor, layout: BatchLayout) -> float:
-    """Return the share of padding if each micro-batch is padded to its longest sample."""
-    size, micro_size = layout.batch_size, layout.micro_batch_size
+    """Return the share of padding if each micro-batch is padded to its longest sample.
+
+    That is of the micro-batches of all ranks.
+    """
+    size, micro_size, ranks = layout.batch_size, layout.micro_batch_size, layout.ranks
     used = len(order) - len(order) % size if layout.drop_last else len(order)
     ordered, position = lengths[order[:used]], torch.arange(used)
-    micro = position // size * math.ceil(size / micro_size) + position % size // micro_size
+    batch, position = position // size, position % size
+    samples = torch.where(batch < used // size, size, used % size)
+    rank = ((position + 1) * ranks - 1) // samples
+    begin = samples * rank // ranks
+    largest = math.ceil(math.ceil(size / ranks) / micro_size)  # number of micro-batches of a rank
+    micro = (batch * ranks + rank) * largest + (position - begin) // micro_size
     longest = torch.zeros(int(micro.max()) + 1, dtype=torch.int64)
     padded = int(longest.scatter_reduce_(0, micro, ordered, "amax")[micro].sum())
     return 1 - int(ordered.sum()) / padded if padded else 0.0
