@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from itertools import chain, islice
@@ -52,12 +52,14 @@ class Split:
 
     Attributes:
         name: "train", "test" or the name of a validation set.
-        count: how many samples the split has; None for a stream that was not read to its end.
+        count: how many samples the split has, with excluded ones; None for a stream that was not
+            read to its end.
         rows: the indices of the samples that were read, ascending.
         digests: of the inputs of each; empty if they are not tensors.
         inputs: the tensors of the inputs, (rows read, ...); None if their shapes differ, or if
             an element of the data is a batch.
         targets: likewise.
+        n_excluded: how many samples are excluded from training, and not read.
     """
 
     name: str
@@ -66,11 +68,12 @@ class Split:
     digests: list[bytes]
     inputs: tuple[Tensor, ...] | None = None
     targets: tuple[Tensor, ...] | None = None
+    n_excluded: int = 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether every sample was read."""
-        return len(self.rows) == self.count
+        """Whether every sample was read that is not excluded."""
+        return self.share == 1
 
     @property
     def share(self) -> float | None:
@@ -78,7 +81,7 @@ class Split:
 
         The samples are then the first ones, which may be unlike the others.
         """
-        return None if self.count is None else len(self.rows) / self.count
+        return None if self.count is None else len(self.rows) / (self.count - self.n_excluded)
 
     @property
     def labels(self) -> Tensor | None:
@@ -167,6 +170,8 @@ def read_data(loop: Loop, task: Task, plan: Plan) -> DataCase | None:
     train = _read_split(task.train, "train", task, plan, seconds)
     if train is None:
         return None
+    if plan.exclude_samples is not None:
+        train = replace(train, n_excluded=len(plan.exclude_samples.samples))
     found = [
         _read_split(to_read[name], name, task, plan, seconds / len(to_read)) for name in to_read
     ]

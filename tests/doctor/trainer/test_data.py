@@ -78,6 +78,32 @@ def test_groups_in_both_sets_are_counted_without_excluded_samples(tmp_path, excl
         assert f": {counts[1]} of its 24 samples." in message
 
 
+@pytest.mark.parametrize(("copied", "share"), [(2, "50%"), (4, "100%"), (16, "100%")])
+def test_share_of_duplicates_is_scaled_up_to_at_most_all_samples(
+    tmp_path, monkeypatch, copied, share
+):
+    """A quarter of the training data is read, so that four times as many are estimated."""
+    monkeypatch.setattr(data_case, "_ROWS", 16)
+    x = torch.cat([X[spread_indices(64, copied)], X[copied:16] + 100])
+    data = open_data(tmp_path, {"train": (X, Y), "val": (x, Y[:16])})
+    (message,) = messages("SS605", data)
+    assert message.startswith(f"About {share} of the validation data 'val' is also in")
+    assert f"of 16 samples that were read, {copied}, such as" in message
+
+
+def test_excluded_samples_are_no_part_of_the_training_data_of_checks(tmp_path):
+    x = X.clone()
+    x[:, 2] = 7.0
+    parts = {"train": (x, Y), "val": (torch.cat([x[:10], x[:30] + 100]), Y[:40])}
+    with tiny.prepare(tmp_path, parts, exclude_samples=list(range(2, 12))) as session:
+        data = read_data(session.loop, session.task, session.plan)
+    assert (data.train.is_complete, data.train.share) == (True, 1.0)
+    (message,) = messages("SS605", data)
+    assert message.startswith("About 5% of the validation data 'val' is also in")  # 2 of 40
+    found = messages("SS609", data)
+    assert found == ["1 of 4 columns of the inputs have one value in all 54 samples: 2."]
+
+
 def test_samples_from_before_the_last_one_to_train_on_are_counted(tmp_path):
     parts = {"train": (X[:10], Y[:10]), "val": (X[10:14], Y[10:14])}
     times = {"train": [1, 5, *[2] * 8], "val": [5, 4, 6, 1]}
