@@ -1,5 +1,7 @@
 """The Plan's device is the current CUDA device while a run is open."""
 
+import subprocess
+import sys
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -15,8 +17,6 @@ from surestep.recipes.load import load
 from surestep.trainer import planning, prepare
 from surestep.trainer.planning import plan_task
 from tests import tiny
-from tests.engine import without_float64
-from tests.forked import fork
 
 TWO = replace(
     tiny.TWO_GPUS,
@@ -115,5 +115,6 @@ def test_process_group_is_opened_on_the_device_of_the_rank(cards, monkeypatch, t
 
 def test_device_without_float64_trains(tmp_path):
     """A stub of MPS refuses float64: metrics, losses with weights, log points, histograms."""
-    done = fork(tmp_path, ("without_float64",), without_float64.main)
+    command = [sys.executable, "-m", "tests.engine.without_float64"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.endswith("trained without float64\n"), done.stderr
