@@ -12,6 +12,7 @@ variables that torch reads at its import.
 
 import atexit
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,9 +30,8 @@ def warm_python() -> str:
 
 class _Server:
     def __init__(self) -> None:
-        atexit.register(self._end)
-        self._folder = tempfile.TemporaryDirectory(prefix="warm-")
-        folder = Path(self._folder.name)
+        atexit.register(self._end, os.getpid())
+        self._folder = folder = Path(tempfile.mkdtemp(prefix="warm-"))
         self.executable = str(folder / "python")
         constants = f"PYTHON = {sys.executable!r}\nADDRESS = {str(folder / 'socket')!r}\n"
         text = f"#!{sys.executable} -ISE\n{constants}{_CLIENT.read_text(encoding='utf-8')}"
@@ -51,7 +51,9 @@ class _Server:
         assert self._server.stdout is not None
         assert self._server.stdout.readline() == b"ready\n"
 
-    def _end(self) -> None:
+    def _end(self, owner: int) -> None:
+        if os.getpid() != owner:  # a fork that ends as Python does, and not by `os._exit`
+            return
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         if (code := self._server.poll()) is not None:
@@ -59,4 +61,4 @@ class _Server:
         self._server.stdin.close()
         self._server.wait(120)
         self._server.stdout.close()
-        self._folder.cleanup()
+        shutil.rmtree(self._folder, ignore_errors=True)
