@@ -69,6 +69,30 @@ def test_checkpoint_after_a_failed_save_has_its_own_metrics(tmp_path, monkeypatc
     assert all(metrics == evaluated[step] for step, metrics in saves.found)
 
 
+def test_ctrl_c_right_after_a_save_began_keeps_its_result(tmp_path, monkeypatch):
+    saves, task, config = Saves(), tiny.task(val=tiny.data(8, seed=1)), tiny.config(max_steps=6)
+    session = surestep.prepare(task, config, run=tmp_path, callbacks=[saves])
+    recorder = session.saving._recorder
+    save = recorder.save
+
+    def interrupt(*args):
+        save(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recorder, "save", interrupt)
+
+    def measure_and_save():
+        with session:
+            next(session.steps())
+            metrics.update(session.evaluate())
+            session.saving.save_async()
+
+    metrics = {}
+    with pytest.raises(KeyboardInterrupt):
+        measure_and_save()
+    assert saves.found == [(1, metrics)]
+
+
 def test_failure_of_the_saving_thread_is_reported_at_the_next_log_point(tmp_path, monkeypatch):
     begun, told = threading.Event(), {}
 

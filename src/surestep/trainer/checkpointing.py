@@ -1,7 +1,6 @@
 """Saving the state of a session, and checking that its checkpoints fit on the disk."""
 
 import shutil
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -46,7 +45,7 @@ class CheckpointManager:
         self._evaluator = evaluator
         self._print_line = print_line
         self._pending = 0  # saves whose result the ranks do not know yet
-        self._metrics: deque[dict[str, Value]] = deque()  # of the pending saves, in order
+        self._metrics: dict[int, dict[str, Value]] = {}  # of the pending saves, by step
 
     def save_async(self) -> None:
         """Save the current state, waiting only until it is copied if a thread writes.
@@ -100,17 +99,19 @@ class CheckpointManager:
         with loop.pause_clock():
             self._evaluator.sync_buffers()
             self._evaluator.average()
+            # Before the save: its result is handled if Ctrl-C comes right after it has begun.
+            step, best = loop.state.progress.step, loop.state.best
+            self._metrics[step] = dict(best.latest) if best.latest_step == step else {}
             self._recorder.save(loop.state, loop.plan)
             self._pending += 1
             if loop.world.size > 1:
                 with _long_timeout(loop.world):  # so that no step waits while rank 0 writes
                     loop.world.barrier()
-        self.step, best = loop.state.progress.step, loop.state.best
-        self._metrics.append(dict(best.latest) if best.latest_step == self.step else {})
+        self.step = step
 
     def _handle(self, result: SaveResult) -> None:
         """Report a result, and call the callbacks."""
-        loop, metrics = self._loop, self._metrics.popleft()
+        loop, metrics = self._loop, self._metrics.pop(result.step, {})
         self.path = result.path or self.path
         if result.path is not None:
             saved = SavedCheckpoint(result.path, result.step, metrics)
