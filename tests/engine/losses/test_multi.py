@@ -232,6 +232,25 @@ def test_named_terms_of_one_loss_are_logged_under_its_name(tmp_path):
     assert event["logged"]["loss_mask"][0] == pytest.approx(total)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_named_terms_of_one_of_several_losses_add_up_to_its_logged_loss(tmp_path, reduction):
+    def terms(outputs, targets):
+        error = {"reduction": reduction}
+        return {
+            "ce": functional.cross_entropy(outputs, targets, **error),
+            "l1": functional.l1_loss(outputs, torch.zeros_like(outputs), **error) / 3,
+        }
+
+    task = parts(loss={"mask": MASK, "kind": terms}, reduction={"kind": reduction})
+    with torch.no_grad():
+        wanted = {key: float(term) for key, term in terms(task["model"](X)["kind"], Y).items()}
+    run = tiny.fit(tmp_path, task, max_steps=1, batch_size=20, micro_batch_size=7)
+    (event,) = [each for each in run.events() if each["event"] == "steps"]
+    logged = {name: values[0] for name, values in event["logged"].items()}
+    assert {key: logged[f"kind_{key}"] for key in wanted} == pytest.approx(wanted, rel=1e-5)
+    assert logged["loss_kind"] == pytest.approx(sum(wanted.values()), rel=1e-5)
+
+
 def test_targets_changed_by_a_batch_transform_are_counted_for_each_loss(tmp_path):
     def hide(inputs, targets):
         return inputs, targets | {"mask": torch.full_like(targets["mask"], 255)}

@@ -117,6 +117,14 @@ def test_mean_over_no_samples_is_nan():
     assert math.isnan(opened.compute()["m"])
 
 
+def test_pair_of_sum_and_count_is_added_also_for_a_batch_without_targets_of_the_loss():
+    pairs = iter([(3.0, 4), (math.nan, 0), (1.0, 1)])
+    (opened,) = init_metrics({"m": lambda outputs, targets: next(pairs)}, CPU)
+    for counted_by_loss in (0, 0, 8):
+        opened.update(None, None, counted_by_loss, range(8))
+    assert opened.compute() == {"m": (3 + 1) / (4 + 1)}
+
+
 def test_python_float_of_a_metric_is_preserved_exactly():
     assert measured(lambda o, t: 0.1, 20) == {"m": 0.1}
 
