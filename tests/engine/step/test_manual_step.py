@@ -1,9 +1,12 @@
+import math
+from contextlib import suppress
+
 import pytest
 import torch
 from torch import nn
 
 import surestep
-from surestep.base.errors import SurestepError, TaskError
+from surestep.base.errors import NonFiniteError, SurestepError, TaskError
 from surestep.engine.step.multi_optimizer import OptimizerSet
 from surestep.record.run import Run
 from tests import tiny
@@ -302,6 +305,41 @@ def test_error_in_a_manual_step_is_raised_unchanged(tmp_path):
 
     with pytest.raises(KeyError, match="mine"):
         take(tmp_path / "run", step)
+
+
+@pytest.mark.parametrize("on_nonfinite", ["raise", "skip"])
+def test_target_network_set_in_a_manual_step_is_restored_if_a_later_loss_is_nan(
+    tmp_path, on_nonfinite
+):
+    """With "raise" the device decides whether to restore, with "skip" the host."""
+
+    def step(manual_step):
+        train_pass(manual_step, "a")
+        manual_step.step("a")
+        follow(manual_step.model)
+        for micro in manual_step.micro_batches("b"):
+            loss = manual_step.models["b"](micro.args[0]).mean()
+            manual_step.backward(loss * (math.nan if manual_step.index else 1.0), micro)
+        manual_step.step("b")
+
+    @torch.no_grad()
+    def follow(net):
+        followed.append(tiny.weights(net["a"]))
+        net["target"].load_state_dict(net["a"].state_dict())
+
+    followed, net = [], model()
+    net["target"] = nn.Linear(4, 1).requires_grad_(False)
+    sgd = surestep.Optim(name="sgd", lr=0.1)
+    data = {"train": (tiny.data()[0],), "optimizers": dict.fromkeys("ab", sgd)}
+    task = surestep.Task(net, step=step, **data)
+    config = tiny.config(max_steps=2, on_nonfinite=on_nonfinite)
+    with surestep.prepare(task, config, run=tmp_path / "run") as session:
+        with suppress(NonFiniteError):
+            list(session.steps())
+        assert session.state.progress.steps_taken == 1
+    assert not torch.equal(followed[0], followed[1])
+    assert torch.equal(tiny.weights(net["target"]), followed[0])
+    assert torch.equal(tiny.weights(net["a"]), followed[0])
 
 
 def test_dict_batch_becomes_keyword_arguments(tmp_path):
