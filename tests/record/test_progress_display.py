@@ -116,6 +116,19 @@ def test_closed_bar_shows_every_step(capsys):
     assert bar._bar.n == 5
 
 
+def test_bar_after_a_rollback_counts_from_the_step_that_it_returned_to(capsys):
+    bar = TqdmProgress(tiny.plan().plan, start=0, every_s=1000)
+    for _ in range(5):  # too soon after the start to be shown
+        bar.on_step(None, None)
+    bar.rewind(2)
+    assert bar._bar.n == 2
+    for _ in range(4):
+        bar.on_step(None, None)
+    bar.close()
+    assert bar._bar.n == 6
+    assert "6/6" in capsys.readouterr().err
+
+
 def test_unknown_number_is_shown_as_unknown():
     shown = format_numbers(point(losses=[None, None], norms=[None, None]))
     assert (shown["loss"], shown["grad_norm"]) == ("not known", "not known")

@@ -125,6 +125,27 @@ def test_callback_that_rejects_its_state_leaves_everything_unchanged(tmp_path):
     assert all(torch.equal(found[i][slot], value) for i, slot, value in slots)
 
 
+class InPlace(Memory):
+    """Returns its own list, dict and tensor as its state, and loads into them in place."""
+
+    def load_state_dict(self, state):
+        self.value["seen"][:] = state["seen"]
+        self.value["counts"].update(state["counts"])
+        self.value["mean"].copy_(state["mean"])
+
+
+def test_callback_that_loads_its_state_in_place_is_unchanged_if_a_later_one_fails(tmp_path):
+    def value(number):
+        return {"seen": [number], "counts": {"a": number}, "mean": torch.tensor([number])}
+
+    saved, state = declaring(b="new"), declaring()
+    saved.callback_states["a"] = Memory(value(2.0))
+    state.callback_states = {"a": InPlace(value(1.0)), "b": Refusing("old")}
+    with pytest.raises(CheckpointError, match="Nothing was loaded"):
+        load_checkpoint(save_checkpoint(tmp_path, saved), state)
+    assert state.callback_states["a"].value == value(1.0)
+
+
 def test_model_that_rejects_its_extra_state_leaves_callbacks_unchanged(tmp_path):
     class Extra(torch.nn.Linear):
         def get_extra_state(self):

@@ -96,3 +96,30 @@ def test_new_option_value_is_used_and_a_value_the_optimizer_changed_is_loaded(tm
     (group,) = fresh.optimizer.param_groups
     assert group["weight_decay"] == 0.75
     assert group["momentum"] == saved.optimizer.param_groups[0]["momentum"] == 0.125
+
+
+class InOtherDtypes(torch.optim.SGD):
+    """Keeps state of the parameter's shape in fp64, fp32 and int64."""
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            slots = self.state[parameter]
+            master = slots.setdefault("master", parameter.detach().double())
+            master.add_(parameter.grad.double(), alpha=-1 / 3)
+            slots["moment"] = master.float() / 7
+            slots["count"] = torch.full_like(parameter, 2**40 + 1, dtype=torch.int64)
+            parameter.data.copy_(master)
+
+
+def test_optimizer_state_of_another_dtype_than_its_parameter_is_loaded_unrounded(tmp_path):
+    def bfloat16(steps):
+        make = partial(InOtherDtypes, lr=0.1)
+        return tiny.state_of(tiny.model().bfloat16(), make=make, steps=steps)
+
+    saved, fresh = bfloat16(2), bfloat16(0)
+    load_checkpoint(save_checkpoint(tmp_path, saved), fresh)
+    pairs = zip(fresh.optimizer.state.values(), saved.optimizer.state.values(), strict=True)
+    assert len(fresh.optimizer.state) == 4
+    for found, expected in pairs:
+        for slot, value in expected.items():
+            torch.testing.assert_close(found[slot], value, rtol=0, atol=0)
