@@ -108,6 +108,18 @@ def test_checkpoint_at_the_end_of_each_cycle_is_retained_on_request(tmp_path):
     assert kept == [f"step-{step:08d}" for step in (3, 6, 9, 12)]
 
 
+def test_end_of_a_cycle_is_saved_at_the_step_that_ends_it_if_steps_were_skipped(tmp_path):
+    """Steps 2 and 5 have no items: the third, sixth and ninth update are those of 4, 8 and 11."""
+    x, y = tiny.data(96)
+    y[8:16] = y[32:40] = -100
+    said = {"schedule": {"name": "cosine_restarts", "cycles": 4, "save_cycles": True}}
+    said |= {"checkpoint": {"every": "5 steps", "keep_last": 1, "keep_best": 0}}
+    run = fit(tmp_path, {"train": (x, y)}, max_steps=12, data={"shuffle": False}, **said)
+    assert [(saved.step, saved.cycle) for saved in run.cycles] == [(4, 1), (8, 2), (11, 3)]
+    kept = sorted(path.name for path in run.checkpoints.iterdir())
+    assert kept == [f"step-{step:08d}" for step in (4, 8, 11, 12)]
+
+
 def test_custom_function_gives_the_learning_rate(tmp_path):
     run = fit(tmp_path, {"schedule": lambda taken, total: 1 / (1 + taken)}, max_steps=4)
     rates = [lr for event in run.events() if event["event"] == "steps" for lr in event["lr"]]

@@ -35,7 +35,7 @@ from surestep.record.checkpoint.reader import (
     open_checkpoint,
     read_info,
 )
-from surestep.record.checkpoint.retention import best_first
+from surestep.record.checkpoint.retention import best_first, ends_of_cycles
 from surestep.record.events import read_events
 from surestep.record.io import check_output, read_json
 from surestep.record.schemas import CONFIG, STATUS
@@ -220,8 +220,7 @@ class Run:
     @property
     def cycles(self) -> list[CheckpointInfo]:
         """The checkpoints at the ends of the schedule's cycles, for a snapshot ensemble."""
-        found = scan_checkpoints(self.checkpoints).good
-        return [checkpoint for checkpoint in found if checkpoint.cycle is not None]
+        return ends_of_cycles(scan_checkpoints(self.checkpoints).good)
 
     @property
     def skipped(self) -> SkippedSteps:

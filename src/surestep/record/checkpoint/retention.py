@@ -92,12 +92,24 @@ def retention_reasons(
                 periods.add(count)
                 found.setdefault(checkpoint.path, []).append("milestone")
     needed = referenced_checkpoints(checkpoints[0].path.parent) if checkpoints else set()
+    for checkpoint in ends_of_cycles(checkpoints):
+        found.setdefault(checkpoint.path, []).append(f"cycle {checkpoint.cycle}")
     for checkpoint in checkpoints:
-        if checkpoint.cycle is not None:
-            found.setdefault(checkpoint.path, []).append(f"cycle {checkpoint.cycle}")
         if checkpoint.path in needed:
             found.setdefault(checkpoint.path, []).append("incident")
     return found
+
+
+def ends_of_cycles(checkpoints: Iterable[CheckpointInfo]) -> list[CheckpointInfo]:
+    """Return the first checkpoint of each cycle that ended, of checkpoints that are oldest first.
+
+    Steps after it that are skipped change nothing, so a later checkpoint can be of the same end.
+    """
+    found: dict[int, CheckpointInfo] = {}
+    for checkpoint in checkpoints:
+        if checkpoint.cycle is not None:
+            found.setdefault(checkpoint.cycle, checkpoint)
+    return list(found.values())
 
 
 def prune(folder: Path, policy: RetentionPolicy) -> list[Path]:
