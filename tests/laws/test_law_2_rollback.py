@@ -242,6 +242,22 @@ def test_stop_requested_in_the_undone_steps_is_undone(folder):
     assert session.state.progress.step == STEPS
 
 
+@pytest.mark.parametrize("requested", [surestep.Request.SAVE, surestep.Request.EVALUATE])
+def test_save_or_evaluation_requested_in_an_undone_step_is_undone(folder, usual, requested):
+    class RequestAtHighLoss(surestep.Callback):
+        def on_step(self, state, result):
+            return requested if float(result.loss) > 100 else None
+
+    def steps_of(session):
+        kinds = ("checkpoint", "evaluation")
+        return [[event["step"] for event in events_of(session, kind)] for kind in kinds]
+
+    with session_of(task_of(), folder(), callbacks=[RequestAtHighLoss()], **OPTIONS) as session:
+        fit(session)
+    assert len(events_of(session, "rollback")) == 1
+    assert steps_of(session) == steps_of(usual)
+
+
 def test_spike_without_an_earlier_checkpoint_is_reported_and_training_continues(folder):
     with session_of(task_of(), folder(), **OPTIONS) as session:
         session.saving.collect(wait=True)

@@ -1,13 +1,15 @@
 import os
 import shutil
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 from torch import nn
 
 from surestep import Run
 from surestep.base.errors import RunError
-from surestep.record.checkpoint.discovery import size_on_disk
+from surestep.base.text import format_bytes
+from surestep.record.checkpoint.discovery import list_checkpoints, size_on_disk
 from surestep.trainer.checkpointing import estimate_checkpoint_bytes
 from tests import tiny
 
@@ -64,6 +66,23 @@ def test_sufficient_disk_space_is_not_reported(disk):
     folder = disk(4000)
     tiny.fit(folder, wide(), max_steps=4)
     assert not any("FILL UP" in text for text in notices(folder))
+
+
+def test_checkpoints_of_a_resumed_run_are_space_for_its_new_ones(tmp_path, monkeypatch):
+    said = {"max_steps": 20, "checkpoint": {"every": "1 step", "keep_last": 3}}
+    with tiny.prepare(tmp_path, **said) as session:
+        for result in session.steps():
+            session.save()
+            if result.step == 3:
+                break
+    sizes = [size_on_disk(path) for path in list_checkpoints(session.run.checkpoints)]
+    usage = SimpleNamespace(total=100 * sizes[-1], free=3 * sizes[-1] // 2)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+    for keep_last, is_reported in ((3, False), (4, True)):  # at most 4 at once, or 5; 4.5 fit
+        said["checkpoint"]["keep_last"] = keep_last
+        tiny.prepare(tmp_path, **said).close()
+        assert any("FILL UP" in text for text in notices(tmp_path)) == is_reported
+    assert f"has {format_bytes(usage.free + sum(sizes))} for them" in notices(tmp_path)[-1]
 
 
 @pytest.mark.parametrize("optim", [{}, {"name": "sgd", "momentum": 0.9}, {"name": "sgd"}])

@@ -201,6 +201,20 @@ def test_model_of_a_different_shape_cannot_be_allowed(tmp_path):
     assert "--allow" not in str(caught.value)
 
 
+def test_run_resumes_at_its_position_with_a_shorter_or_a_longer_epoch(tmp_path, capsys):
+    """After 5 batches of an epoch, with 2 and 7 batches per epoch instead of 10."""
+    parts = {"train": tiny.data(80)}
+    for name, limit, step in (("shorter", 2, 6), ("longer", 7, 7)):
+        folder = tmp_path / name
+        unfinished(folder, parts, steps=5, **PLAIN)
+        said = {"limit_train_batches": limit, "max_steps": step}
+        with prepare(folder, parts, allow=["limit_train_batches"], **said, **PLAIN) as session:
+            assert session.state.progress.step == 5
+            list(session.steps())
+        assert session.state.progress.step == step
+    assert "damaged" not in capsys.readouterr().err
+
+
 def test_option_that_follows_from_a_changed_one_is_not_listed(tmp_path):
     unfinished(tmp_path)
     with pytest.raises(RunError) as caught:
