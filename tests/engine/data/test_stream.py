@@ -18,6 +18,7 @@ from surestep.engine.data.stream import (
     length_of,
     peek,
 )
+from surestep.engine.data.stream_state import StreamStateTracker, WorkerProgress
 from tests import tiny
 from tests.engine.data.streams import Sized, Unsized, X, Y
 
@@ -104,6 +105,34 @@ def test_random_numbers_of_a_streamed_sample_depend_only_on_its_position():
 def test_seed_of_a_streamed_sample_equals_that_of_map_style_data():
     torch.manual_seed(derive_seed("load", 0, 0, 2, "train"))
     assert float(torch.rand(())) == draws()[2][0]
+
+
+class Drawing:
+    """Samples that are random numbers, and a state: how many were read."""
+
+    def __init__(self):
+        self.at = 0
+
+    def __iter__(self):
+        while self.at < 6:
+            self.at += 1
+            yield self.at, float(torch.rand(())), float(np.random.rand()), random.random()
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize(("worker", "workers"), [(0, 1), (0, 2), (1, 2), (2, 3)])
+@pytest.mark.parametrize("read", [0, 1, 4])
+def test_stream_that_resumes_by_its_state_draws_the_same_random_numbers(worker, workers, read):
+    reader = StreamReader(Drawing(), 0, "train")
+    own = StreamStateTracker(WorkerProgress(read, read, {"at": read}))
+    whole, rest = (list(reader.samples(1, worker, workers, own=tracker)) for tracker in (None, own))
+    assert len(rest) == 6 - read
+    assert rest == whole[read:]
 
 
 def test_shuffle_buffer_depends_on_seed_and_epoch_and_drops_no_sample():

@@ -3,10 +3,12 @@
 import json
 import subprocess
 import threading
+from contextlib import suppress
 from dataclasses import asdict, replace
 
 from torch.distributed import HashStore
 
+from surestep.engine import private
 from surestep.engine.distributed.hang_monitor import GroupTimeouts, HangMonitor, status_key
 from surestep.engine.distributed.launcher_env import LaunchInfo
 
@@ -49,6 +51,31 @@ def test_stopped_monitor_leaves_no_thread_in_a_call_of_the_store(monkeypatch):
     assert store.is_called.wait(60)
     monitor.stop()
     assert list_threads() == []
+
+
+def test_groups_have_the_long_timeout_until_the_first_step_and_while_a_rank_writes(monkeypatch):
+    seconds = {}
+
+    def set_timeout(timeout, group):
+        seconds[group] = timeout.total_seconds()
+
+    def check(expected):
+        assert timeouts.seconds == expected
+        assert seconds == dict.fromkeys(timeouts.groups, expected)
+
+    monkeypatch.setattr(private, "set_group_timeout", set_timeout)
+    timeouts = GroupTimeouts(start_s=600.0, later_s=30.0)
+    timeouts.groups = ("training", "background")
+    with timeouts.long_timeout():  # before the first step is done
+        check(600.0)
+    check(600.0)
+    timeouts.use_steady_timeout()
+    check(30.0)
+    with timeouts.long_timeout():
+        with suppress(ValueError), timeouts.long_timeout():
+            raise ValueError
+        check(600.0)
+    check(30.0)
 
 
 def test_process_of_a_rank_has_ended_only_if_it_ran_on_this_machine():

@@ -245,7 +245,7 @@ def test_named_terms_of_one_of_several_losses_add_up_to_its_logged_loss(tmp_path
     with torch.no_grad():
         wanted = {key: float(term) for key, term in terms(task["model"](X)["kind"], Y).items()}
     run = tiny.fit(tmp_path, task, max_steps=1, batch_size=20, micro_batch_size=7)
-    (event,) = [each for each in run.events() if each["event"] == "steps"]
+    (event,) = [event for event in run.events() if event["event"] == "steps"]
     logged = {name: values[0] for name, values in event["logged"].items()}
     assert {key: logged[f"kind_{key}"] for key in wanted} == pytest.approx(wanted, rel=1e-5)
     assert logged["loss_kind"] == pytest.approx(sum(wanted.values()), rel=1e-5)
