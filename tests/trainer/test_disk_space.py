@@ -69,8 +69,8 @@ def test_sufficient_disk_space_is_not_reported(disk):
 
 
 def test_checkpoints_of_a_resumed_run_are_space_for_its_new_ones(tmp_path, monkeypatch):
-    said = {"max_steps": 20, "checkpoint": {"every": "1 step", "keep_last": 3}}
-    with tiny.prepare(tmp_path, **said) as session:
+    options = {"max_steps": 20, "checkpoint": {"every": "1 step", "keep_last": 3}}
+    with tiny.prepare(tmp_path, **options) as session:
         for result in session.steps():
             session.save()
             if result.step == 3:
@@ -79,8 +79,8 @@ def test_checkpoints_of_a_resumed_run_are_space_for_its_new_ones(tmp_path, monke
     usage = SimpleNamespace(total=100 * sizes[-1], free=3 * sizes[-1] // 2)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
     for keep_last, is_reported in ((3, False), (4, True)):  # at most 4 at once, or 5; 4.5 fit
-        said["checkpoint"]["keep_last"] = keep_last
-        tiny.prepare(tmp_path, **said).close()
+        options["checkpoint"]["keep_last"] = keep_last
+        tiny.prepare(tmp_path, **options).close()
         assert any("FILL UP" in text for text in notices(tmp_path)) == is_reported
     assert f"has {format_bytes(usage.free + sum(sizes))} for them" in notices(tmp_path)[-1]
 

@@ -207,8 +207,8 @@ def test_run_resumes_at_its_position_with_a_shorter_or_a_longer_epoch(tmp_path, 
     for name, limit, step in (("shorter", 2, 6), ("longer", 7, 7)):
         folder = tmp_path / name
         unfinished(folder, parts, steps=5, **PLAIN)
-        said = {"limit_train_batches": limit, "max_steps": step}
-        with prepare(folder, parts, allow=["limit_train_batches"], **said, **PLAIN) as session:
+        changed = {"limit_train_batches": limit, "max_steps": step}
+        with prepare(folder, parts, allow=["limit_train_batches"], **changed, **PLAIN) as session:
             assert session.state.progress.step == 5
             list(session.steps())
         assert session.state.progress.step == step

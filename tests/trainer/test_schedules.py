@@ -112,9 +112,9 @@ def test_end_of_a_cycle_is_saved_at_the_step_that_ends_it_if_steps_were_skipped(
     """Steps 2 and 5 have no items: the third, sixth and ninth update are those of 4, 8 and 11."""
     x, y = tiny.data(96)
     y[8:16] = y[32:40] = -100
-    said = {"schedule": {"name": "cosine_restarts", "cycles": 4, "save_cycles": True}}
-    said |= {"checkpoint": {"every": "5 steps", "keep_last": 1, "keep_best": 0}}
-    run = fit(tmp_path, {"train": (x, y)}, max_steps=12, data={"shuffle": False}, **said)
+    options = {"schedule": {"name": "cosine_restarts", "cycles": 4, "save_cycles": True}}
+    options |= {"checkpoint": {"every": "5 steps", "keep_last": 1, "keep_best": 0}}
+    run = fit(tmp_path, {"train": (x, y)}, max_steps=12, data={"shuffle": False}, **options)
     assert [(saved.step, saved.cycle) for saved in run.cycles] == [(4, 1), (8, 2), (11, 3)]
     kept = sorted(path.name for path in run.checkpoints.iterdir())
     assert kept == [f"step-{step:08d}" for step in (4, 8, 11, 12)]
