@@ -1,6 +1,9 @@
 """Metrics over all predictions of a set equal scikit-learn and NumPy on the plain outputs."""
 
+import queue
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,7 +14,9 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import TaskError
+from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.metrics import row_buffer
+from surestep.engine.metrics.whole_set import WholeSetMetric
 from tests import tiny
 
 X, Y = tiny.data(103, seed=5)
@@ -101,6 +106,44 @@ def test_preprocess_selects_the_rows_of_a_whole_set_metric(tmp_path):
     with torch.no_grad():
         score = tiny.model().eval()(X).softmax(1)[Y != 2, 0]
     assert found["val/auc"] == pytest.approx(roc_auc_score(Y[Y != 2] == 0, score), abs=1e-12)
+
+
+class Rank(Communicator):
+    """One of two ranks, which are threads: their texts are shared, their rows are in a queue."""
+
+    barrier_of_both, texts = threading.Barrier(2, timeout=5), ["", ""]
+
+    def __init__(self, rank):
+        super().__init__(rank, 2)
+
+    def all_gather_text(self, text):
+        self.barrier_of_both.wait()
+        self.texts[self.rank] = text
+        self.barrier_of_both.wait()
+        return list(self.texts)
+
+
+def test_preprocess_may_keep_no_row_or_several_rows_of_a_sample_on_several_ranks(monkeypatch):
+    """Each of two ranks has every second batch of 4 samples; class 2 counts twice, class 0 not."""
+
+    def kept(outputs, targets):
+        return outputs.repeat_interleave(targets, 0), targets.repeat_interleave(targets)
+
+    def computed(rank):
+        metric = WholeSetMetric("m", surestep.whole_set(lambda rows, _: rows, preprocess=kept))
+        for start in range(4 * rank, len(Y), 8):
+            batch = range(start, min(start + 4, len(Y)))
+            metric.update(X[batch], Y[batch], len(batch), batch)
+        return metric.compute(Rank(rank))
+
+    sent = queue.Queue()
+    monkeypatch.setattr(torch.distributed, "send", lambda rows, **_: sent.put(rows))
+    monkeypatch.setattr(
+        torch.distributed, "recv", lambda rows, **_: rows.copy_(sent.get(timeout=5))
+    )
+    with ThreadPoolExecutor(2) as ranks:
+        found = list(ranks.map(computed, range(2)))
+    assert found == [{"m": kept(X, Y)[0].tolist()}] * 2
 
 
 def test_ignored_targets_are_passed_to_whole_set_metrics(tmp_path):
