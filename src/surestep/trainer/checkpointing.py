@@ -1,6 +1,7 @@
 """Saving the state of a session, and checking that its checkpoints fit on the disk."""
 
 import shutil
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -45,7 +46,7 @@ class CheckpointManager:
         self._evaluator = evaluator
         self._print_line = print_line
         self._pending = 0  # saves whose result the ranks do not know yet
-        self._metrics: dict[int, dict[str, Value]] = {}  # of the pending saves, by step
+        self._metrics = deque[tuple[int, dict[str, Value]]]()  # of the pending saves, in order
 
     def save_async(self) -> None:
         """Save the current state, waiting only until it is copied if a thread writes.
@@ -101,7 +102,8 @@ class CheckpointManager:
             self._evaluator.average()
             # Before the save: its result is handled if Ctrl-C comes right after it has begun.
             step, best = loop.state.progress.step, loop.state.best
-            self._metrics[step] = dict(best.latest) if best.latest_step == step else {}
+            metrics = dict(best.latest) if best.latest_step == step else {}
+            self._metrics.append((step, metrics))
             self._recorder.save(loop.state, loop.plan)
             self._pending += 1
             if loop.world.size > 1:
@@ -111,7 +113,9 @@ class CheckpointManager:
 
     def _handle(self, result: SaveResult) -> None:
         """Report a result, and call the callbacks."""
-        loop, metrics = self._loop, self._metrics.pop(result.step, {})
+        loop, step = self._loop, None
+        while step != result.step:  # a save that was interrupted before it began has no result
+            step, metrics = self._metrics.popleft()
         self.path = result.path or self.path
         if result.path is not None:
             saved = SavedCheckpoint(result.path, result.step, metrics)
