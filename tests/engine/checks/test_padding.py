@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
+import surestep
 from surestep.base.errors import TaskError
 from tests import tiny
 
@@ -80,6 +81,52 @@ def test_items_of_a_known_loss_that_count_padding_cause_a_warning(tmp_path):
         prepare(tmp_path / "zeros", nn.CrossEntropyLoss(), 0, model)
     prepare(tmp_path / "ignored", nn.CrossEntropyLoss(), -100, model)
     prepare(tmp_path / "index", nn.CrossEntropyLoss(ignore_index=0), 0, model)
+
+
+def pad_numbers(samples):
+    inputs, targets = zip(*samples, strict=True)
+    return pad_sequence(inputs, True), pad_sequence(targets, True)
+
+
+NUMBERS = [(x, (y > 1).float().unsqueeze(1)) for x, y in ROWS]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.MSELoss(),
+        nn.L1Loss(),
+        nn.BCEWithLogitsLoss(),
+        functional.mse_loss,
+        surestep.losses.binary(),
+        {"a": nn.MSELoss()},
+    ],
+    ids=["mse", "l1", "bce", "function", "ours", "named"],
+)
+def test_padded_numbers_of_a_known_loss_cause_a_warning(tmp_path, loss):
+    def inputs(batch):
+        x, targets = batch
+        return (x,), {"a": targets}
+
+    torch.manual_seed(0)
+    parts = {"collate_fn": pad_numbers, "train": NUMBERS}
+    model = nn.Linear(4, 1)
+    if isinstance(loss, dict):
+        model, parts = Named(model), parts | {"inputs": inputs}
+    text = r"8 samples have .* items .* padding, which is 0, counts.*Leave padding out"
+    with pytest.warns(UserWarning, match=text) as caught:
+        prepare(tmp_path / "padded", loss, None, model, **parts)
+    assert not any("-100" in str(one.message) for one in caught)  # no loss of numbers ignores it
+    prepare(tmp_path / "even", loss, None, model, **(parts | {"train": NUMBERS[::6]}))
+
+
+class Named(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return {"a": self.model(x)}
 
 
 class Transposed(nn.Module):

@@ -25,7 +25,7 @@ def check_padded_items(batch: MeasuredBatch) -> None:
     A model may learn to predict padding, so this is not an error.
     """
     targets, what = batch.head.micro_batch.targets, f"the padding of {batch.what}"
-    if isinstance(targets, Tensor) and targets.dim() > 1 and not targets.is_floating_point():
+    if any(tensor.dim() > 1 for tensor in flatten_tensors(targets)):
         rows = split_in_two(batch.few).all_rows()
         if not batch.can_collate:
             return not_checked(what, CANNOT_COLLATE)
@@ -90,17 +90,19 @@ def _describe_items(batch: MeasuredBatch, whole: float, parts: float) -> str:
     """Return that items count padding, and what to do."""
     value = _padding_of(batch)
     count = "a function of the batch that counts them without padding"
-    count = count if value is None else describe_count(batch, value)
-    shown = "" if value is None else f", which is {value},"
+    remedy = "Leave padding out of the loss, such as by a mask in a function,"
+    if isinstance(value, int):  # no other target need have this value
+        count = describe_count(batch, value)
+        remedy = "Pad targets with -100, or leave padding out of the loss"
+    shown = "" if value is None else f", which is {value:g},"
     return (
         f"{batch.few} samples have {whole:g} items if they are collated together, but {parts:g} if "
         f"collate_fn collates 2 parts of them: padding{shown} counts, so an update depends on "
-        "micro_batch_size. Pad targets with -100, or leave padding out of the loss and set "
-        f"Task(items={count})."
+        f"micro_batch_size. {remedy} and set Task(items={count})."
     )
 
 
-def _padding_of(batch: MeasuredBatch) -> int | None:
+def _padding_of(batch: MeasuredBatch) -> float | None:
     """Return the value that only the targets of more samples have at their end, if it is one."""
     whole, part, _ = split_in_two(batch.few).all_rows()
     one, other = batch.part(whole).targets, batch.part(part).targets
@@ -109,7 +111,7 @@ def _padding_of(batch: MeasuredBatch) -> int | None:
     is_more = torch.ones_like(one, dtype=torch.bool)
     is_more[tuple(map(slice, other.shape))] = False
     found = one[: len(other)][is_more[: len(other)]].unique()
-    return int(found) if len(found) == 1 else None
+    return found.item() if len(found) == 1 else None
 
 
 def find_paddings(targets: Any) -> list[int]:
