@@ -9,6 +9,7 @@ from torch import nn
 import surestep
 from surestep.base.errors import TaskError
 from tests import tiny
+from tests.laws.support.detector import Detector, Images, collate
 
 X, Y = tiny.data(64, seed=7)
 X2, Y2 = X, (X[:, 0] > 0).long()
@@ -195,3 +196,40 @@ def test_metric_object_that_averages_batches_is_rejected(tmp_path):
     prepared(tmp_path / "exact", classes(fresh), Object(exact=True))
     with pytest.raises(TaskError, match=r"metrics\['m'\] depends on the size of the batches"):
         prepared(tmp_path / "batches", classes(fresh), Object(exact=False))
+
+
+class InTraining(nn.Linear):
+    """Returns its loss in training, and logits in an evaluation."""
+
+    def forward(self, x, targets=None):
+        logits = super().forward(x)
+        return logits if targets is None else {"ce": nn.functional.cross_entropy(logits, targets)}
+
+
+@pytest.mark.parametrize("items", ["samples", lambda batch: len(batch[1])])
+def test_metrics_of_a_model_with_losses_in_training_are_checked(tmp_path, items):
+    parts = {"model": InTraining(4, 3), "loss": "model in training", "items": items}
+    parts |= {"train": (X, Y)}
+    prepared(tmp_path / "mean", parts, MEANS["accuracy"][1])
+    prepared(tmp_path / "exact", parts, Object(exact=True))
+    with pytest.raises(TaskError, match=r"metrics\['m'\] is not a mean over samples"):
+        prepared(tmp_path / "f1", parts, NOT_MEANS["f1 macro"][1])
+    with pytest.raises(TaskError, match=r"metrics\['m'\] depends on the size of the batches"):
+        prepared(tmp_path / "batches", parts, Object(exact=False))
+
+
+def found_labels(outputs, targets):
+    return sum(float(one["labels"].sum()) for one in outputs)
+
+
+def mean_label(outputs, targets):
+    return found_labels(outputs, targets) / len(outputs)
+
+
+def test_metrics_of_a_detector_are_checked(tmp_path):
+    torch.manual_seed(0)
+    parts = {"model": Detector(), "loss": "model in training"}
+    parts |= {"train": Images(), "collate_fn": collate}
+    prepared(tmp_path / "mean", parts, mean_label, batch_size=4)
+    with pytest.raises(TaskError, match=r"metrics\['m'\] is not a mean over samples: for 4"):
+        prepared(tmp_path / "sum", parts, found_labels, batch_size=4)

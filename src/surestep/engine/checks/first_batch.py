@@ -335,8 +335,7 @@ class _Checks:
                     given = seen
                 opened.update(given, micro.targets, count, positions_of(micro))
                 found |= _compute_metric(opened)
-                is_whole_set = isinstance(opened, WholeSetMetric)
-                if not is_whole_set and not self.loader.loss.is_in_training_only:
+                if not isinstance(opened, WholeSetMetric):
                     check_mean(name, metric, outputs, micro, self.loader.loss)
             except TaskError:
                 raise

@@ -20,10 +20,10 @@ from surestep.engine.checks.samples import (
     can_be_split,
     can_be_varied,
     draw_classes,
+    is_list_of_samples,
     is_per_sample,
     select_samples,
     split_in_two,
-    take_samples,
 )
 from surestep.engine.evaluate.evaluate import metric_weight
 from surestep.engine.losses.adapt import Loss
@@ -66,13 +66,15 @@ def _check_parts(name: str, metric: Any, outputs: Any, micro: MicroBatch, loss: 
     what, why = f"metrics[{name!r}]", "it draws random numbers"
     if micro.samples < 2:
         return not_checked(what, "the first batch has one sample")
-    if not is_per_sample(outputs, micro.samples):
+    is_split, has_tensors = is_per_sample(outputs, micro.samples), bool(flatten_tensors(outputs))
+    if not (is_split or (has_tensors and is_list_of_samples(outputs, micro.samples))):
         return not_checked(what, "the outputs of the model have no row for each sample")
     if not can_be_split(micro.targets, micro.samples):
         return not_checked(what, "the targets have no row for each sample")
     with warnings.catch_warnings(), suppress(_RandomError):
         warnings.simplefilter("ignore")  # of a metric that is not defined for few samples
-        varied = (_trials_varied(outputs, micro, loss, most) for most in _SAMPLES)
+        most_of = _SAMPLES if is_split else ()  # those of an image, as boxes, may depend on it
+        varied = (_trials_varied(outputs, micro, loss, most) for most in most_of)
         # Of each, the first that shows something: it need not be defined for varied outputs.
         shown = [
             any(_compare(name, metric, outputs, trial, loss) for trial in trials)
@@ -122,7 +124,9 @@ def _compare(name: str, metric: Any, outputs: Any, trial: _Trial, loss: Loss) ->
     """
     micro, split, how = trial
     tolerance = TOLERANCE_OF_HALF if has_half(outputs) else _TOLERANCE
-    taken = _with_both_signs(outputs, split.take(outputs))
+    taken = select_samples(outputs, split.rows, micro.samples)
+    if split.seed is not None:
+        taken = _with_both_signs(outputs, split.take(outputs))
     unsplit = Split(split.rows, [], split.seed)
 
     def measure(split: Split, parts: Sequence[Any]) -> Measured:
@@ -138,7 +142,9 @@ def _compare(name: str, metric: Any, outputs: Any, trial: _Trial, loss: Loss) ->
     except _MetricError:
         return False  # it need not be defined for varied outputs
     try:
-        parts = measure(split, [take_samples(taken, part) for part in split.parts()])
+        parts = measure(
+            split, [select_samples(taken, part, len(split.rows)) for part in split.parts()]
+        )
     except _MetricError as error:
         if how == _OTHER_CLASSES or min(map(len, split.parts())) == 1:
             return False  # a function may be written for its classes, and for two samples and more

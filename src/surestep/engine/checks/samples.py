@@ -68,7 +68,7 @@ def different_samples(targets: Any, samples: int, most: int) -> list[int]:
     """
     places = [round(step * (samples - 1) / (most - 1)) for step in (0, *range(most - 1, 0, -1))]
     order: Sequence[int] = range(samples)
-    if _is_list_of_samples(targets, samples):
+    if is_list_of_samples(targets, samples):
         sizes_of = [sum(tensor.numel() for tensor in flatten_tensors(one)) for one in targets]
         order = sorted(range(samples), key=sizes_of.__getitem__)
         targets = ()
@@ -107,7 +107,7 @@ def can_be_split(batch: Any, samples: int) -> bool:
     """Return whether all of a batch has one entry per sample, or is a number or text for all."""
     if has_opaque(batch):
         return False
-    if _is_list_of_samples(batch, samples):
+    if is_list_of_samples(batch, samples):
         return True
     return all(len(tensor) == samples for tensor in flatten_tensors(batch) if tensor.dim())
 
@@ -118,12 +118,12 @@ def has_samples(batch: Any, samples: int) -> bool:
         return False
     tensors = flatten_tensors(batch)
     has_rows = any(tensor.dim() and len(tensor) == samples for tensor in tensors)
-    return has_rows or _is_list_of_samples(batch, samples)
+    return has_rows or is_list_of_samples(batch, samples)
 
 
 def select_samples(value: Any, rows: Sequence[int], samples: int) -> Any:
     """Return copies of some samples of a collated batch; what has no entry per sample is kept."""
-    if _is_list_of_samples(value, samples):
+    if is_list_of_samples(value, samples):
         return type(value)(value[row] for row in rows)
     if type(value) is dict:
         return {key: select_samples(entry, rows, samples) for key, entry in value.items()}
@@ -137,7 +137,7 @@ def select_samples(value: Any, rows: Sequence[int], samples: int) -> Any:
     return map_tensors(value, select)
 
 
-def _is_list_of_samples(value: Any, samples: int) -> bool:
+def is_list_of_samples(value: Any, samples: int) -> bool:
     """Distinguish a list of samples from a tuple of full tensors, such as (x, y)."""
     if not isinstance(value, (list, tuple)) or len(value) != samples or hasattr(value, "_fields"):
         return False
