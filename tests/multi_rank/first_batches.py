@@ -86,6 +86,41 @@ def error_of(folder: Path, train: Any, model: Callable[[], nn.Module], **options
     return "not refused"
 
 
+class InTraining(nn.Linear):
+    """Returns its loss in training, of samples that it may draw."""
+
+    def __init__(self, *, reduction: str, draws: bool) -> None:
+        super().__init__(6, 3)
+        self.reduction, self.draws = reduction, draws
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Any:
+        scores = super().forward(x)
+        if targets is None:
+            return scores
+        if self.draws:
+            scores = scores + 0.1 * torch.randn_like(scores)
+        return {"ce": nn.functional.cross_entropy(scores, targets, reduction=self.reduction)}
+
+
+def in_training(folder: Path, *, strategy: str, **options: Any) -> str:
+    """Return the error of a model whose loss is declared as a mean over samples."""
+    model, items = partial(InTraining, **options), lambda batch: len(batch[1])
+    task = surestep.Task(model, "model in training", train=data(), items=items)
+    try:
+        opened(folder, task, parallel={"strategy": strategy}).close()
+    except surestep.SurestepError as error:
+        return str(error)
+    return "not refused"
+
+
+IN_TRAINING: dict[str, Callable[[Path], str]] = {
+    f"in training, {strategy}, {reduction}, {draws}": partial(
+        in_training, strategy=strategy, reduction=reduction, draws=draws
+    )
+    for strategy in ("ddp", "fsdp")
+    for reduction in ("mean", "sum")
+    for draws in (False, True)
+}
 REFUSED: dict[str, Callable[[Path], str]] = {
     "all ignored": partial(error_of, train=masked(range(101)), model=net),
     "one sample at the end": partial(error_of, train=data(), model=normed),
@@ -155,7 +190,7 @@ def main(out: Path) -> None:
     found: dict[str, Any] = {}
     for name, options in ON_RANKS.items():
         found[name] = CASES[name.removesuffix(", fsdp")](out / name, **options)
-    found |= {name: case(out / name) for name, case in (REFUSED | UNHELD).items()}
+    found |= {name: case(out / name) for name, case in (REFUSED | UNHELD | IN_TRAINING).items()}
     found["skipped"] = skipped(out / "skipped")
     found["skipped, fsdp"] = skipped(out / "skipped in parts", parallel={"strategy": "fsdp"})
     torch.save(found, out / f"rank-{os.environ['RANK']}.pt")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.multi_rank.checks import check_copies, check_losses, check_weights
-from tests.multi_rank.first_batches import CASES, ON_RANKS, REFUSED, skipped
+from tests.multi_rank.first_batches import CASES, IN_TRAINING, ON_RANKS, REFUSED, skipped
 from tests.multi_rank.starter import start
 from tests.multi_rank.torchrun import check_ended_well, results_of
 
@@ -44,6 +44,13 @@ def test_tensor_that_no_optimizer_has_is_named_on_every_rank(both, strategy):
         assert each[f"unheld, {strategy}, False"].startswith("In step 1, loss:scale, a parameter")
         replaced = each[f"unheld, {strategy}, True"]
         assert replaced.startswith("In step 3, model.2.weight, a parameter, replaced after step 2")
+
+
+@pytest.mark.parametrize("name", IN_TRAINING)
+def test_loss_in_training_is_checked_on_every_rank(both, name):
+    for each in both:
+        text = "is not a mean over its items: for " if "sum" in name else "not refused"
+        assert text in each[name]
 
 
 def test_data_without_items_is_rejected_on_every_rank(both, tmp_path):

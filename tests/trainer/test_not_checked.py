@@ -4,6 +4,8 @@ import json
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional
 
 from surestep.engine.plan.not_checked import not_checked
 from surestep.trainer import run_identity
@@ -44,6 +46,59 @@ def test_plan_has_no_row_if_all_was_checked(tmp_path):
     not_checked("this", "nothing collects it")
     with tiny.prepare(tmp_path) as session:
         assert "not_checked" not in [option for option, *_ in session.plan.decisions]
+
+
+def notes(folder, parts=None, **options):
+    """Return a text for each thing that is not checked of a Task."""
+    with tiny.prepare(folder, parts, **options) as session:
+        rows = [row for row in session.plan.decisions if row.option == "not_checked"]
+    return [text for row in rows for text in row.reason.split("; ")]
+
+
+class InTraining(nn.Linear):
+    def forward(self, x, targets=None):
+        logits = super().forward(x)
+        return logits if targets is None else {"label": functional.cross_entropy(logits, targets)}
+
+
+def test_loss_in_training_is_listed_as_not_checked_without_its_items(tmp_path):
+    parts = {"model": InTraining(4, 3), "loss": "model in training"}
+    (found,) = notes(tmp_path / "samples", parts)
+    assert found == "loss: Task(items=) does not say what its mean is over"
+    assert not notes(tmp_path / "counted", parts | {"items": lambda batch: len(batch[1])})
+
+
+def own(outputs, targets):
+    return functional.cross_entropy(outputs, targets)
+
+
+def test_loss_that_is_declared_as_not_separable_is_listed_as_not_checked(tmp_path):
+    (found,) = notes(tmp_path, {"loss": own, "loss_is_separable": False})
+    assert found == "loss: loss_is_separable=False says that its parts may differ"
+
+
+def test_one_sample_is_listed_as_not_checked(tmp_path):
+    parts = {
+        "train": (X[:1], Y[:1]),
+        "metrics": {"largest": lambda outputs, _: outputs.amax(1).mean()},
+    }
+    found = notes(tmp_path, parts | {"loss": own}, batch_size=1)
+    assert found == [
+        "loss: the first batch has one sample, which has no parts",
+        "metrics['largest']: the first batch has one sample",
+    ]
+
+
+@pytest.mark.parametrize("loss", [own, nn.CrossEntropyLoss()], ids=["own", "known"])
+def test_padding_of_ready_batches_is_listed_as_not_checked(tmp_path, loss):
+    parts = {"model": Scores(4, 3), "train": [(X.unsqueeze(1), Y.unsqueeze(1))]}
+    (found,) = notes(tmp_path, parts | {"batched": True, "loss": loss}, batch_size=1)
+    assert found == "the padding of loss: fewer samples of the first batch cannot be collated"
+
+
+class Scores(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).transpose(1, 2)
 
 
 class Unreadable(torch.utils.data.Dataset):

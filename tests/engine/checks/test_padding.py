@@ -148,8 +148,11 @@ def test_padding_is_not_checked_if_collating_draws_random_numbers(tmp_path):
         inputs, targets = collate_with(-100)(samples)
         return inputs, targets.masked_fill(torch.rand(targets.shape) < 0.3, -100)
 
-    found = prepare(tmp_path, mean, 0, items="tokens", collate_fn=masked)
-    assert "the padding of loss: collate_fn draws random numbers" in found[0]
+    note = "the padding of loss: collate_fn draws random numbers"
+    found = prepare(tmp_path / "own", mean, 0, items="tokens", collate_fn=masked)
+    assert note in found[0]
+    model = nn.Sequential(nn.Linear(4, 5), Transposed())
+    assert prepare(tmp_path / "known", nn.CrossEntropyLoss(), 0, model, collate_fn=masked) == [note]
 
 
 class LoadedByWorkers(torch.utils.data.Dataset):

@@ -46,6 +46,7 @@ _TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-4}
 _TOLERANCE_OF_CALLS = 1e-4  # kernels sum in another order for another number of samples
 _TOLERANCE_OF_DRAWS = 1e-2  # models with losses in training draw what those are means over
 _REPEATS = 16  # of a comparison that draws random numbers
+_REPEATS_OF_RANKS = 8  # all of them at once: each rank calls the model as often
 # The samples of each part with other outputs: uneven, as a mean of means is right for even ones.
 _PARTS = (1, 1, 6)
 _PARTS_OF_TRANSFORMED = (1, 7)  # the loss is also called for the batch that is transformed
@@ -80,6 +81,9 @@ class Terms:
         self.targets = targets  # in place of those of the batch
         self.loss = batch.head.loss
         self.paddings = find_paddings(batch.head.micro_batch.targets)
+        self.repeats = _REPEATS
+        if not batch.is_alone:
+            self.repeats = _REPEATS_OF_RANKS if self.loss.kind == "in training" else 1
         self._widest = None if self.loss.kind == "model" else sum_dtype(batch.loader.device)
         self._teacher_outputs = None
         if self.loss.teacher is not None:
@@ -260,10 +264,10 @@ def _find_gap(terms: Terms, trials: Iterable[Trial], needed: int = 1) -> tuple[G
             if gap.is_wide:
                 if run(trial, 1) == gap:
                     return gap, needed
-                sizes = [run(trial, seed).size for seed in range(_REPEATS)]
+                sizes = [run(trial, seed).size for seed in range(terms.repeats)]
                 if not all(map(math.isfinite, sizes)):
                     return gap, needed
-                error = statistics.stdev(sizes) / math.sqrt(_REPEATS)
+                error = statistics.stdev(sizes) / math.sqrt(terms.repeats)
                 if abs(statistics.mean(sizes)) > max(8 * error, 1e-2):
                     return gap, needed
                 continue
@@ -341,10 +345,12 @@ def _call_given(terms: Terms) -> Trial:
         batch.keep(split.rows, None, batch.head.outputs)
     gaps: list[Gap] = []
 
-    def compare(_: int) -> Gap:
-        if not gaps or batch.is_alone:  # ranks would wait for each other
+    def compare(seed: int) -> Gap:
+        if batch.is_alone:
+            return _compare_calls(terms, split, "")
+        while len(gaps) < terms.repeats:  # ranks would wait for each other
             gaps.append(_compare_calls(terms, split, ""))
-        return gaps[-1]
+        return gaps[min(seed, len(gaps) - 1)]
 
     return compare
 

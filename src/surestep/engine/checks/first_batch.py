@@ -197,7 +197,9 @@ class _Checks:
             with self.writes.compare(), self.writes:
                 outputs = self.forward(micro)
             compute_checked_loss(loss, outputs, micro.targets, micro)
-            if loss.is_separable and self.is_alone:
+            if not loss.is_separable:
+                not_checked("loss", "Task(items=) does not say what its mean is over")
+            else:
                 for module in model.modules():
                     if isinstance(module, BATCH_NORM):  # a part of the batch has other statistics
                         module.eval()
