@@ -110,7 +110,7 @@ def in_training(folder: Path, *, strategy: str, **options: Any) -> str:
         opened(folder, task, parallel={"strategy": strategy}).close()
     except surestep.SurestepError as error:
         return str(error)
-    return "not refused"
+    return "accepted"
 
 
 IN_TRAINING: dict[str, Callable[[Path], str]] = {

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from surestep.engine.plan.not_checked import not_checked
 from surestep.trainer import run_identity
@@ -64,12 +65,55 @@ class InTraining(nn.Linear):
 def test_loss_in_training_is_listed_as_not_checked_without_its_items(tmp_path):
     parts = {"model": InTraining(4, 3), "loss": "model in training"}
     (found,) = notes(tmp_path / "samples", parts)
-    assert found == "loss: Task(items=) does not say what its mean is over"
+    assert found == "loss: Task(items=) does not count what its mean is over"
     assert not notes(tmp_path / "counted", parts | {"items": lambda batch: len(batch[1])})
 
 
 def own(outputs, targets):
     return functional.cross_entropy(outputs, targets)
+
+
+def of_all(outputs, targets):
+    assert len(outputs) == 8
+    return functional.cross_entropy(outputs, targets)
+
+
+def noisy(outputs, targets):
+    return functional.cross_entropy(outputs + 0.1 * torch.randn_like(outputs), targets)
+
+
+def overflow(outputs, targets):
+    return functional.cross_entropy(outputs, targets) + 1e400
+
+
+@pytest.mark.parametrize(
+    ("loss", "why"),
+    [
+        (of_all, "it cannot be computed for a part of the first batch"),
+        (noisy, "it draws random numbers, which may hide a difference"),
+        (lambda outputs, targets: 0 * outputs.sum(), "it is 0 for the first batch"),
+        (overflow, "it is not finite for the first batch"),
+    ],
+    ids=["part", "draws", "zero", "infinite"],
+)
+def test_loss_that_shows_nothing_is_listed_as_not_checked(tmp_path, loss, why):
+    assert notes(tmp_path, {"loss": loss}) == [f"loss: {why}"]
+
+
+def test_loss_that_shows_nothing_of_padded_samples_is_listed_as_not_checked(tmp_path):
+    def pad(samples):
+        x, y = zip(*samples, strict=True)
+        return torch.stack(x), pad_sequence(y, True, -100)
+
+    def of_first(outputs, targets):
+        assert len(outputs) != 6  # of 8 samples that are collated in two parts
+        return functional.cross_entropy(outputs, targets[:, 0])
+
+    found = notes(tmp_path, {"loss": of_first, "train": ROWS, "collate_fn": pad})
+    assert found == [
+        "the padding of loss: it cannot be computed for a part of the first batch",
+        "loss: all comparisons would be more than 8 calls of the loss",
+    ]
 
 
 def test_loss_that_is_declared_as_not_separable_is_listed_as_not_checked(tmp_path):

@@ -7,6 +7,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from surestep.engine.checks.first_batch import check_first_batch
+from surestep.engine.plan.not_checked import NotChecked
 from tests import tiny
 
 X, Y = tiny.data(64)
@@ -91,15 +92,55 @@ def of_labels(outputs, labels):
     return outputs.logsumexp(1).mean() + 0 * labels.sum()
 
 
+def rejects_double(outputs, targets):
+    return functional.cross_entropy(outputs, targets, weight=torch.tensor([1.0, 2.0, 3.0])) * 0 + (
+        functional.cross_entropy(outputs, targets)
+    )
+
+
+def rejects_double_of_tokens(outputs, labels):
+    return of_tokens(outputs, labels) + 0 * functional.cross_entropy(
+        outputs.flatten(0, 1), labels.flatten(), weight=torch.ones(5)
+    )
+
+
+def zero(outputs, targets):
+    return 0 * outputs.sum()
+
+
+def has_two_classes(outputs, targets):
+    names = {0: "a", 1: "b"}
+    assert [names[int(target)] for target in targets]
+    return functional.cross_entropy(outputs, targets)
+
+
+def unchanged(inputs, targets, generator):
+    return inputs, targets
+
+
 LABELLED = [(x, y.repeat(1 + row % 3)) for row, (x, y) in enumerate(zip(X, Y, strict=True))]
 CASES = {
     "plain": (functional.cross_entropy, {}, {}),
     "small batch": (functional.cross_entropy, {}, {"micro_batch_size": 1}),
     "transformed": (
         functional.cross_entropy,
-        {"batch_transform": lambda inputs, targets, generator: (inputs, targets)},
+        {"batch_transform": unchanged},
         {},
     ),
+    "rejects double": (rejects_double, {}, {}),
+    "rejects double, transformed": (rejects_double, {"batch_transform": unchanged}, {}),
+    "rejects double, padded": (
+        rejects_double_of_tokens,
+        {**OF_TOKENS, "collate_fn": pad, "items": "tokens"},
+        {},
+    ),
+    "rejects double, padded, transformed": (
+        rejects_double_of_tokens,
+        {**OF_TOKENS, "collate_fn": pad, "items": "tokens", "batch_transform": unchanged},
+        {},
+    ),
+    "zero": (zero, {}, {}),
+    "fails for a class": (has_two_classes, {"train": (X, Y.clamp(max=1))}, {}),
     "nested": (
         lambda outputs, y: functional.cross_entropy(outputs["logits"], y),
         {"model": Nested(4, 3)},
@@ -118,13 +159,36 @@ CASES = {
 
 @pytest.mark.parametrize(("loss", "parts", "options"), CASES.values(), ids=CASES)
 def test_loss_is_called_eight_times_at_most(loss, parts, options):
+    assert 4 <= count_calls(loss, parts, options) <= MOST
+
+
+def count_calls(loss, parts, options):
+    """Return how often the checks of a first batch call a loss."""
     torch.manual_seed(0)
     given = {"train": (X, Y), "model": tiny.model(), "loss": loss and Counted(loss)} | parts
     task = tiny.task(**given)
     loader = tiny.train_loader(given, **{"batch_size": 64, **options})
     counted = task.model.loss if loss is None else given["loss"]
     check_first_batch(task.model, loader, task, autocast=torch.autocast("cpu", enabled=False))
-    assert 4 <= counted.calls <= MOST
+    return counted.calls
+
+
+def test_comparisons_that_would_be_more_calls_are_not_checked():
+    notes = NotChecked()
+    count_calls(*CASES["rejects double, padded, transformed"])
+    notes.close()
+    assert notes.notes == {
+        "the padding of loss": "all comparisons would be more than 8 calls of the loss"
+    }
+
+
+def noisy(outputs, targets):
+    return functional.cross_entropy(outputs + 0.1 * torch.randn_like(outputs), targets)
+
+
+def test_loss_that_draws_is_compared_sixteen_times():
+    comparisons = 2 + 16  # the first two are the same without draws
+    assert MOST < count_calls(noisy, {}, {}) <= 1 + comparisons * 4 + comparisons * 3
 
 
 def test_metric_is_called_twelve_times_at_most():

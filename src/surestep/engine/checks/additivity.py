@@ -49,8 +49,13 @@ _REPEATS = 16  # of a comparison that draws random numbers
 _REPEATS_OF_RANKS = 8  # all of them at once: each rank calls the model as often
 # The samples of each part with other outputs: uneven, as a mean of means is right for even ones.
 _PARTS = (1, 1, 6)
-_PARTS_OF_TRANSFORMED = (1, 7)  # the loss is also called for the batch that is transformed
+_PARTS_IN_BRIEF = (1, 7)  # if there are other calls, of a batch that is transformed or padded
 _PARTS_OF_CALLS = (1, 2)  # if the model is called
+_MOST_CALLS = 8  # of a loss in all checks of the first batch, if it draws no random numbers
+_FAILS = "it cannot be computed for a part of the first batch"
+_ZERO, _NOT_FINITE = "it is 0 for the first batch", "it is not finite for the first batch"
+_DRAWS = "it draws random numbers, which may hide a difference"
+_TOO_MANY = f"all comparisons would be more than {_MOST_CALLS} calls of the loss"
 
 
 class Term(NamedTuple):
@@ -79,20 +84,29 @@ class Terms:
     def __init__(self, batch: MeasuredBatch, targets: Tensor | None = None) -> None:
         self.batch = batch
         self.targets = targets  # in place of those of the batch
+        self.why = _FAILS  # of the last comparison that shows nothing
         self.loss = batch.head.loss
         self.paddings = find_paddings(batch.head.micro_batch.targets)
         self.repeats = _REPEATS
         if not batch.is_alone:
             self.repeats = _REPEATS_OF_RANKS if self.loss.kind == "in training" else 1
-        self._widest = None if self.loss.kind == "model" else sum_dtype(batch.loader.device)
+        self._double = None if self.loss.kind == "model" else sum_dtype(batch.loader.device)
         self._teacher_outputs = None
         if self.loss.teacher is not None:
             self._teacher_outputs = self.loss.targets_of(batch.head.micro_batch)[1]
 
-    def compute(self, outputs: Any, rows: Sequence[int], *, least_tolerance: float = 0.0) -> Term:
+    def compute(
+        self,
+        outputs: Any,
+        rows: Sequence[int],
+        *,
+        least_tolerance: float = 0.0,
+        known: Tensor | None = None,
+    ) -> Term:
         """Return the loss of some samples, whose outputs have a relative error.
 
-        The outputs are of these samples alone; the loss may write into them.
+        The outputs are of these samples alone; the loss may write into them. If their `known` loss,
+        summed over items, has the precision of the others, it is not computed again.
 
         Raises:
             UnmeasurableError: the loss fails.
@@ -107,7 +121,10 @@ class Terms:
                 samples = self.batch.head.micro_batch.samples
                 targets = targets, select_samples(self._teacher_outputs, rows, samples)
             try:
-                value = self._value(outputs, targets)
+                if known is None or self._widest is not None:
+                    value = self._value(outputs, targets)
+                else:
+                    value = known if self.loss.is_sum else known / items
             except Exception:
                 if items:
                     raise
@@ -120,6 +137,11 @@ class Terms:
         total = number if self.loss.is_sum else number * items
         return Term(number, items, total, len(rows), counts, max(rounding, least_tolerance))
 
+    @property
+    def _widest(self) -> torch.dtype | None:
+        """The precision to compute in; None for that of the outputs."""
+        return self._double if self.batch.calls.take_double else None
+
     def _value(self, outputs: Any, targets: Any) -> Tensor:
         if (widest := self._widest) is not None:
 
@@ -129,13 +151,16 @@ class Terms:
             try:
                 with measuring():
                     return self._sum_parts(*map_tensors((outputs, targets), widen))
-            except UnmeasurableError:  # tried again below
-                pass
+            except UnmeasurableError as error:
+                if isinstance(error.__cause__, LookupError):  # of a class that the batch has not
+                    raise
         value = self._sum_parts(outputs, targets)
-        self._widest = None  # double precision was rejected, by class weights in fp32 for instance
+        if widest is not None:  # class weights in fp32 reject double precision, for instance
+            self.batch.calls.take_double = False
         return value
 
     def _sum_parts(self, outputs: Any, targets: Any) -> Tensor:
+        self.batch.calls.made += 1
         value = self.loss.value(outputs, targets)
         return value if isinstance(value, Tensor) else self.loss.to_sum(value, 1.0)[0]
 
@@ -176,7 +201,11 @@ class Gap(NamedTuple):
         return max(entry.tolerance for entry in (self.whole, *self.parts))
 
 
-Trial = Callable[[int], Gap]  # takes the number of times that it was run before
+class Trial(NamedTuple):
+    """A comparison; `run` takes the number of times that it was run before."""
+
+    calls: int  # of the loss
+    run: Callable[[int], Gap]
 
 
 def check_additivity(batch: MeasuredBatch, *, calls_model: bool) -> None:
@@ -197,40 +226,44 @@ def check_additivity(batch: MeasuredBatch, *, calls_model: bool) -> None:
         return not_checked(batch.what, "only calls of the model on each rank could split the batch")
     if batch.loader.source.collates and not batch.can_collate:
         not_checked(f"the padding of {batch.what}", CANNOT_COLLATE)
-    if not _is_shown(batch, is_split=is_split, calls_model=calls_model and batch.is_alone):
-        not_checked(batch.what, "it cannot be computed for a part of the first batch")
+    why = _find_silence(batch, is_split=is_split, calls_model=calls_model and batch.is_alone)
+    if why:
+        not_checked(batch.what, why)
     return None
 
 
-def _is_shown(batch: MeasuredBatch, *, is_split: bool, calls_model: bool) -> bool:
-    """Return whether the parts of a batch show that the loss adds up.
+def _find_silence(batch: MeasuredBatch, *, is_split: bool, calls_model: bool) -> str:
+    """Return why the parts of a batch do not show that the loss adds up; "" if they do.
 
     Raises:
         TaskError: they show that it does not.
     """
     pads, padded = batch.can_collate and batch.has_rows, replace(batch, collates=True)
     terms = Terms(batch if pads or not batch.can_collate else padded)
-    given = _split_given(terms) if is_split else _call_given(terms)
+    make_given = partial(_split_given if is_split else _call_given, terms)
     varied = _vary_outputs(terms) if is_split else _call_varied(terms)
     needed = 2 if terms.loss.kind == "in training" else 1  # its tolerance is large
     gap, shown = _find_gap(terms, varied, needed)
     if gap is None and shown == 2:
-        return True
+        return ""
     if gap is None and pads:
         gap, of_padded = _find_gap(terms, [_call_given(Terms(padded))])
-        if gap is not None and _find_gap(terms, [given])[0] is None:
+        if gap is not None and _find_gap(terms, [make_given()])[0] is None:
             report_padding(padded, gap.whole, gap.parts)
-            return True
+            return ""
         if gap is None and of_padded:
-            return True
+            return ""
+        if gap is None:
+            not_checked(f"the padding of {batch.what}", terms.why)
+            terms.why = ""
     if gap is None or gap.how:  # its message is about the batch as it is, if that shows it
-        of_given, is_shown = _find_gap(terms, [given])
+        of_given, is_shown = _find_gap(terms, [make_given()])
         gap, shown = of_given or gap, shown + is_shown
     if gap is not None and is_split and calls_model and _has_rows_by_chance(terms.batch):
         gap, shown = _find_gap(terms, [*_call_varied(terms), _call_given(terms)])
     if gap is not None:
         raise TaskError(_explain(terms, gap))
-    return shown > 0
+    return "" if shown and terms.why is not _TOO_MANY else terms.why
 
 
 def _has_rows_by_chance(batch: MeasuredBatch) -> bool:
@@ -250,33 +283,44 @@ def _find_gap(terms: Terms, trials: Iterable[Trial], needed: int = 1) -> tuple[G
     explains it. A loss or a model that draws random numbers has to differ on average.
     """
     randomness = ModelRNG(terms.batch.loader.seed, terms.batch.loader.device)
+    calls, shown = terms.batch.calls, 0
 
     def run(trial: Trial, seed: int) -> Gap:
         randomness.seed_for("trial", seed)
-        return trial(seed)
+        return trial.run(seed)
 
-    shown = 0
     for trial in trials:
+        if terms.loss.kind == "other" and calls.made + trial.calls > _MOST_CALLS:
+            terms.why = _TOO_MANY
+            continue
         try:
             gap = run(trial, 0)
             if not gap.shows_something:
+                terms.why = _ZERO if math.isfinite(gap.whole.total) else _NOT_FINITE
                 continue
             if gap.is_wide:
-                if run(trial, 1) == gap:
+                made = calls.made
+                if run(trial, 1) == gap or _is_wide_on_average(
+                    [run(trial, seed).size for seed in range(terms.repeats)]
+                ):
                     return gap, needed
-                sizes = [run(trial, seed).size for seed in range(terms.repeats)]
-                if not all(map(math.isfinite, sizes)):
-                    return gap, needed
-                error = statistics.stdev(sizes) / math.sqrt(terms.repeats)
-                if abs(statistics.mean(sizes)) > max(8 * error, 1e-2):
-                    return gap, needed
+                calls.made, terms.why = made, _DRAWS
                 continue
         except UnmeasurableError:
+            terms.why = _FAILS
             continue
         shown += 1
         if shown == needed:
             break
     return None, shown
+
+
+def _is_wide_on_average(sizes: list[float]) -> bool:
+    """Return whether random numbers cannot explain differences."""
+    if not all(map(math.isfinite, sizes)):
+        return True
+    error = statistics.stdev(sizes) / math.sqrt(len(sizes))
+    return abs(statistics.mean(sizes)) > max(8 * error, 1e-2)
 
 
 def _vary_outputs(terms: Terms) -> Iterator[Trial]:
@@ -288,15 +332,17 @@ def _vary_outputs(terms: Terms) -> Iterator[Trial]:
     batch, head = terms.batch, terms.batch.head
     if not can_be_varied(head.outputs, batch.samples):
         return
-    parts = _PARTS if batch.loader.transform is None else _PARTS_OF_TRANSFORMED
+    is_called_more = batch.loader.transform is not None or batch.can_collate
+    parts = _PARTS_IN_BRIEF if is_called_more else _PARTS
     own, targets = split_to_vary(batch, parts), head.micro_batch.targets
     if not (batch.counts_batch or batch.collates):
         drawn = draw_classes(targets, head.outputs, head.loss)
         if drawn is not None:  # one sample keeps its own: drawn ones have equally many of a class
             first = torch.tensor(own.rows[:1], device=drawn.device)
             of_drawn = Terms(batch, drawn.index_copy(0, first, targets.index_select(0, first)))
-            yield lambda _: _compare_outputs(of_drawn, own, " (with other outputs and classes)")
-    yield lambda _: _compare_outputs(terms, own, " (with other outputs)")
+            yield _trial_of_outputs(of_drawn, own, " (with other outputs and classes)")
+            own = split_to_vary(batch, _PARTS_IN_BRIEF)
+    yield _trial_of_outputs(terms, own, " (with other outputs)")
 
 
 def split_to_vary(batch: MeasuredBatch, parts: Sequence[int] = _PARTS_OF_CALLS) -> Split:
@@ -309,17 +355,24 @@ def split_to_vary(batch: MeasuredBatch, parts: Sequence[int] = _PARTS_OF_CALLS) 
 
 def _split_given(terms: Terms) -> Trial:
     """Return the comparison of the outputs as they are."""
-    return lambda _: _compare_outputs(terms, split_in_two(terms.batch.few), "")
+    batch = terms.batch
+    total = None if batch.collates else batch.total
+    return _trial_of_outputs(terms, split_in_two(batch.few), "", total)
 
 
-def _compare_outputs(terms: Terms, split: Split, how: str) -> Gap:
+def _trial_of_outputs(terms: Terms, split: Split, how: str, known: Tensor | None = None) -> Trial:
+    calls = len(split.all_rows()) - (known is not None and not terms.batch.calls.take_double)
+    return Trial(calls, lambda _: _compare_outputs(terms, split, how, known))
+
+
+def _compare_outputs(terms: Terms, split: Split, how: str, known: Tensor | None) -> Gap:
     taken = split.take(terms.batch.head.outputs)
     rows, *parts = split.all_rows()
     terms_of_parts = [
         terms.compute(take_samples(taken, part), own)
         for part, own in zip(split.parts(), parts, strict=True)
     ]
-    return Gap(terms.compute(taken, rows), tuple(terms_of_parts), how)
+    return Gap(terms.compute(taken, rows, known=known), tuple(terms_of_parts), how)
 
 
 def _call_varied(terms: Terms) -> Iterator[Trial]:
@@ -334,7 +387,8 @@ def _call_varied(terms: Terms) -> Iterator[Trial]:
             for seed, first in enumerate(range(0, len(rows) - 1, 2))
         ]
     for split in splits:
-        yield partial(_compare_calls, terms, split, " (with other last weights)")
+        how = " (with other last weights)"
+        yield Trial(len(split.all_rows()), partial(_compare_calls, terms, split, how))
 
 
 def _call_given(terms: Terms) -> Trial:
@@ -352,7 +406,7 @@ def _call_given(terms: Terms) -> Trial:
             gaps.append(_compare_calls(terms, split, ""))
         return gaps[min(seed, len(gaps) - 1)]
 
-    return compare
+    return Trial(len(split.all_rows()), compare)
 
 
 def _compare_calls(terms: Terms, split: Split, how: str, times: int = 0) -> Gap:

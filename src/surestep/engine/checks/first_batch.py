@@ -31,7 +31,12 @@ from surestep.engine.checks.loss import (
     check_first_loss,
     compute_checked_loss,
 )
-from surestep.engine.checks.measured_batch import MeasuredBatch, UnmeasurableError, measuring
+from surestep.engine.checks.measured_batch import (
+    LossCalls,
+    MeasuredBatch,
+    UnmeasurableError,
+    measuring,
+)
 from surestep.engine.checks.metric_parts import check_mean
 from surestep.engine.checks.model_loss import check_shift
 from surestep.engine.checks.model_signature import describe_model_io
@@ -174,9 +179,10 @@ class _Checks:
         with watched as narrow, self._hint_at_batched(), self.writes:
             outputs, tried = self.forward_and_loss(micro)
         signature = describe_model_io(self.model, micro, outputs)
+        totals = {head.name: total for head, total in tried}
         for raw, head in self._with_enough_samples([head for head, _ in tried]):
             with error_prefix(head.name):
-                self._check_additivity(raw, head)
+                self._check_additivity(raw, head, totals.get(head.name))
         self._check_metrics(self.loader.loss.predictions(outputs), micro)
         if self.loader.transform is not None:
             self._check_transformed(self.loader.transform, micro)
@@ -198,7 +204,7 @@ class _Checks:
                 outputs = self.forward(micro)
             compute_checked_loss(loss, outputs, micro.targets, micro)
             if not loss.is_separable:
-                not_checked("loss", "Task(items=) does not say what its mean is over")
+                not_checked("loss", "Task(items=) does not count what its mean is over")
             else:
                 for module in model.modules():
                     if isinstance(module, BATCH_NORM):  # a part of the batch has other statistics
@@ -292,12 +298,19 @@ class _Checks:
                 pass
         return [(self.raw, head) for head in heads]
 
-    def _check_additivity(self, raw: Any, head: LossHead) -> None:
-        """Check that the loss adds up over its parts, if its denominator is only declared."""
+    def _check_additivity(self, raw: Any, head: LossHead, total: Tensor | None = None) -> None:
+        """Check that the loss adds up over its parts, if its denominator is only declared.
+
+        `total` is the loss of the batch of this rank, summed over its items.
+        """
         loss, loader = head.loss, self.loader
         counts_batch = not self.task.counts_targets()
         is_read = raw is not self.raw or self.is_read
-        batch = MeasuredBatch(self.model, loader, raw, head, counts_batch, is_read)
+        batch = MeasuredBatch(
+            *(self.model, loader, raw, head, counts_batch, is_read),
+            total=total if raw is self.raw else None,
+            calls=LossCalls(1 if loader.transform is None else 2),
+        )
         layout = loader.layout
         size = min(layout.micro_batch_size, layout.batch_size // layout.ranks)
         if loss.kind not in _DECLARED:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from surestep.engine.batch import MicroBatch, flatten_tensors, map_tensors, move
 from surestep.engine.checks.samples import (
@@ -50,6 +50,19 @@ class Part(NamedTuple):
     items: float
 
 
+@dataclass
+class LossCalls:
+    """Calls of a loss that copies of a batch share.
+
+    Attributes:
+        made: how many there were or will be in other checks of the first batch.
+        take_double: the loss did not reject double precision.
+    """
+
+    made: int = 1
+    take_double: bool = True
+
+
 @dataclass(frozen=True)
 class MeasuredBatch:
     """What a loss is checked on.
@@ -62,6 +75,8 @@ class MeasuredBatch:
         counts_batch: a function of the batch counts the items.
         is_read: the batch is as the loader reads it.
         collates: parts are read and collated again, from the position of the batch on.
+        total: the loss of the batch, summed over its items, if it is known.
+        calls: of the loss.
     """
 
     model: nn.Module
@@ -71,6 +86,8 @@ class MeasuredBatch:
     counts_batch: bool
     is_read: bool = True
     collates: bool = False
+    total: Tensor | None = None
+    calls: LossCalls = field(default_factory=LossCalls)
     _stored: dict[Any, Any] = field(default_factory=dict)  # also by copies that collate
 
     @property
