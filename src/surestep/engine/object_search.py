@@ -176,6 +176,8 @@ def _function_members(function: Any) -> Iterator[tuple[str, Any]]:
             yield f":{name}", cell.cell_contents
         except ValueError:  # not filled yet
             continue
+    yield from ((f".__defaults__[{i}]", one) for i, one in enumerate(function.__defaults__ or ()))
+    yield from ((f":{name}", one) for name, one in (function.__kwdefaults__ or {}).items())
     names = list(dict.fromkeys(_names(code)))
     for name in dict.fromkeys(_global_names(code)):
         found = function.__globals__.get(name)

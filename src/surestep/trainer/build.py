@@ -168,7 +168,8 @@ def _watch_leaves(
     planned: PreparedTask, parts: StepContext, settings: ExitStack
 ) -> UnheldLeafCheck:
     """Check the tensors that get a gradient, until the session closes."""
-    codes = code_of_losses(planned.loss) | {"step": planned.task.step}
+    task = planned.task
+    codes = code_of_losses(planned.loss) | {"step": task.step, "inputs": task.inputs}
     leaves = parts.strategy.list_leaves(parts.state.model)
     parts.leaves = UnheldLeafCheck(parts.state, codes, leaves)
     settings.callback(parts.leaves.close)

@@ -1,6 +1,6 @@
 """A tensor that gets a gradient and that no optimizer has is an error, with the path to it."""
 
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -50,7 +50,28 @@ def created(outputs, targets):
     return cross_entropy(nn.Linear(3, 3)(outputs), targets)
 
 
-PARTS = ("model", "loss", "train", "step", "optimizers")
+def of_default(outputs, targets, head=nn.Linear(3, 3)):  # noqa: B008
+    return cross_entropy(head(outputs), targets)
+
+
+def of_named_default(outputs, targets, *, head=nn.Linear(3, 3)):  # noqa: B008
+    return cross_entropy(head(outputs), targets)
+
+
+@cache
+def cached():
+    return nn.Linear(3, 3)
+
+
+def of_cache(outputs, targets):
+    return cross_entropy(cached()(outputs), targets)
+
+
+def scaled_inputs(batch, scale=nn.Parameter(torch.ones(4))):  # noqa: B008
+    return (batch[0] * scale,), batch[1]
+
+
+PARTS = ("inputs", "model", "loss", "train", "step", "optimizers")
 
 
 def fit(folder, callbacks=(), **given):
@@ -69,13 +90,24 @@ def fit(folder, callbacks=(), **given):
         (Owner(), "In step 1, loss.scale"),
         (of_global, "In step 1, loss:SCALE"),
         (of_plain_tensor(), "In step 2, loss:scale"),  # the first one may have been created
-        (created, "In step 1, a parameter, which the forward or the loss creates,"),
+        (created, "In step 1, a parameter, which the forward or the loss creates or"),
+        (of_cache, "In step 1, a parameter, which the forward .* or takes from a cache"),
+        (of_default, r"In step 1, loss.__defaults__\[0\].weight"),
+        (of_named_default, "In step 1, loss:head.weight"),
     ],
-    ids=["lambda", "partial", "method", "object", "global", "tensor", "created"],
+    ids=[
+        *("lambda", "partial", "method", "object", "global", "tensor", "created"),
+        *("cache", "default", "named default"),
+    ],
 )
 def test_trainable_tensor_of_a_loss_is_named(tmp_path, loss, path):
     with pytest.raises(TaskError, match=f"{path}.* gets a gradient, and no optimizer has it"):
         fit(tmp_path / "r", loss=loss)
+
+
+def test_trainable_tensor_of_the_inputs_is_named(tmp_path):
+    with pytest.raises(TaskError, match=r"In step 1, inputs.__defaults__\[0\], .* no optimizer"):
+        fit(tmp_path / "r", inputs=scaled_inputs)
 
 
 class Holding(nn.Module):
@@ -156,6 +188,41 @@ def test_layer_that_is_added_while_training_is_named(tmp_path, change, what):
     with pytest.raises(TaskError, match=f"In step {what}.* no optimizer has it.* before you make"):
         fit(tmp_path / "r", [At(change)], logging=logging)
     assert surestep.Run(tmp_path / "r").status["status"] == "failed"
+
+
+class Adding(surestep.Callback):
+    """Adds a layer, and its parameters to the optimizer, after step 4."""
+
+    def __init__(self, *, as_group):
+        self.as_group = as_group
+
+    def on_step(self, state, result):
+        if result.step == 4:
+            grown(state.model)
+            parameters = list(state.model[-1].parameters())
+            if self.as_group:
+                state.optimizer.add_param_group({"params": parameters, "lr": 0.1})
+            else:
+                state.optimizer.param_groups[0]["params"] += parameters
+
+
+@pytest.mark.parametrize(
+    ("as_group", "options", "text"),
+    [
+        (True, {}, "has 3 parameter groups, and 2 when it was built"),
+        (True, {"checkpoint": {"every": "4 steps", "async_save": False}}, "has 3 parameter groups"),
+        (
+            False,
+            {},
+            r"In step 5, model\.4\.weight, a parameter of shape \(3, 3\) is in an optimizer",
+        ),
+    ],
+    ids=["group", "saved", "parameters"],
+)
+def test_parameters_that_are_added_to_an_optimizer_are_rejected(tmp_path, as_group, options, text):
+    optim = {"name": "sgd", "lr": 0.1, "weight_decay": 0.0}
+    with pytest.raises(TaskError, match=f"{text}.* Add all layers .*ParamGroup.'head', freeze="):
+        fit(tmp_path / "r", [Adding(as_group=as_group)], optim=optim, **options)
 
 
 @pytest.mark.parametrize("change", [replaced, grown])

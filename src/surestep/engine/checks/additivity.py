@@ -256,6 +256,8 @@ def _find_silence(batch: MeasuredBatch, *, is_split: bool, calls_model: bool) ->
         if gap is None:
             not_checked(f"the padding of {batch.what}", terms.why)
             terms.why = ""
+    if gap is not None:
+        terms.batch.calls.are_limited = False  # a difference is measured as often as it needs
     if gap is None or gap.how:  # its message is about the batch as it is, if that shows it
         of_given, is_shown = _find_gap(terms, [make_given()])
         gap, shown = of_given or gap, shown + is_shown
@@ -290,7 +292,7 @@ def _find_gap(terms: Terms, trials: Iterable[Trial], needed: int = 1) -> tuple[G
         return trial.run(seed)
 
     for trial in trials:
-        if terms.loss.kind == "other" and calls.made + trial.calls > _MOST_CALLS:
+        if calls.are_limited and calls.made + trial.calls > _MOST_CALLS:
             terms.why = _TOO_MANY
             continue
         try:

@@ -309,7 +309,7 @@ class _Checks:
         batch = MeasuredBatch(
             *(self.model, loader, raw, head, counts_batch, is_read),
             total=total if raw is self.raw else None,
-            calls=LossCalls(1 if loader.transform is None else 2),
+            calls=LossCalls(1 if loader.transform is None else 2, are_limited=loss.kind == "other"),
         )
         layout = loader.layout
         size = min(layout.micro_batch_size, layout.batch_size // layout.ranks)

@@ -57,10 +57,12 @@ class LossCalls:
     Attributes:
         made: how many there were or will be in other checks of the first batch.
         take_double: the loss did not reject double precision.
+        are_limited: comparisons that would be too many calls are left out.
     """
 
     made: int = 1
     take_double: bool = True
+    are_limited: bool = True
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,15 @@ from typing import Any
 
 import torch
 
-from surestep.base.errors import ConfigError
+from surestep.base.errors import ConfigError, TaskError
 from surestep.engine.schedule.lr import momentum, no_momentum_message
 from surestep.engine.schedule.registry import Factor, ScheduleSpec
+
+NO_CHANGE = (
+    "Their schedule, clipping and record would be wrong, and a resumed run would not have them. "
+    "Add all layers to the model before you make the Task. To train one later, freeze it until "
+    "then: Optim(groups=[surestep.ParamGroup('head', freeze='500 steps')])."
+)
 
 
 @dataclass
@@ -195,7 +201,21 @@ class GroupSchedule:
 
     def _pairs(self) -> Iterator[tuple[dict[str, Any], GroupRate]]:
         # Loading a state replaces the groups.
+        self.check_count()
         return zip(self.optimizer.param_groups, self.groups, strict=True)
+
+    def check_count(self) -> None:
+        """Check that no code added or removed a group: it would have no schedule, and no record.
+
+        Raises:
+            TaskError: some code did.
+        """
+        found, built = len(self.optimizer.param_groups), len(self.groups)
+        if found != built:
+            raise TaskError(
+                f"The optimizer has {found} parameter groups, and {built} when it was built: your "
+                f"code added or removed some. {NO_CHANGE}"
+            )
 
 
 def _read_momentum(group: Mapping[str, Any]) -> float | None:

@@ -138,6 +138,8 @@ def train_step(context: StepContext, batch: Batch) -> StepResult:
     """
     state, strategy, before = context.state, context.strategy, context.state.progress
     schedule = context.schedule
+    if len(context.strategy.optimizer.param_groups) != len(schedule.groups):
+        schedule.check_count()
     lr_factor = schedule.factor_at(before.steps_taken)
     if context.transform is not None and batch.samples:
         batch = context.transform(batch, before.step)

@@ -14,6 +14,7 @@ from surestep.base.warn import warn
 from surestep.engine.batch import flatten_tensors
 from surestep.engine.object_search import members_of, roots_of, search_objects
 from surestep.engine.optim.param_groups import parameters_of
+from surestep.engine.schedule.groups import NO_CHANGE
 from surestep.engine.state.state import State
 
 _RECOMPUTED = "CheckpointFunctionBackward"  # torch.utils.checkpoint with use_reentrant=True
@@ -104,7 +105,7 @@ class UnheldLeafCheck:
         when = f" after step {after}" if after else " after the optimizer was built"
         is_parameter = isinstance(leaf, nn.Parameter)
         if path is None and is_parameter:
-            kind = "parameter, which the forward or the loss creates,"
+            kind = "parameter, which the forward or the loss creates or takes from a cache,"
             remedy = f"Create it once, in __init__ of the model, {_FREEZE}"
         elif not is_parameter:
             remedy = (
@@ -128,6 +129,13 @@ class UnheldLeafCheck:
             remedy = (
                 "Make it a part of the model, and let the model return what the loss needs, "
                 f"{_FREEZE}"
+            )
+        optimizers = self._state.optimizers.values()
+        if any(one is leaf for optimizer in optimizers for one in parameters_of(optimizer)):
+            what = "a parameter" if path is None else f"{path}, a parameter"
+            return (
+                f"In step {self._state.progress.step + 1}, {what} of shape {tuple(leaf.shape)} is "
+                f"in an optimizer that was built without it. {NO_CHANGE}"
             )
         what = f"a {kind}" if path is None else f"{path}, a {kind}"
         return (
