@@ -271,6 +271,46 @@ def silent_ends(tree: ast.AST) -> list[str]:
     return found
 
 
+# Conditions of checks that have no `else`, each with the reason why there is nothing to check then.
+CONDITIONS = {
+    "gap is None and pads": "no padding can be collated again, or there is an error already",
+    "gap is not None and _find_gap(terms, [make_given()])[0] is None": "another error follows",
+    "class_dim is not None and head.loss.divides": "a sum, or no classes: any value is right",
+    "self.loader.transform is not None": "nothing transforms the batch",
+    "self.judged_by is not None": "nothing is monitored",
+    "loader.source.collates": "torch's own collate function pads nothing",
+    "loss.kind == 'model' and (not counts_batch)": "the model does not shift, or the user counts",
+    "not isinstance(opened, WholeSetMetric)": "it is computed on the whole set",
+    "not (is_exact or isinstance(metric, InputMetric))": "it is exact for any batches",
+    "isinstance(loss, nn.Module)": "a function has no parameters of its own",
+}
+
+
+def is_call_of_check(node: ast.AST) -> bool:
+    name = ast.unparse(node.func).split(".")[-1] if isinstance(node, ast.Call) else ""
+    return name.lstrip("_").startswith(("check_", "report_"))
+
+
+def conditions_of_checks(tree: ast.AST) -> list[str]:
+    """List conditions, with no `else`, that a check depends on."""
+    return [
+        ast.unparse(node.test)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and not node.orelse
+        if any(is_call_of_check(inner) for part in node.body for inner in ast.walk(part))
+    ]
+
+
+def test_condition_of_a_check_has_a_note_or_a_reason():
+    found = {
+        text for path in FILES if is_check(path) for text in conditions_of_checks(tree_of(path))
+    }
+    assert found == set(CONDITIONS)
+    assert conditions_of_checks(as_check("if x and self.is_alone:\n self._check_parts(y)"))
+    with_note = "if x:\n check_parts(y)\nelse:\n not_checked('y', 'x')"
+    assert not conditions_of_checks(as_check(with_note))
+
+
 def test_no_check_is_left_in_silence():
     assert not offenders(lambda path: silent_ends(tree_of(path)) if is_check(path) else [])
 

@@ -79,6 +79,8 @@ def test_items_of_a_known_loss_that_count_padding_cause_a_warning(tmp_path):
     model = nn.Sequential(nn.Linear(4, 5), Transposed())
     with pytest.warns(UserWarning, match=rf"padding, which is 0, counts.*{COUNTS}"):
         prepare(tmp_path / "zeros", nn.CrossEntropyLoss(), 0, model)
+    with pytest.warns(UserWarning, match="padding, which is 0, counts"):
+        prepare(tmp_path / "apart", nn.CrossEntropyLoss(), 0, model, loss_is_separable=False)
     prepare(tmp_path / "ignored", nn.CrossEntropyLoss(), -100, model)
     prepare(tmp_path / "index", nn.CrossEntropyLoss(ignore_index=0), 0, model)
 

@@ -314,7 +314,7 @@ class _Checks:
         layout = loader.layout
         size = min(layout.micro_batch_size, layout.batch_size // layout.ranks)
         if loss.kind not in _DECLARED:
-            if self.task.loss_is_separable and loader.source.collates:
+            if loader.source.collates:
                 check_padded_items(replace(batch, collates=True))
         elif self.task.loss_is_separable:
             if loss.kind == "model" and not counts_batch:
