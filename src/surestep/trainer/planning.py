@@ -17,9 +17,9 @@ from surestep.engine.checks.task import check_loss
 from surestep.engine.data.apply_transform import name_of
 from surestep.engine.data.batch_loader import BatchLoader, make_loader
 from surestep.engine.data.batched import NoData, with_ready_batches
-from surestep.engine.data.columns import check_validation_columns
+from surestep.engine.data.columns import check_not_columns, check_validation_columns
 from surestep.engine.data.dataloader import check_no_sampler, loader_settings
-from surestep.engine.data.dataset import check_dtypes, count_samples, dataset_of
+from surestep.engine.data.dataset import check_dtypes, count_samples, dataset_of, find_collate
 from surestep.engine.data.make_source import describe_randomness, is_in_memory
 from surestep.engine.data.order import apply_order, excluded_samples, remaining_data
 from surestep.engine.data.origins import check_origins
@@ -90,6 +90,9 @@ def plan_task(
     system = system or read_system()
     check_origins(task)
     task = with_ready_batches(task)
+    for name, data in data_splits(task).items():
+        if find_collate(data, task) is None:
+            check_not_columns(data, name)
     excluded = _excluded(task, config)
     task = apply_order(task, excluded)
     check_validation_columns(task.val)

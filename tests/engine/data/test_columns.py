@@ -90,10 +90,21 @@ def test_table_alone_is_not_read_as_samples(tmp_path, tables, given, which):
     name = {as_val: "val", as_named_val: "clean"}.get(given, "train")
     kind, shape = ("DataFrame", (20, 4)) if which == 0 else ("Series", (20,))
     assert f"The {name} data is a {kind} of shape {shape}, whose rows are not samples" in text
-    assert f"{name}=(torch.tensor(table[inputs].to_numpy()).float()" in text
+    argument = "val={'clean': (" if given is as_named_val else f"{name}=("
+    assert f"Pass tensors: {argument}torch.tensor(table[inputs].to_numpy()).float()" in text
+    for kind in (tuple, list):
+        assert f"The {name} data is a {type(tables[which]).__name__} of" in error_of(
+            tmp_path / kind.__name__, **given(kind([tables[which]]))
+        )
 
 
-@pytest.mark.parametrize("given", [as_train, as_val])
+def test_table_in_a_mixture_is_named(tmp_path, tables):
+    mixed = surestep.samplers.mixture({"a": 0.5, "b": 0.5})
+    text = error_of(tmp_path, train={"a": tables[0], "b": LIST_OF_SAMPLES}, sampler=mixed)
+    assert "Pass tensors: train={'a': (torch.tensor(table[inputs]" in text
+
+
+@pytest.mark.parametrize("given", [as_train, as_val, as_named_val])
 @pytest.mark.parametrize("kind", [tuple, list, dict])
 @pytest.mark.parametrize("parts", ["frame, series", "frame, tensor", "tensor, series"])
 def test_tables_in_one_collection_are_named_with_their_conversion(
@@ -103,10 +114,11 @@ def test_tables_in_one_collection_are_named_with_their_conversion(
     first, second = (values[name] for name in parts.split(", "))
     data = {"input": first, "y": second} if kind is dict else kind([first, second])
     text = error_of(tmp_path, **given(data))
-    part = given.__name__.removeprefix("as_")
+    part = {as_named_val: "clean"}.get(given, given.__name__.removeprefix("as_"))
     assert f"The {part} data is a {kind.__name__} of (" in text
     instead = "{'input': ..., 'y': ...}" if kind is dict else "(x, y)"
-    assert f"{part}={instead}" in text
+    argument = f"val={{'clean': {instead}}}" if given is as_named_val else f"{part}={instead}"
+    assert argument in text
     assert TO_TENSOR in text
 
 
@@ -143,6 +155,62 @@ def test_columns_are_named_with_what_to_pass(tmp_path, given, data, instead, con
     assert len(text) < 700
 
 
+ONE, TWO = torch.randn(2, 20, 4, generator=torch.Generator().manual_seed(1))
+MSE = {"loss": torch.nn.MSELoss(), "model": lambda: torch.nn.Linear(4, 4)}
+PAIRS = {
+    "two inputs and two targets": ((X, ONE), (TWO, X)),
+    "training and validation": ((X, ONE), (X[:12], ONE[:12])),
+    "lists": ([X, ONE], [TWO, X]),
+    "arrays": ((X.numpy(), ONE.numpy()), (TWO.numpy(), X.numpy())),
+    "dicts": ({"input": X, "y": ONE}, {"input": TWO, "y": X}),
+    "one pair": ((X, ONE),),
+}
+
+
+@pytest.mark.parametrize("given", [as_train, as_val, as_named_val])
+@pytest.mark.parametrize("pairs", PAIRS.values(), ids=PAIRS)
+def test_tuple_of_pairs_of_columns_is_not_trained_as_a_few_samples(tmp_path, given, pairs):
+    parts = {"train": (X, ONE), **MSE, **given(pairs)}
+    text = error_of(tmp_path, **parts)
+    assert f"which is read as {len(pairs)} sample" in text
+    assert "If they are samples, pass a list of them." in text
+    assert len(text) < 700
+
+
+@pytest.mark.parametrize("given", [as_train, as_val])
+def test_list_of_pairs_of_columns_is_a_warning(tmp_path, given):
+    parts = {"train": (X, ONE), **MSE, **given([(X, ONE), (TWO, X)])}
+    with pytest.warns(UserWarning, match="which is read as 2 samples. If its parts are inputs"):
+        tiny.fit(tmp_path, parts, max_steps=1)
+
+
+def test_targets_of_two_columns_train_as_proposed(tmp_path):
+    parts = {**MSE, "train": ((X, ONE), (TWO, X))}
+    assert "Task(inputs=lambda batch: (batch[:-2], batch[-2:]))" in error_of(tmp_path, **parts)
+
+    def loss(outputs, targets):
+        assert len(targets) == 2
+        return (outputs - targets[0] - targets[1]).square().mean()
+
+    parts |= {"train": (X, ONE, TWO, X), "model": lambda: Sums(2, classes=4), "loss": loss}
+    parts |= {"inputs": lambda batch: (batch[:-2], batch[-2:])}
+    tiny.fit(tmp_path, parts, max_steps=1)
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+@pytest.mark.parametrize("make", [lambda data: data, lambda data: DataLoader(data, 8)])
+def test_list_of_datasets_is_not_samples(tmp_path, kind, make):
+    one = make(torch.utils.data.TensorDataset(X, Y))
+    for given, instead in (
+        (as_train, "Pass train=torch.utils.data.ConcatDataset(datasets), or a dict of datasets"),
+        (as_val, "Give each validation set a name: val={'a': ..., 'b': ...}."),
+        (as_named_val, "Pass val={'clean': torch.utils.data.ConcatDataset(datasets)}."),
+    ):
+        assert instead in error_of(tmp_path, **given(kind([one, one])))
+        assert "Pass its element alone: " in error_of(tmp_path, **given(kind([one])))
+    tiny.fit(tmp_path, {"val": {"a": one, "b": one}}, max_steps=1)
+
+
 @pytest.mark.parametrize(
     "parts",
     [
@@ -163,9 +231,9 @@ def test_what_the_errors_propose_trains(tmp_path, parts):
 class Sums(torch.nn.Module):
     """A model of several inputs."""
 
-    def __init__(self, inputs):
+    def __init__(self, inputs, classes=tiny.CLASSES):
         super().__init__()
-        self.inputs, self.net = inputs, tiny.model()
+        self.inputs, self.net = inputs, torch.nn.Linear(tiny.FEATURES, classes)
 
     def forward(self, *given):
         assert len(given) == self.inputs

@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from surestep.base.errors import DataError
+from surestep.base.warn import warn
 from surestep.engine.batch import TARGETS
 
 _MOST = 8  # parts that may be columns; more are samples
@@ -44,14 +45,74 @@ def describe_data(value: Any, most: int | None = 3) -> str:
     return f"{article} {kind}" + ("" if shape is None else f" of shape {tuple(shape)}")
 
 
+def as_argument(part: str, value: str) -> str:
+    """Return the argument of a Task for data of this name: `val={'clean': value}` for "clean"."""
+    if part in ("train", "val", "test"):
+        return f"{part}={value}"
+    if part.startswith("train["):  # one of a mixture
+        return f"train={{{part[len('train[') : -1]}: {value}}}"
+    return f"val={{{part!r}: {value}}}"
+
+
 def check_not_table(data: Any, part: str) -> None:
     """Check that data is not a DataFrame or a Series, whose rows are not read by their number."""
     if is_table(data):
+        pair = (
+            "(torch.tensor(table[inputs].to_numpy()).float(), "
+            "torch.tensor(table[target].to_numpy()))"
+        )
         raise DataError(
             f"The {part} data is {describe_data(data)}, whose rows are not samples. Pass tensors: "
-            f"{part}=(torch.tensor(table[inputs].to_numpy()).float(), "
-            "torch.tensor(table[target].to_numpy()))."
+            f"{as_argument(part, pair)}."
         )
+
+
+def check_not_columns(data: Any, part: str) -> None:
+    """Check that no tuple or list of columns or of datasets is read as a few samples.
+
+    Tuples of tensors with a row for each sample look the same as samples that are sequences. A
+    tuple is columns elsewhere, so it is an error; a list of samples is usual, so it is a warning.
+    In a DataLoader, both are samples, as torch reads them.
+    """
+    if part == "train" and isinstance(data, Mapping):
+        for name, one in data.items():
+            check_not_columns(one, f"train[{name!r}]")
+    members = data.dataset if isinstance(data, DataLoader) else data
+    if not isinstance(members, (tuple, list)) or not 1 <= len(members) <= _MOST:
+        return
+    if all(isinstance(one, (Dataset, DataLoader)) for one in members):
+        raise DataError(
+            f"The {part} data is {describe_data(members)}, which is read as samples. "
+            f"{_for_datasets(len(members), part)}"
+        )
+    if len(members) == 1:
+        check_not_table(members[0], part)
+    rows = [0 if _is_array(one) or is_table(one) else _rows_of_all(one) for one in members]
+    if isinstance(data, tuple) and all(rows):
+        raise DataError(f"{_explain(data, part)} If they are samples, pass a list of them.")
+    if isinstance(data, list) and all(rows) and len(set(rows)) == 1:
+        warn(_explain(data, part))
+
+
+def _for_datasets(count: int, part: str) -> str:
+    """Return what to pass instead of a list of datasets."""
+    if count == 1:
+        return f"Pass its element alone: {as_argument(part, '...')}."
+    if part == "val":
+        return "Give each validation set a name: val={'a': ..., 'b': ...}."
+    joined = as_argument(part, "torch.utils.data.ConcatDataset(datasets)")
+    mixed = ", or a dict of datasets with Task(sampler=surestep.samplers.mixture(shares))"
+    return f"Pass {joined}{mixed if part == 'train' else ''}."
+
+
+def _rows_of_all(part: Any) -> int:
+    """Return the rows that all tensors of a tuple, list or dict have in common; 0 if it differs."""
+    if _is_array(part) or is_table(part):
+        return part.shape[0] if len(part.shape) and part.shape[0] > 1 else 0
+    if not isinstance(part, (tuple, list, Mapping)):
+        return 0
+    found = {_rows_of_all(one) for one in _members(part)}
+    return found.pop() if len(found) == 1 else 0
 
 
 def explain_columns(data: Any, part: str) -> DataError | None:
@@ -69,23 +130,29 @@ def explain_columns(data: Any, part: str) -> DataError | None:
     lacks = any(one is None or isinstance(one, _SCALARS) for one in parts)
     if are_samples or not (rows - {0, 1} or (is_dict and lacks)):
         return None
-    what = "datasets" if is_dict else "samples"
-    return DataError(
-        f"The {part} data is {describe_data(data)}, which is read as {len(data)} {what}. If its "
-        "parts are inputs and targets with a row for each sample, pass "
-        f"{' '.join(_advice(data, parts, part))}"
+    return DataError(_explain(data, part))
+
+
+def _explain(data: Any, part: str) -> str:
+    what = "dataset" if isinstance(data, Mapping) else "sample"
+    return (
+        f"The {part} data is {describe_data(data)}, which is read as {len(data)} {what}"
+        f"{'s' * (len(data) > 1)}. If its parts are inputs and targets with a row for each sample, "
+        f"pass {' '.join(_advice(data, _members(data), part))}"
     )
 
 
-def check_validation_columns(data: Any) -> None:
+def check_validation_columns(data: Any, part: str = "val") -> None:
     """Check that a dict of validation data is not one set, of which each entry is a column."""
     if not isinstance(data, Mapping) or all(map(_is_array, data.values())):
         return
     is_one = any(name in TARGETS for name in data)
     if is_one or any(one is None or is_table(one) for one in data.values()):
-        error = explain_columns(data, "val")
+        error = explain_columns(data, part)
         if error is not None:
             raise error
+    for name, one in data.items():
+        check_validation_columns(one, name)
 
 
 def _is_array(value: Any) -> bool:
@@ -114,18 +181,46 @@ def _advice(data: Any, parts: list[Any], part: str) -> list[str]:
     nested = [one for one in parts if isinstance(one, (tuple, Mapping)) or _is_list_of_columns(one)]
     if isinstance(data, Mapping):
         keys = ", ".join(f"{name!r}: ..." for name in data)
-        found = [f"a dict of tensors: {part}={{{keys}}}."]
+        found = [f"a dict of tensors: {as_argument(part, f'{{{keys}}}')}."]
     elif any(isinstance(one, Mapping) for one in nested):
         names = [name for one in nested if isinstance(one, Mapping) for name in one]
-        keys = ", ".join(f"{name!r}: ..." for name in names)
-        found = [f"one dict of tensors: {part}={{{keys}, 'target': y}}."]
+        keys = "".join(f"{name!r}: ..., " for name in names)
+        pair = "{" + keys + "'target': y}"
+        found = [f"one dict of tensors: {as_argument(part, pair)}."]
     elif nested:
         found = [
-            f"one flat tuple of tensors: {part}=(x, t, y). The last part is the targets, and the "
-            "others are arguments of the model."
+            f"one flat tuple of tensors: {as_argument(part, '(x, t, y)')}. The last part is the "
+            "targets, and the others are arguments of the model."
         ]
     else:
-        found = [f"a tuple of tensors: {part}=(x, y)."]
+        found = [f"a tuple of tensors: {as_argument(part, '(x, y)')}."]
+    if len(parts) > 1 and not isinstance(data, Mapping):
+        found += _for_several(parts, part)
+    return found + _conversions(data, parts, nested, part)
+
+
+def _for_several(parts: list[Any], part: str) -> list[str]:
+    """Return what to pass for several targets, or for several sets of the same form."""
+    found = []
+    targets = parts[-1]
+    if isinstance(targets, tuple) or _is_list_of_columns(targets):
+        count = len(targets)
+        found.append(
+            f"For {count} targets, set Task(inputs=lambda batch: (batch[:-{count}], "
+            f"batch[-{count}:])) too, with a loss that takes them as a tuple."
+        )
+    if (
+        part in ("train", "val")
+        and all(map(_rows_of_all, parts))
+        and not any(map(_is_array, parts))
+    ):
+        sets = "train=(x, y), val=(xv, yv)" if part == "train" else "val={'a': (x, y), 'b': ...}"
+        found.append(f"If its parts are sets of samples, pass {sets}.")
+    return found
+
+
+def _conversions(data: Any, parts: list[Any], nested: list[Any], part: str) -> list[str]:
+    found = []
     flat = [*parts, *(one for inner in nested for one in _members(inner))]
     if any(map(is_table, flat)):
         found.append(
@@ -136,8 +231,9 @@ def _advice(data: Any, parts: list[Any], part: str) -> list[str]:
         found.append("Convert lists with torch.tensor(data).")
     if parts[-1] is None and not isinstance(data, Mapping):
         found.append(
-            f"Without targets, pass {part}=(x,) and Task(inputs=lambda batch: (batch[0], None)), "
-            f"with a loss that needs none; or compare the outputs with the inputs: {part}=(x, x)."
+            f"Without targets, pass {as_argument(part, '(x,)')} and Task(inputs=lambda batch: "
+            "(batch[0], None)), with a loss that needs none; or compare the outputs with the "
+            f"inputs: {as_argument(part, '(x, x)')}."
         )
     elif any(one is None or isinstance(one, _SCALARS) for one in parts):
         found.append("Each part needs a row for each sample; leave out what is None.")

@@ -9,6 +9,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from torch.utils.data.distributed import DistributedSampler
 
 from surestep.base.errors import DataError
+from surestep.engine.data.columns import as_argument
 from surestep.engine.data.samplers.basic import CustomOrder
 from surestep.engine.data.stream import is_stream
 from surestep.engine.plan.batching import SampleOrder, order_generator
@@ -65,8 +66,9 @@ def check_iteration(data: Any, part: str) -> None:
                 f"The DataLoader of the {part} data is a {kind.__name__} with its own "
                 f"{min(own)}(), and surestep reads the dataset itself, without it. Change "
                 "the samples in the dataset, collate_fn or Task(batch_transform=...), and give "
-                f"torch's DataLoader. Or pass a function, {part}=lambda: loader, with "
-                "Task(batched=True): it is then read as a stream of ready batches."
+                "torch's DataLoader. Or pass a function, "
+                f"{as_argument(part, 'lambda: loader')}, with Task(batched=True): it is "
+                "then read as a stream of ready batches."
             )
 
 

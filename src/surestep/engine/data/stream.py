@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from surestep.base.errors import DataError
+from surestep.engine.data.columns import as_argument
 from surestep.engine.data.failures import name_stream
 from surestep.engine.data.stream_state import (
     StreamStateTracker,
@@ -47,7 +48,7 @@ def check_restarts(stream: Any, part: str) -> None:
         raise DataError(
             f"The {part} data is a {type(stream).__name__}, which has one iterator and so can be "
             "read only once at a time. Give a function that makes it again: "
-            f"{part}=lambda: make_samples()."
+            f"{as_argument(part, 'lambda: make_samples()')}."
         )
 
 
@@ -170,8 +171,9 @@ def check_repeats(reader: StreamReader, part: str) -> None:
         raise DataError(
             f"The {part} stream begins with different samples each time it is read, with torch, "
             "numpy and random seeded the same, so a run could not resume exactly. Give a function "
-            f"that makes it with seeds from the epoch ({part}=lambda epoch: "
-            "make_stream(seed=epoch)), or use data.shuffle_buffer=1000 to shuffle."
+            "that makes it with seeds from the epoch "
+            f"({as_argument(part, 'lambda epoch: make_stream(seed=epoch)')}), "
+            "or use data.shuffle_buffer=1000 to shuffle."
         )
 
 
