@@ -203,6 +203,27 @@ def describe_shapes(value: Any) -> str:
     return f"[{_first_few(str(tuple(tensor.shape)) for tensor in flatten_tensors(value))}]"
 
 
+def explain_targets(targets: Any, called: str) -> str:
+    """Return what to do if a loss or metric fails on targets that are not a tensor; else ""."""
+    if isinstance(targets, Tensor):
+        return ""
+    if targets is None:
+        return (
+            f"The targets of a batch are None, and {called} compares the outputs with them. Return "
+            "(x, y) from the dataset, and from Task(inputs=...) if it is set; or to compare with "
+            "the inputs, set Task(inputs=lambda batch: (batch[0], batch[0]))."
+        )
+    if not isinstance(targets, (tuple, list, Mapping)):
+        return f"The targets of a batch are a {type(targets).__name__}. Return a tensor."
+    kind = "dict" if isinstance(targets, Mapping) else type(targets).__name__
+    first = next(iter(targets), 0) if isinstance(targets, Mapping) else 0
+    return (
+        f"The targets of a batch are a {kind} of {len(targets)}. For a loss or metric of one "
+        f"tensor, choose it, such as Task(inputs=lambda batch: (batch[0], batch[-1][{first!r}])); "
+        "for several, give a function of (outputs, targets)."
+    )
+
+
 def describe_tensors(value: Any) -> str:
     """Return the shapes and dtypes of the first nested tensors, for a message."""
     tensors = flatten_tensors(value)

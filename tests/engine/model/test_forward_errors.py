@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+import surestep
 from surestep.base.errors import DataError, TaskError
 from surestep.trainer.evaluator import evaluate_run, predict_run
 from tests import tiny
@@ -113,6 +114,46 @@ def test_nested_input_of_a_sample_is_named_with_how_to_pass_its_parts(tmp_path, 
     tiny.fit(tmp_path, {"train": Rows(kind), "model": Both(), "inputs": split}, max_steps=1)
 
 
+class Three(nn.Module):
+    """A model of three arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = tiny.model()
+
+    def forward(self, x, t, w):
+        return self.net(x - 2 * t + 3 * w)
+
+
+class Triples(Dataset):
+    """Samples ((x, t), w, y), or (w, (x, t), y), whose nested part has this type."""
+
+    def __init__(self, kind, *, is_first):
+        self.kind, self.is_first = kind, is_first
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        pair, w = {"x": X[index], "t": X[index] ** 2}, X[index] ** 3
+        pair = pair if self.kind is dict else self.kind(pair.values())
+        return (pair, w, Y[index]) if self.is_first else (w, pair, Y[index])
+
+
+@pytest.mark.parametrize("kind", [tuple, list, dict])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_nested_input_among_others_is_passed_with_them(tmp_path, kind, is_first):
+    data = Triples(kind, is_first=is_first)
+    with pytest.raises(TaskError) as caught:
+        tiny.fit(tmp_path, {"train": data, "model": Three()})
+    star = f"*batch[{0 if is_first else 1}]{'.values()' if kind is dict else ''}"
+    both = f"{star}, batch[1]" if is_first else f"batch[0], {star}"
+    assert f"Task(inputs=lambda batch: (({both}), batch[-1]))" in str(caught.value)
+    assert "if others are, pass them with it, as a tuple" in str(caught.value)
+    inputs = eval(f"lambda batch: (({both}), batch[-1])")
+    tiny.fit(tmp_path, {"train": data, "model": Three(), "inputs": inputs}, max_steps=1)
+
+
 def test_attribute_error_of_a_model_with_plain_inputs_is_not_explained(tmp_path):
     class Wrong(nn.Module):
         def forward(self, x):
@@ -134,6 +175,64 @@ def test_missing_targets_are_named_with_what_to_do(tmp_path, part, loss):
         tiny.fit(tmp_path, {**parts, part: (X,)})
     assert "The targets of a batch are None, and " in str(caught.value)
     assert "Task(inputs=lambda batch: (batch[0], batch[0]))" in str(caught.value)
+
+
+def own_loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+def is_right(outputs, targets):
+    return (outputs.argmax(1) == targets).float().mean()
+
+
+UNSUPERVISED = {"loss": lambda outputs, _: outputs.square().mean(), "val": (X, Y)}
+OF_TARGETS = [
+    {"loss": nn.CrossEntropyLoss()},
+    {"loss": nn.MSELoss()},
+    {"loss": nn.functional.cross_entropy},
+    {"loss": nn.MultiMarginLoss()},
+    {"loss": nn.KLDivLoss(reduction="batchmean")},
+    {"loss": "multiclass"},
+    {"loss": "mse"},
+    {"loss": own_loss},
+    {"loss": own_loss, "items": "tokens"},
+    {"loss": lambda outputs, targets: nn.functional.l1_loss(outputs, targets)},
+    {**UNSUPERVISED, "metrics": {"right": is_right}},
+    {**UNSUPERVISED, "metrics": {"right": surestep.whole_set(is_right)}},
+]
+
+
+@pytest.mark.parametrize("parts", OF_TARGETS)
+@pytest.mark.parametrize("targets", [(Y, Y), [Y, Y], {"a": Y, "b": Y}, None])
+def test_targets_that_are_not_a_tensor_are_named_with_what_to_do(tmp_path, parts, targets):
+    def inputs(batch):
+        rows = len(batch[0])
+        if isinstance(targets, dict):
+            return batch[0], {name: one[:rows] for name, one in targets.items()}
+        return batch[0], targets and type(targets)(one[:rows] for one in targets)
+
+    with pytest.raises((TaskError, DataError)) as caught:
+        tiny.fit(tmp_path, {"inputs": inputs, **parts})
+    if targets is None:
+        assert "The targets of a batch are None, and " in str(caught.value)
+        assert "(x, y) from the dataset, and from Task(inputs=...) if it is" in str(caught.value)
+        return
+    kind, first = type(targets).__name__, "'a'" if isinstance(targets, dict) else 0
+    assert f"The targets of a batch are a {kind} of 2. " in str(caught.value)
+    assert f"Task(inputs=lambda batch: (batch[0], batch[-1][{first}]))" in str(caught.value)
+
+
+def test_none_as_targets_of_several_losses_is_named(tmp_path):
+    parts = {"loss": {"a": nn.CrossEntropyLoss()}, "inputs": lambda batch: (batch[0], None)}
+    with pytest.raises(DataError, match=r"are None, and loss\['a'\] compares"):
+        tiny.fit(tmp_path, parts)
+
+
+@pytest.mark.parametrize("targets", [(Y, Y), None])
+def test_error_in_a_function_that_counts_items_is_its_own(tmp_path, targets):
+    parts = {"loss": own_loss, "items": lambda batch: batch.missing}
+    with pytest.raises(AttributeError, match="missing"):
+        tiny.fit(tmp_path, {**parts, "inputs": lambda batch: (batch[0], targets)})
 
 
 def test_batch_of_none_is_named(tmp_path):

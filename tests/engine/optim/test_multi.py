@@ -118,6 +118,7 @@ def test_parameter_not_in_exactly_one_optimizer_is_rejected(optimizers, sentence
         ({"optimizer": rmsprop}, "optimizer= and optimizers="),
         ({"val": (torch.zeros(4, 4),)}, "no loss to measure"),
         ({"optimizers": {"a/b": surestep.Optim()}}, "cannot be called 'a/b'"),
+        ({"optimizers": {1: surestep.Optim()}}, "cannot be called 1"),
         ({"optimizers": {"a": 3}}, r"optimizers\['a'\] is a int"),
         ({"items": "tokens"}, "items='tokens' is not known. Use 'samples'"),
     ],

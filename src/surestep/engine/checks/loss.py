@@ -10,7 +10,7 @@ from torch import Tensor
 
 from surestep.base.errors import TaskError
 from surestep.base.warn import warn
-from surestep.engine.batch import MicroBatch, batch_size_of, describe_shapes
+from surestep.engine.batch import MicroBatch, batch_size_of, describe_shapes, explain_targets
 from surestep.engine.losses.adapt import Loss
 from surestep.engine.losses.base import Squash
 from surestep.engine.model.compile import DispatchMode
@@ -79,8 +79,12 @@ def compute_checked_loss(loss: Loss, outputs: Any, targets: Any, micro: MicroBat
         warnings.simplefilter("always")
         try:
             value = loss.value(outputs, targets)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            hint = needs_gradient_hint(error)
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+            is_of_type = isinstance(error, (TypeError, AttributeError))
+            of_targets = explain_targets(targets, "the loss") if is_of_type else ""
+            if isinstance(error, AttributeError) and not of_targets:
+                raise
+            hint = needs_gradient_hint(error) or of_targets
             raise TaskError(
                 f"The loss fails on the first batch, whose outputs and targets have shapes "
                 f"{describe_shapes((outputs, targets))}: {error}" + (f". {hint}" if hint else "")

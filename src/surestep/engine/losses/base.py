@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import DataError, TaskError
-from surestep.engine.batch import MicroBatch, batch_size_of
+from surestep.base.warn import place_of
+from surestep.engine.batch import MicroBatch, batch_size_of, explain_targets
 from surestep.engine.device import place
 from surestep.engine.losses.follow import LossOptions
 
@@ -89,13 +90,9 @@ class Loss:
         try:
             return self.items(batch, targets)
         except AttributeError as error:
-            if targets is not None:
+            if isinstance(targets, Tensor) or place_of(error):  # in a function of the user's
                 raise
-            raise DataError(
-                f"The targets of a batch are None, and {self.label} compares the outputs with "
-                "them. Return (x, y) from the dataset; or to compare with the inputs, set "
-                "Task(inputs=lambda batch: (batch[0], batch[0]))."
-            ) from error
+            raise DataError(explain_targets(targets, self.label)) from error
 
     def total(
         self, outputs: Any, targets: Any, items: float

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from surestep.base.errors import DataError, TaskError
 from surestep.base.warn import warn
+from surestep.engine.batch import explain_targets
 from surestep.engine.losses.base import HALF, FirstBatch, Squash, describe_shape
 
 INDEX_TYPES = (torch.int64, torch.uint8)
@@ -19,12 +20,13 @@ MANY = 32  # outputs that all lie between 0 and 1 are hardly so by chance
 
 def require_tensors(first: FirstBatch) -> tuple[Tensor, Tensor]:
     """Return outputs and targets, each one tensor."""
-    for what, value in (("model returns", first.outputs), ("targets are", first.targets)):
-        if not isinstance(value, Tensor):
-            raise TaskError(
-                f"The {what} a {type(value).__name__}, and the loss takes a tensor. Return the "
-                "tensor, or give a function of (outputs, targets) as loss."
-            )
+    if not isinstance(first.outputs, Tensor):
+        raise TaskError(
+            f"The model returns a {type(first.outputs).__name__}, and the loss takes a tensor. "
+            "Return the tensor, or give a function of (outputs, targets) as loss."
+        )
+    if not isinstance(first.targets, Tensor):
+        raise DataError(explain_targets(first.targets, "the loss"))
     return first.outputs, first.targets
 
 

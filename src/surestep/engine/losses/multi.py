@@ -16,6 +16,7 @@ from surestep.engine.batch import (
     MicroBatch,
     batch_size_of,
     count_samples_in,
+    explain_targets,
     flatten_tensors,
     zero_loss,
 )
@@ -200,6 +201,8 @@ def get_named(value: Any, name: str, what: str) -> Any:
         if name in value:
             return value[name]
         known = list(map(str, value))
+    elif value is None and what == "targets":
+        raise DataError(explain_targets(value, f"loss[{name!r}]"))
     elif is_plain_tuple or isinstance(value, (Tensor, list, str, int, float, type(None))):
         give = "let the model return" if what == "outputs" else "give"
         raise TaskError(

@@ -18,6 +18,7 @@ from surestep.base.errors import TaskError
 from surestep.engine.batch import (
     as_members,
     describe_tensors,
+    explain_targets,
     flatten_tensors,
     left_out_hint,
     map_tensors,
@@ -104,6 +105,8 @@ def metric_error(name: str, where: str, error: Exception, outputs: Any, targets:
         )
     elif hint := needs_gradient_hint(error):
         remedy = f" {hint}"
+    elif isinstance(error, (TypeError, AttributeError)):
+        remedy = f" {explain_targets(targets, 'the metric')}".rstrip()
     return TaskError(
         f"metrics[{name!r}] fails {where}: {text}. It got outputs {describe_tensors(outputs)} and "
         f"targets {describe_tensors(targets)}.{remedy}"

@@ -47,17 +47,30 @@ def explain_forward(error: Exception, model: nn.Module, micro: MicroBatch) -> st
 
 def nesting_hint(args: tuple[Any, ...]) -> str:
     """Return how to pass the parts of a nested input to the model one by one, or ""."""
-    for index, arg in enumerate(args):
-        if not isinstance(arg, (tuple, list, Mapping)) or not flatten_tensors(arg):
-            continue
-        kind = "dict" if isinstance(arg, Mapping) else type(arg).__name__
-        what = f"batch[{index}]" if kind == "dict" else f"tuple(batch[{index}])"
-        return (
-            f"Part {index} of a batch is a {kind}, which the model gets as one argument. To pass "
-            f"its {len(arg)} parts as separate arguments, set Task(inputs=lambda batch: ({what}, "
-            "batch[-1]))."
-        )
-    return ""
+    nested = {
+        index: "dict" if isinstance(arg, Mapping) else type(arg).__name__
+        for index, arg in enumerate(args)
+        if isinstance(arg, (tuple, list, Mapping)) and flatten_tensors(arg)
+    }
+    if not nested:
+        return ""
+    index, kind = next(iter(nested.items()))
+    if len(args) == 1:
+        what, others = "batch[0]" if kind == "dict" else "tuple(batch[0])", ""
+    else:
+        stars = [
+            f"*batch[{i}]{'.values()' if nested[i] == 'dict' else ''}"
+            if i in nested
+            else f"batch[{i}]"
+            for i in range(len(args))
+        ]
+        what = f"({', '.join(stars)})"
+        others = " Only the last part is targets: if others are, pass them with it, as a tuple."
+    return (
+        f"Part {index} of a batch is a {kind}, which the model gets as one argument. To pass its "
+        f"{len(args[index])} parts as separate arguments, set Task(inputs=lambda batch: ({what}, "
+        f"batch[-1])).{others}"
+    )
 
 
 def _hint(module: nn.Module, got: Tensor, *, inputs: list[Tensor]) -> str:

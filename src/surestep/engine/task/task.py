@@ -179,13 +179,15 @@ class Task:
             )
         for name, metric in self.metrics.items():
             check_metric(name, metric)
-            if "/" in name or name in ("loss", *self.loss_names()):
-                raise TaskError(f"A metric cannot be called {name!r}. Choose another name.")
+            if not _is_name(name) or name in ("loss", *self.loss_names()):
+                raise TaskError(
+                    f"A metric cannot be called {name!r}. Use another name, such as 'score'."
+                )
         for name in self.val_sets():
-            if "/" in name:
+            if not _is_name(name):
                 raise TaskError(
                     f"A validation set cannot be called {name!r}: its metrics are called "
-                    f"'set/metric'. Use {name.replace('/', '_')!r}."
+                    f"'set/metric'. Use {str(name).replace('/', '_') or 'clean'!r}."
                 )
             if name in ("train", "test"):
                 meant = "the training data" if name == "train" else "Task(test=...)"
@@ -296,7 +298,7 @@ class Task:
         if self.optimizers and self.optimizer is not None:
             raise TaskError("Task has optimizer= and optimizers=. Put the first among the others.")
         for name, optim in self.optimizers.items():
-            if "/" in name or not name:
+            if not _is_name(name):
                 raise TaskError(f"An optimizer cannot be called {name!r}. Choose another name.")
             if not isinstance(optim, (Optim, OptimizerSpec)) and not callable(optim):
                 raise TaskError(
@@ -385,6 +387,10 @@ class Task:
             isinstance(part, (torch.Tensor, np.ndarray)) for part in self.val.values()
         )
         return dict(self.val) if several else {"val": self.val}
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and name != "" and "/" not in name
 
 
 def _needed_arguments(given: Callable[..., Any]) -> list[str]:
