@@ -546,6 +546,8 @@ FOREIGN = [
     ("early_stopping_patience=3", "Use early_stop.patience=3."),
     ("callbacks=[]", "Use Trainer(task, config, callbacks=[...])."),
     ("report_to='wandb'", "Use logging.trackers='tensorboard', 'mlflow' or 'wandb'; a run fold"),
+    ("report_to='none'", "Use nothing, and leave it out: it is off by default."),
+    ("early_stopping=True", "Use early_stop.patience=5."),
     ("logger=True", "Use logging.trackers='tensorboard', 'mlflow' or 'wandb'; a run folder"),
     ("output_dir='out'", "Use Trainer(task, config, run='runs/mine'), or --run runs/mine."),
     (

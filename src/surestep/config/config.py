@@ -365,6 +365,9 @@ def argument_instead(name: str, value: Any) -> str | None:
         return f"Set it in the Config: Config({name}=...)."
     use = what_to_use(name, value)
     if use is None:
+        nested = [full for full, _ in iter_options() if full.partition(".")[2] == name]
+        use = " or ".join(f"{full}={value!r}" for full in nested)
+    if not use:
         return None
     is_option = re.match(r"[a-z_]+(\.[a-z_]+)?=", use) is not None
     return f"Set it in the Config: {use}." if is_option else f"Use {use}."

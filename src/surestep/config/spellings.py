@@ -254,6 +254,21 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "Task(val=...)": "eval_dataset val_dataset val_dataloader val_dataloaders validation_data",
 }
 
+# What is off by default, so that switching it off needs no option.
+_OFF_BY_DEFAULT: Final = (
+    "logger loggers report_to log_with tracking trackers tracker tensorboard wandb mlflow "
+    "fast_dev_run overfit_batches overfit_pct use_ema ema use_swa swa profiler fsdp "
+    "auto_find_batch_size group_by_length save_weights_only"
+)
+# What to set instead of True, where an option takes no bool.
+_FOR_TRUE: Final[Mapping[str, str]] = {
+    "early_stop.patience": "5",
+    "max_grad_norm": "1.0",
+    "clip_value": "1.0",
+    "schedule.name": "'cosine'",
+    "optim.layerwise_lr_decay": "0.75",
+}
+
 
 def _by_spelling(table: Mapping[Any, str]) -> dict[str, Any]:
     return {word: meaning for meaning, words in table.items() for word in words.split()}
@@ -267,9 +282,17 @@ _MODULE = re.compile(r"^(torch|transformers|bitsandbytes)\.([a-z_]+\.)*")  # tor
 
 def what_to_use(name: str, value: Any) -> str | None:
     """Return what to use instead of an option of another library; None if none has it."""
-    template = _INSTEAD.get(name.replace("-", "_"))
+    name = name.replace("-", "_")
+    template = _INSTEAD.get(name)
     if template is None:
         return None
+    word = str(value).strip().lower()
+    if name in _OFF_BY_DEFAULT.split() and (
+        word in _OFF_WORDS or word in ("[]", "()", "{}", "0")
+    ):
+        return "nothing, and leave it out: it is off by default"
+    if word == "true" and template.partition("=")[0] in _FOR_TRUE:
+        return template.format(r=_FOR_TRUE[template.partition("=")[0]])
     is_number = isinstance(value, str) and re.fullmatch(r"[\d.]+(e[+-]?\d+)?", value)
     return template.format(v=value, r=value if is_number else repr(value))
 
