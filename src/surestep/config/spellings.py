@@ -287,9 +287,7 @@ def what_to_use(name: str, value: Any) -> str | None:
     if template is None:
         return None
     word = str(value).strip().lower()
-    if name in _OFF_BY_DEFAULT.split() and (
-        word in _OFF_WORDS or word in ("[]", "()", "{}", "0")
-    ):
+    if name in _OFF_BY_DEFAULT.split() and (word in _OFF_WORDS or word in ("[]", "()", "{}", "0")):
         return "nothing, and leave it out: it is off by default"
     if word == "true" and template.partition("=")[0] in _FOR_TRUE:
         return template.format(r=_FOR_TRUE[template.partition("=")[0]])

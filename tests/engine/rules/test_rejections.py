@@ -44,6 +44,20 @@ def test_metric_that_nothing_resembles_is_rejected_without_a_proposal():
     assert "Did you mean" not in str(caught.value)
 
 
+@pytest.mark.parametrize("wanted", ["score_right", "val/score_right", "f1"])
+@pytest.mark.parametrize("objects", [(), ("score",)])
+def test_value_of_a_metric_that_may_return_a_dict_is_named_with_how_to_get_it(wanted, objects):
+    metrics = {"loss_mask": None, "score": None}
+    given = replace(VALIDATED, metrics=metrics, objects=objects)
+    if objects and wanted != "f1":
+        assert decide({"validation.metric": wanted, "validation.mode": "max"}, given=given)
+        return
+    with pytest.raises(ConfigError, match="is not measured") as caught:
+        decide({"validation.metric": wanted}, given=given)
+    wrap = "" if objects else "pass metrics={'score': surestep.whole_set(function)}; "
+    assert f"If 'score' returns a dict, {wrap}its values are score_NAME each." in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("name", "mode"),
     [("acc", "max"), ("Accuracy", "max"), ("AUROC", "max"), ("RMSE", "min"), ("score", None)],

@@ -103,11 +103,27 @@ def metric(ctx: PlanContext) -> Decision:
             name for name in known if name.lower().startswith(last) or last.startswith(name.lower())
         ]
         meant = f" Did you mean {close[0]!r}?" if close else ""
-        if task.objects and not meant:
-            of = task.objects[0]
-            meant = f" If {of!r} returns a dict, its values are {of}_NAME each."
+        meant += _hint_at_dicts(ctx, name, is_clear=bool(meant))
         ctx.reject(f"validation.metric={wanted!r} is not measured. Measured: {names}.{meant}")
     return full, f"set {ctx.origin('validation.metric')}"
+
+
+def _hint_at_dicts(ctx: PlanContext, wanted: str, *, is_clear: bool) -> str:
+    """Return how to name a value of a metric that returns a dict; "" if another name is meant."""
+    objects = ctx.task_info.objects
+    functions = [
+        name
+        for name in ctx.task_info.metrics
+        if name not in objects and not find_object(name, (*objects, "loss"))
+    ]
+    known = [*objects, *functions]
+    of = find_object(wanted, known)
+    if of is None and known and not is_clear:
+        of = known[0]
+    if of is None:
+        return ""
+    wrap = "" if of in objects else f"pass metrics={{{of!r}: surestep.whole_set(function)}}; "
+    return f" If {of!r} returns a dict, {wrap}its values are {of}_NAME each."
 
 
 @rule("validation.mode")
