@@ -33,7 +33,17 @@ def test_torchscript_module_is_named_with_what_to_do(tmp_path, parts, named):
     with pytest.raises(TaskError) as caught:
         tiny.fit(tmp_path, parts)
     assert str(caught.value).startswith(f"{named} a TorchScript module")
-    assert "torch.jit.script(model)" in str(caught.value)
+    is_loss = "loss" in parts
+    assert ("torch.jit.script(model)" in str(caught.value)) != is_loss
+    assert ("scripted(outputs, targets)" in str(caught.value)) == is_loss
+
+
+def test_function_around_a_torchscript_loss_trains_as_the_python_loss(tmp_path):
+    losses = []
+    for name, loss in (("python", nn.CrossEntropyLoss()), ("scripted", lambda o, t: LOSS(o, t))):
+        run = tiny.fit(tmp_path / name, {"loss": loss, "val": tiny.data()}, max_steps=2)
+        losses.append(run.best.metrics["val/loss"])
+    assert losses[0] == pytest.approx(losses[1])
 
 
 def test_function_of_torchscript_is_a_loss(tmp_path):

@@ -114,6 +114,19 @@ def test_nested_input_of_a_sample_is_named_with_how_to_pass_its_parts(tmp_path, 
     tiny.fit(tmp_path, {"train": Rows(kind), "model": Both(), "inputs": split}, max_steps=1)
 
 
+class Records(Dataset):
+    """Samples that are dicts of numbers."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
 class Three(nn.Module):
     """A model of three arguments."""
 
@@ -152,6 +165,36 @@ def test_nested_input_among_others_is_passed_with_them(tmp_path, kind, is_first)
     assert "if others are, pass them with it, as a tuple" in str(caught.value)
     inputs = eval(f"lambda batch: (({both}), batch[-1])")
     tiny.fit(tmp_path, {"train": data, "model": Three(), "inputs": inputs}, max_steps=1)
+
+
+@pytest.mark.parametrize("make", [list, Records])
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_records_of_numbers_are_named_with_how_to_stack_them(tmp_path, make, part):
+    rows = [
+        {**dict(zip("abcd", x, strict=True)), "label": y}
+        for x, y in zip(X.tolist(), Y.tolist(), strict=True)
+    ]
+    with pytest.raises(TaskError) as caught:
+        tiny.fit(tmp_path, {part: make(rows)}, max_steps=1)
+    text = "(torch.stack([batch[name] for name in batch if name != 'label'], 1).float(), batch['la"
+    assert f"Task(inputs=lambda batch: {text}bel']))" in str(caught.value)
+    assert "got no tensor" not in str(caught.value)
+    if part == "train":
+        inputs = eval(f"lambda batch: {text}bel'])")
+        a, b = tiny.model(), tiny.model()
+        tiny.fit(tmp_path, {"model": a, "train": make(rows), "inputs": inputs}, max_steps=3)
+        tiny.fit(tmp_path / "tensors", {"model": b, "train": (X, Y)}, max_steps=3)
+        assert torch.equal(a[0].weight, b[0].weight)
+
+
+def test_dict_with_other_names_than_the_arguments_is_named(tmp_path):
+    data = {"a": X, "label": Y}
+    with pytest.raises(TaskError) as caught:
+        tiny.fit(tmp_path, {"train": data})
+    text = "((batch['a'],), batch['label'])"
+    assert "(Sequential) got (8, 4) of torch.float32. The parts of a dict" in str(caught.value)
+    assert f"Task(inputs=lambda batch: {text})" in str(caught.value)
+    tiny.fit(tmp_path, {"train": data, "inputs": eval(f"lambda batch: {text}")}, max_steps=1)
 
 
 def test_attribute_error_of_a_model_with_plain_inputs_is_not_explained(tmp_path):

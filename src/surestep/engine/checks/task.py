@@ -23,10 +23,18 @@ def check_no_script(module: nn.Module, what: str) -> None:
     """Check that no part is a TorchScript module, whose buffers cannot be saved and put back."""
     for name, part in module.named_modules(prefix=what):
         if isinstance(part, torch.jit.ScriptModule):
+            instead = (
+                "Train the Python module, and convert it after the training: "
+                "torch.jit.script(model). To train faster, set compile=True."
+            )
+            if what == "loss":
+                instead = (
+                    "Pass the Python module, or a function around it: loss=lambda outputs, "
+                    "targets: scripted(outputs, targets)."
+                )
             raise TaskError(
                 f"{name} is a TorchScript module (torch.jit), whose buffers and attributes cannot "
-                "be saved and restored as a run needs it. Train the Python module, and convert it "
-                "after the training: torch.jit.script(model). To train faster, set compile=True."
+                f"be saved and restored as a run needs it. {instead}"
             )
 
 

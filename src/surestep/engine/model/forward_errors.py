@@ -28,15 +28,29 @@ def explain_forward(error: Exception, model: nn.Module, micro: MicroBatch) -> st
     calls = [frame for frame in frames if frame.f_code is _CALL]
     if not calls:
         return f"{text}."
-    module, got = calls[-1].f_locals["self"], flatten_tensors(calls[-1].f_locals["args"])
+    given = calls[-1].f_locals
+    module, got = given["self"], flatten_tensors((given["args"], given.get("kwargs")))
     names = {id(part): name for name, part in model.named_modules()}
     name = names.get(id(module)) or type(module).__name__
     where = f"module {name!r} ({type(module).__name__}) got {describe_tensors(got)}."
     inputs = flatten_tensors((micro.args, dict(micro.kwargs)))
     if len(got) > 1 and all(x.shape == (micro.samples,) for x in inputs):
+        instead = "If the samples are Python lists, convert them to tensors: torch.tensor(data)."
+        if micro.kwargs:
+            instead = (
+                "To make one of them, set Task(inputs=lambda batch: (torch.stack([batch[name] for "
+                "name in batch if name != 'label'], 1).float(), batch['label'])), where 'label' is "
+                "the key of the targets."
+            )
         return (
-            f"{where} Each sample is several numbers, and torch makes an input of each. If the "
-            "samples are Python lists, convert them to tensors: torch.tensor(data)."
+            f"{where} Each sample is several numbers, and torch makes an input of each. {instead}"
+        )
+    if module is model and micro.kwargs and "unexpected keyword argument" in text:
+        first = next(iter(micro.kwargs))
+        return (
+            f"{text}: {where} The parts of a dict are passed by name, except the targets. Give "
+            "them the names of its arguments, or pass them in order: Task(inputs=lambda batch: "
+            f"((batch[{first!r}],), batch['label'])), where 'label' is the key of the targets."
         )
     hint = _hint(module, got[0], inputs=inputs) if got else ""
     if more := needs_gradient_hint(error) or nesting_hint(micro.args):
