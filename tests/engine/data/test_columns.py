@@ -120,6 +120,7 @@ def test_tables_in_one_collection_are_named_with_their_conversion(
     argument = f"val={{'clean': {instead}}}" if given is as_named_val else f"{part}={instead}"
     assert argument in text
     assert TO_TENSOR in text
+    assert "sets of samples" not in text
 
 
 LISTS = (X.tolist(), Y.tolist())

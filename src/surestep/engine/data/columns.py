@@ -87,7 +87,7 @@ def check_not_columns(data: Any, part: str) -> None:
         )
     if len(members) == 1:
         check_not_table(members[0], part)
-    rows = [0 if _is_array(one) or is_table(one) else _rows_of_all(one) for one in members]
+    rows = list(map(_rows_of_set, members))
     if isinstance(data, tuple) and all(rows):
         raise DataError(f"{_explain(data, part)} If they are samples, pass a list of them.")
     if isinstance(data, list) and all(rows) and len(set(rows)) == 1:
@@ -103,6 +103,11 @@ def _for_datasets(count: int, part: str) -> str:
     joined = as_argument(part, "torch.utils.data.ConcatDataset(datasets)")
     mixed = ", or a dict of datasets with Task(sampler=surestep.samplers.mixture(shares))"
     return f"Pass {joined}{mixed if part == 'train' else ''}."
+
+
+def _rows_of_set(part: Any) -> int:
+    """Return the rows of a tuple, list or dict whose tensors have a row for each sample; else 0."""
+    return 0 if _is_array(part) or is_table(part) else _rows_of_all(part)
 
 
 def _rows_of_all(part: Any) -> int:
@@ -209,11 +214,7 @@ def _for_several(parts: list[Any], part: str) -> list[str]:
             f"For {count} targets, set Task(inputs=lambda batch: (batch[:-{count}], "
             f"batch[-{count}:])) too, with a loss that takes them as a tuple."
         )
-    if (
-        part in ("train", "val")
-        and all(map(_rows_of_all, parts))
-        and not any(map(_is_array, parts))
-    ):
+    if part in ("train", "val") and all(map(_rows_of_set, parts)):
         sets = "train=(x, y), val=(xv, yv)" if part == "train" else "val={'a': (x, y), 'b': ...}"
         found.append(f"If its parts are sets of samples, pass {sets}.")
     return found
