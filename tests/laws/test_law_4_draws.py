@@ -6,6 +6,8 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 import surestep
 from surestep.base.errors import Preempted
@@ -124,6 +126,27 @@ def test_draws_of_hooks_of_an_optimizer_resume(tmp_path):
     alone = fit(tmp_path / "alone", optimizer=optimizer)
     fit(tmp_path / "half", [Pause()], optimizer=optimizer)
     assert_same(alone, fit(tmp_path / "half", optimizer=optimizer))
+
+
+def test_no_two_steps_of_custom_optimizers_draw_the_same(tmp_path):
+    drawn = []
+
+    def draw(shape):
+        drawn.extend((torch.rand(()).item(), np.random.rand(), random.random()))
+        return torch.zeros(shape)
+
+    def step(manual_step):
+        for part in ("a", "b", "a"):
+            for micro_batch in manual_step.micro_batches(part):
+                x, y = micro_batch.args
+                manual_step.backward(F.cross_entropy(manual_step.models[part](x), y), micro_batch)
+            manual_step.step(part)
+
+    net = nn.ModuleDict({part: nn.Linear(4, 3, bias=False) for part in "ab"})
+    data, optimizers = tiny.data(), dict.fromkeys("ab", lambda group: Langevin(group, draw))
+    task = surestep.Task(net, train=data, step=step, optimizers=optimizers)
+    surestep.Trainer(task, tiny.config(max_steps=2), run=tmp_path / "run").fit()
+    assert len(set(drawn)) == len(drawn) == 2 * 3 * 3
 
 
 @pytest.mark.parametrize("first_step", [0, 4, 7, 9])  # the run pauses after step 7

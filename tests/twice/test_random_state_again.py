@@ -67,7 +67,7 @@ def run_to(make, stops, folder, *, callbacks=list, **options):
     for stop in stops:
         task = make()
         config = plain_config(max_steps=stop, batch_size=7, **options)
-        if task.optimizer is not None:
+        if task.optimizer is not None or task.optimizers:
             config = without(config, "optim.")
         surestep.Trainer(task, config, run=folder, callbacks=callbacks()).fit()
     return weights(task.model)
@@ -319,13 +319,45 @@ def test_noise_of_an_optimizer_has_the_documented_seeds():
     net, numbers = linear(), itertools.count()
 
     def add_noise():
-        seed_all("optimizer", 0, next(numbers), "model")
+        seed_all("optimizer", 0, next(numbers), 0, "model")
         with torch.no_grad():
             for parameter in net.parameters():
                 parameter += 0.01 * draw()
 
     plain = train_plain(net, STORED, lambda step, first: None, add_noise)
     assert_same(plain, run_to(make, (7,), "runs/noise"))
+
+
+def test_noise_of_several_optimizers_in_a_manual_step_has_the_documented_seeds():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = linear(1), linear(2)
+
+    def step(manual_step):
+        for name in ("a", "b", "a"):
+            for micro_batch in manual_step.micro_batches(name):
+                x, y = micro_batch.args
+                loss = nn.functional.mse_loss(manual_step.models[name](x), y)
+                manual_step.backward(loss, micro_batch)
+            manual_step.step(name)
+
+    def make():
+        optimizers = dict.fromkeys("ab", functools.partial(Langevin, lr=0.1, kind="torch"))
+        return surestep.Task(Two(), train=(X, Y), step=step, optimizers=optimizers)
+
+    net = Two()
+    optimizers = {name: torch.optim.SGD(getattr(net, name).parameters(), lr=0.1) for name in "ab"}
+    for number, (x, y) in enumerate(STORED):
+        for name, call in (("a", 0), ("b", 0), ("a", 1)):
+            optimizers[name].zero_grad()
+            nn.functional.mse_loss(getattr(net, name)(x), y).backward()
+            optimizers[name].step()
+            seed_all("optimizer", 0, number, call, name)
+            with torch.no_grad():
+                for parameter in getattr(net, name).parameters():
+                    parameter += 0.01 * draw()
+    assert_same(weights(net), run_to(make, (4, 7), "runs/several"))
 
 
 class NoisyGradients(surestep.Callback):

@@ -56,7 +56,7 @@ PURPOSES: Mapping[str, tuple[str, ...]] = {
     "statistics": ("seed", "position"),  # BatchNorm's, of averaged weights
     "trial": ("seed", "number"),  # of the model, in a check
     "check": ("number",),  # everything else of a check: no result depends on it
-    "optimizer": ("seed", "step", "name"),  # a custom one, or one with hooks
+    "optimizer": ("seed", "step", "number", "name"),  # a custom one, or one with hooks
     # each step has its own seed, derived from this one: see SeparateRNG
     "callback": ("seed", "hook", "class", "number"),
     # the generators beside torch's, from torch's seed

@@ -56,6 +56,8 @@ def seed_steps(
 ) -> Iterator[None]:
     """Seed each step of a custom optimizer, or of one with hooks.
 
+    A manual step may step it several times, so its number within the step is part of the seed.
+
     Args:
         optimizer: the optimizer.
         name: its name in the state.
@@ -69,11 +71,16 @@ def seed_steps(
         return
     step, rng = optimizer.step, ModelRNG(seed, device)
     before = {key: value for key, value in vars(optimizer).items() if key == "step"}
+    place, number = None, 0
 
     @wraps(step)
     def seeded_step(*args: Any, **options: Any) -> Any:
+        nonlocal place, number
+        # Each step and each rollback replaces the progress by a new object.
+        number = number + 1 if state.progress is place else 0
+        place = state.progress
         with preserve_torch_rng(device):
-            rng.seed_for("optimizer", state.progress.step, name)
+            rng.seed_for("optimizer", place.step, number, name)
             return step(*args, **options)
 
     vars(optimizer)["step"] = seeded_step
