@@ -69,6 +69,65 @@ class Changing(nn.Module):
             self.table = 0.9 * self.table.float() + 0.1 * mean
 
 
+class Writer(nn.Module):
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("table", table)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            count = len(self.table)
+            self.table.resize_(count + 1, 8)
+            self.table[count] = x.detach().mean(0)
+        return x
+
+
+class Replacer(Writer):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.table = self.table + x.detach().mean(0)
+        return x
+
+
+class Reader(Writer):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - (self.table.mean(0) if len(self.table) else 0)
+
+
+def shared(*kinds: type[nn.Module], rows: int = 0) -> nn.Module:
+    """Return a model of modules that are built with one buffer."""
+    torch.manual_seed(1)
+    table = torch.zeros(rows, 8)
+    return nn.Sequential(nn.Linear(10, 8), *(kind(table) for kind in kinds), nn.Linear(8, 3))
+
+
+class NotingNorm(nn.BatchNorm1d):
+    """A layer of torch with one more buffer, which grows."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.register_buffer("means", torch.zeros(0, features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.means = torch.cat([self.means, x.detach().mean(0, keepdim=True)])
+        return super().forward(x)
+
+
+def noting() -> nn.Module:
+    """Return a model with a subclass of a layer, and a layer with a hook, that fill buffers."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(10, 8), NotingNorm(8), nn.Linear(8, 3))
+    model[0].register_buffer("seen", torch.zeros(0, 10))
+
+    def note(layer: nn.Module, inputs: tuple[Tensor]) -> None:
+        if layer.training:
+            layer.seen = torch.cat([layer.seen, inputs[0].detach().mean(0, keepdim=True)])
+
+    model[0].register_forward_pre_hook(note)
+    return model
+
+
 class Quantized(nn.Module):
     """A model of layers that can be quantized."""
 
@@ -113,6 +172,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
         f"quantized, {kind}": partial(quantized, kind)
         for kind in ("linear", "linear, fused", "convolution")
     },
+    "shared, resized": partial(shared, Writer, Reader),
+    "shared, one replaced": partial(shared, Replacer, Reader, rows=2),
+    "noting": noting,
 }
 
 # A run with an average also saves and loads what one without has; these are compared without, too.
@@ -215,6 +277,38 @@ def test_skipped_step_restores_buffers(folder, kind, on_nonfinite):
             list(steps) if on_nonfinite == "raise" else next(steps)
         after = state_of(session)
     assert_same(before, after)
+
+
+def test_average_with_statistics_of_its_own_holds_no_other_buffer_of_a_norm(folder):
+    average = {"average": {"kind": "swa", "start": 2}}
+    check_killed(folder, "noting", **average)
+
+
+def histograms() -> nn.Module:
+    from torch.ao import quantization as ao
+
+    torch.backends.quantized.engine = "fbgemm"
+    model = Quantized("linear").train()
+    model.qconfig = ao.get_default_qconfig("fbgemm")
+    return ao.prepare(model).train()
+
+
+def test_observers_go_on_with_a_wider_range_after_a_load(tmp_path):
+    x, y = rows(44)
+    x[18:] *= 9  # from the third batch on
+    for steps in (2, 4):
+        task = surestep.Task(histograms(), nn.CrossEntropyLoss(), train=(x, y))
+        options = {**OPTIONS, "max_steps": steps, "data": {"shuffle": False}}
+        with session_of(task, tmp_path, **options) as session:
+            assert len(list(session.steps())) == 2
+            session.save()
+    surestep.Run(tmp_path).load_model(model := histograms(), "last")
+    torch.save(task.model.state_dict(), tmp_path / "plain.pt")
+    expected = histograms()
+    expected.load_state_dict(torch.load(tmp_path / "plain.pt"))
+    model(9 * x)
+    expected(9 * x)
+    assert_same(expected.state_dict(), model.state_dict())
 
 
 class Averaging(torch.optim.lr_scheduler.LambdaLR):

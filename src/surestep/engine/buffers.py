@@ -4,19 +4,22 @@ Most follow from the sizes of the model, such as masks and rotary angles, and ne
 Those that differ from their first values are part of the State.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError
-from surestep.engine import private
 
 Slot = tuple[str, nn.Module, str]  # the full name, the owner, and its name there
 _WORDS = {1: torch.uint8, 2: torch.int16}
-_LAYERS = "torch.nn."  # not torch.ao.quantization: its observers change their buffers
-_CONTAINERS = (nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_LAYERS = "torch.nn."  # not torch.ao.quantization: its observers have their own loading
+NORM_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+_FIXED: dict[type[nn.Module], tuple[str, ...]] = {
+    nn.modules.batchnorm._NormBase: NORM_STATISTICS,
+    nn.modules.loss._Loss: ("weight", "pos_weight"),
+}
 
 
 def left_out_of_state(model: nn.Module) -> Iterator[Slot]:
@@ -68,23 +71,20 @@ def none_buffers(model: nn.Module) -> set[str]:
     return {name for name, owner, key in every_buffer(model) if owner._buffers[key] is None}
 
 
-def may_change(owner: nn.Module) -> bool:
-    """Return whether training may change the shapes and dtypes of a module's buffers.
+def may_change(owner: nn.Module, key: str) -> bool:
+    """Return whether training may change the shape and dtype of a module's buffer.
 
-    The layers of torch never do, so a different shape there is that of a different model.
+    It never does so to a buffer of torch's own layers: a different shape there is that of a
+    different model. A layer may have other buffers, of a subclass or of a hook.
     """
-    home, loading = type(owner).__module__, _loading_of(owner)
-    is_container = type(owner) in _CONTAINERS or not home.startswith(_LAYERS)
-    return is_container and (has_plain_loading(owner) or not loading.__module__.startswith(_LAYERS))
+    is_fixed = any(isinstance(owner, kind) and key in keys for kind, keys in _FIXED.items())
+    return not (is_fixed and has_plain_loading(owner))
 
 
 def has_plain_loading(owner: nn.Module) -> bool:
-    """Return whether a module loads its buffers as torch does, by a copy into each."""
-    return _loading_of(owner) is private.load_from_state_dict
-
-
-def _loading_of(owner: nn.Module) -> Any:
-    return getattr(type(owner), "_load_from_state_dict", None)
+    """Return whether a module loads its buffers as torch's layers do, by a copy into each."""
+    loading = getattr(type(owner), "_load_from_state_dict", None)
+    return getattr(loading, "__module__", _LAYERS).startswith(_LAYERS)
 
 
 Slots = Callable[[nn.Module], Iterator[Slot]]
@@ -133,10 +133,12 @@ def restore_buffers(
     One that has a different shape, or was None, is replaced; so is one of a different dtype if
     `keeps_dtypes`, otherwise its values are converted.
     """
-    for name, owner, key in slots(model):
-        if name not in before and name not in values:
-            continue
-        now, value = owner._buffers[key], values.get(name, before.get(name))
+    loaded = {**before, **values}
+    known = [slot for slot in slots(model) if slot[0] in loaded]
+    separate_buffers(known, loaded)
+    replaced: dict[int, Tensor] = {}
+    for (name, owner, key), now in [(slot, slot[1]._buffers[slot[2]]) for slot in known]:
+        value = loaded[name]
         if now is None or value is None:
             tensors = (*model.parameters(), *model.buffers())
             device = next((tensor.device for tensor in tensors), torch.device("cpu"))
@@ -144,8 +146,31 @@ def restore_buffers(
         elif now.layout == value.layout and not differs(now, value, keeps_dtypes=keeps_dtypes):
             now.copy_(value)
         else:
-            dtype = dtype_for(now, value, keeps_dtypes=keeps_dtypes)
-            owner._buffers[key] = value.to(now.device, dtype, copy=True)
+            owner._buffers[key] = replacement(now, value, replaced, keeps_dtypes=keeps_dtypes)
+
+
+def separate_buffers(slots: Iterable[Slot], values: Mapping[str, Any]) -> None:
+    """Copy a buffer that is the tensor of another one, if they are to get different values."""
+    first: dict[int, Any] = {}
+    for name, owner, key in slots:
+        if (now := owner._buffers[key]) is None or name not in values:
+            continue
+        value, other = values[name], first.setdefault(id(now), values[name])
+        if value is not other and not (isinstance(value, Tensor) and _same(value, other)):
+            owner._buffers[key] = now.clone()
+
+
+def replacement(
+    now: Tensor, value: Tensor, replaced: dict[int, Tensor], *, keeps_dtypes: bool
+) -> Tensor:
+    """Return the copy of a value that replaces a buffer, the same one wherever the model has it.
+
+    `replaced` has the copies that were made, by the id of what they replace.
+    """
+    if id(now) not in replaced:
+        dtype = dtype_for(now, value, keeps_dtypes=keeps_dtypes)
+        replaced[id(now)] = value.to(now.device, dtype, copy=True)
+    return replaced[id(now)]
 
 
 def differs(now: Tensor, value: Tensor, *, keeps_dtypes: bool = True) -> bool:
@@ -162,7 +187,7 @@ def dtype_for(now: Tensor, value: Tensor, *, keeps_dtypes: bool) -> torch.dtype:
 def _same(now: Tensor, before: Tensor | None) -> bool:
     if before is None or differs(now, before) or now.layout != before.layout:
         return False
-    a, b = now.detach().cpu(), before
+    a, b = now.detach().cpu(), before.cpu()
     if now.layout is torch.strided:
         return torch.equal(a, b)
     a, b = a.to_sparse_coo().coalesce(), b.to_sparse_coo().coalesce()

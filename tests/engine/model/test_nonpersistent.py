@@ -44,3 +44,22 @@ def test_grown_buffer_is_restored_at_its_size():
     before = initial_values(net)
     restore_buffers(net, before, {"1.table": torch.arange(6.0)})
     assert net[1].table.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_buffer_of_two_modules_stays_shared_only_if_its_values_are_equal():
+    def make():
+        net = nn.Sequential(nn.Identity(), nn.Identity())
+        for part in net:
+            part.register_buffer("table", table, persistent=False)
+        return net
+
+    table = torch.arange(3.0)
+    net = make()
+    long, other = torch.arange(6.0), torch.ones(3)
+    restore_buffers(net, initial_values(net), {"0.table": long, "1.table": long.clone()})
+    assert net[0].table is net[1].table
+    assert torch.equal(net[0].table, long)
+    net = make()
+    restore_buffers(net, initial_values(net), {"0.table": other})
+    assert torch.equal(net[0].table, other)
+    assert torch.equal(net[1].table, torch.arange(3.0))

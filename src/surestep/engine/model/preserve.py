@@ -106,6 +106,7 @@ class BufferSnapshot:
         good = None if outcome.nonfinite_flag is None else outcome.nonfinite_flag == 0
         if good is None:
             self.restore_attributes()
+        replaced: dict[int, Tensor] = {}  # by what was one tensor
         for (owner, name), kept in zip(self.slots, self._kept, strict=True):
             now = owner[name]
             if kept is None or now is None or now.layout is not torch.strided:
@@ -114,7 +115,7 @@ class BufferSnapshot:
                     owner[name] = None if kept is None else kept.copy
             elif differs(now, kept.copy):
                 if good is None or not bool(good):
-                    owner[name] = kept.copy
+                    owner[name] = replaced.setdefault(id(kept.tensor), kept.copy)
             elif good is None:
                 now.copy_(kept.copy)
             else:

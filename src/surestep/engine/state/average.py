@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from surestep.base.errors import CheckpointError
 from surestep.engine import private
-from surestep.engine.buffers import Slot, every_buffer
+from surestep.engine.buffers import NORM_STATISTICS, Slot, every_buffer
 from surestep.engine.distributed.shards import to_local
 from surestep.engine.losses.base import HALF
 from surestep.engine.modes import TrainModes
@@ -275,7 +275,7 @@ def _buffers(model: nn.Module, kind: str) -> dict[str, Slot]:
         if buffer is None:
             continue
         if kind == "recompute":
-            has_own = isinstance(owner, BATCH_NORM)
+            has_own = isinstance(owner, BATCH_NORM) and key in NORM_STATISTICS
         else:
             is_number = buffer.is_floating_point() or buffer.is_complex()
             is_plain = is_number and buffer.dtype.itemsize > 1 and buffer.layout is torch.strided

@@ -15,13 +15,14 @@ from surestep.base.errors import CheckpointError
 from surestep.base.secrets import describe_error
 from surestep.engine.buffers import (
     differs,
-    dtype_for,
     empty_buffers,
     every_buffer,
     has_plain_loading,
     left_out_of_state,
     may_change,
+    replacement,
     restore_buffers,
+    separate_buffers,
 )
 from surestep.engine.data.lengths import EPOCH_LENGTHS
 from surestep.engine.data.stream_state import STREAM
@@ -246,7 +247,7 @@ def _match_weights(
         raise checkpoint_error(found.path, RECORD, "it has an extra state that is a tensor as well")
     extra = decode(found.path, record["extra"], tensors)
     loaded = {**tensors, **extra}
-    changing = {name for name, owner, _ in every_buffer(model) if may_change(owner)}
+    changing = {name for name, owner, key in every_buffer(model) if may_change(owner, key)}
     fixed = {name: t for name, t in loaded.items() if name in own and name not in changing}
     _check_shapes(found, fixed, own)
     here, there = state_dict.keys() | own.keys(), loaded.keys()
@@ -319,6 +320,7 @@ def _load_weights(
     before = copy.deepcopy(model.state_dict()) if may_reject else {}
     replaced = _replace_buffers(model, here, set(found.record.get("empty", ())))
     here = {name: tensor for name, tensor in here.items() if name not in replaced}
+    here |= _copies_for_own_loading(model, here)
     try:  # all names were compared before
         model.load_state_dict(here, strict=not kept and not replaced)
     except Exception as error:
@@ -340,9 +342,25 @@ def _load_weights(
 def _has_own_loading(model: nn.Module, weights: Mapping[str, Any]) -> bool:
     """Return whether code of the model loads a buffer, as that of observers does."""
     return any(
-        name in weights and may_change(owner) and not has_plain_loading(owner)
-        for name, owner, _ in every_buffer(model)
+        name in weights and not has_plain_loading(owner) for name, owner, _ in every_buffer(model)
     )
+
+
+def _copies_for_own_loading(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Copy what the loading code of a module gets, which may use the tensor itself from then on.
+
+    That of an observer does, and the tensors of a mapped file can't be resized or written to.
+    """
+    own = tuple(
+        f"{prefix}." if prefix else ""
+        for prefix, module in model.named_modules()
+        if not has_plain_loading(module)
+    )
+    return {
+        name: tensor.clone()
+        for name, tensor in weights.items()
+        if name.startswith(own) and isinstance(tensor, Tensor)
+    }
 
 
 def _has_dtypes_of(model: nn.Module, weights: Mapping[str, Any]) -> bool:
@@ -359,9 +377,12 @@ def _replace_buffers(model: nn.Module, weights: Mapping[str, Any], empty: set[st
     `empty` were None. Modules with their own loading code, as observers, change theirs in it.
     """
     replaced, keeps = set(), _has_dtypes_of(model, weights)
+    copies: dict[int, Tensor] = {}
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
-    for name, owner, key in every_buffer(model):
-        now, value = owner._buffers[key], weights.get(name)
+    separate_buffers(every_buffer(model), weights)
+    slots = [(slot, slot[1]._buffers[slot[2]]) for slot in every_buffer(model)]
+    for (name, owner, key), now in slots:
+        value = weights.get(name)
         if name in empty:
             owner._buffers[key] = None
         elif not isinstance(value, Tensor) or (now is not None and is_lazy(now)):
@@ -372,8 +393,7 @@ def _replace_buffers(model: nn.Module, weights: Mapping[str, Any], empty: set[st
         elif now.layout is not torch.strided or (
             has_plain_loading(owner) and differs(now, value, keeps_dtypes=keeps)
         ):
-            dtype = dtype_for(now, value, keeps_dtypes=keeps)
-            owner._buffers[key] = value.to(now.device, dtype, copy=True)
+            owner._buffers[key] = replacement(now, value, copies, keeps_dtypes=keeps)
             replaced.add(name)
     return replaced
 
