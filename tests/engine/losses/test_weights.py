@@ -5,6 +5,7 @@ import pytest
 import torch
 from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
+from torch.nn import functional
 from torch.utils.data import IterableDataset, Subset
 
 import surestep
@@ -112,23 +113,53 @@ def test_plan_reports_the_samples_read_for_the_weights_and_the_divisor():
     assert planned((X, Y), nn.CrossEntropyLoss()).plan.loss == "CrossEntropyLoss"
 
 
+def weighted_cross_entropy(outputs, targets):
+    weight = len(targets) / (3 * torch.bincount(targets, minlength=3))
+    return functional.cross_entropy(outputs, targets, weight=weight)
+
+
+def weighted_bce(outputs, targets):
+    ones, wanted = targets.sum(0), targets.to(outputs.dtype)
+    weight = (len(targets) - ones) / ones
+    return functional.binary_cross_entropy_with_logits(outputs, wanted, pos_weight=weight)
+
+
+@pytest.mark.parametrize("given", [lambda y: [y], lambda y: [y.numpy()], lambda y: [y.tolist()]])
 @pytest.mark.parametrize(
-    ("loss", "outputs", "targets"),
+    ("loss", "classes", "targets", "plain"),
     [
-        (surestep.losses.multiclass(weight="balanced"), torch.randn(40, 3), torch.arange(40) % 3),
-        (surestep.losses.binary(pos_weight="balanced"), torch.randn(40), torch.arange(40) % 2),
-        (surestep.losses.multilabel(pos_weight="balanced"), torch.randn(40, 2), LABELS),
+        (surestep.losses.multiclass(weight="balanced"), (3,), Y[:40], weighted_cross_entropy),
+        (surestep.losses.binary(pos_weight="balanced"), (), (Y[:40] == 2).long(), weighted_bce),
+        (surestep.losses.multilabel(pos_weight="balanced"), (2,), LABELS[:40], weighted_bce),
+    ],
+    ids=["multiclass", "binary", "multilabel"],
+)
+def test_balanced_loss_is_fitted_before_it_is_called(loss, classes, targets, plain, given):
+    loss = copy.deepcopy(loss)
+    outputs = torch.randn(40, *classes, generator=torch.Generator().manual_seed(0))
+    calls = [loss, loss.total]
+    if loss.name == "multiclass":  # of the others, the items have no weights
+        calls.append(lambda outputs, targets: loss.items(outputs, targets))
+    for call in calls:
+        with pytest.raises(
+            TaskError, match=r"balanced'.*\) is not fitted .* call loss\.fit\(\[targets"
+        ):
+            call(outputs, targets)
+    loss.fit(given(targets))
+    torch.testing.assert_close(loss(outputs, targets), plain(outputs, targets))
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets", "sentence"),
+    [
+        (BALANCED, {"a": Y}, "counts targets, and those of a batch are a dict"),
+        (surestep.losses.binary(pos_weight="balanced"), "yes", "of a batch are a str"),
+        (BALANCED, LABELS, "counts class indices, and the targets are torch.float32"),
     ],
 )
-def test_balanced_loss_is_fitted_before_it_is_called(loss, outputs, targets):
-    loss = copy.deepcopy(loss)
-    targets = targets[: len(outputs)]
-    with pytest.raises(
-        TaskError, match=r"balanced'.*\) is not fitted .* call loss\.fit\(\[targets"
-    ):
-        loss(outputs, targets)
-    loss.fit([targets])
-    assert torch.isfinite(loss(outputs, targets))
+def test_targets_that_cannot_be_counted_are_named(loss, targets, sentence):
+    with pytest.raises(DataError, match=sentence):
+        copy.deepcopy(loss).fit([targets])
 
 
 def test_balanced_loss_inside_another_function_is_rejected(tmp_path):

@@ -320,13 +320,21 @@ class LossModule(nn.Module):
         """
         raise NotImplementedError
 
-    def forward(self, outputs: Any, targets: Any) -> Tensor:
-        """Return the mean over items, ()."""
+    def check_fitted(self) -> None:
+        """Check that the options are known that the training targets give.
+
+        Raises:
+            TaskError: they are not.
+        """
         if self.needs_targets:
             raise TaskError(
-                f"{self!r} is not fitted to the training targets. Task(loss=...) does that; to "
-                "call the loss yourself, first call loss.fit([targets]) with all of them."
+                f"{self!r} is not fitted to the training targets. Task(loss=...) fits a copy of "
+                "it; to call the loss yourself, first call loss.fit([targets]) with all of them."
             )
+
+    def forward(self, outputs: Any, targets: Any) -> Tensor:
+        """Return the mean over items, ()."""
+        self.check_fitted()
         value = self.total(outputs, targets)
         if not isinstance(value, Tensor):
             value = cast(Tensor, sum(value.values()))

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -11,7 +12,14 @@ from torch.nn import functional
 from surestep.base.errors import DataError, TaskError
 from surestep.engine.device import sum_dtype
 from surestep.engine.losses import input_checks as expect
-from surestep.engine.losses.base import IGNORED, FirstBatch, LossDoc, LossModule, sum_in_fp32
+from surestep.engine.losses.base import (
+    IGNORED,
+    FirstBatch,
+    LossDoc,
+    LossModule,
+    describe_shape,
+    sum_in_fp32,
+)
 
 Weights = Sequence[float] | Tensor | Literal["balanced"] | None
 _BCE = "https://docs.pytorch.org/docs/stable/generated/torch.nn.BCEWithLogitsLoss.html"
@@ -65,13 +73,27 @@ class WeightedLossModule(LossModule):
 
     def fit(self, targets: Iterable[Any]) -> str:
         """Balance the weights, and return them as text: of many only the range."""
-        weights = self.balanced(targets)
+        weights = self.balanced(map(self._as_tensor, targets))
         self._set_weights(weights)
         values = weights.reshape(-1).tolist()
         shown = ", ".join(f"{value:.4g}" for value in values)
         if len(values) > 10:
             shown = f"{min(values):.4g} to {max(values):.4g} for {len(values)} classes"
         return f"{self.weight_option}={shown}"
+
+    def _as_tensor(self, targets: Any) -> Tensor:
+        try:
+            return targets if isinstance(targets, Tensor) else torch.as_tensor(np.asarray(targets))
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"{self.weight_option}='balanced' counts targets, and those of a batch are "
+                f"{describe_shape(targets)}. Use {self.weight_option}=[...] instead."
+            ) from error
+
+    def weights_like(self, outputs: Tensor) -> Tensor | None:
+        """Return the weights in the dtype of the outputs; None if the option is not set."""
+        self.check_fitted()
+        return None if self.weights is None else self.weights.to(outputs.dtype)
 
 
 def _check_none_empty(counts: Tensor, what: str, option: str) -> None:
@@ -120,9 +142,9 @@ class MultiClass(WeightedLossModule):
         """
         counts = torch.zeros(0, dtype=torch.int64)
         for batch in targets:
-            if not isinstance(batch, Tensor) or batch.is_floating_point():
+            if batch.is_floating_point():
                 raise DataError(
-                    "weight='balanced' counts class indices, and the targets are something else. "
+                    f"weight='balanced' counts class indices, and the targets are {batch.dtype}. "
                     "Use weight=[...] instead."
                 )
             kept = batch[batch != self.ignore_index].flatten().long().cpu()
@@ -137,7 +159,7 @@ class MultiClass(WeightedLossModule):
         """Return the cross-entropy summed."""
         if self.class_dim == -1:
             outputs, targets = outputs.flatten(0, -2), self._as_rows(targets)
-        weight = None if self.weights is None else self.weights.to(outputs.dtype)
+        weight = self.weights_like(outputs)
         return sum_in_fp32(
             functional.cross_entropy,
             outputs,
@@ -149,6 +171,7 @@ class MultiClass(WeightedLossModule):
 
     def items(self, batch: Any, targets: Tensor) -> float:
         """Count targets that are not ignored, by their weights; probabilities by samples."""
+        self.check_fitted()
         return weighted_count(self._as_rows(targets), self.host_weights, self.ignore_index)
 
     def _as_rows(self, targets: Tensor) -> Tensor:
@@ -275,7 +298,7 @@ class Binary(WeightedLossModule):
             wanted = wanted * mask
         if self.label_smoothing:
             wanted = wanted * (1 - self.label_smoothing) + self.label_smoothing / 2
-        weight = None if self.weights is None else self.weights.to(outputs.dtype)
+        weight = self.weights_like(outputs)
         function = functional.binary_cross_entropy_with_logits
         return sum_in_fp32(function, outputs, wanted, mask, pos_weight=weight)
 

@@ -278,7 +278,7 @@ class Focal(WeightedLossModule):
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss summed."""
         outputs, kept = at_least_fp32(outputs), targets != self.ignore_index
-        alpha = None if self.weights is None else self.weights.to(outputs.dtype)
+        alpha = self.weights_like(outputs)
         if outputs.shape == targets.shape:
             wanted = (targets * kept).to(outputs.dtype)
             losses = functional.binary_cross_entropy_with_logits(outputs, wanted, reduction="none")
