@@ -57,6 +57,42 @@ def test_callback_can_change_the_directory(other):
     assert trainer(run=run.path).fit().last.step == 6
 
 
+def test_profile_is_written_to_the_run(other):
+    config = tiny.config(profile="3:5")
+    run = surestep.Trainer(tiny.task(), config, run="runs/mine", callbacks=[Move(other)]).fit()
+    assert list((run.path / "profile").iterdir())
+    assert not list(other.iterdir())
+
+
+@pytest.mark.parametrize("init", ["first.pt", "runs/first"])
+def test_initial_weights_are_those_where_the_task_was_made(other, init):
+    def build():
+        os.chdir(other)
+        return tiny.model(seed=2)
+
+    torch.save(tiny.model(seed=1).state_dict(), "first.pt")
+    first = tiny.task(model=tiny.model(seed=1), init="first.pt")
+    surestep.Trainer(first, tiny.config(max_steps=1), run="runs/first").fit()
+    made = trainer(model=build, init=init)
+    expected = tiny.model(seed=1) if init != "runs/first" else first.model
+    made.session.close()
+    weights = made.session.model.state_dict()
+    assert all(torch.equal(weights[name], value) for name, value in expected.state_dict().items())
+
+
+def test_parent_is_that_where_the_script_started(other):
+    def build():
+        os.chdir(other)
+        return tiny.model()
+
+    trainer().fit()
+    config = tiny.config(max_steps=7)
+    task = tiny.task(model=build, val=tiny.data(seed=1))
+    made = surestep.Trainer(task, config, run="runs/child", from_="runs/mine@last")
+    made.session.close()
+    assert made.session.state.progress.step == 6
+
+
 def test_directory_can_change_before_fit(other):
     made = trainer()
     os.chdir(other)

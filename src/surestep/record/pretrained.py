@@ -38,7 +38,7 @@ def load_init_weights(model: nn.Module, init: Source | None) -> InitReport | Non
     init = as_init(init)
     if isinstance(init.weights, Mapping):
         return load_matching_weights(model, _state_dict(init.weights, init.name), init)
-    path = Path(init.weights).expanduser()
+    path = init.path
     if (path / "checkpoints").is_dir():
         try:
             path = Run(path).choose("best").saved.path

@@ -140,8 +140,9 @@ def safetensors_dtype(name: str, dtype: torch.dtype) -> str:
     """Return safetensors' name of a tensor's dtype."""
     if str(dtype) not in NAMES:
         raise CheckpointError(
-            f"{name} is a tensor of {dtype}, which a checkpoint cannot hold. Known: "
-            f"{', '.join(NAMES)}."
+            f"{name} is a tensor of {dtype}, which a checkpoint cannot hold. Convert it, such as "
+            "by .float(); or hold its bits in the buffer, as .view(torch.uint8), and view them as "
+            f"{dtype} in forward. Known: {', '.join(NAMES)}."
         )
     return NAMES[str(dtype)]
 

@@ -150,8 +150,9 @@ def prepare(
         check_same_setup(world, origin, planned)
         open_folder = partial(_open_folder, folder, start, origin, plan, world, mirrors)
         recorder = writer = open_run_folder(world, open_folder, plan=plan)
+        parent = from_ and str(fix_path(Path(from_), start))
         decision = broadcast_resume_decision(
-            world, lambda: decide_resume(writer, origin, planned, resume, allow, from_)
+            world, lambda: decide_resume(writer, origin, planned, resume, allow, parent)
         )
         tracked = TrackerThreads(plan, trackers, planned.model, world, decision)
         with world.explain_errors():

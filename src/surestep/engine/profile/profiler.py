@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from surestep.base.paths import FixedPath
 from surestep.engine.batch import Batch
 from surestep.engine.distributed.gloo_threads import wait_until_idle
 from surestep.engine.state.state import State
@@ -50,6 +51,8 @@ class Profile(Callback):
 
     The loop knows how long it waited for data.
     """
+
+    folder = FixedPath()
 
     def __init__(self, first: int, last: int, folder: Path, loop: Loop) -> None:
         self.first, self.last = first, last

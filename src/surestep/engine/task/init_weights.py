@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from surestep.base.errors import TaskError
+from surestep.base.paths import fix_path, working_directory
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,9 @@ class InitWeights:
     prefix: str = ""
     into: str = ""
     skip: Sequence[str] = ()
+    _start: str | None = field(
+        init=False, repr=False, compare=False, default_factory=working_directory
+    )
 
     def __post_init__(self) -> None:
         if not isinstance(self.weights, (str, Path, Mapping)):
@@ -46,6 +50,12 @@ class InitWeights:
             raise TaskError(
                 f"InitWeights(skip={self.skip!r}) is text. Give a list: skip=[{self.skip!r}]."
             )
+
+    @property
+    def path(self) -> Path:
+        """The file or folder; a relative one is that of the directory where it was given."""
+        assert not isinstance(self.weights, Mapping)
+        return fix_path(Path(self.weights).expanduser(), self._start)
 
     @property
     def name(self) -> str:

@@ -170,7 +170,8 @@ class Task:
                 "returns one."
             )
         if self.init is not None:
-            as_init(self.init)
+            # A relative path is that of the current directory, which a model function may change.
+            object.__setattr__(self, "init", as_init(self.init))
         self._check_data()
         if not isinstance(self.metrics, Mapping):
             raise TaskError(
