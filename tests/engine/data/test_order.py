@@ -234,6 +234,28 @@ def test_order_that_does_not_fit_in_memory_is_rejected(tmp_path, wrap, limit):
 
 
 @pytest.mark.parametrize(
+    ("set_options", "parts", "fix"),
+    [
+        ({"exclude_samples": [3]}, {}, r"Leave them out in the dataset"),
+        ({"exclude_samples": [3], "data": {"shuffle": False}}, {}, r"Leave them out in the"),
+        (
+            {},
+            {
+                "train": {"a": Huge(), "b": Rows()},
+                "sampler": samplers.mixture({"a": 0.5, "b": 0.5}, samples=8),
+            },
+            r"samplers\.custom\(.*torch\.randint\(1000000000020, ",
+        ),
+    ],
+)
+def test_order_that_cannot_be_filtered_or_mixed_in_memory_is_rejected(
+    tmp_path, set_options, parts, fix
+):
+    with pytest.raises(DataError, match=rf"7\.3 TiB, and this machine has .*{fix}"):
+        tiny.fit(tmp_path, {"train": Huge(), **parts}, max_steps=2, **set_options)
+
+
+@pytest.mark.parametrize(
     ("set_options", "parts"),
     [
         ({"data": {"shuffle": False}}, {}),

@@ -16,7 +16,12 @@ from surestep.engine.data.dataset import count_samples, dataset_of, find_collate
 from surestep.engine.data.samplers.basic import BasicOrder
 from surestep.engine.data.sources import InMemory
 from surestep.engine.data.stream import is_stream
-from surestep.engine.plan.batching import BatchLayout, DatasetView, SampleOrder
+from surestep.engine.plan.batching import (
+    BatchLayout,
+    DatasetView,
+    SampleOrder,
+    check_order_fits,
+)
 from surestep.engine.plan.specs import ExcludedSamples
 from surestep.engine.rng import derive_seed, preserve_rng, seed_loading
 from surestep.engine.task.task import Task
@@ -116,6 +121,12 @@ def excluded_samples(task: Task, indices: Iterable[int], source: str) -> Exclude
         raise ConfigError(
             "exclude_samples is set, and the training data is in lanes, whose windows follow each "
             "other: none can be left out. Split the sequence before BPTTDataset(...)."
+        )
+    if samples:
+        check_order_fits(
+            count,
+            "exclude_samples leaves samples out of that order. Leave them out in the dataset "
+            "instead: its __getitem__ returns another sample for these indices.",
         )
     return ExcludedSamples(samples, count, source)
 

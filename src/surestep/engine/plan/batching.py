@@ -32,15 +32,30 @@ def epoch_permutation(samples: int, seed: int, epoch: int) -> Tensor:
     Raises:
         DataError: it does not fit in the machine's memory.
     """
+    check_order_fits(
+        samples,
+        "Set data.shuffle=False; or draw the samples of an epoch: Task(sampler=surestep.samplers."
+        f"custom(lambda seed, epoch: torch.randint({samples}, (100_000,)))); or use a stream with "
+        "data.shuffle_buffer.",
+    )
+    return torch.randperm(samples, generator=order_generator(seed, epoch))
+
+
+def check_order_fits(samples: int, fix: str) -> None:
+    """Check that an order of so many samples fits in the machine's memory.
+
+    Args:
+        samples: of an epoch.
+        fix: what to do if it does not fit, as sentences.
+
+    Raises:
+        DataError: it does not.
+    """
     if samples * 8 > (memory := machine_memory()):
         raise DataError(
-            f"To shuffle {samples:,} samples, their order takes {format_bytes(samples * 8)}, and "
-            f"this machine has {format_bytes(int(memory))} of memory. Set data.shuffle=False; or "
-            "draw the samples of an epoch: Task(sampler=surestep.samplers.custom(lambda seed, "
-            f"epoch: torch.randint({samples}, (100_000,)))); or use a stream with "
-            "data.shuffle_buffer."
+            f"The order of {samples:,} samples takes {format_bytes(samples * 8)}, and this machine "
+            f"has {format_bytes(int(memory))} of memory. {fix}"
         )
-    return torch.randperm(samples, generator=order_generator(seed, epoch))
 
 
 class BatchLayout(NamedTuple):

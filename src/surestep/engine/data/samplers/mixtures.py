@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from surestep.base.errors import DataError
-from surestep.engine.plan.batching import BatchLayout, DatasetView, SampleOrder, order_generator
+from surestep.engine.plan.batching import (
+    BatchLayout,
+    DatasetView,
+    SampleOrder,
+    check_order_fits,
+    order_generator,
+)
 from surestep.engine.rng import derive_seed
 
 
@@ -43,6 +49,12 @@ class MixtureOrder:
                 f"an epoch of {sum(counts.values())}. Use a larger share, or "
                 "mixture(..., samples=) for longer epochs."
             )
+        check_order_fits(
+            sum(counts.values()) + max(sizes.values()),
+            "Draw the samples of an epoch from all datasets put one after the other: "
+            "Task(sampler=surestep.samplers.custom(lambda seed, epoch: "
+            f"torch.randint({samples.count}, (100_000,)))).",
+        )
         return replace(self, sizes=dict(sizes), counts=counts)
 
     def __len__(self) -> int:
