@@ -331,6 +331,17 @@ def test_run_cannot_be_shortened_below_its_progress(tmp_path):
         prepare(tmp_path, max_steps=3, allow=("max_steps",))
 
 
+def test_learning_rate_of_a_longer_warmup_is_shown_where_it_differs(tmp_path):
+    warmup = {"schedule": {"name": "constant", "warmup": "50%"}, "optim": {"lr": 0.1}}
+    tiny.fit(tmp_path, max_steps=4, **warmup)
+    with pytest.raises(RunError) as caught:
+        prepare(tmp_path, max_steps=8, **warmup)
+    assert (
+        "the learning rate by constant depends on the length by its warm-up, which was 2 steps and "
+        "would be 4: in step 1 it was 0.05, and would have been 0.025"
+    ) in str(caught.value)
+
+
 def test_learning_rate_of_a_longer_cosine_is_shown_in_numbers(tmp_path):
     cosine = {"schedule": {"name": "cosine"}, "optim": {"lr": 0.1}}
     tiny.fit(tmp_path, max_steps=4, **cosine)

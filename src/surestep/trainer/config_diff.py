@@ -309,12 +309,25 @@ def _differences(
     )
     momenta = momentum(old.schedule), momentum(new.schedule)
     reasons = []
-    if not (_alike(lr_before, lr_now, taken) and _alike(*momenta, taken)):
+    differing = _first_difference(lr_before, lr_now, taken)
+    if differing is not None or _first_difference(*momenta, taken) is not None:
+        # A warm-up may be over: both rates are then equal, and those before it were not.
         was = _shown_lr(lr_before(max(0, taken - 1)), old.optim_lr)
+        then = _shown_lr(lr_now(taken), new.optim_lr)
+        numbers = f"at step {taken} it was {was}, and it would continue at {then}"
+        if was == then and differing is not None:
+            was, then = (
+                _shown_lr(lr_before(differing), old.optim_lr),
+                _shown_lr(lr_now(differing), new.optim_lr),
+            )
+            numbers = f"in step {differing + 1} it was {was}, and would have been {then}"
+        spans = old.schedule.warmup, new.schedule.warmup
+        warmup = ""
+        if spans[0] != spans[1]:
+            warmup = f" by its warm-up, which was {spans[0]:g} steps and would be {spans[1]:g}"
         reasons.append(
-            f"the learning rate{optimizer} by {new.schedule.name} depends on the length: at step "
-            f"{taken} it was {was}, and it would continue at "
-            f"{_shown_lr(lr_now(taken), new.optim_lr)}"
+            f"the learning rate{optimizer} by {new.schedule.name} depends on the length{warmup}: "
+            f"{numbers}"
         )
     starts = old.average.start, new.average.start
     if old.average != new.average and taken > min(starts):
@@ -325,11 +338,13 @@ def _differences(
     return reasons
 
 
-def _alike(old: Factor | None, new: Factor | None, taken: int) -> bool:
+def _first_difference(old: Factor | None, new: Factor | None, taken: int) -> int | None:
+    """Return the first of the steps so far in which two factors differ; None if none does."""
     if old is None or new is None:
-        return old is new
+        return None if old is new else 0
     stride = max(1, taken // _COMPARED_STEPS)
-    return all(old(step) == new(step) for step in (*range(0, taken, stride), max(0, taken - 1)))
+    compared = (*range(0, taken, stride), max(0, taken - 1))
+    return next((step for step in compared if old(step) != new(step)), None)
 
 
 def _shown_lr(factor: float, lr: float | None) -> str:
