@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 import surestep
 from tests.twice.compare import assert_same, plain_config, train, weights
@@ -88,6 +88,55 @@ class WithLoss(nn.Module):
         """Return the loss and the outputs."""
         outputs = self.net(x)
         return {"loss": squared(outputs, y), "logits": outputs}
+
+
+def batches(first: int, last: int) -> list[list[int]]:
+    """Return the indices of the batches of a part of the data."""
+    return [list(range(at, min(at + SIZE, last))) for at in range(first, last, SIZE)]
+
+
+class Augmented(surestep.BatchedDataset):
+    """Changes what it has collated."""
+
+    def __getitem__(self, number: int) -> Any:
+        return super().__getitem__(number)
+
+
+READY: dict[str, Callable[[list[list[int]]], Any]] = {
+    "loader": lambda part: (
+        lambda: DataLoader(WithBad(), batch_sampler=part, collate_fn=collate_good)
+    ),
+    "batched": lambda part: surestep.BatchedDataset(WithBad(), part, collate_fn=collate_good),
+    "subset": lambda part: Subset(READY["batched"](part), range(len(part))),
+    "class": lambda part: Augmented(WithBad(), part, collate_fn=collate_good),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", READY)
+def test_samples_left_out_of_ready_batches_do_not_count(kind: str, workers: int) -> None:
+    net, expected = network(), network()
+    parts = batches(0, 42)
+    task = surestep.Task(
+        net,
+        squared,
+        train=READY[kind](parts),
+        val=READY[kind]([*batches(0, 14), [14, 15, 16]]),
+        batched=True,
+        metrics={"off": lambda outputs, targets: (outputs - targets).abs().mean()},
+    )
+    options = {"shuffle": False, "num_workers": workers}
+    config = plain_config(max_steps=1, batch_size=len(parts), optim={"lr": 0.1}, data=options)
+    found = train(task, config).evaluate()
+    x, y = X[:42][IS_GOOD[:42]], Y[:42][IS_GOOD[:42]]
+    squared(expected(x), y).backward()
+    with torch.no_grad():
+        for parameter in expected.parameters():
+            parameter -= 0.1 * parameter.grad
+        off = net(X[:17][IS_GOOD[:17]]) - Y[:17][IS_GOOD[:17]]
+    assert_same(weights(expected), weights(net))
+    plain = [float((off**2).sum(1).mean()), float(off.abs().mean())]
+    assert_same(plain, [found["val/loss"], found["val/off"]])
 
 
 @pytest.mark.parametrize("micro_batch_size", [SIZE, 4])

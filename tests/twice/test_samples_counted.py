@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import rnn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 import surestep
+from surestep.engine.losses.base import LossDoc, LossModule
 from tests.twice.compare import assert_same, plain_config, prepare, weights
+from tests.twice.compare import train as fit
 
 G = torch.Generator().manual_seed(4)
 ROWS = [
@@ -90,8 +92,8 @@ def by_hand(collate: Any, steps: list[list[int]]) -> tuple[list[float], list[flo
 
 def by_surestep(train: Any, val: Any, options: dict[str, Any], **parts: Any) -> Any:
     """Return the same of surestep."""
-    net = Net()
-    task = surestep.Task(net, per_sample, train=train, val=val, metrics={"off": off}, **parts)
+    net, loss = Net(), parts.pop("loss", per_sample)
+    task = surestep.Task(net, loss, train=train, val=val, metrics={"off": off}, **parts)
     session = prepare(task, plain_config(**{"max_steps": 3, "optim": {"lr": 0.1}} | options))
     losses = [float(result.loss) for result in session.steps()]
     found = session.evaluate() if val is not None else {}
@@ -157,6 +159,142 @@ def test_ready_batches_of_unknown_size_need_the_function_that_counts_them() -> N
         surestep.SurestepError, match=r"Task\(items=lambda batch: len\(batch\[0\]\)"
     ):
         by_surestep(data, None, {}, batched=True)
+
+
+class PerSample(LossModule):
+    """The same mean as a loss of a class."""
+
+    name = "per_sample"
+    doc = LossDoc("labels", "scores", "labels", "the sum of -log p", "samples", "")
+
+    def total(self, outputs: Any, targets: Any) -> Tensor:
+        """Return the sum over samples."""
+        scores, lengths = outputs
+        return F.cross_entropy(scores.repeat_interleave(lengths, 0), targets, reduction="sum")
+
+
+@pytest.mark.parametrize("size", [6, 4])
+def test_samples_of_a_loss_of_a_class_are_those_that_were_collated(size: int) -> None:
+    plain = by_hand(packed, [list(range(first, first + 6)) for first in (0, 6, 12)])
+    options = {"batch_size": 6, "micro_batch_size": size, "validation": {"batch_size": size}}
+    found = by_surestep(TRAIN, VAL, options, loss=PerSample(), collate_fn=packed)
+    assert_same(list(plain), list(found))
+
+
+class Unread(Dataset[Any]):
+    """Rows of which some cannot be read."""
+
+    def __init__(self, rows: Any, unread: list[int]) -> None:
+        self.rows, self.unread = rows, unread
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, row: int) -> Any:
+        return None if row in self.unread else self.rows[row]
+
+
+@pytest.mark.parametrize("size", [6, 4])
+@pytest.mark.parametrize("kind", ["dataset", "stream", "batches"])
+def test_joined_samples_that_could_not_be_read_do_not_count(
+    kind: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [[0, 1, 2, 3, 5], [6, 7, 8, 9, 10, 11], [12, 13, 14, 17]]
+    train, val = Unread(TRAIN, [4, 15, 16]), Unread(VAL, [4, 5, 6])
+    parts: dict[str, Any] = {"collate_fn": read_only}
+    options: dict[str, Any] = {"batch_size": 6, "micro_batch_size": size}
+    options |= {"validation": {"batch_size": size}, "data": {"shuffle": False}}
+    data: list[Any] = [train, val]
+    if kind == "stream":
+        data = [(lambda rows=rows: (rows[i] for i in range(len(rows)))) for rows in data]
+        options["data"] = {}
+    elif kind == "batches":
+        parts, options = {"batched": True}, {"batch_size": 6 // 3, "data": {"shuffle": False}}
+        data = [
+            surestep.BatchedDataset(
+                rows,
+                [range(at, min(at + 3, len(rows))) for at in range(0, len(rows), 3)],
+                collate_fn=read_only,
+            )
+            for rows in data
+        ]
+    monkeypatch.setitem(globals(), "VAL", [VAL[row] for row in range(12) if row not in (4, 5, 6)])
+    assert_same(list(by_hand(packed, steps)), list(by_surestep(*data, options, **parts)))
+
+
+def read_only(samples: list[Any]) -> Any:
+    """Collate those that could be read."""
+    return packed([sample for sample in samples if sample is not None])
+
+
+def points(samples: list[tuple[Tensor, Tensor]]) -> Any:
+    """Join points, of which a sample may have none."""
+    x, labels = zip(*samples, strict=True)
+    return torch.cat(x), len(samples), torch.cat(labels)
+
+
+def joined(outputs: tuple[Tensor, int], labels: Tensor) -> Tensor:
+    """Return the mean over samples of the sum over the points of each."""
+    scores, samples = outputs
+    return F.cross_entropy(scores, labels, reduction="sum") / samples
+
+
+class Points(nn.Module):
+    """A layer that passes the number of samples on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 5).double()
+
+    def forward(self, x: Tensor, samples: int) -> tuple[Tensor, int]:
+        """Return the scores of each point."""
+        return self.layer(x), samples
+
+
+@pytest.mark.parametrize("size", [16, 4])
+def test_samples_without_points_count(size: int) -> None:
+    counts = [2, 1, 3, 1, 0, 1, 0, 2, 0, 1, 0, 1, 1, 0, 1, 1]
+    rows = [
+        (torch.randn(n, 6, generator=G, dtype=torch.float64), torch.randint(5, (n,), generator=G))
+        for n in counts
+    ]
+    net, plain = Points(), Points()
+    *inputs, labels = points(rows)
+    joined(plain(*inputs), labels).backward()
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter -= 0.1 * parameter.grad
+    options = {"batch_size": 16, "micro_batch_size": size, "max_steps": 1, "optim": {"lr": 0.1}}
+    fit(surestep.Task(net, joined, train=rows, collate_fn=points), plain_config(**options))
+    assert_same(weights(plain), weights(net))
+
+
+TIME_FIRST = [(torch.randn(7, n, 6), torch.randint(5, (7, n))) for n in (4, 4, 1, 3)]
+
+
+def per_token(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean over all."""
+    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+
+def test_ready_batches_of_which_time_may_come_first_need_the_function_that_counts_them() -> None:
+    def made(**more: Any) -> surestep.Task:
+        torch.manual_seed(0)
+        return surestep.Task(nn.Linear(6, 5), per_token, train=TIME_FIRST, batched=True, **more)
+
+    options = {"max_steps": 1, "batch_size": 4, "optim": {"lr": 0.1}, "data": {"shuffle": False}}
+    with pytest.raises(surestep.SurestepError, match=r"batch\[0\]\.shape\[1\] if time comes first"):
+        fit(made(), plain_config(**options))
+    task = made(items=lambda batch: batch[0].shape[1])
+    plain = made().model
+    x, y = (torch.cat(tensors, 1) for tensors in zip(*TIME_FIRST, strict=True))
+    per_token(plain(x), y).backward()
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter -= 0.1 * parameter.grad
+    fit(task, plain_config(**options))
+    assert_same(weights(plain), weights(task.model))
 
 
 class Regrouped(surestep.BatchedDataset):

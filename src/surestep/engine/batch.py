@@ -32,7 +32,7 @@ class MicroBatch(NamedTuple):
     position: int  # of its first sample, in the order of the epoch
     part_items: tuple[float, ...] = ()  # of each of several losses
     is_ready: bool = False  # an element of Task(batched=True)
-    collated: int | None = None  # samples of a ready batch, if what made it has counted them
+    collated: int | None = None  # of how many samples it is, once that is counted
 
     @property
     def inputs(self) -> Any:
@@ -259,30 +259,29 @@ def batch_size_of(batch: Any) -> int:
 def count_samples_in(micro: MicroBatch, raw: Any) -> int:
     """Return of how many samples a micro-batch is.
 
-    These are the samples that were collated, unless `collate_fn` or `Task(inputs=)` left some out:
-    then all tensors have as many rows, and fewer. If samples are joined in rows, such as labels or
-    the nodes of graphs, or if time comes first, all samples are there.
+    These are the samples that were collated, unless `Task(inputs=)` left some out: then all tensors
+    have as many rows, and fewer. If samples are joined in rows, such as labels or the nodes of
+    graphs, or if time comes first, all samples are there.
 
     Raises:
-        TaskError: it is a ready batch whose samples were not counted, and its tensors differ in
-            their number of rows.
+        TaskError: it is a ready batch whose samples were not counted, and its tensors do not show
+            how many they are.
     """
-    if micro.is_ready:
+    if micro.is_ready and micro.collated is None:
         found = samples_of_ready(micro)
         if found is None:
             raise _unknown_samples(micro, raw)
         return found
-    samples, given = micro.samples, (micro.args, dict(micro.kwargs))
+    samples = micro.samples if micro.collated is None else micro.collated
     if any(x.dim() and len(x) == samples for x in flatten_tensors(micro.targets)):
         return samples
-    shapes = [x.shape for x in flatten_tensors((micro.targets, given)) if x.dim()]
-    rows = {shape[0] for shape in shapes}
-    if len(rows) != 1 or max(rows) >= samples:
+    rows = _rows_of(micro)
+    read = [x for x in flatten_tensors(raw) if x.dim()]
+    if len(rows) != 1 or rows[0] > samples or all(len(x) != samples for x in read):
         return samples
-    if all(samples in shape[:2] for shape in shapes):  # time comes first, or some were left out
-        read = [x for x in flatten_tensors(raw) if x.dim()]
-        return rows.pop() if all(len(x) == samples for x in read) else samples
-    return rows.pop()
+    sizes = {x.numel() for x in read}
+    is_turned = all(samples in x.shape[:2] and x.numel() in sizes for x in _given(micro))
+    return samples if is_turned else rows[0]
 
 
 def left_out_hint(rows: int, samples: int) -> str:
@@ -291,22 +290,34 @@ def left_out_hint(rows: int, samples: int) -> str:
 
 
 def samples_of_ready(micro: MicroBatch) -> int | None:
-    """Return how many samples a ready batch holds, if it was counted or all rows are samples."""
+    """Return how many samples a ready batch holds, if it was counted or all rows are samples.
+
+    If all tensors have as many columns too, time may come first.
+    """
     if micro.collated is not None:
         return micro.collated
     rows = _rows_of(micro)
-    return rows[0] if len(rows) == 1 else None
+    columns = {x.shape[1] if x.dim() > 1 else None for x in _given(micro)}
+    is_known = len(rows) == 1 and (len(columns) > 1 or columns <= {None, *rows})
+    return rows[0] if is_known else None
+
+
+def _given(micro: MicroBatch) -> list[Tensor]:
+    """List its tensors that have rows."""
+    given = (micro.targets, micro.args, dict(micro.kwargs))
+    return [x for x in flatten_tensors(given) if x.dim()]
 
 
 def _rows_of(micro: MicroBatch) -> list[int]:
     """List the different numbers of rows of its tensors."""
-    given = (micro.targets, micro.args, dict(micro.kwargs))
-    return [*dict.fromkeys(len(x) for x in flatten_tensors(given) if x.dim())]
+    return [*dict.fromkeys(map(len, _given(micro)))]
 
 
 def _unknown_samples(micro: MicroBatch, raw: Any) -> TaskError:
     rows = _rows_of(micro)
     what = f"tensors of {' and '.join(map(str, rows))} rows" if rows else "no tensor"
+    if len(rows) == 1:
+        what += f" and {_given(micro)[0].shape[1]} columns"
     path = path_of_first_tensor(raw)
     count = "batch.num_graphs" if path is None else f"len({path})"
     time_first = "" if path is None else f", or {path}.shape[1] if time comes first"

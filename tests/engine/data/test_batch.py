@@ -2,6 +2,7 @@ from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from surestep.engine.batch import (
     split_batch,
     zero_loss,
 )
+from surestep.engine.data.collated import count_collated
 
 X, Y, Z = torch.zeros(5, 2), torch.ones(5), torch.full((5, 3), 2.0)
 Pair = namedtuple("Pair", "a b")
@@ -111,12 +113,18 @@ def test_zero_loss_of_nonfinite_outputs_is_zero():
         assert torch.equal(weight.grad, torch.zeros(3))
 
 
-def counted(*tensors, samples=None, **more):
-    """Count the samples of a batch of tensors of these shapes; the last one is the targets."""
+def counted(*tensors, **more):
+    """Count the samples of a ready batch of tensors of these shapes; the last is the targets."""
     *inputs, targets = map(torch.zeros, tensors)
-    ready = {"is_ready": samples is None} | more
-    micro = MicroBatch(tuple(inputs), {}, targets, 0, samples or 1, 0, **ready)
+    micro = MicroBatch(tuple(inputs), {}, targets, 0, 1, 0, is_ready=True, **more)
     return count_samples_in(micro, (*inputs, targets))
+
+
+def samples_of(*shapes, count, empty=(), unread=()):
+    """Make samples of tensors of these shapes; some are None, and of some the tensors are empty."""
+    full = tuple(map(torch.zeros, shapes))
+    some = [tuple(x[:0] for x in full) if i in empty else full for i in range(count)]
+    return [None if i in unread else one for i, one in enumerate(some)]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +139,39 @@ def counted(*tensors, samples=None, **more):
     ],
 )
 def test_samples_are_those_that_were_collated_unless_some_were_left_out(shapes, samples):
-    assert counted(*shapes, samples=7) == samples
+    batch = tuple(map(torch.zeros, shapes))
+    assert count_collated(samples_of((3,), (), count=7), batch) == samples
+
+
+@pytest.mark.parametrize(
+    ("given", "shapes", "samples"),
+    [
+        (samples_of((3,), (2,), count=7, unread=[1, 4]), [(5, 3), (10,)], 5),  # joined labels
+        (samples_of((3,), (2,), count=7, unread=[1, 4]), [(7, 3), (14,)], 7),  # replaced
+        (samples_of((2, 3), (2,), count=7, unread=[1]), [(2, 6, 3), (2, 6)], 6),  # time first
+        (samples_of((1, 3), (1,), count=7, empty=[1, 4]), [(5, 3), (5,)], 7),  # all are joined
+        ([np.zeros((rows, 3)) for rows in (1, 0, 1, 0)], [(2, 3)], 4),
+        (["a", "b", None], [(2, 9), (2,)], 2),
+        ([None, None], [(2, 9)], 2),  # collate_fn makes the data
+    ],
+)
+def test_samples_that_could_not_be_read_do_not_count(given, shapes, samples):
+    assert count_collated(given, tuple(map(torch.zeros, shapes))) == samples
+
+
+def test_samples_that_inputs_leaves_out_do_not_count():
+    read = torch.zeros(7, 5, 3), torch.zeros(7, 5)
+
+    def found(x, y, raw=read):
+        return count_samples_in(MicroBatch((x,), {}, y, 0, 7, 0), raw)
+
+    assert found(*read) == 7
+    assert found(*(x[:4] for x in read)) == 4
+    assert found(read[0][:4], torch.zeros(4, 7)) == 4
+    assert found(*(x.transpose(0, 1) for x in read)) == 7  # time comes first
+    # One of them has something else in its rows.
+    assert found(read[0][:4], read[1][:4], (*read, torch.zeros(2))) == 4
+    assert found(torch.zeros(4, 3), torch.zeros(4), (torch.zeros(4, 3), torch.zeros(4))) == 7
 
 
 def test_samples_of_a_ready_batch_are_its_rows_if_they_are_not_counted():
@@ -141,5 +181,11 @@ def test_samples_of_a_ready_batch_are_its_rows_if_they_are_not_counted():
         TaskError, match=r"tensors of 19 and 7 rows.*items=lambda batch: len\(batch\[0"
     ):
         counted((7, 2), (19,))
+    assert counted((7, 4, 2), (7, 3)) == counted((7, 7), (7, 7)) == 7
+    for shapes in ([(7, 4, 2), (7, 4)], [(7, 4)]):  # time may come first
+        with pytest.raises(
+            TaskError, match=r"7 rows and 4 columns.*len\(batch\[0\]\)\), or batch\[0\]\.shape\[1"
+        ):
+            counted(*shapes)
     with pytest.raises(TaskError, match=r"has no tensor, .*lambda batch: batch\.num_graphs\)"):
         count_samples_in(MicroBatch((), {}, None, 0, 1, 0, is_ready=True), object())

@@ -316,6 +316,8 @@ class _Checks:
         if loss.kind not in _DECLARED:
             if loader.source.collates:
                 check_padded_items(replace(batch, collates=True))
+        elif counts_batch and loader.is_ready and head.micro_batch.collated is None:
+            not_checked(batch.what, "the batches do not show which dimension has the samples")
         elif self.task.loss_is_separable:
             if loss.kind == "model" and not counts_batch:
                 check_shift(batch)

@@ -17,6 +17,7 @@ from surestep.engine.checks.samples import (
 )
 from surestep.engine.checks.varied_model import VariedModel, find_last_weights
 from surestep.engine.data.batch_loader import BatchLoader
+from surestep.engine.data.collated import CollatedBatch
 from surestep.engine.distributed.hang_monitor import is_network_error
 from surestep.engine.losses.multi import LossHead, get_named, with_items
 
@@ -145,9 +146,11 @@ class MeasuredBatch:
             args, kwargs, targets = select_samples(self._given, rows, samples)
             return Part(args, kwargs, targets, loss.count_items(None, targets, len(rows)))
         raw = self._collate(rows) if self.collates else select_samples(self.raw, rows, samples)
+        raw, collated = raw if isinstance(raw, CollatedBatch) else (raw, None)
         args, kwargs, targets = self.loader.split(raw)
         targets = get_named(targets, name, "targets") if name else targets
-        items = with_items(MicroBatch(args, kwargs, targets, 0, len(rows), 0), loss, raw).items
+        micro = MicroBatch(args, kwargs, targets, 0, len(rows), 0, collated=collated)
+        items = with_items(micro, loss, raw).items
         args, kwargs, targets = move((args, dict(kwargs), targets), self.loader.device)
         return Part(args, kwargs, targets, items)
 

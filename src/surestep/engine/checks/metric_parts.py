@@ -185,7 +185,7 @@ def _measure(
     try:
         for rows, outputs in zip(split.all_rows()[1:], parts, strict=True):
             targets = select_samples(micro.targets, rows, micro.samples)
-            own = micro._replace(targets=targets, samples=len(rows))
+            own = micro._replace(targets=targets, samples=len(rows), collated=None)
             before = float(opened.total) if isinstance(opened, MeanMetric) else 0.0
             opened.update(outputs, targets, metric_weight(loss, own), range(len(rows)))
             if isinstance(opened, MeanMetric):

@@ -85,7 +85,7 @@ class BatchLoader:
         samples: int | None,
     ) -> None:
         self.is_ready = task.collate_fn is only_element
-        make_source = partial(make_source, counts=self.is_ready)
+        make_source = partial(make_source, counts=True)
         self.source = make_source(layout)
         self._reread = reread
         self.subset = part
@@ -231,9 +231,7 @@ class BatchLoader:
             ids = [*map(id, given.__dict__.values()), *map(id, given._buffers.values())]
             if options.seen != [*ids, *map(get_version, options.tensors)]:
                 self._update_loss()
-        collated = None
-        if self.is_ready:
-            raw, collated = self._count_ready(raw)
+        raw, collated = self._take_count(raw)
         if self._is_plain and type(raw) is tuple:
             args, targets, kwargs = raw[:-1], raw[-1], _NOTHING
         else:
@@ -244,22 +242,28 @@ class BatchLoader:
             items: float = int(np.count_nonzero(targets.numpy() != self._ignored))
         elif self._on_device is not None and self._on_device.is_unchanged():
             items = samples * self._on_device.items
-        elif self._counts_rows and type(targets) is Tensor and targets.shape[:1] == (samples,):
+        elif (
+            self._counts_rows
+            and collated in (None, samples)
+            and type(targets) is Tensor
+            and targets.shape[:1] == (samples,)
+        ):
             items = samples
         else:
-            micro = MicroBatch(args, kwargs, targets, 0, samples, position)
-            if self.is_ready:
-                micro = micro._replace(is_ready=True, collated=collated)
+            micro = MicroBatch(
+                args, kwargs, targets, 0, samples, position, (), self.is_ready, collated
+            )
             return with_items(micro, self.loss, raw)
-        micro = MicroBatch(args, kwargs, targets, items, samples, position)
-        return micro._replace(is_ready=True, collated=collated) if self.is_ready else micro
+        return MicroBatch(
+            args, kwargs, targets, items, samples, position, (), self.is_ready, collated
+        )
 
-    def _count_ready(self, raw: Any) -> CollatedBatch:
-        """Return a ready batch with the number of its samples, if what made it counted them."""
-        if isinstance(raw, CollatedBatch):
+    def _take_count(self, raw: Any) -> tuple[Any, int | None]:
+        """Return a batch as read, and of how many samples it was collated, if that was counted."""
+        if type(raw) is CollatedBatch:
             return raw
-        is_alone = self.layout.batch_size == 1 and not self.shared
-        return CollatedBatch(raw, _first_size(raw, self.loss) if is_alone else None)
+        is_alone = self.is_ready and self.layout.batch_size == 1 and not self.shared
+        return raw, _first_size(raw, self.loss) if is_alone else None
 
     def first(self) -> tuple[Any, MicroBatch]:
         """Return a micro-batch that has items, as read and as moved: the first one, if it has some.
@@ -298,12 +302,12 @@ class BatchLoader:
         if (raw := self.read_samples(range(stop))) is None:
             return None
         micro = self.micro_batch(raw, 0, stop)
-        return (raw, self.move_micro(micro)) if micro.items else None
+        return (batch_of(raw), self.move_micro(micro)) if micro.items else None
 
     def read_samples(self, positions: range, *, reseeded: bool = False) -> Any:
         """Return samples of the first epoch as one batch as read; None as `first_samples`.
 
-        With `reseeded`, what `collate_fn` draws has a different seed.
+        With `reseeded`, what `collate_fn` draws has a different seed. It may be a CollatedBatch.
         """
         if isinstance(self.source, StreamLoader) or self.is_ready or self.shared:
             return None
@@ -337,7 +341,7 @@ class BatchLoader:
             if len(given) == 1:
                 micro = micro._replace(collated=_first_size(raw, self.loss))
             micro = with_items(micro, self.loss, raw)
-            found.append(micro._replace(is_ready=False, collated=None))
+            found.append(micro._replace(is_ready=False))
             position += samples
         return self.batch(found, span)
 

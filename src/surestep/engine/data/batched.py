@@ -11,6 +11,7 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, de
 
 from surestep.base.errors import DataError
 from surestep.engine.batch import only_element
+from surestep.engine.data.collated import CollatedBatch, collate_counted, count_collated
 from surestep.engine.data.dataloader import check_batched, check_iteration
 from surestep.engine.rng import derive_seed
 from surestep.engine.task.task import Task
@@ -54,20 +55,26 @@ class BatchedDataset(Dataset[Any]):
         return len(self.batches)
 
     def __getitem__(self, number: int) -> Any:
-        return self.collate_fn([self.dataset[index] for index in self.batches[number]])
+        return self.collate_fn(self._samples(number))
+
+    def _samples(self, number: int) -> list[Any]:
+        return [self.dataset[index] for index in self.batches[number]]
 
 
-def size_of_batch(dataset: Any, number: int) -> int | None:
-    """Return of how many samples a dataset of batches makes a batch, if it knows that."""
+def load_batch(dataset: Any, number: int) -> Any:
+    """Return a batch of a dataset, a CollatedBatch if the dataset makes batches of samples."""
     if isinstance(dataset, BatchedDataset):
-        return len(dataset.batches[number])
+        if type(dataset).__getitem__ is BatchedDataset.__getitem__:
+            return collate_counted(dataset.collate_fn, dataset._samples(number))
+        batch = dataset[number]  # its class may change what was collated
+        return CollatedBatch(batch, count_collated(dataset.batches[number], batch))
     if type(dataset) is Subset:
-        return size_of_batch(dataset.dataset, dataset.indices[number])
+        return load_batch(dataset.dataset, dataset.indices[number])
     if type(dataset) is ConcatDataset:
         place = bisect_right(dataset.cumulative_sizes, number)
         before = dataset.cumulative_sizes[place - 1] if place else 0
-        return size_of_batch(dataset.datasets[place], number - before)
-    return None
+        return load_batch(dataset.datasets[place], number - before)
+    return dataset[number]
 
 
 def batch_by_tokens(

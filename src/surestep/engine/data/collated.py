@@ -1,11 +1,13 @@
-"""How many samples a ready batch holds, counted where it is collated."""
+"""How many samples a batch holds, counted where it is collated."""
 
 import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_convert
+
+from surestep.engine.batch import flatten_tensors
 
 
 class CollatedBatch(NamedTuple):
@@ -13,6 +15,36 @@ class CollatedBatch(NamedTuple):
 
     batch: Any
     samples: int | None
+
+
+def collate_counted(collate: Callable[[Any], Any], samples: Any) -> CollatedBatch:
+    """Collate samples, and count them."""
+    batch = collate(samples)
+    return CollatedBatch(batch, count_collated(samples, batch))
+
+
+def count_collated(samples: Any, batch: Any) -> int | None:
+    """Return of how many of the samples a batch was made; None if that is not known.
+
+    Those that are None, since they could not be read, do not count unless something has replaced
+    them. If others are left out, all tensors have as many rows, and fewer.
+    """
+    if not isinstance(samples, (list, tuple)):  # columns of a dataset with its own `__getitems__`
+        return None
+    given = [sample for sample in samples if sample is not None] or samples
+    shapes = [x.shape for x in flatten_tensors(batch) if x.dim()]
+    rows = {shape[0] for shape in shapes}
+    for count in (len(given), len(samples)):
+        if count in rows:
+            return count
+    if len(rows) != 1 or max(rows) > len(given):
+        return len(given)  # samples are joined
+    if all(len(given) in shape[:2] for shape in shapes):
+        return len(given)  # time comes first
+    # Tensors that are joined have as many rows as those of all samples, of which some have none.
+    columns = zip(*map(flatten_tensors, map(default_convert, given)), strict=False)
+    joined = {sum(len(x) if x.dim() else 1 for x in column) for column in columns}
+    return len(given) if rows <= joined else max(rows)
 
 
 _LIBRARIES = ("torch", "torchdata")  # whose loaders yield what is collated
@@ -25,9 +57,7 @@ class _CountingCollate:
         self.collate = collate
 
     def __call__(self, samples: Any) -> CollatedBatch:
-        # A dataset with its own `__getitems__` may return columns.
-        count = len(samples) if isinstance(samples, (list, tuple)) else None
-        return CollatedBatch(self.collate(samples), count)
+        return collate_counted(self.collate, samples)
 
 
 # A loader with persistent workers keeps them, so each has one copy.

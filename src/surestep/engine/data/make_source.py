@@ -6,6 +6,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from surestep.base.warn import warn
+from surestep.engine.batch import only_element
 from surestep.engine.data.batched import NoData
 from surestep.engine.data.dataset import (
     count_samples,
@@ -55,7 +56,7 @@ def make_source(
 ) -> Source | StreamLoader:
     """Return the source of a split, to train on or to measure.
 
-    With `counts`, ready batches whose samples can be counted are each a CollatedBatch.
+    With `counts`, batches whose samples can be counted are each a CollatedBatch.
     """
     dataset = dataset_of(data, part)
     options = {name: getattr(plan, f"data_{name}") for name in _PLAN_OPTIONS}
@@ -83,7 +84,8 @@ def make_source(
         # Several workers would each need their own shard, and no one asked for several.
         options["num_workers"] = min(options["num_workers"], 1)
     buffer = plan.data_shuffle_buffer if training else None
-    reader = StreamReader(dataset, plan.seed, part, buffer, counts=counts)
+    is_ready = collate is only_element
+    reader = StreamReader(dataset, plan.seed, part, buffer, counts=counts and is_ready)
     saves = training and plan.data_resume == BY_STATE
     stream = StreamLoader(
         reader,
@@ -93,6 +95,7 @@ def make_source(
         options=options,
         saves_state=saves,
         records=training and not isinstance(dataset, NoData),
+        counts=counts and collate is not None and not is_ready,
     )
     if training:
         check_repeats(reader, part)

@@ -7,6 +7,7 @@ position without loading what comes before it.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from operator import getitem
 from typing import Any, NamedTuple, Protocol, cast
 from weakref import WeakValueDictionary
 
@@ -22,8 +23,9 @@ from torch.utils.data import (
 )
 
 from surestep.base.errors import DataError
-from surestep.engine.data.batched import BatchedDataset, size_of_batch
-from surestep.engine.data.collated import CollatedBatch
+from surestep.engine.batch import only_element
+from surestep.engine.data.batched import BatchedDataset, load_batch
+from surestep.engine.data.collated import CollatedBatch, count_collated
 from surestep.engine.data.columns import explain_columns
 from surestep.engine.data.failures import Failed, checked, name_sample, name_samples
 from surestep.engine.data.workers import Loader, begin_worker
@@ -183,7 +185,7 @@ class SeededDataset(Dataset[Any]):
         self.seed = seed
         self.is_sliced = isinstance(dataset, InMemory) and collate is default_collate
         self.reseeds = False  # what collates draws other numbers
-        self.counts = False  # each element is a batch, whose samples are counted
+        self.counts = False  # the samples of each batch, which then is a CollatedBatch
         self.preserves = True  # False while the caller preserves this process's generators
         self._own: OwnGenerators | None = None  # searched for in the process that loads
         self._with_epoch = with_epoch
@@ -220,10 +222,12 @@ class SeededDataset(Dataset[Any]):
         get_many = batched_getter(self.dataset)
         if get_many is None:
             samples, dataset, seed = [], self.dataset, self._seed
+            is_ready = self.counts and self.collate is only_element
+            load = load_batch if is_ready else getitem
             try:
                 for position, sample in enumerate(wanted, first):
                     seed(epoch, position)
-                    samples.append(dataset[sample])
+                    samples.append(load(dataset, sample))
             except Exception as error:
                 at = len(samples)
                 raise name_sample(error, self.part, wanted[at], epoch, first + at) from error
@@ -242,8 +246,9 @@ class SeededDataset(Dataset[Any]):
             columns = explain_columns(self.dataset, self.part) if is_default else None
             named = name_samples(error, self.part, batch, samples, self.collate)
             raise columns or named from error
-        size = size_of_batch(self.dataset, wanted[0]) if self.counts else None
-        return collated if size is None else CollatedBatch(collated, size)
+        if not self.counts or self.collate in (default_collate, only_element):
+            return collated
+        return CollatedBatch(collated, count_collated(samples, collated))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, unless this process has set it; an evaluation may set a different one."""

@@ -7,6 +7,7 @@ the remainders of the shards together, so that only the last batch of an epoch m
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
@@ -16,6 +17,7 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from surestep.base.errors import DataError
 from surestep.base.warn import warn
+from surestep.engine.data.collated import collate_counted
 from surestep.engine.data.failures import Failed, checked, name_samples
 from surestep.engine.data.sources import make_torch_loader
 from surestep.engine.data.stream import (
@@ -79,6 +81,7 @@ class _StreamWorker(IterableDataset[Any]):
         *,
         saves_state: bool,
         records: bool,
+        counts: bool,
     ) -> None:
         self.reader = reader
         self.dataset = reader.stream
@@ -86,6 +89,7 @@ class _StreamWorker(IterableDataset[Any]):
         self.collate = collate
         self.saves_state = saves_state
         self.records = records
+        self.counts = counts
         # (epoch, start, whether to use the checkpoint), in shared memory: persistent workers would
         # not see a new attribute.
         self.request = torch.zeros(3, dtype=torch.int64).share_memory_()
@@ -152,19 +156,21 @@ class _StreamWorker(IterableDataset[Any]):
         if self._own is None:
             self._own = OwnGenerators(("collate_fn", self.collate))
         self._own.reseed(self.reader.seed_position(epoch, position))
-        raw = self.collate(samples)
+        collate = partial(collate_counted, self.collate) if self.counts else self.collate
+        raw = collate(samples)
         if not self._own.has_new():
             return raw
         # A generator that this call created was not seeded for it.
         self._own.reseed(self.reader.seed_position(epoch, position))
-        return self.collate(samples)
+        return collate(samples)
 
 
 class StreamLoader:
     """Reads the batches of a stream, with or without workers.
 
     With `saves_state` it keeps the stream's own state, so that a run can resume by it. With
-    `records` it keeps digests of samples, which a resumed run compares with what it reads.
+    `records` it keeps digests of samples, which a resumed run compares with what it reads. With
+    `counts`, what `collate` makes is a CollatedBatch.
     `options` are those of the DataLoader.
 
     Attributes:
@@ -184,6 +190,7 @@ class StreamLoader:
         options: Mapping[str, Any],
         saves_state: bool = False,
         records: bool = False,
+        counts: bool = False,
     ) -> None:
         self.layout = layout
         self.part = part
@@ -204,6 +211,7 @@ class StreamLoader:
             collate or default_collate,
             saves_state=saves_state,
             records=records,
+            counts=counts,
         )
         self._loader = make_torch_loader(self._pass, options, batch_size=None)
 

@@ -15,9 +15,7 @@ from surestep.engine.batch import (
     Batch,
     MicroBatch,
     batch_size_of,
-    count_samples_in,
     describe_shapes,
-    samples_of_ready,
 )
 from surestep.engine.buffers import Slot
 from surestep.engine.data.batch_loader import BatchLoader
@@ -189,13 +187,9 @@ def eval_step(
 
 def metric_weight(loss: Loss, micro: MicroBatch) -> int:
     """Return the denominator of a metric's mean; samples if there are no targets."""
-    if micro.targets is None:
-        return micro.rows
-    if loss.count is not batch_size_of:
-        return loss.count(micro.targets)
-    if micro.is_ready and not loss.counts_samples:  # a loss that needs no samples
-        return samples_of_ready(micro) or batch_size_of(micro.targets)
-    return count_samples_in(micro, (micro.args, dict(micro.kwargs)))
+    if micro.targets is None or loss.count is batch_size_of:
+        return micro.rows if micro.collated is None else micro.collated
+    return loss.count(micro.targets)
 
 
 def positions_of(micro: MicroBatch) -> range:

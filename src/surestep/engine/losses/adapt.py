@@ -19,7 +19,7 @@ from surestep.engine.losses.base import LossModule, WeightedLoss, never_called
 from surestep.engine.losses.classification import MultiClass
 from surestep.engine.losses.follow import LossOptions
 from surestep.engine.losses.multi import combine_losses, error_prefix
-from surestep.engine.losses.registry import get_loss
+from surestep.engine.losses.registry import BUILT_IN, get_loss
 from surestep.engine.losses.torch_losses import FUNCTIONS, from_torch
 
 Items = str | Callable[[Any], float]
@@ -145,11 +145,17 @@ def items_only_loss(items: Items) -> Loss:
 def _from_module(given: LossModule) -> Loss:
     own = copy.deepcopy(given)  # what it fits to one Task's data must not reach another Task
     is_per_sample = type(own).count is LossModule.count and own.over != "kept"
+    # The targets of surestep's own losses have a row for each sample.
+    is_of_user = type(own) not in BUILT_IN.values()
     return Loss(
         own.total,
         is_sum=True,
         items=own.items,
         count=batch_size_of if is_per_sample else own.count,
+        counts_samples=is_of_user
+        and is_per_sample
+        and own.over == "samples"
+        and type(own).items is LossModule.items,
         kind="classes" if isinstance(own, MultiClass) else "known",
         label=repr(own),
         divides_by=own.doc.divides_by,

@@ -18,6 +18,7 @@ from surestep.engine.batch import (
     count_samples_in,
     explain_targets,
     flatten_tensors,
+    samples_of_ready,
     zero_loss,
 )
 from surestep.engine.losses.base import Loss, WeightedLoss, never_called
@@ -87,7 +88,12 @@ def with_items(micro_batch: MicroBatch, loss: Loss, raw: Any) -> MicroBatch:
         TaskError: they are samples, and how many a ready batch holds is not known.
     """
     counts_samples = any(part.counts_samples for _, part in named_losses(loss))
-    samples = count_samples_in(micro_batch, raw) if counts_samples else micro_batch.samples
+    if counts_samples or not micro_batch.is_ready:
+        samples = count_samples_in(micro_batch, raw)
+        micro_batch = micro_batch._replace(collated=samples)
+    else:
+        samples = micro_batch.samples
+        micro_batch = micro_batch._replace(collated=samples_of_ready(micro_batch))
     if not loss.components:
         return micro_batch._replace(items=loss.count_items(raw, micro_batch.targets, samples))
     part_items = _items(loss.components, raw, micro_batch.targets, samples)
