@@ -52,7 +52,8 @@ _CHECKPOINTS = 64  # a rollback resumes from the nearest of the last so many
 class _WorkerBatch(NamedTuple):
     """The collated micro-batches of a full batch (none if it was consumed), and the progress.
 
-    `last` is a digest of its last sample.
+    `last` is a digest of its last sample. A resumed worker may first yield the last batch that was
+    consumed, which is compared.
     """
 
     raws: list[Any]
@@ -109,9 +110,14 @@ class _StreamWorker(IterableDataset[Any]):
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         epoch, start, resumes = self.request.tolist()
         size, part = self.layout.batch_size, WorkerProgress()
+        replays = skips = False
         if resumes and self.checkpoint is not None:
             part = self.checkpoint.parts[worker]
-            if worker <= self.checkpoint.last:  # its batch of this round was consumed before
+            replays = self.checkpoint.replays and part.read < part.given
+            skips = worker <= self.checkpoint.last  # its batch of this round was consumed before
+            if self.checkpoint.replays and not replays:
+                yield None
+            if skips and not replays:
                 yield None
         own = StreamStateTracker(part)
         samples, read = self.reader.samples(epoch, worker, workers, own), part.read
@@ -120,6 +126,8 @@ class _StreamWorker(IterableDataset[Any]):
             with preserve_rng() if info is None else nullcontext():
                 batch = list(islice(samples, size))
                 if len(batch) < size:
+                    if replays and read < part.given:
+                        yield _WorkerBatch([], worker, part.given, None, _END)
                     break
                 # The batch's end at the latest; it is earlier if other workers have ended.
                 end = (read // size * workers + worker + 1) * size
@@ -130,6 +138,10 @@ class _StreamWorker(IterableDataset[Any]):
                 state = own.maybe_state_dict() if self.saves_state else None
             if read > part.given:
                 yield _WorkerBatch(raws, worker, read, state, self._digest(batch[-1]))
+            elif replays and read == part.given:
+                yield _WorkerBatch([], worker, read, None, self._digest(batch[-1]))
+                if skips:
+                    yield None
         yield _Remainder(worker, batch, self._digest(batch[-1]) if batch else _END)
 
     def _digest(self, sample: Any) -> str | None:
@@ -247,13 +259,17 @@ class StreamLoader:
                 continue
             if self.records:
                 given = parts[item.worker].given
-                self._note_following(epoch, item.worker, given, item.last)
+                is_again = isinstance(item, _WorkerBatch) and item.read <= given
+                if not is_again:
+                    self._note_following(epoch, item.worker, given, item.last)
                 if self._expected and _differs(self._expected.parts[item.worker], item, given):
                     if any(part.read for part in begun.parts):
                         self._forget_states()
                         yield from self._batches(epoch, max(start, position))
                         return
                     self._report_other_samples()
+                if is_again:
+                    continue
             if isinstance(item, _Remainder):
                 remainders.append(item)
                 continue
@@ -333,7 +349,28 @@ class StreamLoader:
             and len(one.parts) == self.workers
             and (not with_state or any(part.read for part in one.parts))
         ]
-        return max(usable, key=attrgetter("position"), default=None)
+        found = max(usable, key=attrgetter("position"), default=None)
+        return self._to_compare(found) if found is not None and with_state else found
+
+    def _to_compare(self, found: StreamCheckpoint) -> StreamCheckpoint:
+        """Return it with the state before a worker's last batch where its next one was not read.
+
+        Without a digest of the next batch, a resumed run compares the last one.
+        """
+        parts = list(found.parts)
+        for worker, part in enumerate(parts):
+            if part.following is None and part.last is not None and part.read == part.given:
+                before = max(
+                    (
+                        one.parts[worker]
+                        for one in self.checkpoints
+                        if one.epoch == found.epoch and one.parts[worker].given < part.given
+                    ),
+                    key=attrgetter("given"),
+                    default=WorkerProgress(),
+                )
+                parts[worker] = part._replace(read=before.read, state=before.state)
+        return found._replace(parts=tuple(parts))
 
     def _begin(self, epoch: int, start: int) -> StreamCheckpoint:
         """Set where the workers begin, and return it."""
@@ -378,10 +415,9 @@ class StreamLoader:
 
 def _differs(saved: WorkerProgress, item: _WorkerBatch | _Remainder, given: int) -> bool:
     """Return whether a worker read other samples than are recorded, after `given` samples."""
-    if given == saved.given:
-        return saved.following not in (None, item.last)
-    is_last = isinstance(item, _WorkerBatch) and item.read == saved.given
-    return is_last and saved.last not in (None, item.last)
+    if isinstance(item, _WorkerBatch) and item.read == saved.given:
+        return saved.last not in (None, item.last)
+    return given == saved.given and saved.following not in (None, item.last)
 
 
 class _StreamCheckpointState:

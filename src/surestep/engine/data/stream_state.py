@@ -54,6 +54,11 @@ class StreamCheckpoint(NamedTuple):
         """Count the samples that were consumed after the states were saved."""
         return sum(part.given - part.read for part in self.parts)
 
+    @property
+    def replays(self) -> bool:
+        """Whether the last batch of a worker is read again, as no digest of its next is there."""
+        return any(part.last is not None and part.following is None for part in self.parts)
+
     def as_json(self) -> dict[str, Any]:
         """Return what a checkpoint holds."""
         return {**self._asdict(), "parts": [part._asdict() for part in self.parts]}
