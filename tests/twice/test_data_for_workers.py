@@ -1,7 +1,13 @@
 """Data that a program changes while data workers hold a copy of it, and data by epoch."""
 
+from datetime import date
+from decimal import Decimal
+from fractions import Fraction
 from multiprocessing import active_children
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -10,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import surestep
+from surestep.engine.data.worker_copies import find_change, list_contents
 from tests.twice.compare import assert_same, in_batches, plain_config, prepare, weights
 
 N = 28
@@ -51,6 +58,8 @@ class Scaled(Dataset[Any]):
         self.tensor = torch.ones(3)
         self.transform = Scale(1.0)
         self.function = lambda: 1.0
+        self.folder = Path("scaled/1")
+        self.bytes = bytearray([1])
 
     def __len__(self) -> int:
         return N
@@ -62,7 +71,7 @@ class Scaled(Dataset[Any]):
         """Return the factor of the inputs."""
         factors = (self.value, self.values[0], self.by_name["scale"]["of"], self.transform.factor)
         also = float(self.array[1]) * float(self.tensor[1]) * self.function() * SCALE[0]
-        return float(np.prod(factors)) * also
+        return float(np.prod(factors)) * also * int(self.folder.name) * self.bytes[0]
 
 
 class Scale:
@@ -88,6 +97,8 @@ CHANGES: dict[str, Any] = {
     "attribute of a transform": lambda data, value: setattr(data.transform, "factor", value),
     "other transform": lambda data, value: setattr(data, "transform", Scale(value)),
     "other function": lambda data, value: setattr(data, "function", lambda: value),
+    "path": lambda data, value: setattr(data, "folder", Path(f"scaled/{value:.0f}")),
+    "byte": lambda data, value: set_item(data.bytes, 0, int(value)),
     "global": lambda data, value: set_item(SCALE, 0, value),
 }
 
@@ -135,6 +146,36 @@ def test_change_between_two_epochs_reaches_every_worker(options: Any) -> None:
                 scales.append(data.scale())
                 assert scales[-1] != scales[-2]
     assert len(scales) == len(CHANGES) + 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda number: Path(f"data/{number}"),
+        lambda number: date(2020, 1, number),
+        Decimal,
+        Fraction,
+        lambda number: UUID(int=number),
+        lambda number: torch.device("cuda", number),
+        lambda number: torch.Size([number]),
+        lambda number: bytearray([number]),
+        lambda number: {"a": Path(f"data/{number}")},
+        lambda number: SimpleNamespace(a=[Path(f"data/{number}")]),
+    ],
+)
+def test_replacement_of_any_object_is_a_change_unless_it_is_equal(make: Any) -> None:
+    data = SimpleNamespace(a=None)
+
+    def contents(number: int) -> Any:
+        data.a = make(number)
+        return list_contents(("dataset", data))
+
+    before = contents(1)
+    assert find_change(before, contents(2)).startswith("dataset.a")
+    before = contents(1)
+    assert find_change(before, list_contents(("dataset", data))) == ""
+    if isinstance(data.a, (Path, Decimal, torch.device)):
+        assert find_change(before, contents(1)) == ""
 
 
 class Stream(IterableDataset[Any]):

@@ -8,7 +8,7 @@ object is seen.
 
 import mmap
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from enum import Enum
 from itertools import zip_longest
 from operator import is_
@@ -79,6 +79,8 @@ def list_contents(*roots: Root) -> Contents:
             found.append((path, arrays.describe(value)))
         elif isinstance(value, _VALUES):
             found.append((path, (type(value), value)))
+        elif isinstance(value, bytearray):
+            found.append((path, arrays.describe(np.asarray(memoryview(value)))))
 
     def visit(path: str, value: Any, depth: int) -> bool:
         if is_generator(value) and not hasattr(type(value), HOOK):
@@ -136,11 +138,29 @@ class _Reference:
     __hash__ = None  # type: ignore[assignment]
 
 
+class _Value:
+    """An object that cannot be referenced weakly, such as a Path: it equals one of equal value."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Value) or type(self.value) is not type(other.value):
+            return False
+        if self.value is other.value:
+            return True
+        # One that cannot be hashed may compare large contents.
+        return isinstance(self.value, Hashable) and (self.value == other.value) is True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 def _identify(value: Any) -> Any:
     try:
         return _Reference(value)
-    except TypeError:  # of a container, whose elements are compared, or of an object in C
-        return type(value)
+    except TypeError:
+        # The elements of a container are compared.
+        return type(value) if isinstance(value, _CONTAINERS) else _Value(value)
 
 
 def _columns(value: Any) -> Iterator[tuple[Any, Any]]:
