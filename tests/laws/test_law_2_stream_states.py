@@ -343,7 +343,7 @@ def test_wrong_states_of_several_workers_are_noticed(folder, workers, stop_at):
         def load_state_dict(self, state):
             super().load_state_dict(state)
             info = get_worker_info()
-            self.at += self.at > 6 and info is not None and info.id == 1
+            self.at += self.at > 3 and info is not None and info.id == 1
 
     options = {"batch_size": 4, "micro_batch_size": 4, "data": {"num_workers": workers}}
     with pytest.warns(UserWarning, match=r"own state of \d+ samples, .* with other samples"):
