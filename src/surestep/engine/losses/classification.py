@@ -91,7 +91,14 @@ class WeightedLossModule(LossModule):
             ) from error
 
     def weights_like(self, outputs: Tensor) -> Tensor | None:
-        """Return the weights in the dtype of the outputs; None if the option is not set."""
+        """Return the weights in the dtype of the outputs; None if the option is not set.
+
+        Args:
+            outputs: what the model returned.
+
+        Raises:
+            TaskError: the weights are not fitted yet.
+        """
         self.check_fitted()
         return None if self.weights is None else self.weights.to(outputs.dtype)
 
