@@ -289,17 +289,18 @@ def left_out_hint(rows: int, samples: int) -> str:
     return LEAVE_OUT if 0 < rows < samples else ""
 
 
-def samples_of_ready(micro: MicroBatch) -> int | None:
+def samples_of_ready(micro: MicroBatch, *, is_alone: bool = False) -> int | None:
     """Return how many samples a ready batch holds, if it was counted or all rows are samples.
 
-    If all tensors have as many columns too, time may come first.
+    If all tensors have as many columns too, time may come first; a batch that is alone in its step
+    has the same share of it either way.
     """
     if micro.collated is not None:
         return micro.collated
     rows = _rows_of(micro)
     columns = {x.shape[1] if x.dim() > 1 else None for x in _given(micro)}
-    is_known = len(rows) == 1 and (len(columns) > 1 or columns <= {None, *rows})
-    return rows[0] if is_known else None
+    is_known = is_alone or len(columns) > 1 or columns <= {None, *rows}
+    return rows[0] if is_known and len(rows) == 1 else None
 
 
 def _given(micro: MicroBatch) -> list[Tensor]:

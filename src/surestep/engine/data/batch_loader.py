@@ -23,6 +23,7 @@ from surestep.engine.batch import (
     map_tensors,
     move,
     only_element,
+    samples_of_ready,
     sum_part_items,
 )
 from surestep.engine.data.apply_transform import BatchTransform
@@ -339,7 +340,8 @@ class BatchLoader:
             # How many samples it holds is known as little as of a ready batch.
             micro = MicroBatch(args, kwargs, targets, 0, samples, position, is_ready=True)
             if len(given) == 1:
-                micro = micro._replace(collated=_first_size(raw, self.loss))
+                size = _first_size(raw, self.loss) or samples_of_ready(micro, is_alone=True)
+                micro = micro._replace(collated=size)
             micro = with_items(micro, self.loss, raw)
             found.append(micro._replace(is_ready=False))
             position += samples
