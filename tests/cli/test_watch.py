@@ -29,7 +29,7 @@ for _ in range(30):
 print(sys.argv[1:], __name__, repr(model.weight.tolist()))
 {end}
 """
-# What a script meets at its start: paths, a class that it and torch script, warnings, signals.
+# What a script finds at its start: paths, a class that it and torch script, warnings, signals.
 ENVIRONMENT = """
 import signal, warnings
 import torch.distributed.optim
@@ -163,6 +163,9 @@ def test_script_without_a_step_is_not_called_correct(tmp_path):
     done = watch(tmp_path, "script.py")
     assert (done.returncode, done.stdout) == (0, "1\n")
     assert "no optimizer of PyTorch took a step in this process" in done.stderr
+    done = watch(tmp_path, "--fail-on", "error", "--json", "out.json", "script.py")
+    assert done.returncode == 1
+    assert json.loads((tmp_path / "out.json").read_text())["watching"] == "no step"
 
 
 def test_script_that_fails_before_its_first_step_is_not_called_one_without(tmp_path):

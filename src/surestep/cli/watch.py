@@ -32,6 +32,7 @@ _DESCRIPTION = (
     "of the script, or 1 if --fail-on says so."
 )
 _FLAGS = ("-m", "--module", "-h", "--help")
+_COMPLETE = "complete"
 _COLORS = {"error": "red", "warning": "yellow", "speed": "cyan", "info": "blue"}
 
 
@@ -42,7 +43,7 @@ class _Options:
     json: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Write the findings to this file, as JSON."""
     fail_on: Literal["error", "warning", "never"] = "never"
-    """Exit with 1 if there is a finding of this severity or a worse one, or watching stopped."""
+    """Exit with 1 if there is a finding of this severity or a worse one, or watching failed."""
     steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Watch the first steps only."""
     select: Selectors = ()
@@ -75,9 +76,10 @@ def run(words: list[str]) -> int:
     rules = _choose_rules(options.select, options.ignore)
     script_run = WatchedScript(rules, options.steps, _show, lambda report: _write(report, file))
     code, report = script_run.run(script, is_module=options.module)
+    if code or report is None or options.fail_on == "never":
+        return code
     is_bad = fails((found.severity for found in report.findings), options.fail_on)
-    is_unverified = report.stopped_at is not None and options.fail_on != "never"
-    return code or int(is_bad or is_unverified)
+    return int(is_bad or bool(report.failures) or _describe_watching(report) != _COMPLETE)
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -138,12 +140,18 @@ def _show(report: Report) -> None:
         print_escaped(note, file=sys.stderr)
 
 
+def _describe_watching(report: Report) -> str:
+    """Return whether the steps of the script were watched, as the JSON says it."""
+    if report.stopped_at is not None:
+        return f"stopped at step {report.stopped_at}"
+    return _COMPLETE if report.steps else "no step"
+
+
 def _write(report: Report, file: Path | None) -> None:
     """Write a report to a file, as JSON."""
     if file is None:
         return
-    at = report.stopped_at
-    watching = {"watching": "complete" if at is None else f"stopped at step {at}"}
+    watching = {"watching": _describe_watching(report), "disabled": report.failures}
     text = f"{dumps(to_json(report.findings) | watching, indent=1)}\n"
     try:
         file.write_text(text, encoding="utf-8")

@@ -51,8 +51,11 @@ class WatchedScript:
         self._watch: Watch | None = None
         self._folder: Path | None = None  # for the reports of started processes
 
-    def run(self, words: Sequence[str], *, is_module: bool) -> tuple[int, Report]:
-        """Run a script with its arguments; return its exit code, and what was found."""
+    def run(self, words: Sequence[str], *, is_module: bool) -> tuple[int, Report | None]:
+        """Run a script with its arguments; return its exit code, and what was found.
+
+        Another rank returns what was found on this one, if a launcher merges them: then it is None.
+        """
         folders, hooks = ExitStack(), ExitStack()
         with self._guard:
             self._install(folders, hooks)
@@ -78,8 +81,8 @@ class WatchedScript:
         codes = tuple(rule.code for rule in self._rules)
         hooks.enter_context(watched_processes(codes, self._most_steps, self._folder))
 
-    def _finish(self, *, is_error: bool) -> Report:
-        """Show what was found, on rank 0 for all of them; return it."""
+    def _finish(self, *, is_error: bool) -> Report | None:
+        """Show what was found, on rank 0 for all of them; return it there."""
         own = self._complete(Report([], 0, {}) if self._watch is None else self._watch.report())
         try:
             reports = self._ranks.collect(own, is_error=is_error)
@@ -90,7 +93,7 @@ class WatchedScript:
         with self._guard:
             reports |= self._read_started()
         if not reports:  # another rank shows them
-            return Report([], own.steps, {})
+            return None
         report = own
         with self._guard:
             if reports != {0: own}:

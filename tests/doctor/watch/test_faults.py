@@ -209,7 +209,8 @@ def test_rule_whose_error_has_no_text_is_disabled(monkeypatch, run, alone):
     rule = next(rule for rule in load_rules() if rule.code == "SS101")
     monkeypatch.setattr(rule.watcher, "on_step", fail_without_text)
     status, out, err, found = run("--fail-on", "error")
-    assert (status, out, found["watching"]) == (0, alone, "complete"), err
+    assert (status, out, found["watching"]) == (1, alone, "complete"), err
+    assert found["disabled"] == {"SS101": "NoText"}
     assert "SS101 is disabled by an error in it: NoText\n" in err
 
 
@@ -248,8 +249,52 @@ def test_rule_that_fails_does_not_stop_the_watching(monkeypatch, run, alone):
     rule = next(rule for rule in load_rules() if rule.code == "SS101")
     monkeypatch.setattr(rule.watcher, "on_step", fail)
     status, out, err, found = run("--fail-on", "error")
-    assert (status, out, found["watching"]) == (0, alone, "complete")
+    assert (status, out, found["watching"]) == (1, alone, "complete")
+    assert found["disabled"] == {"SS101": "Fault: no"}
     assert "SS101 is disabled by an error in it: Fault: no\n" in err
+    assert run("--fail-on", "never")[0] == 0
+
+
+def test_rule_that_fails_for_several_ranks_together_is_reported(monkeypatch):
+    rule = next(rule for rule in load_rules() if rule.code == "SS904")
+    monkeypatch.setattr(rule.watcher, "observe_ranks", fail)
+    reports = {rank: Report([], 9, {}, facts={"SS904": [1]}) for rank in range(2)}
+    assert Watch(load_rules()).merge(reports).failures == {"SS904": "Fault: no"}
+
+
+STRANGE = """
+class Strange:
+    def __getattr__(self, name):
+        raise ValueError(name)
+
+class Output(Strange):
+    def __init__(self, value):
+        self.value = value
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x, *rest):
+        return Output(self.layer(x))
+
+model = Model()
+far = nn.Linear(4, 2, device="meta")
+optimizer = torch.optim.SGD([*model.parameters(), *far.parameters()], lr=0.01)
+for _ in range(2):
+    for x, y in DataLoader(data, batch_size=4, shuffle=True):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x, Strange()).value, y).backward()
+        for parameter in far.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+"""
+
+
+def test_attributes_that_raise_errors_and_parameters_without_values_disable_no_rule(run):
+    _, _, err, found = run(end=STRANGE)
+    assert found["disabled"] == {}, err
 
 
 def test_started_process_runs_on_and_reports_where_watching_stopped(monkeypatch, tmp_path):

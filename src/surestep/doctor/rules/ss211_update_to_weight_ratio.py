@@ -66,7 +66,7 @@ class Watch(Watcher):
         if len(self._seen) >= _MOST_PARAMETERS:
             return
         used = [p for group in optimizer.param_groups for p in group["params"]]
-        matrices = [p for p in used if p.dim() > 1 and p.is_floating_point()]
+        matrices = [p for p in used if p.dim() > 1 and p.is_floating_point() and not p.is_meta]
         chosen = sorted(matrices, key=lambda p: -p.numel())[:_MOST_PARAMETERS]
         names = [_find_name(run, parameter) for parameter in chosen]
         references = [weakref.ref(parameter) for parameter in chosen]

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.graphs import attach_token, is_marked, take_marks
 from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.runtime.values import is_tensor
 from surestep.doctor.source.dimensions import Shape, shape_of
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.modules import traverse_inputs
@@ -155,8 +156,8 @@ class Watch(Watcher):
         self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
     ) -> None:
         """Remember the output of a model, to know it in a difference."""
-        if len(run.modules) == 1:
-            attach_token(getattr(output, "grad_fn", None), _OUTPUT)
+        if len(run.modules) == 1 and is_tensor(output):
+            attach_token(output.grad_fn, _OUTPUT)
 
     def on_call(self, run: Run, call: Call) -> None:
         if call.name != "sub":

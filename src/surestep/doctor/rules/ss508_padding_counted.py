@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.values import is_tensor
 from surestep.doctor.source.losses import Loss, find_losses
 from surestep.doctor.source.padding import IGNORED, find_base, find_collated, find_padding
 from surestep.doctor.source.trace import Program
@@ -156,7 +157,7 @@ class Watch(Watcher):
         if self._is_known:
             return
         # A model that is called with keywords gives its tokens to an embedding first.
-        given = [v for v in inputs if hasattr(v, "untyped_storage") and v.dim() >= 2]
+        given = [v for v in inputs if is_tensor(v) and v.dim() >= 2]
         self._is_known = bool(given)
         self._rows = len(given[0]) if given else 0
         self._repeats = [_find_repeats(v) for v in given if v.numel() <= _MOST_VALUES]

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from surestep.doctor.runtime.values import is_tensor
 from surestep.doctor.watcher import NOWHERE, Call, Observation, Run, Watcher
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Watch(Watcher):
     ) -> None:
         if len(run.modules) != 1 or run.step < _FIRST:
             return
-        if hasattr(output, "untyped_storage") and inputs and hasattr(inputs[0], "detach"):
+        if is_tensor(output) and inputs and is_tensor(inputs[0]):
             storage = output.untyped_storage().data_ptr()
             given = inputs[0].detach()
             if given.numel() and given.dim():

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 from surestep.doctor.remark import Remark
 from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.runtime.values import is_tensor
 from surestep.doctor.watcher import Location, Observation, Run, Watcher
 
 if TYPE_CHECKING:
@@ -148,8 +149,8 @@ class Watch(Watcher):
         given: Any = inputs[0] if inputs else None
         if len(run.modules) == 1:
             self._input = self._is_bad = None
-            is_tensor = run.is_sampled and module.training and hasattr(given, "untyped_storage")
-            is_data = is_tensor and given.grad_fn is None  # another model computed nothing of it
+            is_read = run.is_sampled and module.training and is_tensor(given)
+            is_data = is_read and given.grad_fn is None  # another model computed nothing of it
             if is_data and given.is_floating_point() and 0 < given.numel() <= _MOST_VALUES:
                 self._input = given
                 self._is_bad = _has_failed(given)
@@ -164,7 +165,7 @@ class Watch(Watcher):
     ) -> None:
         if len(run.modules) != 1:
             return
-        if self._is_bad is not None and hasattr(output, "isfinite"):
+        if self._is_bad is not None and is_tensor(output):
             reason = "its inputs had NaN or infinite values, and so had its outputs"
             self._tally.add(run, reason, self._is_bad & _has_failed(output))
         self._input = self._is_bad = None

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from surestep.doctor.remark import Remark
+from surestep.doctor.runtime.values import is_tensor
 from surestep.doctor.watcher import Call, Location, Observation, Run, Watcher
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class Watch(Watcher):
         if len(run.modules) != 1:
             return
         self._input = None
-        tensors = [value for value in inputs if hasattr(value, "untyped_storage")]
+        tensors = [value for value in inputs if is_tensor(value)]
         is_table = len(tensors) == 1 and tensors[0].dim() == 2 and tensors[0].shape[1] > 1
         if is_table and tensors[0].numel() <= _MOST_VALUES:
             self._input, self._model = tensors[0].detach(), ref(module)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from surestep.doctor.runtime.values import is_tensor
 from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
 
 if TYPE_CHECKING:
@@ -37,11 +38,11 @@ class Watch(Watcher):
     def after_forward(
         self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
     ) -> None:
-        if not getattr(output, "is_cuda", False) or self._products >= _FEWEST:
+        if not is_tensor(output) or not output.is_cuda or self._products >= _FEWEST:
             return
         import torch
 
-        if not isinstance(module, torch.nn.Linear) or not isinstance(output, torch.Tensor):
+        if not isinstance(module, torch.nn.Linear):
             return
         capability = torch.cuda.get_device_capability(output.device)[0]
         is_float32 = output.dtype is torch.float32

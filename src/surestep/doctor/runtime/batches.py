@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
+from surestep.doctor.runtime.values import is_tensor
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -29,7 +31,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def _find_tensors(value: Any) -> Iterator[Tensor]:
-    if hasattr(value, "untyped_storage"):
+    if is_tensor(value):
         if is_dense(value):
             yield value
     elif isinstance(value, Mapping):
@@ -53,7 +55,7 @@ def find_labels(batch: Any) -> Tensor | None:
     else:
         is_pair = isinstance(batch, (tuple, list)) and len(batch) > 1
         found = batch[-1] if is_pair else None
-    if found is None or not hasattr(found, "untyped_storage") or found.dim() not in (1, 2):
+    if found is None or not is_tensor(found) or found.dim() not in (1, 2):
         return None
     if found.dim() == 2 and found.shape[1] != 1:
         return None

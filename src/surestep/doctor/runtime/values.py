@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -10,6 +10,16 @@ if TYPE_CHECKING:
 
 _MOST_VALUES = 1_000_000  # of a tensor that are checked
 _ROUNDING = 1e-3
+
+
+def is_tensor(value: Any) -> TypeGuard[Tensor]:
+    """Return whether a value of the script is a tensor.
+
+    The attributes of other objects are not read: any of them may raise an error.
+    """
+    import torch
+
+    return isinstance(value, torch.Tensor)
 
 
 def read_part(tensor: Tensor, most: int) -> Tensor:

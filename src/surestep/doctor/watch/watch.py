@@ -86,7 +86,9 @@ class Watch:
 
         if self._monitor is None:
             return merge_reports(reports)
-        return merge_reports(reports, *self._observe(compare, self._monitor.listeners))
+        listeners = self._monitor.listeners
+        merged = merge_reports(reports, *self._observe(compare, listeners))
+        return replace(merged, failures=merged.failures | listeners.failures)
 
     def _observe(
         self, ask: Callable[[str], Iterable[Observation]], listeners: Listeners
