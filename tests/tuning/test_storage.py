@@ -16,6 +16,7 @@ from surestep.tuning.storage import (
     require_optuna,
     without_password,
 )
+from surestep.tuning.study import read_study
 from tests.tuning.studies_on_disk import make_study, run_all
 
 
@@ -26,7 +27,7 @@ def test_optuna_prints_nothing(tmp_path, capfd):
 
 def test_missing_optuna_is_explained(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ConfigError, match=r"needs Optuna.*Install it: pip install optuna"):
+    with pytest.raises(ConfigError, match=r"needs Optuna.*Install it: pip install optuna plotly"):
         require_optuna()
 
 
@@ -112,12 +113,53 @@ def test_line_that_a_killed_process_did_not_complete_is_removed(tmp_path):
     assert [row.state for row in study.rows()] == ["finished"] * 3
 
 
+@pytest.mark.parametrize("damage", [b"garbage\n", b"12\n\n", b"\xff\x00\r\n"])
+def test_damage_after_the_last_record_is_set_aside(tmp_path, damage):
+    study = make_study(tmp_path, trials=2)
+    run_all(study)
+    rows = study.rows()
+    journal = tmp_path / JOURNAL
+    before = journal.read_bytes()
+    journal.write_bytes(before + damage)
+    with pytest.warns(UserWarning, match=r"study\.log was damaged: its last .*study-damaged-1"):
+        study = make_study(tmp_path, trials=3)
+    assert study.rows() == rows
+    assert (tmp_path / "study-damaged-1.log").read_bytes() == damage
+    assert journal.read_bytes() == before
+    run_all(study)
+    assert [row.state for row in read_study(tmp_path).rows()] == ["finished"] * 3
+
+
+def test_reading_a_study_writes_nothing(tmp_path):
+    run_all(make_study(tmp_path, trials=2))
+    (tmp_path / f"{JOURNAL}.lock").unlink()
+    with (tmp_path / JOURNAL).open("ab") as file:
+        file.write(b'{"op_code":8,"worker')
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert len(read_study(tmp_path).rows()) == 2
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_journal_is_locked_where_the_file_system_has_no_locks(tmp_path, monkeypatch):
+    def reject(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("surestep.tuning.lock.fcntl.lockf", reject)
+    locked = []
+    create = os.symlink
+    monkeypatch.setattr(os, "symlink", lambda *paths: (locked.append(paths[1]), create(*paths)))
+    run_all(make_study(tmp_path, trials=2))
+    assert locked
+    assert not list(tmp_path.glob("*.lock.*"))
+    assert len(read_study(tmp_path).rows()) == 2
+
+
 def test_damaged_journal_is_explained(tmp_path):
     run_all(make_study(tmp_path, trials=3))
     journal = tmp_path / JOURNAL
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join([*lines[:4], b"{damaged\n", *lines[4:]]))
-    with pytest.raises(RunError, match=r"study\.log cannot be opened: "):
+    with pytest.raises(RunError, match=r"study\.log cannot be opened: .* Put a copy of it back"):
         make_study(tmp_path, trials=3)
 
 

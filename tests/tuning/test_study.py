@@ -320,6 +320,22 @@ def test_lost_journal_is_not_started_again(tmp_path):
             opened()
 
 
+def test_journal_that_lost_its_trials_is_not_continued(tmp_path):
+    study = make_study(tmp_path)
+    journal = tmp_path / "study.log"
+    start = journal.read_bytes()
+    run_all(study)
+    (tmp_path / "trials" / "0001").mkdir(parents=True)
+    for kept in (b"", start, start + b'{"op'):
+        journal.write_bytes(kept)
+        with pytest.raises(RunError, match=r"study\.log has no record of trial 0001, and .*trials"):
+            read_study(tmp_path)
+        assert journal.read_bytes() == kept
+        with pytest.raises(RunError, match=r"study\.log has no record of trial 0001, and .*trials"):
+            make_study(tmp_path)
+        assert start.startswith(journal.read_bytes())
+
+
 def test_other_storage_than_recorded_is_rejected(tmp_path):
     make_study(tmp_path / "study", f"sqlite:///{tmp_path}/one.db")
     with pytest.raises(ConfigError, match=r"stores its trials in sqlite:.*one\.db, and --storage"):

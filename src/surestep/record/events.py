@@ -135,7 +135,7 @@ def repair_events(path: Path) -> str | None:
     if not (damaged := _find_damage(path)):
         return None
     with explain_write_errors(path):
-        aside = _copy_aside(path, damaged)
+        aside = copy_aside(path, damaged)
         with open(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b") as file:
             for start, end in damaged:
                 file.seek(start)
@@ -174,9 +174,9 @@ def _find_damage(path: Path) -> list[tuple[int, int]]:
     return damaged
 
 
-def _copy_aside(path: Path, places: Iterable[tuple[int, int]]) -> Path:
+def copy_aside(path: Path, places: Iterable[tuple[int, int]]) -> Path:
     """Copy parts of a file into a new one beside it; return its path."""
-    names = (path.with_name(f"events-damaged-{number}.jsonl") for number in count(1))
+    names = (path.with_name(f"{path.stem}-damaged-{n}{path.suffix}") for n in count(1))
     aside = next(name for name in names if not os.path.lexists(name))
     with open_regular(path) as file, aside.open("xb") as copy:  # never through a link
         for start, end in places:

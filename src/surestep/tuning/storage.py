@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from surestep.base.errors import ConfigError, RunError
 from surestep.base.secrets import first_line
+from surestep.base.text import format_count
+from surestep.base.warn import warn
+from surestep.record.events import copy_aside
 from surestep.record.io import os_error_hint
 from surestep.tuning.lock import FileLock
 
@@ -28,6 +32,7 @@ _SQLITE_TIMEOUT_S = 120  # how long a transaction waits for those of other worke
 _WAITS_S = (1, 2, 4, 8)  # before a request to a database is repeated
 _ATTEMPTS = 5  # to create the tables, while other processes create them too
 _EXAMPLES = "sqlite:///study.db or postgresql://user:password@host/database"
+_INSTALL = "pip install optuna plotly"
 _DRIVERS = {  # module: its package
     "psycopg": "'psycopg[binary]'",
     "psycopg2": "psycopg2-binary",
@@ -45,8 +50,7 @@ def require_optuna() -> ModuleType:
         optuna = import_module("optuna")
     except ImportError as error:
         raise ConfigError(
-            f"A search needs Optuna, which cannot be imported ({error}). Install it: "
-            "pip install optuna"
+            f"A search needs Optuna, which cannot be imported ({error}). Install it: {_INSTALL}"
         ) from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # it prints each trial to stderr
     return optuna
@@ -125,7 +129,8 @@ def open_storage(folder: Path, url: str | None, *, create: bool = True) -> BaseS
     place = folder / JOURNAL if url is None else _parse_url(url)
     if not create and (path := _path_of(place)) is not None and not path.exists():
         raise RunError(f"{path} is missing, so {folder} has no trials yet.")
-    opened = _open_journal(place) if isinstance(place, Path) else _open_database(place, create)
+    open_place = _open_journal if isinstance(place, Path) else _open_database
+    opened = open_place(place, create)
     cached: BaseStorage = storages.get_storage(opened)  # adds a cache to a database
     return cached
 
@@ -142,18 +147,35 @@ class _JournalLock(FileLock):
     """The lock of a journal; it removes what a process that was killed wrote of a last line."""
 
     def __init__(self, journal: Path) -> None:
+        from optuna.storages.journal import JournalFileSymlinkLock
+
         super().__init__(journal.with_name(f"{journal.name}.lock"))
         self._journal = journal
+        self._other = JournalFileSymlinkLock(f"{journal}.link")  # if there are no locks
 
     def acquire(self) -> bool:
         """Wait for the lock."""
         super().acquire()
+        try:
+            if not self.is_supported:
+                self._other.acquire()
+        except BaseException:
+            super().release()
+            raise
         try:
             _remove_torn_line(self._journal)
         except BaseException:
             self.release()
             raise
         return True
+
+    def release(self) -> None:
+        """Release the lock."""
+        try:
+            if not self.is_supported:
+                self._other.release()
+        finally:
+            super().release()
 
 
 def _remove_torn_line(journal: Path) -> None:
@@ -169,19 +191,46 @@ def _remove_torn_line(journal: Path) -> None:
         file.truncate(file.read().rfind(b"\n") + 1)
 
 
-def _open_journal(path: Path) -> BaseStorage:
+def _set_damage_aside(journal: Path) -> None:
+    """Set aside what follows the last record of a journal, with a warning.
+
+    Optuna ignores a damaged last line, and cannot read the journal once a record follows it.
+    """
+    data = journal.read_bytes()
+    end = len(data)
+    while end and not _is_record(data[(start := data.rfind(b"\n", 0, end - 1) + 1) : end]):
+        end = start
+    if end == len(data):
+        return
+    aside = copy_aside(journal, [(end, len(data))])
+    os.truncate(journal, end)
+    size = format_count(len(data) - end, "byte")
+    warn(
+        f"{journal} was damaged: its last {size} were not records. They are in {aside.name} now; "
+        "the records before them are kept."
+    )
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        return "op_code" in json.loads(line)
+    except (ValueError, TypeError):
+        return False
+
+
+def _open_journal(path: Path, create: bool) -> BaseStorage:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    with _explain_errors(str(path)):
+    with _explain_errors(str(path), "Put a copy of it back"):
         if path.is_symlink():
             raise OSError(f"it is a link to {os.readlink(path)}")
-        path.touch()
         lock = _JournalLock(path)
-        with lock:  # to learn whether the file system has locks; Optuna's own lock needs none
-            pass
-        backend = JournalFileBackend(str(path), cast("Any", lock) if lock.is_supported else None)
-        return JournalStorage(backend)
+        if create:
+            path.touch()
+            with lock:
+                _set_damage_aside(path)
+        return JournalStorage(JournalFileBackend(str(path), cast("Any", lock)))
 
 
 def _open_database(url: URL, create: bool) -> BaseStorage:
@@ -194,7 +243,7 @@ def _open_database(url: URL, create: bool) -> BaseStorage:
     options: dict[str, Any] = {"poolclass": NullPool}
     if is_sqlite:
         options["connect_args"] = {"timeout": _SQLITE_TIMEOUT_S}
-    with _explain_errors(url.render_as_string(hide_password=True)):
+    with _explain_errors(url.render_as_string(hide_password=True), "Check --storage"):
         for attempt in range(_ATTEMPTS):
             try:
                 storage = RDBStorage(
@@ -232,8 +281,8 @@ def _lock_whole_transactions(engine: Any) -> None:
 
 
 @contextmanager
-def _explain_errors(place: str) -> Iterator[None]:
-    """Raise errors of the storage as those that name it.
+def _explain_errors(place: str, advice: str) -> Iterator[None]:
+    """Raise errors of the storage as those that name it, with an advice for damaged content.
 
     Raises:
         ConfigError: the package of a database is missing.
@@ -252,8 +301,8 @@ def _explain_errors(place: str) -> Iterator[None]:
         ) from error
     except Exception as error:  # of SQLAlchemy, of its driver, of Optuna or of a damaged journal
         raise RunError(
-            f"{place} cannot be opened: {_first_line(error)}. Check --storage, or start a new "
-            "study: surestep search RECIPE --study FOLDER"
+            f"{place} cannot be opened: {_first_line(error)}. {advice}, or start a new study: "
+            "surestep search RECIPE --study FOLDER"
         ) from error
 
 

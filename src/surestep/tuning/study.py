@@ -23,7 +23,7 @@ from surestep.tuning.attempts import CurrentAttempts, current_attempts, is_lost,
 from surestep.tuning.methods import PRUNERS, SAMPLERS, complete_method
 from surestep.tuning.samplers import check_methods, make_pruner, make_sampler, quiet
 from surestep.tuning.settings import StudySettings, read_settings, record_settings
-from surestep.tuning.storage import open_storage, persist, require_optuna, without_password
+from surestep.tuning.storage import JOURNAL, open_storage, persist, require_optuna, without_password
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
@@ -141,13 +141,26 @@ class SearchStudy:
             "pruner": optuna.pruners.NopPruner(),  # `report` makes the one that prunes
         }
         self._study: Study
-        if create:
-            self._study = optuna.create_study(directions=directions, load_if_exists=True, **shared)
-            return
+        runs = {path.name for path in (folder / TRIALS).glob("[0-9]*/")}  # before the records
         try:
             self._study = optuna.load_study(**shared)
         except KeyError:
-            raise RunError(f"{folder} has no trials yet: its storage has no such study.") from None
+            self._require_records(runs)
+            if not create:
+                text = f"{folder} has no trials yet: its storage has no such study."
+                raise RunError(text) from None
+            self._study = optuna.create_study(directions=directions, load_if_exists=True, **shared)
+        self._require_records(runs - {_run_name(number) for number in self._current()})
+
+    def _require_records(self, lost: set[str]) -> None:
+        """Raise an error if trials have a run and no record, which is written before the run."""
+        if lost:
+            place = self.settings.storage or self.folder / JOURNAL
+            raise RunError(
+                f"{place} has no record of trial {min(lost)}, and {self.folder / TRIALS} has its "
+                "run. Put a copy of it back, or start a new study: surestep search RECIPE --study "
+                "FOLDER"
+            )
 
     @property
     def trials(self) -> int:
