@@ -4,13 +4,16 @@ import subprocess
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import optuna
 import pytest
 
-from surestep.base.errors import RunError
+from surestep.base.errors import ConfigError, RunError
+from surestep.tuning import report
 from surestep.tuning.plots import draw_plots
 from surestep.tuning.report import describe_study, find_winners, write_report
+from surestep.tuning.search import run_search
 from surestep.tuning.table import find_best, tabulate_trials
 from surestep.tuning.view import compute_importances
 from tests.tuning.studies import ACCURACY, HOSTILE, SPACE, make_rows, make_study
@@ -60,6 +63,15 @@ def drawn_plots(study):
     best = find_best(rows, settings.objectives)
     plots = draw_plots(rows, settings.objectives, settings.space, best)
     return {plot.title: plot for plot in plots}
+
+
+def test_missing_plotly_is_reported_before_the_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"not installed\. Install it: pip install optuna plotly"):
+        run_search(None, SimpleNamespace(check=lambda: None))
+    with pytest.raises(ConfigError, match="needs plotly"):
+        write_report(None, tmp_path / "report.html", None)
+    assert not list(tmp_path.iterdir())
 
 
 def test_json_has_every_number_of_the_trials(tmp_path):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surestep.base.errors import ConfigError
 from surestep.base.version import VERSION
 from surestep.record.io import dumps, explain_write_errors, replace_file, write_json
 from surestep.tuning.result import RecordedWinner, read_result
+from surestep.tuning.storage import INSTALL
 from surestep.tuning.table import IMPORTANCE_TRIALS, find_best
 
 if TYPE_CHECKING:
@@ -22,6 +25,13 @@ STATES = ("finished", "pruned", "failed", "running", "waiting")
 _SHOWN = ("trials", "sampler", "pruner", "seed", "fixed")  # settings in the report
 
 
+def require_plotly() -> None:
+    """Raise an error if the page of a study cannot be drawn, before anything is trained."""
+    if find_spec("plotly") is None:
+        text = "The report of a search needs plotly, which is not installed. Install it: "
+        raise ConfigError(f"{text}{INSTALL}")
+
+
 def write_report(study: SearchStudy, html: Path | None, json: Path | None) -> None:
     """Write the report of a study, whatever state its trials are in.
 
@@ -31,8 +41,11 @@ def write_report(study: SearchStudy, html: Path | None, json: Path | None) -> No
         json: the file with the numbers of the page; None writes none.
 
     Raises:
+        ConfigError: plotly is missing.
         RunError: a file cannot be written.
     """
+    if html is not None:
+        require_plotly()
     rows = study.rows()
     report = describe_study(study, rows)
     if html is not None and not (json is not None and html.exists() and _is_same(json, report)):

@@ -24,6 +24,7 @@ from surestep.tuning.options import (
     remove_new,
 )
 from surestep.tuning.process import TIMEOUT, StopRequests
+from surestep.tuning.report import require_plotly
 from surestep.tuning.settings import STUDY_FILE, read_settings
 from surestep.tuning.slots import Slot
 from surestep.tuning.study import SearchStudy, TrialRow, open_study
@@ -170,6 +171,7 @@ def run_search(call: RecipeCall, options: SearchOptions) -> SearchResult:
         RunError: the folder or the storage cannot be written.
     """
     options.check()
+    require_plotly()
     folder, is_new = options.study, options.study is None
     recorded = None
     if folder is not None and (folder / STUDY_FILE).exists():

@@ -32,7 +32,7 @@ _SQLITE_TIMEOUT_S = 120  # how long a transaction waits for those of other worke
 _WAITS_S = (1, 2, 4, 8)  # before a request to a database is repeated
 _ATTEMPTS = 5  # to create the tables, while other processes create them too
 _EXAMPLES = "sqlite:///study.db or postgresql://user:password@host/database"
-_INSTALL = "pip install optuna plotly"
+INSTALL = "pip install optuna plotly"
 _DRIVERS = {  # module: its package
     "psycopg": "'psycopg[binary]'",
     "psycopg2": "psycopg2-binary",
@@ -50,7 +50,7 @@ def require_optuna() -> ModuleType:
         optuna = import_module("optuna")
     except ImportError as error:
         raise ConfigError(
-            f"A search needs Optuna, which cannot be imported ({error}). Install it: {_INSTALL}"
+            f"A search needs Optuna, which cannot be imported ({error}). Install it: {INSTALL}"
         ) from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # it prints each trial to stderr
     return optuna
