@@ -198,6 +198,28 @@ def test_file_of_findings_is_in_the_folder_of_the_command(tmp_path):
     assert json.loads((tmp_path / "out.json").read_text())["findings"]
 
 
+@pytest.mark.parametrize(
+    ("options", "end", "code"),
+    [
+        ([], "sys.exit(7)", 7),
+        ([], "", 0),
+        (["--select", "SS304", "--fail-on", "error"], "", 1),
+    ],
+)
+def test_file_that_cannot_be_written_leaves_the_exit_code(tmp_path, options, end, code):
+    (tmp_path / "out").mkdir()
+    write(tmp_path, f"import os\nos.rmdir('out')\n{end}")
+    done = watch(tmp_path, *options, "--json", "out/out.json", "script.py")
+    assert done.returncode == code
+    assert done.stderr.endswith("out/out.json cannot be written: No such file or directory.\n")
+
+
+def test_report_is_printed_if_the_script_replaces_stderr(tmp_path):
+    write(tmp_path, "import io\nsys.stderr = io.StringIO()\nsys.exit(13)")
+    done = watch(tmp_path, "script.py")
+    assert (done.returncode, "SS101" in done.stderr) == (13, True)
+
+
 def test_rule_that_failed_is_reported(capsys, monkeypatch):
     module._show(Report([], 3, {"SS101": "ValueError: no"}))
     assert "SS101 is disabled by an error in it: ValueError: no\n" in capsys.readouterr().err
