@@ -74,12 +74,23 @@ def run(words: list[str]) -> int:
     if file is not None and not file.parent.is_dir():
         raise ConfigError(f"There is no folder {str(file.parent)!r} for --json {options.json}.")
     rules = _choose_rules(options.select, options.ignore)
-    script_run = WatchedScript(rules, options.steps, _show, lambda report: _write(report, file))
+    lost: list[OSError] = []
+
+    def write(report: Report) -> None:
+        try:
+            _write(report, file)
+        except OSError as error:
+            lost.append(error)
+            text = f"surestep watch: {file} cannot be written: {error.strerror or error}."
+            print_escaped(text, file=sys.stderr)
+
+    script_run = WatchedScript(rules, options.steps, _show, write)
     code, report = script_run.run(script, is_module=options.module)
     if code or report is None or options.fail_on == "never":
         return code
     is_bad = fails((found.severity for found in report.findings), options.fail_on)
-    return int(is_bad or bool(report.failures) or _describe_watching(report) != _COMPLETE)
+    is_known = not lost and not report.failures and _describe_watching(report) == _COMPLETE
+    return int(is_bad or not is_known)
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -153,10 +164,7 @@ def _write(report: Report, file: Path | None) -> None:
         return
     watching = {"watching": _describe_watching(report), "disabled": report.failures}
     text = f"{dumps(to_json(report.findings) | watching, indent=1)}\n"
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror}.") from None
+    file.write_text(text, encoding="utf-8")
 
 
 def _print_findings(report: Report) -> None:

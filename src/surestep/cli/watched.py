@@ -9,13 +9,14 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
+from surestep.base.noted_signals import NotedSignals
 from surestep.base.temp_folders import make_temp_folder
 from surestep.base.text import print_escaped
 from surestep.doctor.rule import Rule
@@ -34,7 +35,7 @@ class WatchedScript:
         rules: those without a run-time side are left out.
         most_steps: that are watched; None for all.
         show: called once with what was found, at the end, or before SIGTERM ends the process.
-        write: called after it with the same; its errors end the command.
+        write: called after it with the same.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class WatchedScript:
         self._show, self._write = show, write
         self._ranks = Ranks.read(os.environ)
         self._guard = Guard()
+        self._stderr = sys.stderr  # the script may replace it
         self._watch: Watch | None = None
         self._folder: Path | None = None  # for the reports of started processes
 
@@ -65,16 +67,19 @@ class WatchedScript:
         with self._guard:
             hooks.close()
         try:
-            return code, self._finish(is_error=code != 0)
+            with redirect_stderr(self._stderr):
+                return code, self._finish(is_error=code != 0)
         finally:
             with suppress(OSError):
                 folders.close()
 
     def _install(self, folders: ExitStack, hooks: ExitStack) -> None:
         """Prepare to watch the script and the processes that it starts."""
-        from surestep.doctor.watch.processes import watched_processes  # imports torch
-        from surestep.doctor.watch.watch import Watch
+        with NotedSignals() as noted:  # torch may lose Ctrl-C while it is imported
+            from surestep.doctor.watch.processes import watched_processes
+            from surestep.doctor.watch.watch import Watch
 
+            noted.send_again()
         self._watch = Watch(self._rules, self._most_steps, self._guard)
         self._folder = folders.enter_context(make_temp_folder())
         hooks.enter_context(self._report_at_sigterm())
@@ -130,8 +135,9 @@ class WatchedScript:
             signal.signal(number, signal.SIG_DFL)
             self._guard.has_ended = True
             try:
-                self._finish(is_error=True)
-                sys.stderr.flush()
+                with redirect_stderr(self._stderr):
+                    self._finish(is_error=True)
+                    sys.stderr.flush()
             finally:
                 os.kill(os.getpid(), number)
 

@@ -1,9 +1,10 @@
 """An error of watch itself never ends a script: it runs on unwatched, and watch says so once."""
 
 import json
+import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 import torch
@@ -243,6 +244,21 @@ def test_script_runs_if_watch_cannot_be_imported(monkeypatch, run, alone):
     status, out, err, found = run("--fail-on", "error")
     assert (status, out, found["watching"]) == (1, alone, "stopped at step 0")
     assert "stopped before the first step, so nothing was watched." in err
+
+
+def test_ctrl_c_that_an_import_loses_ends_watch_before_the_script(monkeypatch, run, capsys):
+    class LosesSignals:
+        def find_spec(self, name, *_):
+            if name == processes.__name__:
+                with suppress(KeyboardInterrupt):
+                    signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.delitem(sys.modules, processes.__name__)
+    monkeypatch.delattr(sys.modules["surestep.doctor.watch"], "processes")
+    monkeypatch.setattr(sys, "meta_path", [LosesSignals(), *sys.meta_path])
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert capsys.readouterr().out == ""
 
 
 def test_rule_that_fails_does_not_stop_the_watching(monkeypatch, run, alone):
