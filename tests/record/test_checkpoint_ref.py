@@ -5,6 +5,7 @@ import pytest
 import surestep
 from surestep.base.errors import CheckpointError, ConfigError, RunError
 from surestep.record.checkpoint_ref import find_checkpoint, split_name
+from surestep.record.runs import list_runs
 from tests import tiny
 
 
@@ -65,3 +66,10 @@ def test_missing_checkpoint_is_reported_with_the_existing_ones(run, tmp_path):
         find_checkpoint(str(tmp_path / "gone@last"))
     with pytest.raises(RunError, match="is not a run folder or a checkpoint"):
         find_checkpoint(str(tmp_path))
+    for name in ("status.json", "events.jsonl"):  # of a run that lost its config.json
+        (tmp_path / name).write_bytes((run.path / name).read_bytes())
+    with pytest.raises(RunError, match=r"it has no config\.json"):
+        find_checkpoint(str(tmp_path))
+    (listed,) = list_runs(tmp_path)
+    assert listed.state == "unreadable"
+    assert "it has no config.json" in listed.problem

@@ -86,13 +86,15 @@ def _open_run(path: Path) -> Run:
     if not path.exists():
         raise RunError(f"There is no run folder or checkpoint {path}. Check the path.")
     if not is_run(path):
-        raise RunError(f"{path} is not a run folder or a checkpoint. Use the folder above it.")
+        raise RunError(f"{path} is not a run folder or a checkpoint. Check the path.")
     return Run(path)
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a folder is a run."""
-    return (path / "config.json").is_file()
+    """Return whether a folder is a run, perhaps one that lost its config.json."""
+    if (path / "config.json").is_file():
+        return True
+    return (path / "status.json").is_file() and (path / "events.jsonl").is_file()
 
 
 def is_checkpoint(path: Path) -> bool:

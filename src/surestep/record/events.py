@@ -5,6 +5,7 @@ loss, grad_norm, lr, and what the task logged. NaN and infinity are text; unknow
 """
 
 import os
+import shlex
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -262,4 +263,6 @@ def _event(path: Path, number: int, line: bytes) -> dict[str, Any] | None:
         if not line.endswith(b"\n") and len(line) < LARGEST:
             return None
         text = escape_control_chars(str(error))[:MOST_SHOWN]
-        raise RunError(f"{path}, line {number} is not an event: {text}. {COPY_HINT}") from error
+        run = shlex.quote(str(path.parent))
+        hint = f"Put a copy of the file back, or set the damage aside: surestep resume {run}"
+        raise RunError(f"{path}, line {number} is not an event: {text}. {hint}") from error
