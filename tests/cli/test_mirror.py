@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from surestep.config.config import Config
 from surestep.mirror.owner import FILE
 from surestep.mirror.store import Store
 from surestep.record.io import dumps
@@ -163,6 +164,17 @@ def test_released_mirror_has_no_writer(surestep, address, folder):
     Store(str(folder / "mirror")).write(FILE, text.encode())
     assert surestep("mirror", "release", address).out == f"{address} is released.\n"
     assert surestep("mirror", "release", address).out == f"No process writes {address}.\n"
+
+
+def test_path_in_place_of_an_address_is_named(surestep, folder):
+    answer = surestep("mirror", "fetch", "mir")
+    text = f"The mirror must be an address such as s3://bucket/run, or a full path such as {folder}"
+    assert f"{text}/mir, not 'mir'." in answer.err
+
+
+@pytest.mark.parametrize("word", ["none", "None", "off"])
+def test_mirror_of_a_recipe_can_be_switched_off(word):
+    assert Config(checkpoint={"mirror": word}).checkpoint.mirror is None
 
 
 @pytest.mark.parametrize(

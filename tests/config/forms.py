@@ -75,6 +75,7 @@ LENGTHS = [
         "EarlyStop(start=0.5)",
         {"early_stop.start": "0.5 epochs"},
     ),
+    ("cli", "--checkpoint.mirror none", {"checkpoint.mirror": None}),
     ("toml", "[early_stop]\nstart = '.5'", {"early_stop.start": "0.5 epochs"}),
     ("python", "Doctor(ignore={'SS117': 'by intent, a, b'})", {"doctor.ignore": IGNORED}),
     ("python", "Config(doctor={'ignore': ['ss117=by intent, a, b']})", {"doctor.ignore": IGNORED}),

@@ -113,7 +113,7 @@ def check_mirror_address(text: str) -> str:
         if not text.startswith("/"):
             raise ValueError(
                 "must be an address such as s3://bucket/run, or a full path such as "
-                f"{os.path.abspath(os.path.expanduser(text))}"
+                f"{os.path.abspath(os.path.expanduser(text))}, not {text!r}"
             )
         return os.path.normpath(text)
     if "::" in text:

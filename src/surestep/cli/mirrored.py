@@ -37,7 +37,7 @@ def use_mirror(address: str) -> Iterator[Store]:
     try:
         store = open_store(check_mirror_address(restore_address(address)))
     except ValueError as error:
-        raise ConfigError(f"The address {error}.") from None
+        raise ConfigError(f"The mirror {error}.") from None
     _check_not_run_folder(store)
     try:
         yield store
