@@ -233,7 +233,7 @@ def test_stream_that_may_never_end_is_named_once(tmp_path, monkeypatch):
     texts = [str(one.message) for one in warned if "without a length" in str(one.message)]
     assert len(texts) == 1
     assert " 6 samples of it were read in 60 s" in texts[0]
-    assert "Set limit_val_batches=100" in texts[0]
+    assert "For evaluations during a run, limit_val_batches=100 is enough." in texts[0]
 
 
 @pytest.mark.parametrize("options", [{}, {"limit_val_batches": 5}])

@@ -271,8 +271,9 @@ def measured_batches(loader: BatchLoader) -> Iterator[Batch]:
             warn(
                 f"The {loader.subset} data is a stream without a length, and {batch.end} samples "
                 f"of it were read in {_LONG_S:.0f} s. If it never ends, this evaluation never "
-                "ends. Set limit_val_batches=100, or give a stream that ends: "
-                f"{loader.subset}=lambda: itertools.islice(make_samples(), 1000)."
+                "ends. Give a stream that ends: "
+                f"{loader.subset}=lambda: itertools.islice(make_samples(), 1000). For evaluations "
+                "during a run, limit_val_batches=100 is enough."
             )
     loader.has_ended = True
 
