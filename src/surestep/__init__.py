@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from surestep.base.version import VERSION
 
 # As in `typing`, whose import takes longer than the rest of what a command does before it notes
@@ -111,6 +109,8 @@ def __getattr__(name: str) -> Any:
     # `import surestep` must not import torch: each public name is fetched on first use.
     if name not in _HOMES:
         raise AttributeError(f"module 'surestep' has no attribute {name!r}")
+    from importlib import import_module  # late: a command notes signals sooner
+
     home = import_module(_HOMES[name])
     if not hasattr(home, name):  # a module, which is there once it is imported
         import_module(f"{_HOMES[name]}.{name}")
