@@ -44,7 +44,11 @@ def test_table_has_every_command_once():
 
 def test_row_of_watch_has_every_reason_for_its_own_code():
     cells = dict(read_rows())["watch"]
-    for reason in ("`--fail-on` found something", "watching stopped", "the script failed with 1"):
+    for reason in (
+        "`--fail-on`: it found something",
+        "watching failed",
+        "the script failed with 1",
+    ):
         assert reason in cells["1"]
 
 
