@@ -133,16 +133,23 @@ def test_one_sample_is_listed_as_not_checked(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("loss", [own, nn.CrossEntropyLoss()], ids=["own", "known"])
-def test_padding_of_ready_batches_is_listed_as_not_checked(tmp_path, loss):
-    parts = {"model": Scores(4, 3), "train": [(X.unsqueeze(1), Y.unsqueeze(1))]}
-    (found,) = notes(tmp_path, parts | {"batched": True, "loss": loss}, batch_size=1)
-    assert found == "the padding of loss: fewer samples of the first batch cannot be collated"
-
-
 class Scores(nn.Linear):
     def forward(self, x):
         return super().forward(x).transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("loss", "model", "batch"),
+    [
+        (own, nn.Linear(4, 3), (X, Y)),
+        (nn.CrossEntropyLoss(), Scores(4, 3), (X.unsqueeze(1), Y.unsqueeze(1))),
+    ],
+    ids=["own", "known"],
+)
+def test_padding_of_ready_batches_is_listed_as_not_checked(tmp_path, loss, model, batch):
+    parts = {"model": model, "train": [batch]}
+    (found,) = notes(tmp_path, parts | {"batched": True, "loss": loss}, batch_size=1)
+    assert found == "the padding of loss: fewer samples of the first batch cannot be collated"
 
 
 class Unreadable(torch.utils.data.Dataset):

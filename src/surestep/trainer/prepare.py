@@ -141,8 +141,7 @@ def prepare(
     try:
         planned = plan_task(task, config, origin=origin)
         plan, launched = planned.plan, planned.system.launched
-        if folder is None:
-            _check_restarts(launched)
+        _check_restarts(launched, folder)
         settings.enter_context(torch_settings(plan))  # sets the device, which NCCL uses
         timeouts = GroupTimeouts(plan.parallel_start_timeout_s, plan.parallel_timeout_s)
         joined = join_process_group(launched, backend=plan.parallel_backend, timeouts=timeouts)
@@ -189,9 +188,9 @@ def _list_not_checked(session: Session, writer: RunWriter, notes: dict[str, str]
             writer.write_plan(session.plan)
 
 
-def _check_restarts(launched: LaunchInfo) -> None:
+def _check_restarts(launched: LaunchInfo, folder: "Path | _CacheFolder | None") -> None:
     """Raise an error if the launcher restarts processes that have no run folder."""
-    if launched.restarts:
+    if folder is None and launched.restarts:
         raise ConfigError(
             "No run folder is set, and the launcher restarts the processes up to "
             f"{launched.restarts} times: each restart would begin a new run. Set --run-folder "

@@ -129,8 +129,9 @@ def open_storage(folder: Path, url: str | None, *, create: bool = True) -> BaseS
     place = folder / JOURNAL if url is None else _parse_url(url)
     if not create and (path := _path_of(place)) is not None and not path.exists():
         raise RunError(f"{path} is missing, so {folder} has no trials yet.")
-    open_place = _open_journal if isinstance(place, Path) else _open_database
-    opened = open_place(place, create)
+    opened = (
+        _open_journal(place, create) if isinstance(place, Path) else _open_database(place, create)
+    )
     cached: BaseStorage = storages.get_storage(opened)  # adds a cache to a database
     return cached
 

@@ -232,7 +232,11 @@ class BatchLoader:
             ids = [*map(id, given.__dict__.values()), *map(id, given._buffers.values())]
             if options.seen != [*ids, *map(get_version, options.tensors)]:
                 self._update_loss()
-        raw, collated = self._take_count(raw)
+        collated = None
+        if type(raw) is CollatedBatch:
+            raw, collated = raw
+        elif self.is_ready and self.layout.batch_size == 1 and not self.shared:
+            collated = _first_size(raw, self.loss)
         if self._is_plain and type(raw) is tuple:
             args, targets, kwargs = raw[:-1], raw[-1], _NOTHING
         else:
@@ -258,13 +262,6 @@ class BatchLoader:
         return MicroBatch(
             args, kwargs, targets, items, samples, position, (), self.is_ready, collated
         )
-
-    def _take_count(self, raw: Any) -> tuple[Any, int | None]:
-        """Return a batch as read, and of how many samples it was collated, if that was counted."""
-        if type(raw) is CollatedBatch:
-            return raw
-        is_alone = self.is_ready and self.layout.batch_size == 1 and not self.shared
-        return raw, _first_size(raw, self.loss) if is_alone else None
 
     def first(self) -> tuple[Any, MicroBatch]:
         """Return a micro-batch that has items, as read and as moved: the first one, if it has some.

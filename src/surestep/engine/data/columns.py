@@ -71,7 +71,8 @@ def check_not_columns(data: Any, part: str) -> None:
     """Check that no tuple or list of columns or of datasets is read as a few samples.
 
     Tuples of tensors with a row for each sample look the same as samples that are sequences. A
-    tuple is columns elsewhere, so it is an error; a list of samples is usual, so it is a warning.
+    tuple is columns elsewhere, so it is an error; a list of samples is usual, so it is a warning
+    for two or three pairs.
     In a DataLoader, both are samples, as torch reads them.
     """
     if part == "train" and isinstance(data, Mapping):
@@ -90,7 +91,8 @@ def check_not_columns(data: Any, part: str) -> None:
     rows = list(map(_rows_of_set, members))
     if isinstance(data, tuple) and all(rows):
         raise DataError(f"{_explain(data, part)} If they are samples, pass a list of them.")
-    if isinstance(data, list) and all(rows) and len(set(rows)) == 1:
+    are_pairs = len(members) <= 3 and not any(isinstance(one, Mapping) for one in members)
+    if isinstance(data, list) and are_pairs and all(rows) and len(set(rows)) == 1:
         warn(_explain(data, part))
 
 
