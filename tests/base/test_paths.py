@@ -68,7 +68,7 @@ def test_address_with_credentials_is_rejected_without_printing_them(text, proble
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("runs/mirror", "a full path such as /here/runs/mirror$"),
+        ("runs/mirror", "a full path such as /here/runs/mirror, not 'runs/mirror'$"),
         ("simplecache::s3://bucket/run", "not a chain"),
         ("s3:///", "name a folder"),
         ("memory://run", "lost with the process.*such as /backup/run"),
