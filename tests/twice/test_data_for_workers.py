@@ -59,7 +59,7 @@ class Scaled(Dataset[Any]):
         self.transform = Scale(1.0)
         self.function = lambda: 1.0
         self.folder = Path("scaled/1")
-        self.bytes = bytearray([1])
+        self.bytes = bytearray([10])
 
     def __len__(self) -> int:
         return N
@@ -71,7 +71,7 @@ class Scaled(Dataset[Any]):
         """Return the factor of the inputs."""
         factors = (self.value, self.values[0], self.by_name["scale"]["of"], self.transform.factor)
         also = float(self.array[1]) * float(self.tensor[1]) * self.function() * SCALE[0]
-        return float(np.prod(factors)) * also * int(self.folder.name) * self.bytes[0]
+        return float(np.prod(factors)) * also * float(self.folder.name) * self.bytes[0] / 10
 
 
 class Scale:
@@ -97,8 +97,8 @@ CHANGES: dict[str, Any] = {
     "attribute of a transform": lambda data, value: setattr(data.transform, "factor", value),
     "other transform": lambda data, value: setattr(data, "transform", Scale(value)),
     "other function": lambda data, value: setattr(data, "function", lambda: value),
-    "path": lambda data, value: setattr(data, "folder", Path(f"scaled/{value:.0f}")),
-    "byte": lambda data, value: set_item(data.bytes, 0, int(value)),
+    "path": lambda data, value: setattr(data, "folder", Path(f"scaled/{value}")),
+    "byte": lambda data, value: set_item(data.bytes, 0, round(10 * value)),
     "global": lambda data, value: set_item(SCALE, 0, value),
 }
 

@@ -246,6 +246,7 @@ def test_own_batches_of_different_sizes_in_manual_steps() -> None:
     task = surestep.Task(
         ours_net,
         train=(X,),
+        items=lambda batch: len(batch[0]),
         step=step,
         optimizers={
             "generator": surestep.Optim(**SGD | {"lr": 0.05, "momentum": 0.9}),
