@@ -28,7 +28,7 @@ types: $(VENV)/.dev
 quick-tests: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(TESTERS) -m "not slow"
 
-# What `make test` leaves out; tests/tiers.py lists it with reasons. Needs a C++ compiler.
+# What `make test` leaves out: 11 minutes. tests/tiers.py lists it with reasons. Needs a C++ compiler.
 test-slow: $(VENV)/.dev-all
 	$(BIN)/python -m pytest -n $(SLOW_TESTERS) -m slow
 
