@@ -162,6 +162,19 @@ def test_draws_of_a_callback_depend_on_the_step_only(tmp_path, first_step):
     assert len(set(numbers)) == len(numbers)
 
 
+def test_calls_of_a_hook_in_one_step_draw_different_numbers(tmp_path):
+    callback, config = drawing(["on_save"]), tiny.config()
+    with surestep.prepare(tiny.task(), config, run=tmp_path, callbacks=[callback]) as session:
+        steps = session.steps()
+        for _ in range(2):
+            next(steps)
+            for _ in range(3):
+                session.save()
+    numbers = [number for _, drawn in callback.drawn for number in (*drawn[0], *drawn[1:])]
+    assert len(callback.drawn) >= 6
+    assert len(set(numbers)) == len(numbers)
+
+
 def test_callbacks_of_one_class_draw_different_numbers(tmp_path):
     first = drawing(["on_step"])
     second = type(first)()

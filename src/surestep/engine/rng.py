@@ -26,6 +26,7 @@ from torch.utils.data import get_worker_info
 
 _WORDS = 4 * 624  # bytes of the words of an MT19937, before the index of the next one
 _SIZE = _WORDS + 4
+_STRIDE_OF_CALLS = 0xD1B5_4A32_D192_ED03  # between the seeds of two calls in one step
 _STRIDE = 0x9E37_79B9_7F4A_7C15  # between the seeds of two steps: the golden ratio, as in SplitMix
 _PYTHON_LAYOUT = Struct("@i624I")  # the index of the next word, and the words
 _PYTHON: Any = getattr(random, "_inst", None)  # the generator of the functions of `random`
@@ -393,7 +394,8 @@ class SeparateRNG:
     Each call has its own stream, and the generators are restored after it.
 
     Args:
-        seed: of the code; that of a step is this and a multiple of its number.
+        seed: of the code; that of a call is this, a multiple of the step's number, and another of
+            the number of calls before it in this step.
         device: whose generators are seeded, beside the CPU's.
     """
 
@@ -403,6 +405,7 @@ class SeparateRNG:
         self._own = np.random.MT19937(0)
         python, numpy = _python_memory(), _numpy_memory(self._own)
         self._memories = None if python is None or numpy is None else (python, numpy)
+        self._step, self._calls = -1, 0
 
     def call(self, step: int, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function and return its result.
@@ -412,7 +415,9 @@ class SeparateRNG:
             function: the code that may draw.
             args: its arguments.
         """
-        seed = (self._seed + step * _STRIDE) % 2**63
+        self._calls = self._calls + 1 if step == self._step else 0
+        self._step = step
+        seed = (self._seed + step * _STRIDE + self._calls * _STRIDE_OF_CALLS) % 2**63
         cpu, others = self._cpu, self._others
         state, states = cpu.get_state(), []
         cpu.manual_seed(seed)
