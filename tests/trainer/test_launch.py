@@ -8,6 +8,7 @@ import pytest
 import torch.distributed.run as torchrun
 
 from surestep.trainer.launch import launch_ranks
+from tests.forked import fork
 
 
 class Launches(list):
@@ -19,17 +20,20 @@ class Launches(list):
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1])
-def test_signal_that_torchrun_does_not_handle_stops_the_processes(monkeypatch, number):
+def test_signal_that_torchrun_does_not_handle_stops_the_processes(tmp_path, monkeypatch, number):
     def ignore(number, frame):
         pytest.fail("the handler of this process got the signal")
 
-    before = signal.signal(number, ignore)
-    try:
+    def launch():
+        signal.signal(number, ignore)
         Launches(monkeypatch, lambda: os.kill(os.getpid(), number))
-        assert launch_ranks("surestep", ["train"], 2) == os.EX_TEMPFAIL
+        code = launch_ranks("surestep", ["train"], 2)
         assert signal.getsignal(number) is ignore
-    finally:
-        signal.signal(number, before)
+        return code
+
+    # In a fork, since all processes that were started here would be stopped.
+    done = fork(tmp_path, ("launch_ranks",), launch)
+    assert done.returncode == os.EX_TEMPFAIL, done.stderr
 
 
 def test_torchrun_without_a_time_to_save_is_reported(monkeypatch, capsys):
