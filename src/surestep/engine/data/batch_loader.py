@@ -244,7 +244,7 @@ class BatchLoader:
         is_classes = self._ignored is not None and isinstance(targets, Tensor)
         if is_classes and targets.dtype is torch.int64 and targets.device.type == "cpu":
             # In numpy, which takes half the time of torch here.
-            items: float = int(np.count_nonzero(targets.numpy() != self._ignored))
+            items: float | None = int(np.count_nonzero(targets.numpy() != self._ignored))
         elif self._on_device is not None and self._on_device.is_unchanged():
             items = samples * self._on_device.items
         elif (
@@ -255,13 +255,11 @@ class BatchLoader:
         ):
             items = samples
         else:
-            micro = MicroBatch(
-                args, kwargs, targets, 0, samples, position, (), self.is_ready, collated
-            )
-            return with_items(micro, self.loss, raw)
-        return MicroBatch(
-            args, kwargs, targets, items, samples, position, (), self.is_ready, collated
+            items = None
+        micro = MicroBatch(
+            args, kwargs, targets, items or 0, samples, position, (), self.is_ready, collated
         )
+        return with_items(micro, self.loss, raw) if items is None else micro
 
     def first(self) -> tuple[Any, MicroBatch]:
         """Return a micro-batch that has items, as read and as moved: the first one, if it has some.
