@@ -1,6 +1,7 @@
 """The share of clipped steps and the validation loss at several limits of the gradient norm.
 
     OMP_NUM_THREADS=1 python -m benchmarks.clipping --seeds 3 --folder clipping
+    OMP_NUM_THREADS=1 python -m benchmarks.clipping --folder clipping t5 vit
 
 It trains the built-in recipes and four models of transformers with `max_grad_norm` 1, 5 and off,
 and prints a table. Three recipes have fewer steps than by default, which would take hours. A run
@@ -51,11 +52,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path("clipping"))
+    parser.add_argument("names", nargs="*", help="which of them; all if there is none")
     given = parser.parse_args()
     heads = [f"clipped at {limit} | val loss" for limit in LIMITS[:-1]]
     print(f"| | {' | '.join(heads)} | val loss, off |\n|---|{'---|' * 5}", flush=True)
-    for name, words in commands().items():
-        cells = []
+    known = commands()
+    for name in given.names or known:
+        words, cells = known[name], []
         for limit in LIMITS:
             runs = [
                 train(words, limit, seed, given.folder / f"{name}-{limit}-{seed}")

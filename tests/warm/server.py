@@ -76,7 +76,9 @@ def serve(address: str) -> dict[str, Any]:
                     continue
                 pid = os.fork()
                 if not pid:
+                    signal.set_wakeup_fd(-1)  # asyncio of Python 3.12 may have done this
                     os.close(reader)
+                    os.close(writer)
                     for own in (selector, listener, client, *clients.values()):
                         own.close()
                     become(request, files)
@@ -124,7 +126,6 @@ def receive(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 def become(request: dict[str, Any], files: list[int]) -> None:
     """Give this process what its client has."""
-    os.close(signal.set_wakeup_fd(-1))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
