@@ -36,8 +36,8 @@ os.environ |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK":
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# From Python 3.14, workers would import the module of a test, which takes seconds, and data of a local
-# class could not be sent. What differs is tested with a `multiprocessing_context`.
+# From Python 3.14, workers would import the module of a test, which takes seconds, and data of a
+# local class could not be sent. What differs is tested with a `multiprocessing_context`.
 multiprocessing.set_start_method("fork", force=True)
 
 logging.getLogger().addHandler(Checks())
