@@ -6,11 +6,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import chdir, contextmanager
+from contextlib import chdir, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import surestep
@@ -19,7 +20,8 @@ from surestep.cli.mirror import run as push
 from surestep.mirror.link import MirrorLink
 from surestep.mirror.owner import read_owner
 from surestep.mirror.store import Store
-from tests.laws.support.tasks import rows, session_of
+from surestep.record.checkpoint.manifest import MANIFEST
+from tests.laws.support.tasks import assert_same, rows, session_of, snapshot
 
 OPTIONS: dict[str, Any] = {"max_steps": 2, "batch_size": 8}
 EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
@@ -35,6 +37,16 @@ def start(place: Path, run: str | Path) -> None:
     """Start a run with a mirror in this folder, or resume it; take no step."""
     checkpoint = {} if run == address(place) else {"checkpoint": {"mirror": str(place / "mirror")}}
     session_of(task_of(), run, **OPTIONS, **checkpoint).close()  # type: ignore[arg-type]
+
+
+def train(place: Path, run: str | Path, mirror: Path | None = None) -> dict[str, Any]:
+    """Train, and save after each step; return the last state."""
+    torch.manual_seed(0)
+    checkpoint = {} if mirror is None else {"mirror": str(mirror)}
+    with session_of(task_of(), run, **OPTIONS, checkpoint=checkpoint) as session:  # type: ignore[arg-type]
+        for _ in session.steps():
+            session.save()
+    return snapshot(session)
 
 
 def address(place: Path) -> str:
@@ -124,16 +136,16 @@ def content(place: Path) -> list[tuple[str, bytes | None]]:
     return [(str(path), path.read_bytes() if path.is_file() else None) for path in paths]
 
 
-def copy_states(place: Path, run: str | Path, copies: Path) -> tuple[int, int]:
-    """Copy what a kill at each event of a start would leave; return the events and the copies.
+def copy_states(place: Path, act: Callable[[], object], copies: Path) -> tuple[int, int]:
+    """Copy what a kill at each event of a function would leave; return the events and the copies.
 
     Events between which no file changes have one copy.
     """
-    place.mkdir()
+    place.mkdir(exist_ok=True)
     if (pid := os.fork()) == 0:
         with leave(place):
             stop_at_events(place)
-            start(place, run)
+            act()
     events, states = 0, 0
     before: list[tuple[str, bytes | None]] | None = None
     while os.WIFSTOPPED(status := os.waitpid(pid, os.WUNTRACED)[1]):
@@ -154,13 +166,40 @@ def test_start_that_is_killed_at_any_file_event_works_when_repeated(
     start(tmp_path / "first", tmp_path / "first" / "run")
     place = tmp_path / "place"
     run = address(place) if is_address else place / "run"
-    events, states = copy_states(place, run, tmp_path / "copies")
+    events, states = copy_states(place, lambda: start(place, run), tmp_path / "copies")
     assert events > 50
     assert states > 20
     for number in range(1, states + 1):
         shutil.rmtree(place)
         (tmp_path / "copies" / str(number)).rename(place)
         repeat(place, run)
+
+
+@pytest.mark.slow("repeats a hundred starts")
+def test_machine_that_is_lost_at_any_file_event_of_a_copy_leaves_a_mirror_that_can_be_used(
+    tmp_path: Path,
+) -> None:
+    """The same command continues, and another run takes the mirror if it has no checkpoint."""
+    place = tmp_path / "place"
+    whole = train(place, place / "run")
+    words = ["push", str(place / "run"), "--to", f"{place}/mirror"]
+    _, states = copy_states(place, lambda: push(words), tmp_path / "copies")
+    counts = {False: 0, True: 0}
+    for number in range(1, states + 1):
+        shutil.rmtree(place)
+        (tmp_path / "copies" / str(number)).rename(place)
+        shutil.rmtree(place / "run")
+        has_checkpoint = any(place.glob(f"mirror/checkpoints/*/{MANIFEST}"))
+        counts[has_checkpoint] += 1
+        shutil.copytree(place, tmp_path / "other" / "place")
+        with chdir(place):
+            assert_same(whole, train(place, address(place)))
+        shutil.rmtree(place)
+        (tmp_path / "other" / "place").rename(place)
+        with pytest.raises(RunError, match="has another run") if has_checkpoint else nullcontext():
+            assert_same(whole, train(place, place / "new", mirror=place / "mirror"))
+    assert counts[False] > 20
+    assert counts[True] > 5
 
 
 def test_start_that_fails_leaves_its_mirror_to_the_corrected_command(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from surestep.base.paths import cache_folder
 from surestep.cli.main import main
 from surestep.mirror.link import read_link
 from surestep.mirror.open import explain
-from surestep.mirror.owner import FILE, Owner, read_owner
+from surestep.mirror.owner import FILE, read_owner
 from surestep.mirror.push import Pusher
 from surestep.mirror.store import Store
 from surestep.record.io import dumps
@@ -122,14 +122,6 @@ def test_run_restores_the_config_of_its_own_mirror(tmp_path):
     (tmp_path / "mirror" / "config.json").unlink()
     train(run, tmp_path / "mirror")
     assert surestep.Run(tmp_path / "mirror").last.step == 12
-
-
-def test_mirror_of_another_run_that_was_not_copied_yet_is_rejected(tmp_path):
-    owner = Owner(Store(str(tmp_path / "mirror")), "other")
-    owner.acquire(print)
-    owner.release()
-    with pytest.raises(RunError, match="has another run already"):
-        train(tmp_path / "run", tmp_path / "mirror")
 
 
 def test_mirror_that_another_machine_writes_is_rejected(tmp_path, monkeypatch):

@@ -67,7 +67,14 @@ def push(folder: Annotated[str, tyro.conf.arg(metavar="RUN")], /, *, to: str | N
                 link.write(path)
                 remember_target(link.id, link.address)
                 owner.start()
-                pusher = Pusher(path, store, link, owner.check, every_byte=True)
+                pusher = Pusher(
+                    path,
+                    store,
+                    link,
+                    owner.check,
+                    on_complete=owner.record_checkpoint,
+                    every_byte=True,
+                )
                 pusher.push(is_last=True)
             finally:
                 owner.release()

@@ -1,7 +1,7 @@
 """Copy a run from its mirror to a local folder."""
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -11,7 +11,7 @@ from surestep.base.errors import CheckpointError, CorruptCheckpointError, RunErr
 from surestep.mirror.link import make_link, read_link
 from surestep.mirror.outline import complete_checkpoints, open_outline
 from surestep.mirror.owner import read_owner
-from surestep.mirror.push import CHECKPOINTS, is_record
+from surestep.mirror.push import CHECKPOINTS, EVENTS, is_record
 from surestep.mirror.store import Store, hash_bytes
 from surestep.record.checkpoint.discovery import list_checkpoints, scan_checkpoints, step_of
 from surestep.record.checkpoint.manifest import (
@@ -22,6 +22,7 @@ from surestep.record.checkpoint.manifest import (
     verify,
 )
 from surestep.record.checkpoint.retention import explain_retention
+from surestep.record.events import EventWriter
 from surestep.record.io import explain_write_errors, fsync, publish, temp_name
 from surestep.record.lock import LOCK
 from surestep.record.run import Run
@@ -40,7 +41,7 @@ def fetch_run(
     """Copy a run from its mirror, unless the folder has it with the same steps or more.
 
     A checkpoint gets its name only if each of its bytes has the hash of its manifest. A damaged one
-    is reported and left out.
+    is reported and left out. If none was ever complete in the mirror, the run begins from scratch.
 
     Args:
         store: of the mirror.
@@ -53,7 +54,8 @@ def fetch_run(
         RunError: the folder has another run, or, with `every`, newer steps of this one.
         CheckpointError: every checkpoint in the mirror is damaged.
     """
-    run_id = (read_owner(store) or {}).get("id")
+    owned = read_owner(store) or {}
+    run_id = owned.get("id")
     _check_same_run(store, folder, run_id)
     abandoned, here = find_abandoned(store, listed, folder), newest_step(folder)
     with open_outline(store, listed) as outlined:
@@ -91,6 +93,8 @@ def fetch_run(
     elsewhere = {path.name for path in there} - {path.name for path in wanted}
     if is_behind:
         _fetch_records(store, listed, folder)
+        if not owned.get("saved", True) and not there:
+            record_restart(folder)
     replace(
         link,
         elsewhere=tuple(sorted(elsewhere)),
@@ -246,6 +250,17 @@ def _fetch_records(store: Store, listed: Mapping[str, int], folder: Path) -> Non
                 fsync(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def record_restart(folder: Path) -> None:
+    """Write that the run of a folder begins from scratch, whichever checkpoints its events have.
+
+    Records are copied to a mirror before a checkpoint is complete in it.
+    """
+    path = folder / EVENTS
+    if path.exists():
+        with explain_write_errors(path), closing(EventWriter(path)) as events:
+            events.write("restart", step=0)
 
 
 def _make_parents(folder: Path, name: str) -> Path:

@@ -13,7 +13,7 @@ from surestep.mirror.fetch import fetch_run, find_abandoned, finish_fetching, ne
 from surestep.mirror.link import MirrorLink, make_link, read_link
 from surestep.mirror.outline import complete_checkpoints
 from surestep.mirror.owner import Owner, read_owner
-from surestep.mirror.push import CHECKPOINTS
+from surestep.mirror.push import CHECKPOINTS, EVENTS, is_of_run
 from surestep.mirror.store import Store
 from surestep.mirror.uploader import LateStart, Uploader
 from surestep.record.checkpoint.discovery import step_of
@@ -22,7 +22,6 @@ from surestep.record.io import open_regular, os_error_hint, parse_json, read_reg
 from surestep.record.lock import RunLock
 from surestep.record.schemas import CONFIG, NewerFormatError, validate
 
-_EVENTS = "events.jsonl"
 _NOT_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOTDIR)
 
 
@@ -128,7 +127,29 @@ def open_mirror(
 def become_writer(
     store: Store, owner: Owner, folder: Path, print_line: Callable[[str], None]
 ) -> None:
-    """Become the writer of the mirror of a local run, which is the one to copy."""
+    """Become the writer of the mirror of a local run, which is the one to copy.
+
+    Raises:
+        RunError: the mirror has another run, or newer steps of this one, or is in use.
+    """
+    left = _check_may_write(store, owner, folder)
+    if owner.wait(print_line):
+        left = _check_may_write(store, owner, folder)
+    owner.acquire(print_line)
+    if left:
+        print_line(
+            f"{store.address} has a run that ended before its first checkpoint was copied. This "
+            "run replaces it."
+        )
+        store.delete(left)
+
+
+def _check_may_write(store: Store, owner: Owner, folder: Path) -> list[str]:
+    """Check that a local run may be copied to a mirror, and take up what the mirror has of it.
+
+    Returns:
+        The files to delete: those of another run that never saved a checkpoint there.
+    """
     listed = store.list()
     found = read_owner(store)
     if found is None:
@@ -136,14 +157,19 @@ def become_writer(
     there = complete_checkpoints(listed)
     is_claimed = found is not None and found.get("started", True)
     has_run = "config.json" in listed or is_claimed or _lacks_config(listed)
+    owner.has_saved = bool(there) or (has_run if found is None else found.get("saved", True))
+    left: list[str] = []
     if has_run and (found is None or found["id"] != owner.run_id):
-        if not _has_same_run(store, listed, folder, there):
+        if _has_same_run(store, listed, folder, there):
+            _attach(store, owner, folder, found, there)
+        elif not owner.has_saved:
+            left = [name for name in listed if is_of_run(name)]
+        else:
             raise RunError(
                 f"{store.address} has another run already. Set a different checkpoint.mirror; or, "
                 "to continue that run here, pass its address as the run folder: --run "
                 f"{store.address}"
             )
-        _attach(store, owner, folder, found, there)
     abandoned = find_abandoned(store, listed, folder)
     newest = max((step_of(Path(name)) for name in there if name not in abandoned), default=-1)
     if newest > newest_step(folder):
@@ -158,7 +184,7 @@ def become_writer(
             f"{folder} was not fetched completely from {link.address}. To complete it: surestep "
             f"mirror fetch {link.address} {shlex.quote(str(folder))}"
         )
-    owner.acquire(print_line)
+    return left
 
 
 def _has_same_run(
@@ -169,9 +195,9 @@ def _has_same_run(
     Events have times, so two runs share none. Checkpoints have not: two runs of one seed share
     them, so they decide only if there are no events to compare.
     """
-    if _EVENTS in listed and (folder / _EVENTS).exists():
-        copied = next(store.chunks(_EVENTS), b"")
-        with open_regular(folder / _EVENTS) as file:
+    if EVENTS in listed and (folder / EVENTS).exists():
+        copied = next(store.chunks(EVENTS), b"")
+        with open_regular(folder / EVENTS) as file:
             lines = set(file.read(len(copied)).splitlines(keepends=True)) - {b"\n"}
         if lines and copied:
             return not lines.isdisjoint(copied.splitlines(keepends=True))
@@ -189,7 +215,7 @@ def _attach(
 ) -> None:
     """Give a run the id that its mirror has, or has lost, and keep what only the mirror has."""
     if found is not None:
-        owner.run_id, owner.has_started = found["id"], found.get("started", True)
+        owner.adopt(found)
     if read_link(folder) is None:
         lacking = (name for name in there if not (folder / CHECKPOINTS / name).exists())
         MirrorLink(owner.run_id, store.address, elsewhere=tuple(lacking)).write(folder)
@@ -235,11 +261,13 @@ def _check_has_config(store: Store, listed: Mapping[str, int]) -> None:
 
 def _fetch(store: Store, owner: Owner, folder: Path, print_line: Callable[[str], None]) -> None:
     """Become the writer of a mirror, and copy the run that it has."""
+    owner.wait(print_line)
     found = read_owner(store)
     if found is None:
-        _check_no_other_files(store, store.list())
+        _check_no_other_files(store, listed := store.list())
+        owner.has_saved = bool(listed)  # it is not known
     else:
-        owner.run_id, owner.has_started = found["id"], found.get("started", True)
+        owner.adopt(found)
     owner.acquire(print_line)
     listed = store.list()
     _check_has_config(store, listed)

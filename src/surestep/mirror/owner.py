@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from threading import Event, Lock, Thread
 from typing import Any
@@ -68,6 +68,8 @@ class Owner:
         run_id: of the run.
         has_started: the run folder has the id too. A start that ends before that leaves a mirror
             that any run may take.
+        has_saved: a checkpoint of the run was once complete in the mirror. If not, there is
+            nothing to continue from, and another run may take the mirror.
         is_owner: whether it is the writer, as far as this process knows.
     """
 
@@ -75,31 +77,51 @@ class Owner:
         self.store = store
         self.run_id = run_id
         self.has_started = has_started
+        self.has_saved = False
         local = store.local_path  # /x and file:///x are one place
         self._place = store.address if local is None else str(local.resolve())
         self._token = uuid4().hex
         self._renewed = 0.0
         self.is_owner = False
         self._lost: OwnerChangedError | None = None
+        self._gone: dict[str, Any] | None = None  # a writer that was waited for
         self._ended = Event()
         self._lock = _locks[self._place]
 
+    def adopt(self, found: Mapping[str, Any]) -> None:
+        """Write the run of a mirror from now on, by what its mirror.json has."""
+        self.run_id = found["id"]
+        self.has_started, self.has_saved = found.get("started", True), found.get("saved", True)
+
+    def wait(self, print_line: Callable[[str], None]) -> bool:
+        """Wait for at most STALE_S until a process that may be dead is gone.
+
+        Returns:
+            Whether there was one, which may have copied more meanwhile.
+
+        Raises:
+            RunError: a living process writes the mirror.
+        """
+        if self._place in _held:
+            raise RunError(
+                f"{self.store.address} is in use by another session of this process. Call its "
+                "close(), or choose another checkpoint.mirror."
+            )
+        writer = (read_owner(self.store) or {}).get("writer")
+        if writer is None or writer == self._gone or _has_ended(writer):
+            return False
+        _wait_for(self.store, writer, print_line)
+        self._gone = writer
+        return True
+
     def acquire(self, print_line: Callable[[str], None]) -> None:
-        """Become the writer; wait for at most STALE_S until a process that may be dead is gone.
+        """Become the writer; wait first as `wait` does.
 
         Raises:
             RunError: a living process writes the mirror.
         """
         address = self.store.address
-        if self._place in _held:
-            raise RunError(
-                f"{address} is in use by another session of this process. Call its close(), or "
-                "choose another checkpoint.mirror."
-            )
-        found = read_owner(self.store)
-        writer = (found or {}).get("writer")
-        if writer is not None and not _has_ended(writer):
-            _wait_for(self.store, writer, print_line)
+        self.wait(print_line)
         if not self._lock.acquire(timeout=_HANGING_S):
             raise TimeoutError(f"An earlier session of this process still writes {address}.")
         try:
@@ -117,6 +139,13 @@ class Owner:
         """Have the next check write that the run folder has the id."""
         if not self.has_started:
             self.has_started, self._renewed = True, float("-inf")
+
+    def record_checkpoint(self) -> None:
+        """Write that a checkpoint is complete in the mirror, unless it says so already."""
+        if not self.has_saved:
+            with self._lock:
+                self.has_saved, self._renewed = True, float("-inf")
+            self.check()
 
     def check(self) -> None:
         """Check that no other process may write the mirror; renew first if that is late.
@@ -190,7 +219,13 @@ class Owner:
         }
 
     def _write(self, writer: dict[str, Any] | None) -> None:
-        content = {"format": 1, "id": self.run_id, "started": self.has_started, "writer": writer}
+        content = {
+            "format": 1,
+            "id": self.run_id,
+            "started": self.has_started,
+            "saved": self.has_saved,
+            "writer": writer,
+        }
         self.store.write(FILE, f"{dumps(content, indent=1)}\n".encode())
         self._renewed = time.clock_gettime(_CLOCK)
 

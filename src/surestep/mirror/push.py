@@ -12,6 +12,7 @@ or an outage copies the rest. The order makes every prefix of a pass harmless:
 
 import errno
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,6 +42,7 @@ from surestep.record.io import read_regular, temp_name
 from surestep.record.lock import LOCK
 
 CHECKPOINTS = "checkpoints"
+EVENTS = "events.jsonl"
 RECORDS_S = 30.0  # between two copies of records that grow
 LOOK_S = 60.0  # between two listings of the mirror: it may be deleted or damaged meanwhile
 _RECORDS_RATE = 2**20  # bytes a second: large records are copied less often
@@ -48,6 +50,12 @@ _IN_MEMORY = 2**22  # bytes of a record that is read at once
 _NOT_RECORDS = frozenset({CHECKPOINTS, LOCK, LINK})
 _AT_ONCE = frozenset({"config.json", "plan.json", "environment.json", "status.json"})
 _DAMAGED = "damaged-"
+# What surestep writes into a run folder; callbacks and users may add other files.
+_OF_RUN = re.compile(
+    r"(config|plan|environment|status|signature|ds_config|skipped|data_findings|out-of-memory-[^/]+)\.json"
+    r"|events(-damaged-[0-9]+)?\.jsonl"
+    r"|(checkpoints/step-|incidents/step-)[0-9]+/.+|(tensorboard|trackers|profile)/.+"
+)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Signature = tuple[int, int, int]  # inode, size, time of the last change
@@ -61,6 +69,7 @@ class Pusher:
         store: of the mirror.
         link: of the run folder to this mirror.
         check: called before each file is written; raises an error to stop.
+        on_complete: called when the mirror has a complete checkpoint.
         every_byte: compare each file of the mirror once, not only its size.
 
     Attributes:
@@ -74,6 +83,7 @@ class Pusher:
         link: MirrorLink,
         check: Callable[[], None] = lambda: None,
         *,
+        on_complete: Callable[[], None] = lambda: None,
         every_byte: bool = False,
     ) -> None:
         self.folder = folder
@@ -82,6 +92,7 @@ class Pusher:
         self._link_lock = Lock()  # the thread that trains changes the link at a rollback
         self._is_link_stale = False  # in the run folder, because it could not be written
         self._check = check
+        self._on_complete = on_complete
         self._every_byte = every_byte
         self._complete: dict[str, Signature | None] = {}
         self._there: set[str] = set()  # checkpoints in the mirror, complete or not
@@ -170,6 +181,8 @@ class Pusher:
             with suppress(FileNotFoundError, CheckpointError):
                 if self._is_complete(path, listed, is_known=known.get(path.name) == now):
                     self._complete[path.name] = now
+        if self._complete:
+            self._on_complete()
         self._looked_at, self._must_look = time.monotonic(), False
 
     def _is_complete(self, path: Path, listed: Mapping[str, int], *, is_known: bool) -> bool:
@@ -224,6 +237,7 @@ class Pusher:
             if not is_there:
                 self._write(f"{below}/{MANIFEST}", text)
         self._complete[path.name] = before
+        self._on_complete()
         if path.name in self.link.damaged:
             rest = tuple(name for name in self.link.damaged if name != path.name)
             with self._link_lock:
@@ -420,6 +434,11 @@ def is_record(name: str) -> bool:
     surestep does. Some disks do not distinguish upper and lower case.
     """
     return is_plain(name) and name.split("/")[0].casefold() not in _NOT_RECORDS
+
+
+def is_of_run(name: str) -> bool:
+    """Return whether a file in a mirror is one that surestep writes, by its name."""
+    return is_plain(name) and _OF_RUN.fullmatch(name) is not None
 
 
 def _list_records(folder: Path) -> Iterator[tuple[str, Signature]]:

@@ -68,7 +68,9 @@ class Uploader:
         self.folder = folder
         self.store = store
         self.owner = owner
-        self.pusher = Pusher(folder.absolute(), store, link, self._check)
+        self.pusher = Pusher(
+            folder.absolute(), store, link, self._check, on_complete=owner.record_checkpoint
+        )
         self._late = late
         self._closing, self._gave_up = Event(), Event()
         self._lost: RunError | None = None

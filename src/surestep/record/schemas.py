@@ -358,7 +358,7 @@ _WRITER = _open({"host": str, "pid": Size, "token": str, "time": Number})
 MIRROR = _adapter(
     _open(
         {"format": _version(MIRROR_FORMAT), "id": str, "writer": _WRITER | None},
-        {"started": bool},
+        {"started": bool, "saved": bool},
     )
 )
 MIRRORED = _adapter(

@@ -173,9 +173,11 @@ def quarantine(path: Path) -> Path:
 
 
 def has_published(run: Path) -> bool:
-    """Return whether the run has ever published a checkpoint."""
-    events = run / "events.jsonl"
-    return events.exists() and any(e["event"] == "checkpoint" for e in read_events(events))
+    """Return whether the run has published a checkpoint since it last began from scratch."""
+    events, has = run / "events.jsonl", False
+    for event in read_events(events) if events.exists() else ():
+        has = event["event"] == "checkpoint" or (has and event["event"] != "restart")
+    return has
 
 
 def no_checkpoint_message(run: Path) -> str:
