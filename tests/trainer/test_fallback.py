@@ -72,6 +72,17 @@ def test_finished_run_with_a_corrupt_last_checkpoint_finishes_again(run, capsys)
             {"counts__no_items": 1},
             "counts has 1 skipped steps, and progress has 6 steps of which 6",
         ),
+        (
+            {"progress__position": 1},
+            "progress.position is 1, and events.jsonl has 0 after step 6",
+        ),
+        ({"progress__epoch": 1}, "progress.epoch is 1, and events.jsonl has 2 after step 6"),
+        ({"progress__epoch": 3, "progress__position": 3}, "progress.epoch is 3, and events"),
+        ({"progress__items": 39.0}, "progress.items is 39.0, and events.jsonl has 40.0"),
+        (
+            {"progress__steps_taken": 5, "counts__overflow": 1},
+            "progress.steps_taken is 5, and events.jsonl has 6 after step 6",
+        ),
         ({"counts__clipped": 7}, "counts.clipped is 7, and 6 steps were taken"),
         ({"best__best": 0.1}, "best.best is 0.1, and best.latest of that step has val/loss: "),
         ({"best__best": "nan"}, "best.best is nan, and the best is always finite"),

@@ -10,7 +10,7 @@ from shutil import rmtree
 from surestep.base.errors import CheckpointError, RunError
 from surestep.base.paths import split_address
 from surestep.base.temp_folders import make_temp_folder
-from surestep.mirror.push import CHECKPOINTS
+from surestep.mirror.push import CHECKPOINTS, EVENTS
 from surestep.mirror.store import Store
 from surestep.record.checkpoint.discovery import (
     InspectionResult,
@@ -114,7 +114,10 @@ def examine_mirror(
     Yields:
         What is wrong with each.
     """
-    for path in paths:
+    for index, path in enumerate(paths):
+        if every_byte and not index:
+            with suppress(FileNotFoundError):
+                (path.parents[1] / EVENTS).write_bytes(store.read(EVENTS))
         if (result := examine(path, every_byte=False)) is None:
             continue
         if every_byte and result.good:

@@ -29,9 +29,19 @@ from surestep.record.io import (
     size_of,
     unreadable_error,
 )
-from surestep.record.schemas import EVENT, EVENTS, EVENTS_FORMAT, STEPS, NewerFormatError, validate
+from surestep.record.schemas import (
+    AT_STEP,
+    EVENT,
+    EVENTS,
+    EVENTS_FORMAT,
+    STEPS,
+    NewerFormatError,
+    validate,
+)
 
 _TAIL = 2**20  # bytes
+# How the lines begin that `EventWriter` writes of going back to an earlier step.
+_UNDOING = tuple(b'{"event": "%b"' % kind for kind in (b"resume", b"restart", b"rollback"))
 
 
 class EventWriter:
@@ -223,6 +233,32 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
         raise RunError(f"{path} is missing: there are no events. {COPY_HINT}") from None
     except (OSError, ValueError) as error:
         raise unreadable_error(path, error) from error
+
+
+def recorded_progress(path: Path, step: int) -> list[dict[str, Any]]:
+    """Return what the events have of the progress after a step, oldest first.
+
+    A run that resumes, also with another batch size, can take a step again. Each is returned, since
+    a copy of an older checkpoint may have been put back.
+
+    Returns:
+        Nothing if the newest event of the step may be missing: all that are there were undone by
+        going back to an earlier step, a damaged event was set aside, or the file cannot be read.
+    """
+    text, found, is_undone = b'"progress": {"step": %d,' % step, [], False
+    try:
+        with open_regular(path) as file, BufferedReader(cast("FileIO", file)) as lines:
+            for line in iter(partial(lines.readline, LARGEST), b""):
+                if line == b"\n":
+                    return []
+                if text in line:
+                    found.append(validate(STEPS, parse_json(line))["progress"])
+                    is_undone = False
+                elif line.startswith(_UNDOING):
+                    is_undone = is_undone or validate(AT_STEP, parse_json(line))["step"] < step
+    except (OSError, ValueError):
+        return []
+    return [] if is_undone else found
 
 
 def read_new_events(path: Path, offset: int) -> Iterator[tuple[dict[str, Any], int]]:

@@ -236,7 +236,8 @@ class RunWriter:
         return None if self._events is None else self._events.notice()
 
     def steps(self, point: LogPoint, group_rates: Mapping[str, float], peak_memory: int) -> None:
-        """Append the steps of a log point, and at its end the rate of each group."""
+        """Append the steps of a log point, and at its end the progress and each group's rate."""
+        is_last = point.progress.step == point.first_step + len(point.loss) - 1
         self.event(
             "steps",
             first=point.first_step,
@@ -251,6 +252,7 @@ class RunWriter:
             data_wait_s=round(point.data_wait_s, 4),
             **({"group_lr": group_rates} if group_rates else {}),
             peak_memory=peak_memory,
+            **({"progress": point.progress._asdict()} if is_last else {}),
             **({"layers": point.layers._asdict()} if point.layers else {}),
         )
 

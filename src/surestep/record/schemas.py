@@ -5,7 +5,7 @@ version added; a checkpoint's `state.json` has exactly these.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import (
@@ -229,6 +229,26 @@ def check_counts(record: Mapping[str, Any]) -> None:
         raise ValueError(f"counts.clipped is {counts['clipped']}, and {taken} steps were taken")
 
 
+def check_progress(progress: Mapping[str, Any], recorded: Sequence[Mapping[str, Any]]) -> None:
+    """Check the progress of a `state.json` against what the events have of its step, if anything.
+
+    Data whose length is not known ends an epoch after its last step was recorded.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    for known in recorded:
+        ended = {**known, "epoch": known["epoch"] + 1, "position": 0}
+        if progress in (known, ended):
+            return
+    for known in recorded[-1:]:
+        name = next(name for name in known if progress[name] != known[name])
+        raise ValueError(
+            f"progress.{name} is {progress[name]}, and events.jsonl has {known[name]} after step "
+            f"{known['step']}"
+        )
+
+
 def _check_best(best: dict[str, Any]) -> None:
     """Check the best metric, and if the latest evaluation has it, that both have one value."""
     if best["best"] is None:
@@ -335,7 +355,7 @@ def _as_options(found: Any) -> Any:
 PLAN = _adapter(_annotated[Any, PlainValidator(_as_options)])  # value by option
 ENVIRONMENT = _adapter(dict[str, Any])
 EVENT = _adapter(_open({"event": str}, {"time": Number}))
-_AT_STEP = _adapter(_open({"step": Count}))
+AT_STEP = _adapter(_open({"step": Count}))
 STUDY = _adapter(
     _open(
         {
@@ -390,6 +410,7 @@ STEPS = _adapter(
             "logged": _dict[str, _list[_Value]],
             "group_lr": dict[str, Number],
             "peak_memory": Size | None,
+            "progress": _PROGRESS,
             "layers": _open(
                 {"step": Count},
                 dict.fromkeys(("grad_norm", "weight_norm", "update_norm"), _OF_LAYERS),
@@ -415,7 +436,7 @@ EVENTS: dict[str, TypeAdapter[Any]] = {  # those that are read again
         )
     ),
     "end": _adapter(_open({"status": str}, {"reason": str, "findings": _list[_FINDING]})),
-    **dict.fromkeys(("resume", "restart", "rollback", "checkpoint", "incident"), _AT_STEP),
+    **dict.fromkeys(("resume", "restart", "rollback", "checkpoint", "incident"), AT_STEP),
     "branch": _adapter(_open({"run": str, "step": Count})),
     "skipped": _adapter(
         _open(

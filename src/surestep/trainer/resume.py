@@ -123,7 +123,6 @@ def _plausibility_check(recorder: RunWriter, plan: Plan) -> Callable[[Checkpoint
     def check(checkpoint: CheckpointReader) -> None:
         progress = Progress(**checkpoint.record["progress"])
         changes = checkpoint.record[CALLBACK_STATES].get(EPOCH_LENGTHS, {}).get("changes", ())
-        check_record(checkpoint.path, checkpoint.record)
         if not changes and all(
             length is not None and progress.position > length for length in lengths
         ):
@@ -132,6 +131,7 @@ def _plausibility_check(recorder: RunWriter, plan: Plan) -> Callable[[Checkpoint
                 f"{lengths[-1]} samples"
             )
             raise checkpoint_error(checkpoint.path, RECORD, problem)
+        check_record(checkpoint.path, checkpoint.record)
 
     return check
 
@@ -226,6 +226,7 @@ def _start(
             "weights with Task(init=...)."
         )
     checkpoint = open_checkpoint(found.saved.path)
+    check_record(checkpoint.path, checkpoint.record)
     progress = Progress(**checkpoint.record["progress"])
     changes = apply_allow(compare(found.run.config, identity, planned, progress), allow=None)
     if any(change.resume.effect == "incompatible" for change in changes):

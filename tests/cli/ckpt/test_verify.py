@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 
@@ -31,6 +32,17 @@ def test_counts_that_a_resume_rejects_are_named_although_hashes_match(surestep, 
     answer = surestep("ckpt", "verify", "r")
     assert answer.code == 1
     assert "step-00000006: state.json: " in answer.out
+
+
+@pytest.mark.parametrize("place", ["r", "file://{folder}/mirror"])
+def test_progress_that_differs_from_the_events_is_named(surestep, run, folder, place):
+    shutil.copytree(folder / "r", folder / "mirror")
+    for name in ("r", "mirror"):
+        forge_record(folder / name / "checkpoints/step-00000006", progress__position=5)
+    answer = surestep("ckpt", "verify", place.format(folder=folder))
+    assert answer.code == 1
+    assert "step-00000006: state.json: progress.position is 5, and events.jsonl has " in answer.out
+    assert answer.out.count(": good, ") == 2
 
 
 def test_every_corrupt_file_is_named(surestep, run, flip):

@@ -24,9 +24,10 @@ from surestep.record.checkpoint.manifest import (
     read_manifest,
     verify,
 )
+from surestep.record.events import recorded_progress
 from surestep.record.io import parse_json, read_regular
 from surestep.record.safetensors_writer import dtype_of
-from surestep.record.schemas import check_counts, format_value, parse_state
+from surestep.record.schemas import check_counts, check_progress, format_value, parse_state
 
 if TYPE_CHECKING:  # most commands start without torch
     from torch import Tensor
@@ -196,9 +197,12 @@ def open_checkpoint(path: Path, *, is_verified: bool = False) -> CheckpointReade
 
 
 def check_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Check that the counts of a state.json can be those of a run."""
+    """Check the counts of a state.json against each other, and its progress against the events."""
+    progress = record["progress"]
     try:
         check_counts(record)
+        events = path.absolute().parents[1] / "events.jsonl"
+        check_progress(progress, recorded_progress(events, progress["step"]))
     except ValueError as error:
         raise checkpoint_error(path, RECORD, error) from error
 
