@@ -49,6 +49,7 @@ def test_address_of_a_mirror_is_written_in_one_way(text, address):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
+        ("s3:/key:secret@bucket/run", "AWS_ACCESS_KEY_ID"),
         ("s3://key:secret@bucket/run", "AWS_ACCESS_KEY_ID.*~/.aws/credentials"),
         ("s3://secret@bucket/run", "AWS_ACCESS_KEY_ID"),
         ("https://secret@host/run", "~/.config/fsspec/conf.json"),
@@ -76,6 +77,10 @@ def test_address_with_credentials_is_rejected_without_printing_them(text, proble
         ("local://../run", "three slashes after the colon: local:///run$"),
         ("file://~/run", "three slashes after the colon: file:///home/me/run$"),
         ("file:///", "name a folder"),
+        ("s3:/bucket/run", r"two slashes after the colon, and has only one \(.*: s3://bucket/run$"),
+        ("S3:bucket/run", r"two slashes after the colon, and has none \(.*: s3://bucket/run$"),
+        ("file:/backup/run", r"and has only one \(.*: file:///backup/run$"),
+        ("file:run", r"and has none \(.*: file:///here/run$"),
     ],
 )
 def test_address_that_is_not_that_of_a_mirror_is_rejected(text, problem, monkeypatch):

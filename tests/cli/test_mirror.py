@@ -263,3 +263,33 @@ def test_run_starts_from_a_checkpoint_of_a_mirror_by_the_printed_commands(
     assert surestep("mirror", "fetch", address, "runs/mine").code == 0
     answer = surestep(*words, "runs/mine@best")
     assert answer.code == 0, answer.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["resume", "ADDRESS"],
+        ["diagnose", "ADDRESS"],
+        ["ckpt", "list", "ADDRESS"],
+        ["mirror", "fetch", "ADDRESS", "here"],
+        ["train", "RECIPE", "--run", "ADDRESS"],
+    ],
+)
+def test_damaged_config_of_a_mirror_is_named_with_what_to_type(
+    surestep, recipe, address, folder, words
+):
+    (folder / "mirror" / "config.json").write_text('{"config": {')
+    values = {"ADDRESS": address, "RECIPE": recipe()}
+    answer = surestep(*(values.get(word, word) for word in words))
+    assert answer.code == 1
+    assert f"{address}/config.json is damaged: Expecting property name" in answer.err
+    assert f"surestep mirror push RUN --to {address}" in answer.err
+    assert not (folder / "here").exists()
+    assert not (folder / "runs").exists()
+
+
+def test_damaged_file_of_a_mirror_is_named_by_its_address(surestep, address, folder):
+    (folder / "mirror" / "status.json").write_text('{"config": {')
+    answer = surestep("diagnose", address)
+    assert answer.code == 1
+    assert f"{address}/status.json cannot be read: Expecting property name" in answer.err

@@ -26,6 +26,7 @@ _CREDENTIALS = {
     **dict.fromkeys(("gs", "gcs"), "the environment (GOOGLE_APPLICATION_CREDENTIALS)"),
     **dict.fromkeys(("az", "abfs", "abfss"), _AZURE),
 }
+_TOO_FEW_SLASHES = re.compile(rf"({_STORES}|local):(/?)(?!/)", re.IGNORECASE)
 _ADDRESS = re.compile(rf"[a-z][a-z0-9+.-]+://|({_STORES}):/", re.IGNORECASE)
 
 
@@ -104,12 +105,14 @@ def check_mirror_address(text: str) -> str:
     """Return the address of a mirror, without a slash at its end.
 
     Raises:
-        ValueError: it has credentials, is a relative path, names no folder, or is of a store that
-            ends with the process. The message does not quote what can be a credential.
+        ValueError: it has credentials or too few slashes, is a relative path, names no folder, or
+            is of a store that ends with the process. The message quotes nothing that can be a
+            credential.
     """
     scheme, separator, rest = text.partition("://")
     scheme = scheme.lower()
     if not separator:
+        check_slashes(text)
         if not text.startswith("/"):
             raise ValueError(
                 "must be an address such as s3://bucket/run, or a full path such as "
@@ -134,6 +137,25 @@ def check_mirror_address(text: str) -> str:
     if not rest.strip("/"):
         raise ValueError(f"must name a folder, such as {scheme}://bucket/run")
     return f"{scheme}://{rest.rstrip('/')}"
+
+
+def check_slashes(text: str) -> None:
+    """Check that a text is not an address with less than two slashes after the colon.
+
+    Raises:
+        ValueError: it is; or it has credentials, which the message does not quote.
+    """
+    match = _TOO_FEW_SLASHES.match(text)
+    if match is None:
+        return
+    scheme, count, rest = match[1].lower(), "only one" if match[2] else "none", text[match.end() :]
+    _check_no_credentials(scheme, rest)
+    if scheme in ("file", "local"):
+        rest = os.path.abspath(f"{match[2]}{rest}")
+    raise ValueError(
+        f"must have two slashes after the colon, and has {count} (a Path of Python removes one): "
+        f"{scheme}://{rest}"
+    )
 
 
 def _check_no_credentials(scheme: str, rest: str) -> None:

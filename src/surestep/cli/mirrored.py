@@ -66,4 +66,8 @@ def _check_not_run_folder(store: Store) -> None:
 def open_mirrored(address: str) -> Iterator[MirroredRun]:
     """Yield the run at an address; no tensor is read. The exceptions are those of `use_mirror`."""
     with use_mirror(address) as store, open_outline(store, require_run(store)) as folder:
-        yield MirroredRun(store, Run(folder))
+        try:
+            yield MirroredRun(store, Run(folder))
+        except SurestepError as error:
+            error.args = tuple(text.replace(str(folder), store.address) for text in error.args)
+            raise

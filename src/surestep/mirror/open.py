@@ -11,7 +11,7 @@ from surestep.base.secrets import first_line
 from surestep.base.typed_targets import was_typed
 from surestep.mirror.fetch import fetch_run, find_abandoned, finish_fetching, newest_step
 from surestep.mirror.link import MirrorLink, make_link, read_link
-from surestep.mirror.outline import complete_checkpoints
+from surestep.mirror.outline import check_config, complete_checkpoints
 from surestep.mirror.owner import Owner, read_owner
 from surestep.mirror.push import CHECKPOINTS, EVENTS, is_of_run
 from surestep.mirror.store import Store
@@ -273,6 +273,7 @@ def _fetch(store: Store, owner: Owner, folder: Path, print_line: Callable[[str],
     _check_has_config(store, listed)
     if "config.json" not in listed:
         return
+    check_config(store)
     folder.mkdir(parents=True, exist_ok=True)
     lock = RunLock(folder)
     try:

@@ -10,6 +10,7 @@ from shutil import rmtree
 from surestep.base.errors import CheckpointError, RunError
 from surestep.base.paths import split_address
 from surestep.base.temp_folders import make_temp_folder
+from surestep.base.text import escape_control_chars
 from surestep.mirror.push import CHECKPOINTS, EVENTS
 from surestep.mirror.store import Store
 from surestep.record.checkpoint.discovery import (
@@ -19,6 +20,8 @@ from surestep.record.checkpoint.discovery import (
 )
 from surestep.record.checkpoint.manifest import MANIFEST, RECORD, read_manifest
 from surestep.record.checkpoint.reader import check_readable, check_record, read_record
+from surestep.record.io import MOST_SHOWN, parse_json
+from surestep.record.schemas import CONFIG, NewerFormatError, validate
 
 _HEADER_SIZE = 8  # bytes at the start of a safetensors file, with the size of its header
 _LARGEST_HEADER = 10**8 + _HEADER_SIZE  # safetensors rejects a larger one
@@ -30,7 +33,7 @@ def require_run(store: Store) -> dict[str, int]:
     """Return the size of each file of a run in a mirror, by name.
 
     Raises:
-        RunError: there is no run at the address.
+        RunError: there is no run at the address, or its config.json is damaged.
     """
     listed = store.list()
     if "config.json" not in listed:
@@ -39,7 +42,26 @@ def require_run(store: Store) -> dict[str, int]:
         if which is not None:
             hint = f"This command takes a full run, without @{which}: {address}"
         raise RunError(f"There is no run at {store.address}. {hint}")
+    check_config(store)
     return listed
+
+
+def check_config(store: Store) -> None:
+    """Check the config.json of a run in a mirror.
+
+    Raises:
+        RunError: it is damaged, or of a newer surestep.
+    """
+    try:
+        validate(CONFIG, parse_json(store.read("config.json")))
+    except NewerFormatError as error:
+        raise RunError(f"{store.address}/config.json {error}") from error
+    except ValueError as error:
+        text = escape_control_chars(str(error))[:MOST_SHOWN]
+        raise RunError(
+            f"{store.address}/config.json is damaged: {text}. Put a copy of it there; or push the "
+            f"run again from the machine that has it: surestep mirror push RUN --to {store.address}"
+        ) from error
 
 
 @contextmanager

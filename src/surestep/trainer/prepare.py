@@ -21,6 +21,7 @@ from surestep.base.locations import is_recorded
 from surestep.base.paths import (
     cache_folder,
     check_mirror_address,
+    check_slashes,
     fix_path,
     is_address,
     restore_address,
@@ -208,9 +209,10 @@ def _resolve_address(
     config: Config, run: str | Path | None
 ) -> tuple[Config, Path | _CacheFolder | None]:
     """Return the run folder, with the mirror in the Config if the run is given by its address."""
-    if run is None or not is_address(run):
-        return config, None if run is None else Path(run)
     try:
+        if run is None or not is_address(run):
+            check_slashes(str(run))
+            return config, None if run is None else Path(run)
         address = check_mirror_address(restore_address(run))
     except ValueError as error:
         raise ConfigError(f"The run folder is an address, which {error}.") from None
