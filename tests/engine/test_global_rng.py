@@ -4,8 +4,12 @@ import random
 import sys
 
 import numpy as np
+import pytest
+import torch
 
 from surestep.engine import rng
+
+CPU = torch.device("cpu")
 
 
 def test_draw_from_python_changes_the_watched_memory():
@@ -57,3 +61,68 @@ def test_preserved_generators_resume_their_sequence():
     assert np.array_equal(
         np.random.get_state(legacy=False)["state"]["key"], numpy_state["state"]["key"]
     )
+
+
+def draw_all():
+    """Draw from all generators; Python's stores the second gaussian of a pair."""
+    return torch.rand(()).item(), np.random.random(), random.gauss(0.0, 1.0)
+
+
+def seed_plainly(seed):
+    """Seed the generators as a call of a hook does, by public functions alone."""
+    torch.manual_seed(seed)
+    np.random.seed(seed >> 32 ^ 0x5555_5555)
+    words = np.random.get_state(legacy=False)["state"]["key"].tolist()
+    random.setstate((3, (*words, 624), None))
+    np.random.seed(seed >> 32)
+
+
+def test_call_draws_what_plain_seeds_give():
+    drawn = [rng.SeparateRNG(2**62 + 5, CPU).call(step, draw_all) for step in (0, 1)]
+    for step in (0, 1):
+        seed_plainly((2**62 + 5 + step * 0x9E37_79B9_7F4A_7C15) % 2**63)
+        assert draw_all() == drawn[step]
+
+
+def test_call_within_a_call_draws_its_own():
+    def draw_twice(inner):
+        first = draw_all()
+        return first, inner.call(0, draw_all), draw_all()
+
+    class Nothing:
+        def call(self, step, function):
+            return None
+
+    first, of_inner, second = rng.SeparateRNG(5, CPU).call(0, draw_twice, rng.SeparateRNG(6, CPU))
+    assert (first, None, second) == rng.SeparateRNG(5, CPU).call(0, draw_twice, Nothing())
+    assert of_inner == rng.SeparateRNG(6, CPU).call(0, draw_all)
+
+
+@pytest.mark.parametrize("bits", [np.random.MT19937, np.random.PCG64])
+def test_call_that_fails_restores_the_generators(bits):
+    def fail():
+        draw_all()
+        np.random.set_bit_generator(np.random.MT19937(9))
+        raise KeyError
+
+    def draw_after(*calls):
+        np.random.set_bit_generator(bits(3))
+        torch.manual_seed(3), random.seed(3)
+        for call in calls:
+            with pytest.raises(KeyError):
+                call(0, fail)
+        return draw_all()
+
+    before = np.random.get_bit_generator()
+    try:
+        assert draw_after(rng.SeparateRNG(5, CPU).call) == draw_after()
+    finally:
+        np.random.set_bit_generator(before)
+
+
+def test_call_seeds_all_generators_if_the_layout_is_unknown(monkeypatch):
+    monkeypatch.setattr(rng, "_SPARE", [])
+    monkeypatch.setattr(rng, "_python_memory", lambda: None)
+    drawn = [rng.SeparateRNG(5, CPU).call(step, draw_all) for step in (0, 1, 0)]
+    assert drawn[0] == drawn[2]
+    assert not {*drawn[0]} & {*drawn[1]}

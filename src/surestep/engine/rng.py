@@ -29,6 +29,7 @@ _SIZE = _WORDS + 4
 _STRIDE_OF_CALLS = 0xD1B5_4A32_D192_ED03  # between the seeds of two calls in one step
 _STRIDE = 0x9E37_79B9_7F4A_7C15  # between the seeds of two steps: the golden ratio, as in SplitMix
 _PYTHON_LAYOUT = Struct("@i624I")  # the index of the next word, and the words
+_NO_WORD_LEFT = Struct("@i").pack(624)  # the index after seeding: a draw makes other words first
 _PYTHON: Any = getattr(random, "_inst", None)  # the generator of the functions of `random`
 
 
@@ -148,45 +149,61 @@ def reset_numpy_bit_generator() -> None:
     set_bit_generator(np.random.MT19937(0))
 
 
-_SPARE: list[np.random.MT19937] = []  # to make one takes longer than to seed it
+class OtherGlobals:
+    """In a `with` block, numpy's and Python's global generators have other states.
+
+    numpy draws from a different bit generator meanwhile: to copy its state takes 90 us. What is
+    lost is what `clear_numpy_gauss_cache` drops.
+
+    Attributes:
+        memory: of the state of that bit generator; None if its layout is unknown.
+    """
+
+    def __init__(self, *, is_spare: bool = False) -> None:
+        self._bits = np.random.MT19937(0)
+        self.memory, self._python = _numpy_memory(self._bits), _python_memory()
+        self._words = None if self.memory is None else self.memory[:_WORDS]
+        self._seed_bits = np.random.RandomState(self._bits).seed
+        self._is_spare = is_spare
+
+    def __enter__(self) -> "OtherGlobals":
+        python, self._program_bits = self._python, get_bit_generator()
+        # `random.getstate` takes 15 us.
+        known = None if python is None else (python.tobytes(), _PYTHON.gauss_next)
+        self._python_state = random.getstate() if known is None else known
+        set_bit_generator(self._bits)
+        _PRESERVED.append(self._program_bits)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _PRESERVED.pop()
+        set_bit_generator(self._program_bits)
+        if self._is_spare:
+            _SPARE.append(self)
+        if self._python is None:
+            random.setstate(self._python_state)
+        else:
+            self._python[:], _PYTHON.gauss_next = self._python_state
+
+    def seed(self, seed: int) -> None:
+        """Seed both with the upper bits; the lower ones are for torch's."""
+        if self._words is None or self._python is None:
+            _seed_globals(seed)
+            return
+        # `random.seed` takes longer than to copy words of numpy.
+        self._seed_bits(seed >> 32 ^ 0x5555_5555)
+        self._python[:4], self._python[4:] = _NO_WORD_LEFT, self._words
+        _PYTHON.gauss_next = None
+        self._seed_bits(seed >> 32)
+
+
+_SPARE: list[OtherGlobals] = []  # to make one takes longer than to seed it
 _PRESERVED: list[Any] = []  # bit generators of the program, while its generators are not in use
 
 
-@contextmanager
-def preserve_globals(own: np.random.MT19937 | None = None) -> Iterator[None]:
-    """Restore numpy's and Python's global generators.
-
-    numpy draws from a different bit generator meanwhile, `own` or a spare one: to copy its state
-    takes 90 us. What is lost is what `clear_numpy_gauss_cache` drops.
-    """
-    bits, state = get_bit_generator(), _python_state()
-    drawing = own
-    if drawing is None:
-        drawing = _SPARE.pop() if _SPARE else np.random.MT19937(0)
-    set_bit_generator(drawing)
-    _PRESERVED.append(bits)
-    try:
-        yield
-    finally:
-        _PRESERVED.pop()
-        set_bit_generator(bits)
-        if own is None:
-            _SPARE.append(drawing)
-        _set_python_state(state)
-
-
-def _python_state() -> Any:
-    """Return the state of Python's generator; `random.getstate` takes 15 us."""
-    memory = _python_memory()
-    return random.getstate() if memory is None else (memory.tobytes(), _PYTHON.gauss_next)
-
-
-def _set_python_state(state: Any) -> None:
-    memory = _python_memory()
-    if memory is None:
-        random.setstate(state)
-    else:
-        memory[:], _PYTHON.gauss_next = state
+def preserve_globals() -> OtherGlobals:
+    """Restore numpy's and Python's global generators after a `with` block."""
+    return _SPARE.pop() if _SPARE else OtherGlobals(is_spare=True)
 
 
 @contextmanager
@@ -254,10 +271,10 @@ class GlobalGenerators:
     """
 
     def __init__(self, *, can_recompute: bool) -> None:
-        self._own = np.random.MT19937(0)  # draws in seeded steps
+        self._own = OtherGlobals()  # draws in seeded steps
         self._bits = get_bit_generator()  # kept alive: its memory is watched
         self.python, self.numpy_seen = _PYTHON, -1
-        numpy, own, python = _numpy_memory(self._bits), _numpy_memory(self._own), _python_memory()
+        numpy, own, python = _numpy_memory(self._bits), self._own.memory, _python_memory()
         self.seeded, self._detects, self._drew = True, False, False
         if can_recompute and numpy is not None and own is not None and python is not None:
             index = python[:8].cast("Q")
@@ -282,7 +299,7 @@ class GlobalGenerators:
         After a step in which nothing drew, `seeded` is off if that is allowed.
         """
         self._seeded_state = ()
-        with preserve_globals(self._own):
+        with self._own:
             yield
             if self._detects:
                 self._check_draws()
@@ -402,9 +419,6 @@ class SeparateRNG:
     def __init__(self, seed: int, device: torch.device) -> None:
         self._seed = seed
         self._cpu, *self._others = torch_generators(device)
-        self._own = np.random.MT19937(0)
-        python, numpy = _python_memory(), _numpy_memory(self._own)
-        self._memories = None if python is None or numpy is None else (python, numpy)
         self._step, self._calls = -1, 0
 
     def call(self, step: int, function: Callable[..., Any], *args: Any) -> Any:
@@ -418,32 +432,27 @@ class SeparateRNG:
         self._calls = self._calls + 1 if step == self._step else 0
         self._step = step
         seed = (self._seed + step * _STRIDE + self._calls * _STRIDE_OF_CALLS) % 2**63
-        cpu, others = self._cpu, self._others
-        state, states = cpu.get_state(), []
-        cpu.manual_seed(seed)
-        for generator in others:
-            states.append(_access(generator, "get")())
-            generator.manual_seed(seed)
+        if self._others:
+            function, args = self._call_seeded, (seed, function, *args)
+        state = self._cpu.get_state()
+        self._cpu.manual_seed(seed)
         try:
-            with preserve_globals(self._own):
-                self._seed_globals(seed)
+            with preserve_globals() as generators:
+                generators.seed(seed)
                 return function(*args)
         finally:
-            cpu.set_state(state)
-            for generator, state in zip(others, states, strict=True):
-                _access(generator, "set")(state)
+            self._cpu.set_state(state)
 
-    def _seed_globals(self, seed: int) -> None:
-        """Seed numpy's and Python's with the upper bits; torch's uses the lower ones."""
-        if self._memories is None:
-            _seed_globals(seed)
-            return
-        python, numpy = self._memories
-        # `random.seed` takes longer than to copy words of numpy.
-        np.random.seed(seed >> 32 ^ 0x5555_5555)
-        python[4:], python[:4] = numpy[:_WORDS], numpy[_WORDS:]
-        _PYTHON.gauss_next = None
-        np.random.seed(seed >> 32)
+    def _call_seeded(self, seed: int, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function with the generators of devices seeded."""
+        states = [_access(generator, "get")() for generator in self._others]
+        for generator in self._others:
+            generator.manual_seed(seed)
+        try:
+            return function(*args)
+        finally:
+            for generator, state in zip(self._others, states, strict=True):
+                _access(generator, "set")(state)
 
 
 def _access(generator: Any, verb: str) -> Any:
