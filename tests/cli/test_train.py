@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 from torch import nn
 
@@ -296,3 +297,25 @@ def test_findings_of_the_data_fail_the_command_that_resumes_too(surestep, recipe
     (found,) = json.loads(answer.out)["status"]["findings"]
     assert found["rule"] == "SS605"
     assert answer.err.count("SS605 leakage-by-duplicates (warning)") == 1
+
+
+UNLABELED = RECIPE.replace("test=(x[32:], y[32:])", "test=x[32:]")
+
+
+def test_test_data_without_targets_is_left_for_predict(surestep, recipe, folder):
+    answer = surestep("train", recipe(UNLABELED), "--run", "r")
+    assert answer.code == 0
+    assert answer.out.endswith("\nNext: surestep predict r\n")
+    assert " test/" not in answer.out
+    assert surestep("predict", "r").code == 0
+    assert np.load(folder / "r/predictions-test.npz")["output"].shape == (8, 3)
+    wrong = surestep("evaluate", "r", "--split", "test")
+    assert wrong.code == 1
+    assert "The test data cannot be evaluated, only predicted" in wrong.err
+    assert "surestep predict RUN" in wrong.err
+
+
+def test_dry_run_of_test_data_without_targets_predicts(surestep, recipe):
+    answer = surestep("train", recipe(UNLABELED), "--dry-run")
+    assert answer.code == 0
+    assert " predict test 8 samples " in answer.out

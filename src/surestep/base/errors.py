@@ -20,6 +20,10 @@ class DataError(SurestepError):
     """The data cannot be trained on."""
 
 
+class NoTargetsError(DataError):
+    """Data has no targets that the outputs could be compared with; it can be predicted."""
+
+
 class WorkerError(DataError):
     """A data worker crashed or was killed. The run can be resumed."""
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from surestep.base.errors import ConfigError, Preempted, RunError
+from surestep.base.errors import ConfigError, NoTargetsError, Preempted, RunError
 from surestep.base.text import format_duration, print_escaped, print_json
 from surestep.cli import output as show
 from surestep.cli.launch import launch, original_argv
@@ -139,17 +139,21 @@ def train(
                 print_resume_command(command, read_launched())
             raise
         which: Which = "last" if done.best is None else "best"  # each evaluation was of NaN
-        test = None if task.test is None else session.evaluate_checkpoint("test", which)
-    return done, test, _next_command(done, task, which)
+        test = None
+        with suppress(NoTargetsError):  # such data is predicted
+            test = None if task.test is None else session.evaluate_checkpoint("test", which)
+    return done, test, _next_command(done, task, which, predicts=test is None)
 
 
-def _next_command(done: Run, task: Task, which: Which) -> list[str]:
-    """Return the command that evaluates a run; nothing if there is no data to evaluate it on."""
+def _next_command(done: Run, task: Task, which: Which, *, predicts: bool) -> list[str]:
+    """Return the command that evaluates a run, or predicts its test data; [] without such data."""
     if task.test is None and not task.val_sets():
         return []
-    split = [] if task.test is None else ["--split", "test"]
+    command = ["evaluate", str(done.path)]
+    if task.test is not None:
+        command = ["predict", str(done.path)] if predicts else [*command, "--split", "test"]
     weights = ["--which", "last"] if which == "last" and done.last is not None else []
-    return ["surestep", "evaluate", str(done.path), *split, *weights]
+    return ["surestep", *command, *weights]
 
 
 def print_resume_command(command: str, launched: LaunchInfo) -> None:

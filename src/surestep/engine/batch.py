@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from surestep.base.errors import DataError, TaskError
+from surestep.base.errors import DataError, NoTargetsError, TaskError
 
 _LISTED = 4  # tensors that a message describes
 LEAVE_OUT = (
@@ -40,6 +40,12 @@ class MicroBatch(NamedTuple):
         if self.kwargs:
             return dict(self.kwargs)
         return self.args[0] if len(self.args) == 1 else self.args
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether it has targets, which a model that computes its own loss finds in its inputs."""
+        is_all = isinstance(self.targets, Mapping) and self.targets.keys() == self.kwargs.keys()
+        return self.targets is not None and not is_all
 
     @property
     def rows(self) -> int:
@@ -82,7 +88,8 @@ def split_batch(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
     targets are at "target", "targets", "label", "labels" or "y", and the rest is passed by name.
 
     Raises:
-        DataError: the targets are ambiguous or missing.
+        NoTargetsError: there are no targets.
+        DataError: the targets are ambiguous.
     """
     if isinstance(batch, (tuple, list)) and len(batch) >= 2:
         return tuple(batch[:-1]), {}, batch[-1]
@@ -90,13 +97,13 @@ def split_batch(batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
         named = [key for key in batch if key in TARGETS]
         if len(named) == 1:
             return (), {key: batch[key] for key in batch if key != named[0]}, batch[named[0]]
-        raise DataError(
+        raise (DataError if named else NoTargetsError)(
             f"A batch has the keys {sorted(map(str, batch))}, and it is not clear which of them "
             "has the targets. Set Task(inputs=lambda batch: ({'x': batch['x']}, batch['y']))."
         )
     if batch is None:
         raise DataError("A batch is None. Return (x, y) from collate_fn, or from the dataset.")
-    raise DataError(
+    raise NoTargetsError(
         f"A batch is a {type(batch).__name__}, and it is not clear which part is the targets. "
         "Let the dataset return (x, y), or pass tensors (x, y). Or set "
         "Task(inputs=lambda batch: (batch, targets)), with None for a loss that needs no targets."

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from surestep.base.errors import CheckpointError, DataError, TaskError
+from surestep.base.errors import CheckpointError, DataError, NoTargetsError, TaskError
 from surestep.base.temp_folders import make_temp_folder
 from surestep.base.text import format_bytes
 from surestep.config.config import Config
 from surestep.engine.data.dataset import count_samples, first_samples
 from surestep.engine.data.target_stats import with_fitted_loss
+from surestep.engine.evaluate.predict import Predictions
 from surestep.engine.losses.model_loss import IN_TRAINING
 from surestep.engine.rules.resolve import resolve_seed
 from surestep.engine.state.state import State
@@ -77,11 +78,20 @@ def dry_run(task: Task, config: Config, *, callbacks: Sequence[Callback] = ()) -
         with session:
             session.incidents.keeps = False
             timed("one step", partial(_one_step, session), lambda loss: f"loss {loss:.4g}")
-            for split in [*small.val_sets(), *(["test"] if test is not None else [])]:
+            for split in small.val_sets():
                 timed(f"evaluate {split}", partial(session.evaluate, split), shown)
+            if test is not None:
+                try:
+                    timed("evaluate test", partial(session.evaluate, "test"), shown)
+                except NoTargetsError:
+                    timed("predict test", partial(session.predict, "test"), _count_samples)
             timed("save", session.save, lambda path: format_bytes(size_on_disk(path)))
             timed("load", partial(_check_load, session), lambda _: "bit for bit")
     return actions
+
+
+def _count_samples(found: Predictions) -> str:
+    return f"{found.samples} samples"
 
 
 def _one_step(session: Session) -> float:

@@ -14,7 +14,7 @@ from surestep.config.config import Config
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.dataset import count_samples
 from surestep.engine.device import ran_out
-from surestep.engine.evaluate.evaluate import evaluate_parts, inference
+from surestep.engine.evaluate.evaluate import check_targets, evaluate_parts, inference
 from surestep.engine.evaluate.nonfinite_inputs import check_in_memory, forward_of
 from surestep.engine.evaluate.predict import Predictions, check_passes, make_predict_loader, predict
 from surestep.engine.evaluate.update_bn import recompute_statistics
@@ -83,14 +83,15 @@ class Evaluator:
             if self.task.loss is None:
                 raise ConfigError("The Task has no loss to evaluate. Set Task(loss=...).")
 
-    def check_in_memory(self) -> None:
-        """Raise a DataError if a validation set in memory has a sample that makes its loss NaN."""
+    def check_val_sets(self) -> None:
+        """Raise a DataError if a validation set has no targets, or a NaN in memory."""
         model, parts = self.loop.state.model, self.loop.parts
         if parts.loss.kind in ("none", "in training"):
             return
         forward = forward_of(model, parts.autocast)
         for name in self.task.val_sets():
             loader = self.loaders[name]
+            check_targets(loader)
             with preserve_weights(model), inference(model, loader, parts.loss, writes=parts.writes):
                 check_in_memory(name, loader, parts.loss, forward)
 

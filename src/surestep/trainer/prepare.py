@@ -344,7 +344,7 @@ def _open_session(
     every_callback = [*callbacks, *_plugin_callbacks(plan)]
     loop = build(planned, settings, every_callback, fresh=is_fresh, world=world)
     evaluator = Evaluator(plan, task, loop, make_eval_loaders(planned))
-    evaluator.check_in_memory()
+    evaluator.check_val_sets()
     session = Session(plan, task, loop, evaluator, recorder, settings, planned.system)
     session.ignored = describe_ignored(planned.config)
     if checkpoint is not None:

@@ -237,7 +237,7 @@ class BatchLoader:
             raw, collated = raw
         elif self.is_ready and self.layout.batch_size == 1 and not self.shared:
             collated = _first_size(raw, self.loss)
-        if self._is_plain and type(raw) is tuple:
+        if self._is_plain and type(raw) is tuple and len(raw) > 1:
             args, targets, kwargs = raw[:-1], raw[-1], _NOTHING
         else:
             args, kwargs, targets = self._split_at(raw, epoch, position)

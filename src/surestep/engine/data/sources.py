@@ -377,8 +377,8 @@ class MapStyleSource:
         self.collates = collate not in (None, default_collate)
         self._seeded = SeededDataset(dataset, collate or default_collate, seed, part, with_epoch)
         self._seeded.counts = counts
-        self._has_workers = bool(options.get("num_workers"))
-        self._by_torch = self._has_workers or bool(options.get("pin_memory"))
+        self.has_workers = bool(options.get("num_workers"))
+        self._by_torch = self.has_workers or bool(options.get("pin_memory"))
         self._loader = make_torch_loader(self._seeded, options, batch_sampler=self._requests)
         self._loader.warns_of_changes = not self._seeded.is_sliced  # as without workers
 
@@ -393,7 +393,7 @@ class MapStyleSource:
         if not self._by_torch:  # a DataLoader's own work takes 14 us a micro-batch
             return map(self._seeded.__getitems__, self._requests)
         found: Iterator[Any] = iter(self._loader)
-        if not self._has_workers or self._seeded.is_sliced:
+        if not self.has_workers or self._seeded.is_sliced:
             return found
         return map(self._check_loaded, found)
 
@@ -428,7 +428,7 @@ class MapStyleSource:
 
     def take(self, found: Iterator[Any], count: int) -> Iterator[Any]:
         """Take the micro-batches of one batch: to preserve the generators takes 16 us."""
-        if count == 1 or self._has_workers or self._seeded.is_sliced:
+        if count == 1 or self.has_workers or self._seeded.is_sliced:
             return islice(found, count)
         with preserve_rng():
             self._seeded.preserves = False

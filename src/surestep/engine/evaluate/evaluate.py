@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from surestep.base.errors import SurestepError, TaskError
+from surestep.base.errors import NoTargetsError, SurestepError, TaskError
 from surestep.base.warn import warn
 from surestep.engine.batch import (
     Batch,
@@ -20,6 +20,7 @@ from surestep.engine.batch import (
 from surestep.engine.buffers import Slot
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.failures import explain_target
+from surestep.engine.data.sources import InMemory, MapStyleSource
 from surestep.engine.device import ran_out, sum_dtype
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.distributed.hang_monitor import is_network_error
@@ -42,6 +43,7 @@ from surestep.engine.rng import ModelRNG, preserve_torch_rng
 from surestep.engine.value import Value, number
 
 _NOTHING: Mapping[str, Any] = {}
+_FIRST = 4  # samples: fewer might not show that columns were passed as a list of samples
 _LONG_S = 60.0  # of reading a stream without a length, after which it may have no end
 
 
@@ -160,18 +162,31 @@ def eval_step(
     autocast: AbstractContextManager[Any],
 ) -> None:
     """Add one micro-batch to the totals."""
-    loss = totals.loss
     with autocast:
         outputs = model(*micro.args, **micro.kwargs)
-        if micro.items and totals.parts:
-            for head in split_heads(loss, outputs, micro):
-                with error_prefix(head.name):
-                    totals.parts[head.name].add(
-                        head.outputs, head.micro_batch.targets, head.micro_batch.items
-                    )
-        elif micro.items and not loss.is_in_training_only:
-            totals.add(outputs, loss.targets_of(micro), micro.items)
+        with explain_missing_targets("The loss", exist=micro.has_targets):
+            _add_losses(outputs, micro, totals)
     totals.count(micro.samples)
+    with explain_missing_targets("A metric", exist=micro.has_targets):
+        _add_metrics(model, outputs, micro, totals)
+
+
+def _add_losses(outputs: Any, micro: MicroBatch, totals: EvalAccumulator) -> None:
+    loss = totals.loss
+    if micro.items and totals.parts:
+        for head in split_heads(loss, outputs, micro):
+            with error_prefix(head.name):
+                totals.parts[head.name].add(
+                    head.outputs, head.micro_batch.targets, head.micro_batch.items
+                )
+    elif micro.items and not loss.is_in_training_only:
+        totals.add(outputs, loss.targets_of(micro), micro.items)
+
+
+def _add_metrics(
+    model: nn.Module, outputs: Any, micro: MicroBatch, totals: EvalAccumulator
+) -> None:
+    loss = totals.loss
     count = metric_weight(loss, micro) if totals.metrics and micro.samples else 0
     for metric in totals.metrics if micro.samples else ():
         seen = input_metric_outputs(metric, model, micro)
@@ -183,6 +198,48 @@ def eval_step(
                 raise
             where = f"on samples from position {micro.position}"
             raise metric_error(metric.name, where, error, predictions, micro.targets) from error
+
+
+@contextmanager
+def explain_missing_targets(what: str, *, exist: bool) -> Iterator[None]:
+    """Raise NoTargetsError for an error of a loss or metric if there are no targets."""
+    try:
+        yield
+    except Exception as error:  # whatever the user's loss or metric raises
+        if exist or is_network_error(error) or ran_out(error):
+            raise
+        text = f"{what} fails without: {type(error).__name__}: {error}".rstrip(".") + "."
+        raise NoTargetsError(str(error) if isinstance(error, SurestepError) else text) from error
+
+
+@contextmanager
+def name_split(name: str) -> Iterator[None]:
+    """Name the split in a NoTargetsError, and what to do with such data."""
+    try:
+        yield
+    except NoTargetsError as error:
+        instead = "Pass data to predict as Task(test=...)."
+        if name == "test":
+            instead = "Predict it: trainer.predict('test'), or surestep predict RUN."
+        raise NoTargetsError(
+            f"The {name} data cannot be evaluated, only predicted, since it has no targets. "
+            f"{instead} {error}"
+        ) from error
+
+
+def check_targets(loader: BatchLoader) -> None:
+    """Check that the first samples of a split have targets, unless workers read it, or it streams.
+
+    Raises:
+        NoTargetsError: it has none, and the loss counts them.
+    """
+    is_read_here = isinstance(loader.source, InMemory) or (
+        isinstance(loader.source, MapStyleSource) and not loader.source.has_workers
+    )
+    some = range(min(_FIRST, loader.layout.samples or 0))
+    if is_read_here and (raw := loader.read_samples(some)) is not None:
+        with name_split(loader.subset):
+            loader.micro_batch(raw, 0, len(some))
 
 
 def metric_weight(loss: Loss, micro: MicroBatch) -> int:
@@ -213,11 +270,13 @@ def evaluate(
 
     Raises:
         EvaluationInterrupted: `loader.leave` asks to stop.
+        NoTargetsError: the split has no targets, and the loss or a metric needs them.
     """
-    totals = EvalAccumulator(loss, metrics, loader.device, world)
+    totals, has_targets = EvalAccumulator(loss, metrics, loader.device, world), True
     randomness = model_rng(loader, model, loss, metrics)
-    with inference(model, loader, loss, writes=writes):
+    with name_split(loader.subset), inference(model, loader, loss, writes=writes):
         for micro in _micro_batches(loader, randomness):
+            has_targets = micro.has_targets
             try:
                 eval_step(model, micro, totals, autocast)
             except FAILURES as error:
@@ -227,7 +286,8 @@ def evaluate(
         if metrics:  # what one draws at the end does not depend on how the samples were split
             (samples,) = world.all_reduce_sum([totals.samples])
             randomness.seed_for("evaluate", int(samples), 0, loader.subset)
-        return totals.compute()
+        with explain_missing_targets("A metric", exist=has_targets):
+            return totals.compute()
 
 
 def _explained(

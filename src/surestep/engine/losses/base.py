@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from surestep.base.errors import DataError, TaskError
+from surestep.base.errors import DataError, NoTargetsError, TaskError
 from surestep.base.warn import place_of
 from surestep.engine.batch import MicroBatch, batch_size_of, explain_targets
 from surestep.engine.device import place
@@ -92,7 +92,8 @@ class Loss:
         except AttributeError as error:
             if isinstance(targets, Tensor) or place_of(error):  # in a function of the user's
                 raise
-            raise DataError(explain_targets(targets, self.label)) from error
+            kind = NoTargetsError if targets is None else DataError
+            raise kind(explain_targets(targets, self.label)) from error
 
     def total(
         self, outputs: Any, targets: Any, items: float

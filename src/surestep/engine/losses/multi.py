@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from surestep.base.errors import DataError, TaskError, suggest_names
+from surestep.base.errors import DataError, NoTargetsError, TaskError, suggest_names
 from surestep.engine.batch import (
     MicroBatch,
     batch_size_of,
@@ -208,7 +208,7 @@ def get_named(value: Any, name: str, what: str) -> Any:
             return value[name]
         known = list(map(str, value))
     elif value is None and what == "targets":
-        raise DataError(explain_targets(value, f"loss[{name!r}]"))
+        raise NoTargetsError(explain_targets(value, f"loss[{name!r}]"))
     elif is_plain_tuple or isinstance(value, (Tensor, list, str, int, float, type(None))):
         give = "let the model return" if what == "outputs" else "give"
         raise TaskError(
