@@ -3,6 +3,7 @@
 import pytest
 
 import surestep
+from surestep.base.errors import RunError
 from surestep.record.run import Run
 from surestep.trainer.own_loop import describe_ignored
 from tests import tiny
@@ -71,3 +72,23 @@ def test_finished_run_reports_nothing(tmp_path):
             if not session.finished:
                 session.save()
     assert len(notices(tmp_path)) == 1
+
+
+def test_script_whose_train_step_goes_beyond_the_last_step_runs_again(tmp_path):
+    def run_script():
+        """Run the loop of the README."""
+        with tiny.prepare(tmp_path, {"val": (X, Y)}, epochs=2) as session:
+            for result in session.steps():
+                if result.step % 3 == 0:
+                    session.evaluate()
+                    session.save()
+                    break
+            for _ in session.steps():
+                pass
+            session.train_step([(X[:5], Y[:5]), (X[5:8], Y[5:8])])
+            session.save()
+            return session.state.progress.step
+
+    assert [run_script() for _ in range(3)] == [7, 8, 9]
+    with pytest.raises(RunError, match="it is at step 9 already"):
+        tiny.prepare(tmp_path, {"val": (X, Y)}, epochs=1)

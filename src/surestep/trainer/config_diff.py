@@ -256,9 +256,11 @@ def _run_length(
     """
     set_before, set_now = before["config"], planned.config.set_options()
     old, new = before.get("decided", {}).get("total_steps"), planned.plan.total_steps
+    if old == new:  # a train_step() of the user may have gone beyond it
+        return
     if progress.step > new:
         effect = incompatible(f"it is at step {progress.step} already")
-    elif old in (None, new) or all(set_before.get(n) == set_now.get(n) for n in LENGTHS):
+    elif old is None or all(set_before.get(n) == set_now.get(n) for n in LENGTHS):
         return
     else:
         effect = _length_effect(before, planned, progress.steps_taken)
