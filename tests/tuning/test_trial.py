@@ -18,6 +18,7 @@ from surestep.tuning import process, trial
 from surestep.tuning.channel import Channel
 from surestep.tuning.process import StopRequests, TrialProcess
 from surestep.tuning.trial import WorkerLink
+from tests import tiny
 
 RECIPE = str(Path(__file__).with_name("recipe.py"))
 
@@ -289,3 +290,12 @@ def test_trial_is_stopped_when_its_time_is_over(tmp_path, monkeypatch):
     assert worker.train().stopped
     assert worker.stops.reason == "timeout"
     assert Run(worker.run).last.step >= 6
+
+
+@pytest.mark.parametrize("test", [None, (tiny.data()[0],)])
+def test_winner_without_test_targets_has_no_test_metrics(tmp_path, test):
+    x, y = tiny.data()
+    parts = {"val": (x, y), "test": test}
+    tiny.fit(tmp_path / "r", parts, max_steps=1)
+    call = SimpleNamespace(task=lambda: tiny.task(**parts), config=tiny.config(max_steps=1))
+    assert trial._measure_test(call, {"run": str(tmp_path / "r")}) == {"test": None}

@@ -16,7 +16,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from surestep.base.errors import Preempted, SurestepError
+from surestep.base.errors import NoTargetsError, Preempted, SurestepError
 from surestep.base.exit_codes import FAILED, INTERRUPTED, STOPPED
 from surestep.base.secrets import mask_secrets
 from surestep.base.text import print_escaped
@@ -158,14 +158,17 @@ def _train(call: RecipeCall, job: Mapping[str, Any], link: WorkerLink) -> dict[s
 
 
 def _measure_test(call: RecipeCall, job: Mapping[str, Any]) -> dict[str, Any]:
-    """Evaluate the best checkpoint of a run on the test split."""
+    """Evaluate the best checkpoint of a run on the test split; None if it cannot be evaluated."""
     task = call.task()
     if task.test is None:
         return {"test": None}
     run = Run(Path(job["run"]))
-    _, metrics = evaluate_run(
-        run, task, call.config, split="test", which="best", warn=lambda text: print(text)
-    )
+    try:
+        _, metrics = evaluate_run(
+            run, task, call.config, split="test", which="best", warn=lambda text: print(text)
+        )
+    except NoTargetsError:
+        return {"test": None}
     return {"test": {name: value for name, value in metrics.items() if isinstance(value, float)}}
 
 
