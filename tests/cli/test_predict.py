@@ -130,3 +130,37 @@ def test_changed_recipe_is_not_run_unless_allowed(surestep, run, recipe, folder)
     assert (answer.code, answer.out) == (2, "")
     assert f"{folder / 'mine.py'} has changed since r was trained." in answer.err
     assert surestep("predict", "r", "--allow", "recipe").code == 0
+
+
+NO_TEST = RECIPE.replace("        test=(x[32:], y[32:]),\n", "")
+VAL = "val=(x[24:32], y[24:32])"
+
+
+def test_validation_data_is_predicted_if_there_is_no_test_data(surestep, recipe, folder):
+    assert surestep("train", recipe(NO_TEST), "--run", "r").code == 0
+    answer = surestep("predict", "r")
+    assert (answer.code, answer.out) == (0, "r/predictions-val.npz\n")
+    assert "The task has no test data, so val is predicted.\n" in answer.err
+    found = np.load(folder / "r/predictions-val.npz")
+    np.testing.assert_allclose(
+        found["output"], expected(Run(folder / "r"), rows=slice(24, 32)), rtol=1e-5, atol=1e-6
+    )
+    assert surestep("predict", "r").code == 2
+    assert surestep("predict", "r", "--split", "test").code == 2
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        ("val={'near': (x, y), 'far': (x, y)}", "Pass --split near or --split far."),
+        ("val=None", "Pass --split train"),
+    ],
+)
+def test_split_to_predict_is_asked_for_if_it_is_not_clear(surestep, recipe, folder, sets, message):
+    assert surestep("train", recipe(NO_TEST.replace(VAL, sets)), "--run", "r").code == 0
+    before = files(folder)
+    answer = surestep("predict", "r")
+    assert (answer.code, answer.out) == (2, "")
+    assert "has no test data" in answer.err
+    assert message in answer.err
+    assert files(folder) == before

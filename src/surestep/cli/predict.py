@@ -1,7 +1,12 @@
 """`surestep predict RUN`."""
 
+from __future__ import annotations
+
 import sys
-from typing import Annotated, Literal
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from tqdm import tqdm
@@ -18,13 +23,18 @@ from surestep.cli.load_run import (
 from surestep.cli.parse import command
 from surestep.record.io import dumps
 
+if TYPE_CHECKING:  # they import numpy and torch
+    from surestep.engine.evaluate.predict import Predictions
+    from surestep.record.checkpoint.reader import CheckpointInfo
+    from surestep.record.prediction_files import Arrays
+
 
 @command("predict")
 def run(
     checkpoint: Annotated[str, tyro.conf.arg(metavar="RUN")],
     /,
     *,
-    split: str = "test",
+    split: str | None = None,
     which: Literal["best", "last", "average"] = "best",
     out: str | None = None,
     mc_dropout: int | None = None,
@@ -36,7 +46,8 @@ def run(
 
     Args:
         checkpoint: Run folder, or RUN@200 for the checkpoint of step 200.
-        split: test, train, or the name of a validation set.
+        split: test, train, or the name of a validation set; the default is test, or val without
+            test data.
         which: Which weights to use.
         out: File to write: .npz, .safetensors, .csv or .jsonl; the default is
             predictions-SPLIT.npz in the run folder.
@@ -47,13 +58,26 @@ def run(
         json: Print what was written as JSON.
     """
     folder, selected = parse_run_ref(checkpoint, which)
-    path = require_local_path(folder.path / f"predictions-{split}.npz" if out is None else out)
     from surestep.record.prediction_files import open_predictions  # imports numpy
 
-    with open_predictions(path, overwrite=overwrite) as write:
+    with ExitStack() as opened:
+
+        def open_file(split: str | None) -> tuple[Path, Callable[[Arrays], None]]:
+            default = folder.path / f"predictions-{split}.npz"
+            path = require_local_path(default if out is None else out)
+            return path, opened.enter_context(open_predictions(path, overwrite=overwrite))
+
+        is_known = out is not None or split is not None  # so it is checked before the recipe runs
+        file = open_file(split) if is_known else None
         call = load_run_recipe(folder, parse_allowed(allow))
         from surestep.trainer.evaluator import predict_run
+        from surestep.trainer.planning import choose_split_to_predict
 
+        task = call.task()
+        part = split or choose_split_to_predict(task)
+        if split is None and part != "test":
+            print_escaped(f"The task has no test data, so {part} is predicted.", file=sys.stderr)
+        path, write = file or open_file(part)
         # Without a terminal there is no bar.
         with tqdm(unit="sample", disable=None, file=sys.stderr, dynamic_ncols=True) as bar:
 
@@ -63,24 +87,31 @@ def run(
 
             saved, found = predict_run(
                 folder,
-                call.task(),
+                task,
                 call.config,
-                split=split,
+                split=part,
                 which=selected,
                 mc_dropout=mc_dropout,
                 watch=watch,
                 folder=path.parent,
             )
         write(found.arrays)
+    of = f"{describe_which(selected)}step {saved.step}: {found.samples} samples of {part}"
+    _report(path, saved, found, of, as_json=json)
+    return 0
+
+
+def _report(
+    path: Path, saved: CheckpointInfo, found: Predictions, of: str, *, as_json: bool
+) -> None:
+    """Print the path on stdout, and everything else on stderr."""
     for notice in found.notices:
         print_escaped(notice, file=sys.stderr)
-    summary = f"{describe_which(selected)}step {saved.step}: {found.samples} samples of {split}"
     passes = "" if found.passes is None else f", {found.passes} passes"
-    print_escaped(f"{summary}{passes}", file=sys.stderr)
-    if json:
+    print_escaped(f"{of}{passes}", file=sys.stderr)
+    if as_json:
         shapes = {name: list(array.shape) for name, array in found.arrays.items()}
         step = {"step": saved.step, "checkpoint": str(saved.path), "notices": found.notices}
         print_json(dumps({"path": str(path), "samples": found.samples, "arrays": shapes, **step}))
     else:
         print_escaped(str(path))
-    return 0

@@ -303,6 +303,20 @@ def check_split(split: str, splits: Mapping[str, Any]) -> None:
         raise ConfigError(f"The task has no {split} data. {suggest_names(split, splits)}")
 
 
+def choose_split_to_predict(task: Task) -> str:
+    """Return "test", or the name of the only validation set of a task without test data.
+
+    Raises:
+        ConfigError: there is no test data, and not one validation set.
+    """
+    names = ["test"] if task.test is not None else list(task.val_sets())
+    if len(names) == 1:
+        return names[0]
+    has = f"{len(names)} validation sets" if names else "no validation data"
+    options = " or ".join(f"--split {name}" for name in names or ["train"])
+    raise ConfigError(f"The task has no test data and {has}. Pass {options}.")
+
+
 def make_eval_loaders(planned: PreparedTask) -> dict[str, BatchLoader]:
     """Return the loader that evaluates each split of the data."""
     task = planned.task
