@@ -29,6 +29,7 @@ def test_best_checkpoint_is_evaluated_on_the_validation_data(surestep, run, fold
     assert f"r, best checkpoint, step {run.best.step}\n" in answer.out
     assert f" val/loss {run.best.metrics['val/loss']:.4g} " in answer.out
     assert f" val/accuracy {run.best.metrics['val/accuracy']:.4g} " in answer.out
+    assert answer.out.endswith("Measured: 8 samples of val\n")
     assert answer.err == f"Running {folder / 'mine.py'}\n"
 
 
@@ -39,6 +40,7 @@ def test_best_and_last_checkpoint_can_be_evaluated(surestep, run, which):
     assert found["step"] == saved.step
     assert found["path"] == f"r/checkpoints/{saved.path.name}"
     assert found["metrics"] == pytest.approx(saved.metrics)
+    assert found["samples"] == {"val": 8}
 
 
 def test_checkpoint_can_be_named_by_its_step(surestep, run):

@@ -206,6 +206,17 @@ def test_limit_val_batches_limits_a_run_and_not_a_requested_evaluation(tmp_path,
         loss = float(torch.nn.functional.cross_entropy(model(x[:6]), y[:6]))
     assert event["metrics"]["val/loss"] == pytest.approx(loss, rel=1e-6)
     assert "step 2 on 2 batches: val/loss" in capsys.readouterr().err
+    with torch.no_grad():
+        loss = float(torch.nn.functional.cross_entropy(model(x), y))
+    config = tiny.config(**options, logging={"progress": "plain"})
+    trainer = surestep.Trainer(task, config, run=tmp_path / "run")
+    for _ in range(2):
+        found = trainer.evaluate("val", "last")
+        assert found["val/loss"] == pytest.approx(loss, rel=1e-6)
+        assert "last checkpoint, step 2, 12 samples of val: val/loss" in capsys.readouterr().err
+    trainer.session.evaluate()  # of the run
+    assert "step 2 on 2 batches: val/loss" in capsys.readouterr().err
+    trainer.close()
 
 
 def test_limit_val_batches_without_validation_data_is_rejected(tmp_path):

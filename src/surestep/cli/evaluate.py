@@ -1,7 +1,7 @@
 """`surestep evaluate RUN`."""
 
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -45,13 +45,14 @@ def run(
     from surestep.trainer.evaluator import evaluate_run
 
     reasons: list[str] = []
-    saved, metrics = evaluate_run(
-        folder, task, call.config, split=split, which=selected, warn=reasons.append
-    )
+    samples: dict[str, int] = {}
+    given: dict[str, Any] = {"warn": reasons.append, "count": samples.__setitem__}
+    saved, metrics = evaluate_run(folder, task, call.config, split=split, which=selected, **given)
     for reason in reasons:
         print_escaped(reason, file=sys.stderr)
     if json:
-        print_json(dumps({"step": saved.step, "path": str(saved.path), "metrics": metrics}))
+        found = {"step": saved.step, "path": str(saved.path), "metrics": metrics}
+        print_json(dumps(found | {"samples": samples}))
         return 0
     title = f"{folder.path.name}, {describe_which(selected)}step {saved.step}"
     show.print_table(title, ("metric", "value"), show.metric_rows(metrics))
@@ -63,4 +64,6 @@ def run(
             "A metric is nan if no sample or prediction counts for it, or if the model's outputs "
             "are nan."
         )
+    counted = ", ".join(f"{count} samples of {name}" for name, count in samples.items())
+    print_escaped(f"Measured: {counted}")
     return 0

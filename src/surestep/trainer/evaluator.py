@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from surestep.base.errors import ConfigError, ParallelError
 from surestep.config.config import Config
-from surestep.engine.data.batch_loader import BatchLoader
+from surestep.engine.data.batch_loader import BatchLoader, make_loader
 from surestep.engine.data.dataset import count_samples
 from surestep.engine.device import ran_out
 from surestep.engine.evaluate.evaluate import check_targets, evaluate_parts, inference
@@ -94,6 +94,25 @@ class Evaluator:
             check_targets(loader)
             with preserve_weights(model), inference(model, loader, parts.loss, writes=parts.writes):
                 check_in_memory(name, loader, parts.loss, forward)
+
+    def evaluate_all(self, split: str, warn: Warn) -> tuple[dict[str, Value], int]:
+        """Return the metrics of all of a split, and how many samples of it were measured.
+
+        The run itself may evaluate only the first batches of a validation set.
+        """
+        limited = self.loaders[split]
+        if limited.layout.limit is None:
+            return self.evaluate(split, warn), limited.measured
+        data, loss = data_splits(self.task)[split], self.loop.parts.loss
+        plan = self.plan.replace(limit_val_batches=None)
+        full = make_loader(data, split, task=self.task, loss=loss, plan=plan)
+        full.leave, full.retry = limited.leave, limited.retry
+        self.loaders[split] = full
+        try:
+            return self.evaluate(split, warn), full.measured
+        finally:
+            self.loaders[split] = limited
+            full.close()
 
     def evaluate(self, split: str | None, warn: Warn) -> dict[str, Value]:
         """Return the metrics of a split, or of all validation sets, by "split/metric"."""
@@ -203,10 +222,12 @@ def evaluate_run(
     split: str,
     which: Which | int,
     warn: Warn | None = None,
+    count: Callable[[str, int], object] | None = None,
 ) -> tuple[CheckpointInfo, dict[str, Value]]:
     """Return the checkpoint of a run that was evaluated, and its metrics by "split/metric".
 
     Nothing is written, and the folder is not locked. The split "val" is all validation sets.
+    `count` is called with the name of each set and the number of its samples that were measured.
     """
     planned = plan_task(task, config.single_process())
     planned = replace(planned, plan=planned.plan.single_process())  # in a process of torchrun too
@@ -227,6 +248,9 @@ def evaluate_run(
             # No set may change what the next one measures.
             writes=ForwardWrites(model).possible if len(names) > 1 else (),
         )
+    if count is not None:
+        for name in names:
+            count(name, loaders[name].measured)
     return saved, metrics
 
 

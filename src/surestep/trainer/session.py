@@ -263,7 +263,7 @@ class Session:
         return metrics
 
     def evaluate_checkpoint(self, split: str, which: Which) -> dict[str, Value]:
-        """Evaluate a split with the weights of a checkpoint; the model's weights are restored.
+        """Evaluate all of a split with the weights of a checkpoint; restore the model's weights.
 
         Args:
             split: the name of a validation set, "train" or "test".
@@ -277,13 +277,11 @@ class Session:
             CheckpointError: there is no such checkpoint, or it is corrupted.
         """
         self._evaluator.check(split)
-        with (
-            self.loop.pause_clock(),
-            self._evaluator.using_checkpoint(self.run, which) as saved,
-        ):
-            metrics = self._evaluator.evaluate(split, self._notice_once)
+        with self.loop.pause_clock(), self._evaluator.using_checkpoint(self.run, which) as saved:
+            metrics, samples = self._evaluator.evaluate_all(split, self._notice_once)
         self._recorder.event("evaluation", step=saved.step, metrics=metrics, which=which)
-        self.print_line(f"{which} checkpoint, step {saved.step}: {shown(metrics)}")
+        where = f"{which} checkpoint, step {saved.step}, {samples} samples of {split}"
+        self.print_line(f"{where}: {shown(metrics)}")
         return metrics
 
     def predict(

@@ -65,6 +65,7 @@ class BatchLoader:
         leave: called before each measured batch; returns whether to stop.
         retry: called when a data worker died; returns whether to continue with new workers.
         has_ended: a split to measure was read to its end, so it has one.
+        measured: how many samples of it, on all ranks, the last evaluation read.
         lengths: of the epochs, in samples; None for a stream.
         report_length: called if an epoch begins with another number of samples than the one before:
             with the epoch, the number before and the number now.
@@ -104,7 +105,7 @@ class BatchLoader:
         self.pin = plan.data_pin_memory and isinstance(self.source, InMemory)
         self.leave: Callable[[], bool] | None = None
         self.retry: Callable[[WorkerError], bool] | None = None
-        self.has_ended = False
+        self.has_ended, self.measured = False, 0
         is_stream = samples is None or isinstance(self.source, StreamLoader)
         self.lengths = None if is_stream else EpochLengths(samples or 0)
         self.report_length: Callable[[int, int, int], object] = partial(warn_of_length, part)

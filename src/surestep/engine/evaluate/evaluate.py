@@ -324,7 +324,9 @@ def measured_batches(loader: BatchLoader) -> Iterator[Batch]:
     """Yield the batches of a split; warn if a stream that may have no end is read for a minute."""
     may_be_endless = loader.layout.samples is None and loader.layout.limit is None
     end = time.monotonic() + _LONG_S if may_be_endless and not loader.has_ended else math.inf
+    loader.measured = 0
     for batch in loader.batches(epoch=0):
+        loader.measured = batch.end
         yield batch
         if time.monotonic() > end:
             end = math.inf
