@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from surestep.base.errors import WorkerError
-from surestep.engine.data.workers import Loader, list_children
+from surestep.base.processes import list_children
+from surestep.engine.data.workers import Loader
 from tests.torture.cases import Case
 from tests.torture.forked import Child
 from tests.torture.outcome import differences

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from surestep.base.errors import RunError
-from surestep.engine.data.workers import list_children
+from surestep.base.processes import list_children
 from surestep.record.run import Run
 from tests.tuning.kills_recipe import PAUSE
 

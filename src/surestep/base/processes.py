@@ -1,9 +1,14 @@
-"""Whether a process that another one has named still runs."""
+"""Processes by their numbers: whether one still runs, and which others it has started."""
 
 import os
+import signal
 import socket
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 from uuid import getnode
+
+_PROC = Path("/proc")
 
 
 def describe_machine() -> str:
@@ -32,3 +37,29 @@ def is_running(pid: int) -> bool:
     except PermissionError:  # it is of another user
         return True
     return True
+
+
+def kill_tree(*pids: int) -> None:
+    """Kill processes and all that they have started, if the system lists those."""
+    for pid in pids:
+        below = list_children(pid)
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+        kill_tree(*below)
+
+
+def list_children(pid: int) -> list[int]:
+    """Return the processes that a process has started, if the system lists them."""
+    found: list[int] = []
+    if not _PROC.exists():  # macOS has `ps` only
+        with suppress(OSError, ValueError):
+            command = ["ps", "-A", "-o", "pid=,ppid="]
+            rows = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+            found = [
+                own for own, parent in (map(int, row.split()) for row in rows) if parent == pid
+            ]
+        return found
+    for listed in (_PROC / f"{pid}/task").glob("*/children"):
+        with suppress(OSError):  # it has ended
+            found += map(int, listed.read_text().split())
+    return found

@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from surestep.base.exit_codes import INTERRUPTED, STOPPED
-from surestep.engine.data.workers import list_children
+from surestep.base.processes import list_children
 from surestep.engine.distributed.launcher_env import NPROC_VARIABLE
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGQUIT")

@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 import surestep
 from surestep.base.errors import DataError, WorkerError
 from surestep.engine import private
-from surestep.engine.data import workers
 from surestep.engine.data.workers import Loader
 from surestep.record.run import Run
 from tests import tiny
@@ -343,15 +342,3 @@ def test_worker_that_never_starts_is_named_and_killed(tmp_path):
     assert "A data worker did not begin within 1 s" in done.stdout, done.stderr
     pid = int(re.search(r"pid (\d+)", done.stdout)[1])
     assert not alive(pid)
-
-
-@pytest.mark.parametrize("proc", ["/proc", "/nowhere"], ids=["Linux", "macOS"])
-def test_process_is_killed_with_those_that_it_started(monkeypatch, proc):
-    monkeypatch.setattr(workers, "_PROC", Path(proc))
-    script = "sleep 600 & echo $!; wait"
-    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True) as shell:
-        below = int(shell.stdout.readline())
-        assert below in workers.list_children(shell.pid)
-        workers.kill_tree(shell.pid)
-        assert shell.stdout.read() == ""  # which `sleep` holds open while it runs
-    assert shell.returncode == -signal.SIGKILL

@@ -10,13 +10,11 @@ import multiprocessing
 import os
 import select
 import signal
-import subprocess
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from multiprocessing import current_process, parent_process
 from multiprocessing.process import BaseProcess
@@ -29,6 +27,7 @@ from weakref import WeakSet
 from torch.utils.data import DataLoader
 
 from surestep.base.errors import DataError, WorkerError
+from surestep.base.processes import kill_tree, list_children
 from surestep.base.temp_folders import use_for_workers
 from surestep.engine import private
 from surestep.engine.data.failures import Failed, checked, explain_shared_memory
@@ -41,7 +40,6 @@ _END_S = 5.0  # for workers to end after they were asked to
 _BEGIN_S = 30.0  # for a worker to begin, which takes milliseconds
 _FILES = 8  # that the process opens, and that each worker needs; measured: 2 and 5
 _IGNORED = ("SIGINT", "SIGUSR1", "SIGHUP")
-_PROC = Path("/proc")
 _PROCESSES = 2**16
 # A byte for each process id, shared with workers that are forked: 1 when the worker runs.
 _begun = mmap.mmap(-1, _PROCESSES)
@@ -332,29 +330,3 @@ def _send_error(queue: "Queue[Any]", error: Exception, sent: Any) -> None:
         return
     text = f"A data worker could not send its batch: {type(error).__name__}: {error}."
     queue.put((sent[0], Failed(str(explain_shared_memory(error) or text))))
-
-
-def kill_tree(*pids: int) -> None:
-    """Kill processes and all that they have started, if the system lists those."""
-    for pid in pids:
-        below = list_children(pid)
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-        kill_tree(*below)
-
-
-def list_children(pid: int) -> list[int]:
-    """Return the processes that a process has started, if the system lists them."""
-    found: list[int] = []
-    if not _PROC.exists():  # macOS has `ps` only
-        with suppress(OSError, ValueError):
-            command = ["ps", "-A", "-o", "pid=,ppid="]
-            rows = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
-            found = [
-                own for own, parent in (map(int, row.split()) for row in rows) if parent == pid
-            ]
-        return found
-    for listed in (_PROC / f"{pid}/task").glob("*/children"):
-        with suppress(OSError):  # it has ended
-            found += map(int, listed.read_text().split())
-    return found
