@@ -68,7 +68,8 @@ def test_trials_that_fail_have_their_reasons_and_do_not_end_the_search(search):
         *("--trials", 4, "--sampler", "grid", "--workers", 2),
         text='task.ends = ["well", "raises", "nan", "no_memory"]',
     )
-    assert answer.code == 0, answer.err
+    assert answer.code == 1
+    assert "3 of 4 trials failed, so the exit code is 1. Trial " in answer.err
     reasons = {trial["params"]["task.ends"]: trial["reason"] for trial in found}
     assert reasons.pop("well") == ""
     for name, kind in {"raises": "RecipeError", "nan": "NonFinite", "no_memory": "OutOfM"}.items():
@@ -98,7 +99,7 @@ def test_search_without_a_finished_trial_is_a_failure(search):
     assert answer.code == 1
     assert states(found) == ["failed"] * 2
     assert not Path("study/best.toml").exists()
-    assert "No trial finished. Trial 0 failed: " in answer.err
+    assert "2 of 2 trials failed, so the exit code is 1. Trial 0: " in answer.err
 
 
 @LAUNCHES

@@ -20,6 +20,12 @@ def test_duration_is_an_amount_and_a_unit(text, duration):
     assert parse_duration(text) == duration
 
 
+def test_m_is_minutes_where_only_times_are_allowed():
+    assert parse_duration("90m", ("minutes",)) == Duration(90, "minutes")
+    with pytest.raises(ValueError, match="an amount and a unit"):
+        parse_duration("90m", ("minutes", "steps"))
+
+
 @pytest.mark.parametrize(
     "text", ["", "3", "epochs", "0 steps", "-1 steps", "3 weeks", "1.2.3 steps", "nan steps"]
 )

@@ -315,20 +315,24 @@ def test_table_marks_the_best_trial_and_gives_reasons():
     assert [line[0] for line in cells if "*" in line[0]] == ["3 *"]
 
 
-def test_long_reason_is_cut_in_the_table_and_names_the_log():
+def test_table_has_a_whole_sentence_of_each_reason_and_names_the_log_that_has_the_rest():
     space = make_study([]).settings.space
-    long = "RecipeError: recipe.py, line 3: ValueError: " + "a reason\nof many words " * 20
-    clause = "OutOfMemory: no memory for the batch. Use --micro-batch-size 8, or " + "less " * 20
+    whole = "RecipeError: recipe.py, line 3: ValueError: " + "a reason\nof many words " * 10
+    more = (
+        "OutOfMemory: no memory; the batch is large. Use --micro-batch-size 8, or " + "less " * 20
+    )
+    keys = "ValueError: missing keys: " + "layer.weight, " * 200
     rows = [
         replace(row, state="failed", values=None, reason=reason)
-        for row, reason in zip(make_rows(3), [long, clause, "short"], strict=True)
+        for row, reason in zip(make_rows(4), [whole, more, "short", keys], strict=True)
     ]
     _, cells = tabulate_trials(rows, ACCURACY, space)
     shown = [line[-1] for line in cells]
-    assert shown[0].startswith("RecipeError: recipe.py, line 3: ValueError: a reason")
-    assert shown[0].endswith(" ...; see trials/0000.log")
-    assert len(shown[0]) < 90
-    assert shown[1:] == ["OutOfMemory: no memory for the batch; see trials/0001.log", "short"]
+    assert shown[0] == " ".join(whole.split())
+    assert shown[1] == "OutOfMemory: no memory; the batch is large. See trials/0001.log"
+    assert shown[2] == "short"
+    assert shown[3].endswith("layer.weight, ... See trials/0003.log")
+    assert len(shown[3]) < 450
 
 
 def test_report_that_did_not_change_is_not_written_again(tmp_path):

@@ -211,6 +211,20 @@ def test_stopped_trial_is_resumed_first_and_does_not_count_as_dead(tmp_path):
     assert study.claim_trial().number == 2
 
 
+def test_time_of_a_trial_is_that_of_all_its_processes(tmp_path):
+    study = make_study(tmp_path)
+    trial = study.claim_trial()
+    assert study.hand_back(trial, "stopped by timeout", 3.0)
+    assert study.rows()[0].seconds == 3.0
+    trial = study.claim_trial()
+    assert trial.seconds == 3.0
+    assert die(study, trial) == [True]  # after a time that is not known
+    trial = study.claim_trial()
+    assert trial.seconds == 3.0
+    study.finish(trial, [1.0], trial.seconds + 2.0)
+    assert study.rows()[0].seconds == 5.0
+
+
 def test_worker_killed_while_it_claims_loses_no_trial(tmp_path, monkeypatch):
     study = make_study(tmp_path)
     with monkeypatch.context() as patch:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import tyro
 
 from surestep.base.errors import ConfigError
-from surestep.base.exit_codes import DONE, INTERRUPTED, STOPPED
+from surestep.base.exit_codes import DONE, FAILED, INTERRUPTED, STOPPED
 from surestep.base.locations import flag
 from surestep.base.paths import require_local_path
-from surestep.base.text import print_escaped, print_json
+from surestep.base.text import format_count, one_line, print_escaped, print_json
 from surestep.cli import output as show
 from surestep.cli.config_file import read_config_file
 from surestep.cli.options import CommandOptions, read_command_line
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # optuna, and torch with the recipe, are imported once the co
     from surestep.tuning.search import SearchResult
     from surestep.tuning.study import SearchStudy
 
-_EXIT_CODES = {"timeout": DONE, CTRL_C: INTERRUPTED}
+_EXIT_CODES = {"": DONE, "timeout": DONE, CTRL_C: INTERRUPTED}
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,9 @@ class Options(CommandOptions):
         nproc: Number of processes that train each trial.
         threads: Threads of each process; the default divides the cores by workers x nproc.
         timeout: Save and stop after this time, such as 2h; the same command continues.
+        trial_timeout: Time after which a trial fails, such as 30m, whatever it does.
+        step_timeout: Time without a training step after which a trial fails; its start,
+            evaluations and checkpoints count too.
         grace: Seconds without a heartbeat after which another worker resumes a trial.
         keep_checkpoints: best: delete the checkpoints of every trial that is not the best; all:
             keep them.
@@ -82,6 +85,8 @@ class Options(CommandOptions):
     nproc: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     threads: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     timeout: Annotated[str | None, tyro.conf.arg(metavar="TIME")] = None
+    trial_timeout: Annotated[str | None, tyro.conf.arg(metavar="TIME")] = None
+    step_timeout: Annotated[str | None, tyro.conf.arg(metavar="TIME")] = None
     grace: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 60.0
     keep_checkpoints: Literal["all", "best"] = "all"
     confirm: Annotated[int, tyro.conf.arg(metavar="N")] = 0
@@ -125,6 +130,8 @@ class Options(CommandOptions):
             locations={} if space is None else space.places,
             objectives=objectives,
             timeout_s=parse_timeout(self.timeout),
+            trial_timeout_s=parse_timeout(self.trial_timeout, "trial_timeout"),
+            step_timeout_s=parse_timeout(self.step_timeout, "step_timeout"),
             grace_s=self.grace,
         )
 
@@ -148,13 +155,16 @@ def run(words: list[str]) -> int:
             print_json(dumps(_as_json(result), indent=1))
         else:
             _print_result(result, words)
-    if result.stopped:
-        return _EXIT_CODES.get(result.stopped, STOPPED)
-    if any(row.state in ("finished", "pruned") for row in result.trials):
-        return 0
-    first = result.trials[0]
-    print_escaped(f"No trial finished. Trial {first.number} failed: {first.reason}", sys.stderr)
-    return 1
+    code = _EXIT_CODES.get(result.stopped, STOPPED)
+    failed = [row for row in result.trials if row.state == "failed"]
+    if code != DONE or not failed:
+        return code
+    print_escaped(
+        f"{len(failed)} of {format_count(len(result.trials), 'trial')} failed, so the exit code is "
+        f"{FAILED}. Trial {failed[0].number}: {one_line(failed[0].reason)}",
+        sys.stderr,
+    )
+    return FAILED
 
 
 def _reject_study(words: list[str]) -> None:

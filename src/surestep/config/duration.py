@@ -103,7 +103,10 @@ def parse_duration(text: str, units: tuple[Unit, ...] = UNITS) -> Duration:
     match = _TEXT.fullmatch(text)
     if match is None or (not match[1] and match[2].lower().endswith("s")):  # only "steps"
         raise ValueError(wanted)
-    unit, scale = _SPELLINGS.get(match[2].lower(), (None, 0.0))
+    spelled = match[2].lower()
+    if spelled == "m" and units == ("minutes",):  # elsewhere it could be a million
+        spelled = "min"
+    unit, scale = _SPELLINGS.get(spelled, (None, 0.0))
     amount = (parse_number(match[1] or "1") or 0.0) * scale
     if unit not in units or not 0 < amount < math.inf:
         raise ValueError(wanted)

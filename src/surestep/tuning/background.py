@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from surestep.base.errors import SurestepError
+from surestep.base.processes import kill_tree
 from surestep.base.text import print_escaped
 from surestep.tuning.confirm import confirm_trials
 from surestep.tuning.process import StopRequests
@@ -24,6 +26,7 @@ from surestep.tuning.study import SearchStudy, read_study
 from surestep.tuning.worker import Worker, WorkerOptions
 
 _POLL_S = 0.2
+_ENDS_S = 2.0  # for a worker to end after its trial was killed
 _MOST_REPLACED = 3  # killed workers of one command
 
 
@@ -63,7 +66,6 @@ def start_workers(
         is_over.set()
         watcher.join()
         for worker in workers:
-            assert worker.stdin is not None
             if sys.exc_info()[0] is not None:
                 _stop(worker, "an error of its command")
         for worker in workers:
@@ -90,10 +92,12 @@ def _replace_killed(
     stops: StopRequests,
     is_over: threading.Event,
 ) -> None:
-    """Report each worker that a signal has killed, and start another one."""
+    """Report each worker that a signal has killed, and start another one; pass on a stop."""
     left, reported = _MOST_REPLACED, set[int]()
     while not is_over.wait(_POLL_S):
         for index, worker in enumerate(workers):
+            if stops.reason:
+                _stop(worker, stops.reason)
             code = worker.poll()
             if code is None or code >= 0 or worker.pid in reported:
                 continue
@@ -120,6 +124,8 @@ def _wait(worker: "subprocess.Popen[bytes]", stops: StopRequests) -> None:
         if stops.at_once and not is_interrupted:
             is_interrupted = True
             worker.send_signal(signal.SIGINT)
+        if time.monotonic() > stops.kill_at + _ENDS_S:
+            kill_tree(worker.pid)
     with suppress(BrokenPipeError):
         worker.stdin.close()
 

@@ -107,7 +107,7 @@ def _confirm(worker: Worker, slot: Slot, row: TrialRow, index: int) -> None:
         ended = worker.run_job({"do": "train", "options": options, "run": folder}, slot)
         if ended.stopped:
             return
-        if ended.result is not None:
+        if ended.result is not None or ended.is_overdue:
             break
     value = None if ended.result is None else ended.result["metrics"].get(name)
     write_json(

@@ -49,6 +49,8 @@ class SearchOptions:
         nproc: training processes of each trial.
         threads: of each training process.
         timeout_s: stop after this time, and save.
+        trial_timeout_s: a trial that takes longer fails.
+        step_timeout_s: a trial that takes no step for this long fails.
         grace_s: a trial without a heartbeat for this long is resumed by another worker.
         keep_checkpoints: "best" deletes the checkpoints of all trials but the best.
         confirm: train so many of the best trials again at the end.
@@ -67,6 +69,8 @@ class SearchOptions:
     nproc: int | None = None
     threads: int | None = None
     timeout_s: float | None = None
+    trial_timeout_s: float | None = None
+    step_timeout_s: float | None = None
     grace_s: float = 60.0
     keep_checkpoints: Keep = "all"
     confirm: int = 0
@@ -96,8 +100,8 @@ class SearchOptions:
             raise ConfigError("\n".join(faults))
 
 
-def parse_timeout(text: str | None) -> float | None:
-    """Return a time such as "2h" in seconds.
+def parse_timeout(text: str | None, name: str = "timeout") -> float | None:
+    """Return a time such as "2h" in seconds; `name` is that of the option.
 
     Raises:
         ConfigError: it is not a time.
@@ -108,7 +112,7 @@ def parse_timeout(text: str | None) -> float | None:
         return parse_duration(text, ("minutes",)).amount * 60
     except ValueError as error:
         raise ConfigError(
-            f"timeout={text!r} is not a time above 0. Write one amount and one unit, such as 90m "
+            f"{name}={text!r} is not a time above 0. Write one amount and one unit, such as 90m "
             "or 2h."
         ) from error
 

@@ -1,5 +1,6 @@
 """The worker's side of a trial: start its process, answer it, stop it, and report how it ended."""
 
+import math
 import os
 import selectors
 import signal
@@ -15,14 +16,21 @@ from pathlib import Path
 from typing import Any, Self
 
 from surestep.base.exit_codes import INTERRUPTED, STOPPED
+from surestep.base.processes import kill_tree
 from surestep.base.temp_folders import make_temp_folder
+from surestep.base.text import format_duration
 from surestep.engine.distributed.stop_signals import CTRL_C, StopSignals
 from surestep.tuning.channel import SOCKET, Channel
 
 TIMEOUT = "timeout"
 # Not through a link: a study that was received could name any file.
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-_AT_ONCE_S = 15.0  # until a trial that is to stop at once is killed
+# How long a trial may save after a signal, until it is killed: the search ends within 10 s of
+# SIGTERM, since a job scheduler kills it soon.
+_SAVES_S = {"SIGTERM": 5.0}
+LONGEST_SAVE_S = 60.0  # after any other request to stop
+_AT_ONCE_S = 15.0  # after a second Ctrl-C
+_POLL_S = 0.5  # between two checks of what ends a trial early
 _LAST_MESSAGE_S = 5.0  # for what a trial sent before it ended
 _HANDED_BACK = (STOPPED, INTERRUPTED)  # exit codes of a trial that was stopped, and saved
 
@@ -35,6 +43,7 @@ class StopRequests:
     Attributes:
         reason: "Ctrl-C", "SIGTERM", "timeout" or another; "" while the worker continues.
         at_once: a second Ctrl-C has arrived.
+        kill_at: time of the monotonic clock at which a trial that still runs is killed.
 
     Args:
         timeout_s: time from now on; None is without limit.
@@ -43,6 +52,7 @@ class StopRequests:
     def __init__(self, timeout_s: float | None = None) -> None:
         self.reason = ""
         self.at_once = False
+        self.kill_at = math.inf
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._signals = StopSignals(self.stop)
         self._reader, self._writer = socket.socketpair()
@@ -61,10 +71,12 @@ class StopRequests:
 
     def stop(self, reason: str) -> None:
         """Stop the worker; a second Ctrl-C stops it at once."""
+        left_s = _SAVES_S.get(reason, LONGEST_SAVE_S)
         if not self.reason:
             self.reason = reason
         elif reason == CTRL_C:
-            self.at_once = True
+            self.at_once, left_s = True, _AT_ONCE_S
+        self.kill_at = min(self.kill_at, time.monotonic() + left_s)
         self.wake()
 
     def wake(self) -> None:
@@ -81,7 +93,7 @@ class StopRequests:
         with suppress(OSError):
             self._reader.recv(2**12)
         if self.left_s() == 0.0 and not self.reason:
-            self.reason = TIMEOUT
+            self.stop(TIMEOUT)
 
     def left_s(self) -> float | None:
         """Return how much time is left; None is without limit."""
@@ -96,6 +108,19 @@ class StopRequests:
         self.drain()
 
 
+@dataclass(frozen=True)
+class Limits:
+    """How long a trial may take; None is without limit.
+
+    Attributes:
+        trial_s: from its first process to its end.
+        step_s: without a training step; the start, evaluations and saving count too.
+    """
+
+    trial_s: float | None = None
+    step_s: float | None = None
+
+
 @dataclass
 class Ended:
     """How the process of a trial ended.
@@ -104,11 +129,13 @@ class Ended:
         result: what it measured; None if it did not come to its end.
         reason: why it failed; "" if it did not.
         stopped: it was stopped before its end, and can be resumed.
+        is_overdue: it failed since it exceeded a limit.
     """
 
     result: dict[str, Any] | None = None
     reason: str = ""
     stopped: bool = False
+    is_overdue: bool = False
 
 
 @dataclass
@@ -122,6 +149,8 @@ class TrialProcess:
         environment: of the process, beside that of the worker.
         answer: called with the new evaluations; returns whether to prune.
         stops: what stops the process.
+        limits: how long it may take.
+        spent_s: how long earlier processes of the trial took.
     """
 
     job: Mapping[str, Any]
@@ -130,16 +159,31 @@ class TrialProcess:
     environment: Mapping[str, str]
     answer: Callable[[list[dict[str, Any]]], bool]
     stops: StopRequests
+    limits: Limits = Limits()
+    spent_s: float = 0.0
     _result: dict[str, Any] | None = None
     _failures: list[str] = field(default_factory=list)
-    _is_given_up: bool = False
+    _must_stop: bool = False
+    _overdue: str = ""
+    _kill_at: float = math.inf
     _signals_sent: int = 0
-    _interrupted_at: float = 0.0
+    _started_at: float = 0.0
+    _stepped_at: float = 0.0
+    _has_stepped: bool = False
 
     def give_up(self) -> None:
         """Let the process save and stop, although the worker continues."""
-        self._is_given_up = True
+        self._stop_within(LONGEST_SAVE_S)
         self.stops.wake()
+
+    def _stop_within(self, seconds: float) -> None:
+        """Let the process save and stop; kill it after this time."""
+        self._must_stop = True
+        self._kill_within(seconds)
+
+    def _kill_within(self, seconds: float) -> None:
+        """Kill the process after this time, if it still runs."""
+        self._kill_at = min(self._kill_at, time.monotonic() + seconds)
 
     def run(self) -> Ended:
         """Run the process to its end.
@@ -168,6 +212,7 @@ class TrialProcess:
         return self._describe(process.returncode)
 
     def _start(self, path: str, log: int) -> subprocess.Popen[bytes]:
+        self._started_at = self._stepped_at = time.monotonic()
         words = [str(self.nproc)] if self.nproc > 1 else []
         process = subprocess.Popen(
             [sys.executable, "-m", "surestep.tuning", "trial", *words],
@@ -193,14 +238,14 @@ class TrialProcess:
     ) -> None:
         """Answer the process until it ends."""
         while process.returncode is None:
-            waits_s = self.stops.left_s() if not self.stops.reason else 1.0
-            for key, _ in selector.select(waits_s):
+            for key, _ in selector.select(_POLL_S):
                 if key.fileobj is listener:
                     connection, _ = listener.accept()
                     selector.register(Channel(connection), selectors.EVENT_READ)
                 elif isinstance(key.fileobj, Channel):
                     self._receive(key.fileobj, selector)
             self.stops.drain()
+            self._check_limits()
             self._stop(process)
 
     def _receive(self, channel: Channel, selector: selectors.BaseSelector) -> None:
@@ -212,25 +257,43 @@ class TrialProcess:
         for message in messages:
             if "evaluations" in message:
                 channel.send({"prune": self.answer(message["evaluations"])})
+            elif "step" in message:
+                self._has_stepped, self._stepped_at = True, time.monotonic()
             elif "failed" in message:
                 self._failures.append(message["failed"])
+                self._kill_within(LONGEST_SAVE_S)
             elif "result" in message:
                 self._result = message["result"]
+                self._kill_within(LONGEST_SAVE_S)
             else:  # a process that has just started
                 channel.send(dict(self.job))
 
+    def _check_limits(self) -> None:
+        """End a process that takes too long; it may save first."""
+        if self.stops.reason or self._kill_at < math.inf:
+            return
+        now, limits = time.monotonic(), self.limits
+        if limits.trial_s is not None and self.spent_s + now - self._started_at > limits.trial_s:
+            self._overdue = f"took more than {format_duration(limits.trial_s)} (--trial-timeout)"
+        elif limits.step_s is not None and now - self._stepped_at > limits.step_s:
+            self._overdue = f"took no step for {format_duration(limits.step_s)} (--step-timeout)"
+        else:
+            return
+        if not self._has_stepped:
+            self._overdue += " before its first step"
+        self._stop_within(_SAVES_S["SIGTERM"])
+
     def _stop(self, process: subprocess.Popen[bytes]) -> None:
-        """Pass on what stops the worker: first SIGTERM, which saves, then Ctrl-C, then SIGKILL."""
+        """Pass on what stops the process: first SIGTERM, which saves, then Ctrl-C, then SIGKILL."""
         with suppress(ProcessLookupError):
-            if (self.stops.reason or self._is_given_up) and self._signals_sent == 0:
+            if (self.stops.reason or self._must_stop) and self._signals_sent == 0:
                 self._signals_sent = 1
                 process.send_signal(signal.SIGTERM)
             if self.stops.at_once and self._signals_sent == 1:
-                self._signals_sent, self._interrupted_at = 2, time.monotonic()
+                self._signals_sent = 2
                 process.send_signal(signal.SIGINT)
-            if self._signals_sent == 2 and time.monotonic() - self._interrupted_at > _AT_ONCE_S:
-                self._signals_sent = 3
-                process.kill()
+        if time.monotonic() >= min(self._kill_at, self.stops.kill_at):
+            kill_tree(process.pid)
 
     def _close(self, selector: selectors.BaseSelector, listener: socket.socket) -> None:
         """Read what the process sent last, and close the connections."""
@@ -243,6 +306,8 @@ class TrialProcess:
     def _describe(self, code: int) -> Ended:
         if self._result is not None:
             return Ended(self._result)
+        if self._overdue:
+            return Ended(reason=self._overdue, is_overdue=True)
         was_signaled = self._signals_sent > 0
         if code in _HANDED_BACK or (was_signaled and (code < 0 or code >= 128)):
             return Ended(stopped=True)

@@ -42,7 +42,8 @@ class SearchResult:
         stopped: why the search stopped before its end: "Ctrl-C", "SIGTERM", "timeout"; else "".
         config: the file with the options of the best trial, for `surestep train --config`; None if
             there is no best trial.
-        report: the page about all trials; None if it could not be written.
+        report: the page about all trials; None if SIGTERM stopped the search, or if the page could
+            not be written.
     """
 
     study: SearchStudy
@@ -78,6 +79,8 @@ def search(
     nproc: int = 1,
     threads: int | None = None,
     timeout: str | None = None,
+    trial_timeout: str | None = None,
+    step_timeout: str | None = None,
     grace_s: float = 60.0,
     keep_checkpoints: Keep = "all",
     confirm: int = 0,
@@ -107,6 +110,9 @@ def search(
         nproc: training processes of each trial.
         threads: of each training process; the default shares the cores evenly.
         timeout: stop after this time, such as "2h", and save; the same call continues.
+        trial_timeout: a trial that takes longer than this fails.
+        step_timeout: a trial that takes no training step for this long fails; its start,
+            evaluations and checkpoints count too.
         grace_s: a trial without a heartbeat for this long is resumed by another worker.
         keep_checkpoints: "best" deletes the checkpoints of all trials but the best.
         confirm: train so many of the best trials again at the end, and choose the best mean.
@@ -144,6 +150,8 @@ def search(
         nproc=nproc,
         threads=threads,
         timeout_s=parse_timeout(timeout),
+        trial_timeout_s=parse_timeout(trial_timeout, "trial_timeout"),
+        step_timeout_s=parse_timeout(step_timeout, "step_timeout"),
         grace_s=grace_s,
         keep_checkpoints=keep_checkpoints,
         confirm=confirm,
@@ -194,6 +202,8 @@ def run_search(call: RecipeCall, options: SearchOptions) -> SearchResult:
         grace_s=options.grace_s,
         keep_best=options.keep_checkpoints == "best",
         timeout_s=options.timeout_s,
+        trial_timeout_s=options.trial_timeout_s,
+        step_timeout_s=options.step_timeout_s,
         confirm=options.confirm,
         confirm_seeds=options.confirm_seeds,
     )
@@ -205,7 +215,8 @@ def run_search(call: RecipeCall, options: SearchOptions) -> SearchResult:
                 confirmed = confirm_trials(worker, slot)
         winner = conclude(worker, slot, confirmed)
         stopped = stops.reason  # what arrives from now on stops nothing: the study is complete
-        report = _write_results(study, winner)
+        # The system soon kills a process that gets SIGTERM, and the page takes seconds.
+        report = None if stopped == "SIGTERM" else _write_results(study, winner)
         return SearchResult(
             study=study,
             trials=tuple(study.rows()),

@@ -54,7 +54,7 @@ class TrialRow:
         params: value of each option of the space; empty if they are not chosen yet.
         values: of the objectives, if it is finished.
         intermediate: the first objective by the number of the evaluation, from 1.
-        seconds: how long it trained, if that is known.
+        seconds: how long its processes ran, if that is known.
         evaluations: how many evaluations were reported.
         run: name of its run folder in `trials/`; None if it never started.
         reason: why it is pruned, failed or waiting; else "".
@@ -81,6 +81,7 @@ class ClaimedTrial:
         run: name of its run folder in `trials/`.
         retries: how often a worker that ran it died since its newest checkpoint.
         trial_id: of Optuna's storage.
+        seconds: how long its earlier processes took, as far as that is known.
     """
 
     number: int
@@ -88,6 +89,7 @@ class ClaimedTrial:
     run: str
     retries: int
     trial_id: int
+    seconds: float = 0.0
 
 
 @dataclass
@@ -193,13 +195,14 @@ class SearchStudy:
     def _add_attempt(self, number: int, before: FrozenTrial | None) -> None:
         """Add the first or next attempt at a trial; another worker may do the same."""
         step = self._newest_step(number)
-        attrs = {"number": number, "attempt": 0, "deaths": 0, "step": step}
+        attrs = {"number": number, "attempt": 0, "deaths": 0, "step": step, "seconds": 0.0}
         of_sampler: Mapping[str, Any] = {}
         if before is not None:
             attrs["attempt"] = before.user_attrs["attempt"] + 1
+            lost = before.user_attrs["lost"]
+            attrs["seconds"] = lost.get("seconds") or before.user_attrs.get("seconds", 0.0)
             if step <= before.user_attrs.get("step", 0):
-                died = before.user_attrs["lost"]["died"]
-                attrs["deaths"] = before.user_attrs["deaths"] + int(died)
+                attrs["deaths"] = before.user_attrs["deaths"] + int(lost["died"])
             of_sampler = sampler_attrs(before)
         trial = require_optuna().trial
         waiting = trial.TrialState.WAITING
@@ -221,8 +224,7 @@ class SearchStudy:
             params = settings.space.suggest(optuna.trial.Trial(study, found._trial_id))
         worker = {"host": socket.gethostname(), "pid": os.getpid()}
         self._set_attr(found._trial_id, "worker", worker)
-        deaths = int(found.user_attrs["deaths"])
-        return ClaimedTrial(number, params, _run_name(number), deaths, found._trial_id)
+        return replace(self._claimed(found), params=params)
 
     @persist
     def beat(self, trial: ClaimedTrial) -> bool:
@@ -241,7 +243,9 @@ class SearchStudy:
         ]
 
     @persist
-    def retry(self, trial: ClaimedTrial, reason: str = WORKER_DIED) -> bool:
+    def retry(
+        self, trial: ClaimedTrial, reason: str = WORKER_DIED, seconds: float | None = None
+    ) -> bool:
         """End an attempt whose worker died, so that `claim_trial` resumes the trial.
 
         After `MOST_RETRIES` retries without a new checkpoint the trial fails instead.
@@ -254,21 +258,22 @@ class SearchStudy:
             if self._newest_step(trial.number) <= step:
                 often = f"{reason} {MOST_RETRIES + 1} times without a new checkpoint"
                 return self.fail(trial, often)
-        return self._lose(trial, reason, died=True)
+        return self._lose(trial, reason, seconds, died=True)
 
     @persist
-    def hand_back(self, trial: ClaimedTrial, reason: str) -> bool:
+    def hand_back(self, trial: ClaimedTrial, reason: str, seconds: float | None = None) -> bool:
         """End an attempt that was stopped, so that `claim_trial` resumes the trial.
 
         Returns:
             Whether it was still this worker's.
         """
-        return self._lose(trial, reason, died=False)
+        return self._lose(trial, reason, seconds, died=False)
 
-    def _lose(self, trial: ClaimedTrial, reason: str, *, died: bool) -> bool:
-        return self._set_attr(
-            trial.trial_id, "lost", {"reason": reason, "died": died}
-        ) and self._set_state(trial.trial_id, "FAIL")
+    def _lose(self, trial: ClaimedTrial, reason: str, seconds: float | None, *, died: bool) -> bool:
+        lost = {"reason": reason, "died": died, "seconds": seconds}
+        return self._set_attr(trial.trial_id, "lost", lost) and self._set_state(
+            trial.trial_id, "FAIL"
+        )
 
     @persist
     def report(
@@ -374,9 +379,15 @@ class SearchStudy:
         return step_of(found[-1]) if found else 0
 
     def _claimed(self, trial: FrozenTrial) -> ClaimedTrial:
-        number, deaths = trial.user_attrs["number"], trial.user_attrs["deaths"]
-        params = self.settings.space.values_of(trial.params)
-        return ClaimedTrial(number, params, _run_name(number), deaths, trial._trial_id)
+        attrs = trial.user_attrs
+        return ClaimedTrial(
+            number=attrs["number"],
+            params=self.settings.space.values_of(trial.params),
+            run=_run_name(attrs["number"]),
+            retries=int(attrs["deaths"]),
+            trial_id=trial._trial_id,
+            seconds=attrs.get("seconds", 0.0),
+        )
 
     def _frozen(self, trial: ClaimedTrial) -> FrozenTrial:
         return self._view.get_trial(trial.trial_id)

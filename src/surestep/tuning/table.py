@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 EXACT = ("parameters", "peak_memory")  # objectives that do not depend on the seed
 IMPORTANCE_TRIALS = 10  # finished ones; with fewer, importances are noise
 WALL_TIME = "wall time"
-_LONGEST_REASON = 60
+_LONGEST_REASON = 400  # characters: a sentence that lists many names, and no more
 
 
 def find_best(rows: Sequence[TrialRow], objectives: Sequence[tuple[str, str]]) -> list[int]:
@@ -79,14 +79,12 @@ def tabulate_trials(
 
 
 def shorten_reason(row: TrialRow) -> str:
-    """Return the reason of a trial for a table; the log of the trial has the rest of a long one."""
+    """Return the first sentence of a reason for a table; the log of the trial has the rest."""
     text = " ".join(row.reason.split())
-    if len(text) <= _LONGEST_REASON:
-        return text
-    first = re.split(r"[.;] ", text, maxsplit=1)[0]
+    first = re.split(r"(?<=[.!?]) ", text, maxsplit=1)[0]
     if len(first) > _LONGEST_REASON:
         first = first[:_LONGEST_REASON].rsplit(" ", 1)[0] + " ..."
-    return first if row.run is None else f"{first}; see trials/{row.run}.log"
+    return first if first == text or row.run is None else f"{first} See trials/{row.run}.log"
 
 
 def label_value(dimension: Dimension, value: Any, *, exact: bool = False) -> str:

@@ -5,10 +5,12 @@ the metrics to the worker and waits for the answer: whether to prune. If the wor
 saves and stops, and the next worker resumes it from there.
 """
 
+import math
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -32,13 +34,16 @@ from surestep.trainer.prepare import prepare
 from surestep.trainer.rank_zero import run_on_rank_zero
 from surestep.tuning.channel import SOCKET, Channel
 from surestep.tuning.evaluations import PRUNED, read_measurements, read_result
+from surestep.tuning.process import LONGEST_SAVE_S
 
 if TYPE_CHECKING:
     from surestep.engine.state.state import State
+    from surestep.engine.step.train_step import StepResult
     from surestep.engine.value import Value
     from surestep.trainer.session import Session
 
 MODULE = "surestep.tuning"
+_STEPS_S = 1.0  # between two messages that the trial takes steps
 
 
 class WorkerLink:
@@ -52,15 +57,19 @@ class WorkerLink:
         self._channel = channel
         self._answers: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         self._is_closing = False
+        self._is_over = threading.Event()
         threading.Thread(target=self._receive, name="surestep-worker", daemon=True).start()
 
     def _receive(self) -> None:
         for message in self._channel.messages():
             self._answers.put(message)
-        if not self._is_closing:
+        is_gone = not self._is_closing
+        if is_gone:
             print_escaped("The worker of this trial is gone: saving and stopping.", sys.stderr)
             os.kill(os.getpid(), signal.SIGTERM)
         self._answers.put(None)  # after the signal, so that what waits for an answer stops then
+        if is_gone and not self._is_over.wait(LONGEST_SAVE_S):  # it hangs, and locks its run
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         """Send a question and wait for the answer; it is empty if the worker is gone."""
@@ -77,6 +86,7 @@ class WorkerLink:
     def close(self) -> None:
         """Close the connection."""
         self._is_closing = True
+        self._is_over.set()
         self._channel.close()
 
 
@@ -95,6 +105,7 @@ class Reporter(Callback):
         self._link = link
         self._evaluations: dict[int, dict[str, float]] = {}  # by step, in order
         self._reported = 0
+        self._shown_at = -math.inf
 
     def on_start(self, state: "State") -> Request | None:
         """Report the evaluations of the processes before this one; the last may prune the run."""
@@ -103,6 +114,13 @@ class Reporter(Callback):
                 self._evaluations = read_measurements(self.session.run).evaluations
             self._report()
         return None
+
+    def on_step(self, state: "State", result: "StepResult") -> None:
+        """Show the worker that the trial trains."""
+        now = time.monotonic()
+        if now - self._shown_at >= _STEPS_S and self.session.loop.world.is_first:
+            self._shown_at = now
+            self._link.send({"step": state.progress.step})
 
     def on_evaluate(self, state: "State", metrics: "Mapping[str, Value]") -> Request | None:
         """Report an evaluation."""

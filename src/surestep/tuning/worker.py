@@ -20,7 +20,7 @@ from surestep.base.text import one_line, print_escaped
 from surestep.recipes.find import recipe_argument
 from surestep.record.lock import RunLock, is_locked
 from surestep.tuning.evaluations import PRUNED
-from surestep.tuning.process import Ended, StopRequests, TrialProcess
+from surestep.tuning.process import Ended, Limits, StopRequests, TrialProcess
 from surestep.tuning.slots import Slot, list_gpus, share_gpus, share_threads
 from surestep.tuning.study import TRIALS, ClaimedTrial, Observer, SearchStudy, TrialRow
 from surestep.tuning.table import find_best, format_value
@@ -38,6 +38,8 @@ class WorkerOptions:
         grace_s: a trial without a heartbeat for this long is resumed by another worker.
         keep_best: delete the checkpoints of all trials but the best, or those to confirm.
         timeout_s: stop after this time; None is without limit.
+        trial_timeout_s: a trial that takes longer fails.
+        step_timeout_s: a trial that takes no step for this long fails.
         confirm: train so many of the best trials again at the end.
         confirm_seeds: with how many other seeds each.
     """
@@ -45,6 +47,8 @@ class WorkerOptions:
     grace_s: float = 60.0
     keep_best: bool = False
     timeout_s: float | None = None
+    trial_timeout_s: float | None = None
+    step_timeout_s: float | None = None
     confirm: int = 0
     confirm_seeds: int = 3
 
@@ -136,8 +140,9 @@ class Worker:
                 slot,
                 answer=partial(self._report, trial),
                 on_start=lambda process: setattr(heartbeat, "on_lost", process.give_up),
+                spent_s=trial.seconds,
             )
-            seconds = time.monotonic() - started
+            seconds = trial.seconds + time.monotonic() - started
             is_ours = self._record(trial, ended, seconds)
         if not is_ours:
             self.print_line(f"Trial {trial.number}: another worker has taken it over.")
@@ -169,9 +174,9 @@ class Worker:
         """Record how a trial ended; return whether it was still this worker's."""
         study, result = self.study, ended.result
         if ended.stopped and not self.stops.reason:
-            return study.retry(trial, "its process was stopped")
+            return study.retry(trial, "its process was stopped", seconds)
         if ended.stopped:
-            return study.hand_back(trial, f"stopped by {self.stops.reason}")
+            return study.hand_back(trial, f"stopped by {self.stops.reason}", seconds)
         if result is None:
             return study.fail(trial, ended.reason, seconds)
         if result["pruned"]:
@@ -188,6 +193,7 @@ class Worker:
         slot: Slot,
         answer: Callable[[list[dict[str, Any]]], bool] = lambda _: False,
         on_start: Callable[[TrialProcess], None] = lambda _: None,
+        spent_s: float = 0.0,
     ) -> Ended:
         """Run a job of the study in a separate process; see `TrialProcess`.
 
@@ -196,13 +202,15 @@ class Worker:
             slot: of this worker.
             answer: called with the new evaluations; returns whether to prune.
             on_start: called with the process before it runs.
+            spent_s: how long earlier processes of the trial took.
 
         Raises:
             RunError: the study folder cannot be written.
         """
         settings, run = self.study.settings, Path(job["run"])
         options = {**settings.fixed, **job["options"]}
-        threads = self._choose_threads(slot)
+        threads, trains = self._choose_threads(slot), job["do"] == "train"
+        work = self.options
         try:
             run.parent.mkdir(parents=True, exist_ok=True)
             while is_locked(run):  # by the process of a worker that died: it saves
@@ -219,13 +227,15 @@ class Worker:
                     "study": settings.name,
                 },
                 log=run.with_name(f"{run.name}.log"),
-                nproc=settings.nproc if job["do"] == "train" else 1,
+                nproc=settings.nproc if trains else 1,
                 environment={
                     "OMP_NUM_THREADS": str(threads),
                     **share_gpus(self._gpus, slot.number, settings.nproc),
                 },
                 answer=answer,
                 stops=self.stops,
+                limits=Limits(work.trial_timeout_s, work.step_timeout_s if trains else None),
+                spent_s=spent_s,
             )
             on_start(process)
             return process.run()

@@ -1,0 +1,81 @@
+"""The process of a trial that hangs: it ignores SIGTERM and Ctrl-C, and sends no message."""
+
+import stat
+from types import SimpleNamespace
+
+import pytest
+
+from surestep.tuning import process
+from surestep.tuning.process import Limits, StopRequests, TrialProcess
+
+IGNORES = "#!/bin/sh\ntrap '' TERM INT\nwhile :; do sleep 600; done\n"
+
+
+@pytest.fixture
+def hang(tmp_path, monkeypatch):
+    """Return how a process ends that hangs, and after how many seconds of the test's clock."""
+    shell = tmp_path / "hangs"
+    shell.write_text(IGNORES)
+    shell.chmod(stat.S_IRWXU)
+    now, killed = [0.0], []
+    kill_tree = process.kill_tree
+
+    def monotonic():
+        now[0] += 0.25
+        return now[0]
+
+    def kill(pid):
+        killed.append(now[0])
+        kill_tree(pid)
+
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr(process, "sys", SimpleNamespace(executable=str(shell)))
+    monkeypatch.setattr(process, "kill_tree", kill)
+    monkeypatch.setattr(process, "_POLL_S", 0.001)
+
+    def run(*reasons, timeout_s=None, **more):
+        with StopRequests(timeout_s) as stops:
+            for reason in reasons:
+                stops.stop(reason)
+            made = TrialProcess({}, tmp_path / "log", 1, {}, lambda _: False, stops, **more)
+            return made.run(), killed[0]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("reasons", "least", "most"),
+    [
+        (["SIGTERM"], 5, 7),
+        (["Ctrl-C", "SIGTERM"], 5, 7),
+        (["Ctrl-C", "Ctrl-C"], 15, 17),
+        (["Ctrl-C"], 60, 62),
+        (["SIGUSR1"], 60, 62),
+    ],
+)
+def test_trial_that_hangs_is_killed_after_a_signal_and_handed_back(hang, reasons, least, most):
+    ended, killed_s = hang(*reasons)
+    assert ended.stopped
+    assert least <= killed_s <= most
+
+
+def test_trial_that_hangs_is_killed_after_the_timeout_of_the_search(hang):
+    ended, killed_s = hang(timeout_s=30)
+    assert ended.stopped
+    assert 90 <= killed_s <= 93
+
+
+@pytest.mark.parametrize(
+    ("limits", "spent_s", "reason", "least"),
+    [
+        (Limits(trial_s=600), 0, "took more than 10 min 0 s (--trial-timeout)", 605),
+        (Limits(trial_s=600), 500, "took more than 10 min 0 s (--trial-timeout)", 105),
+        (Limits(step_s=300), 500, "took no step for 5 min 0 s (--step-timeout)", 305),
+        (Limits(600, 30), 0, "took no step for 30 s (--step-timeout)", 35),
+    ],
+)
+def test_trial_that_exceeds_a_limit_fails_with_its_reason(hang, limits, spent_s, reason, least):
+    ended, killed_s = hang(limits=limits, spent_s=spent_s)
+    assert (ended.stopped, ended.is_overdue) == (False, True)
+    assert ended.reason == f"{reason} before its first step"
+    assert least <= killed_s <= least + 4
