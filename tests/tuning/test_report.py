@@ -45,6 +45,13 @@ class Page(HTMLParser):
             self.text += data + "\n"
 
 
+def last_value(row):
+    """Return the value of a finished trial, the last one of a pruned trial, or None."""
+    if row.state == "pruned":
+        return row.intermediate[max(row.intermediate)]
+    return row.values[0] if row.state == "finished" else None
+
+
 def write(study, tmp_path):
     write_report(study, tmp_path / "report.html", tmp_path / "report.json")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -211,13 +218,17 @@ def test_intermediate_values_are_grouped_by_state():
 
 
 @pytest.mark.parametrize("direction", ["max", "min"])
-def test_parallel_coordinates_have_a_line_for_each_finished_trial_colored_by_its_rank(direction):
+def test_parallel_coordinates_have_a_line_for_each_trial_colored_by_its_rank(direction):
     rows = make_rows(30)
     study = make_study(rows, objectives=[("val/accuracy", direction)])
     drawn = json.loads(drawn_plots(study)["Parallel coordinates"].content)
     *lines, _ = drawn["data"]
-    values = sorted(row.values[0] for row in rows if row.state == "finished")
-    assert sorted(line["customdata"][0][1] for line in lines) == [f"{v:.4g}" for v in values]
+    expected = {row.number: value for row in rows if (value := last_value(row)) is not None}
+    values = sorted(expected.values())
+    assert sorted(float(line["customdata"][0][1]) for line in lines) == pytest.approx(values, 1e-3)
+    dotted = [line["customdata"][0][1] for line in lines if line["line"]["dash"] == "dot"]
+    pruned = [expected[row.number] for row in rows if row.state == "pruned"]
+    assert sorted(map(float, dotted)) == pytest.approx(sorted(pruned), 1e-3)
     colors = {line["y"][0]: line["line"]["color"] for line in lines}
     worst, best = (0.0, 1.0) if direction == "max" else (1.0, 0.0)
     assert colors[best] == "rgb(217, 70, 239)"
@@ -296,9 +307,83 @@ def test_importance_is_highest_for_the_parameter_that_decides_and_always_the_sam
 
 def test_importances_of_few_or_equal_trials_are_left_out():
     space = make_study([]).settings.space
-    assert compute_importances(make_rows(12), ACCURACY, space) == {}
+    assert compute_importances(make_rows(11), ACCURACY, space) == {}
     equal = [replace(row, values=row.values and (0.5,)) for row in make_rows(60)]
+    equal = [replace(row, intermediate=row.intermediate and {1: 0.5}) for row in equal]
     assert compute_importances(equal, ACCURACY, space) == {}
+
+
+def importances_of_optuna(rows, space):
+    """Return the importances of Optuna for the last values of finished and pruned trials."""
+    study = optuna.create_study(direction="maximize")
+    for row in rows:
+        if (value := last_value(row)) is not None:
+            params = {d.name: d.stored(row.params[d.name]) for d in space.dimensions}
+            study.add_trial(
+                optuna.trial.create_trial(
+                    value=value, params=params, distributions=space.distributions()
+                )
+            )
+    share = min(0.5, max(0.1, 5 / len(study.trials)))
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=share)
+    return optuna.importance.get_param_importances(study, evaluator=evaluator)
+
+
+@pytest.mark.parametrize("count", [12, 60])
+def test_importances_are_those_of_optuna_with_the_last_values_of_pruned_trials(count):
+    rows, space = make_rows(count), make_study([]).settings.space
+    found = compute_importances(rows, ACCURACY, space)["val/accuracy"]
+    assert found == pytest.approx(importances_of_optuna(rows, space))
+    assert list(found) == list(importances_of_optuna(rows, space))
+
+
+def test_parameter_whose_bad_values_were_pruned_keeps_its_importance(tmp_path):
+    """Among the finished trials, which all have a good learning rate, only dropout matters."""
+    rows = []
+    for row in make_rows(60):
+        lr, dropout = row.params["optim.lr"], row.params["task.dropout"]
+        value = 0.9 - 0.3 * (lr < 0.04) - 0.001 * dropout
+        state = "pruned" if lr < 0.04 else "finished"
+        values = (value,) if state == "finished" else None
+        rows.append(replace(row, state=state, values=values, intermediate={1: value}))
+    study = make_study(rows)
+    finished = [row for row in rows if row.state == "finished"]
+    alone = compute_importances(finished, ACCURACY, study.settings.space)["val/accuracy"]
+    assert next(iter(alone)) == "task.dropout"
+    page, report = write(study, tmp_path)
+    assert next(iter(report["importances"]["val/accuracy"])) == "optim.lr"
+    counts = {"finished": len(finished), "pruned": 60 - len(finished)}
+    assert report["importance_trials"] == counts
+    assert (
+        f"the best of {counts['finished']} finished and {counts['pruned']} pruned trials (with the "
+        "last value), by PED-ANOVA"
+    ) in page.text
+
+
+def test_plots_show_the_last_values_of_pruned_trials_as_such():
+    rows = make_rows(30)
+    plots = drawn_plots(make_study(rows))
+    pruned = {row.number: last_value(row) for row in rows if row.state == "pruned"}
+    history = json.loads(plots["History of val/accuracy"].content)["data"]
+    crosses = next(trace for trace in history if trace["name"] == "pruned")
+    assert dict(zip(crosses["x"], crosses["y"], strict=True)) == pruned
+    for parameter in SPACE:
+        (points,) = json.loads(plots[f"{parameter} and val/accuracy"].content)["data"]
+        marker = points["marker"]
+        drawn = zip(marker["color"], points["y"], marker["symbol"], strict=True)
+        found = {number: y for number, y, symbol in drawn if symbol == "x"}
+        assert found == pruned
+
+
+def test_pruned_trial_is_never_the_best_so_far():
+    rows = [replace(row, state="finished", values=(0.5,)) for row in make_rows(3)]
+    rows[1] = replace(rows[1], state="pruned", values=None, intermediate={1: 0.9})
+    rows[2] = replace(rows[2], state="pruned", values=None, intermediate={1: math.nan})
+    history = json.loads(drawn_plots(make_study(rows))["History of val/accuracy"].content)["data"]
+    so_far = next(trace for trace in history if trace["name"] == "best so far")
+    assert set(so_far["y"]) == {0.5}
+    crosses = next(trace for trace in history if trace["name"] == "pruned")
+    assert crosses["x"] == [1]
 
 
 def test_table_marks_the_best_trial_and_gives_reasons():

@@ -14,6 +14,7 @@ import plotly.colors
 from optuna import visualization
 from plotly.io.json import to_json_plotly
 
+from surestep.tuning.table import describe_measured, is_pruned_with_value
 from surestep.tuning.view import (
     Objectives,
     escape_html,
@@ -35,6 +36,7 @@ SCALE = ["#7cc7f2", "#3b82f6", "#8b5cf6", "#d946ef"]
 WIDE = 20  # times the smallest value: from then on, an axis is logarithmic
 MANY = 100  # lines, from which on they are thinner
 ACCENT, MUTED, BEST = "#3b82f6", "#94a3b8", "#f97316"
+PRUNED = "x"  # symbol of a point
 
 
 @dataclass(frozen=True)
@@ -68,34 +70,46 @@ def draw_plots(
         best: number of the winner, or those of the trials on the Pareto front.
     """
     plots: list[Plot] = []
+    is_single = len(objectives) == 1
+    pruned = {
+        row.number: row.intermediate[max(row.intermediate)]
+        for row in rows
+        if is_single and is_pruned_with_value(row)
+    }
     with quiet():
         every = make_view(rows, objectives, space)
         finished = len(finished_trials(every))
         if finished and len(objectives) in (2, 3):
             plots.append(_draw_pareto_front(every, objectives))
-        views = [make_view(rows, [objectives[at]], space, at) for at in range(len(objectives))]
+        views = [
+            make_view(rows, [objectives[at]], space, at, with_pruned=is_single)
+            for at in range(len(objectives))
+        ]
+        counts = describe_measured(rows)
         if finished:
             for view, (name, _) in zip(views, objectives, strict=True):
                 shares = weigh_parameters(view)
                 size = "full" if shares is None else "half"
-                plots.append(_draw_history(view, name, size, best))
+                shown = every if is_single else view  # the best so far is never a pruned trial
+                plots.append(_draw_history(shown, name, size, best, pruned))
                 if shares is not None:
-                    plots.append(_draw_importances(view, name, shares))
+                    plots.append(_draw_importances(view, name, shares, counts))
         if any(row.intermediate for row in rows):
             plots.append(_draw_intermediate(views[0], rows, objectives[0], best))
-        if finished > 1:
-            is_single = len(objectives) == 1
-            plots.append(
-                _draw_parallel(every, objectives[0])
-                if is_single
-                else _draw_parallel_front(every, objectives)
-            )
+        if len(finished_trials(views[0])) > 1:
+            if is_single:
+                view = make_view(rows, objectives, space, with_pruned=True, dotted=pruned)
+                plots.append(_draw_parallel(view, objectives[0]))
+            else:
+                plots.append(_draw_parallel_front(every, objectives))
             for view, (name, _) in zip(views, objectives, strict=True):
-                plots += _draw_slices(view, name)
+                plots += _draw_slices(view, name, pruned)
     return plots
 
 
-def _draw_history(view: optuna.Study, name: str, size: str, best: Collection[int]) -> Plot:
+def _draw_history(
+    view: optuna.Study, name: str, size: str, best: Collection[int], pruned: Mapping[int, float]
+) -> Plot:
     drawn = visualization.plot_optimization_history(view, target_name=escape_html(name))
     values, so_far = drawn.data[0], drawn.data[1]
     colors = [BEST if number in best else ACCENT for number in values.x]
@@ -106,9 +120,20 @@ def _draw_history(view: optuna.Study, name: str, size: str, best: Collection[int
         hovertemplate=_hover("Best up to trial %{x}", name),
     )
     drawn.data = [values, so_far]
+    if pruned:
+        drawn.add_scatter(
+            x=list(pruned),
+            y=list(pruned.values()),
+            name="pruned",
+            mode="markers",
+            marker={"color": MUTED, "size": 8, "symbol": PRUNED},
+            hovertemplate=_hover("Trial %{x}, pruned", name),
+        )
     drawn.update_xaxes(title_text="trial")
-    _scale_values(drawn, [trial.values[0] for trial in finished_trials(view)])
-    note = "Finished trials in the order they started, and the best of them so far."
+    _scale_values(drawn, [*(trial.values[0] for trial in finished_trials(view)), *pruned.values()])
+    note = "Trials in the order they started, and the best finished one so far."
+    if pruned:
+        note += " A pruned trial has its last value."
     return _finish(drawn, f"History of {name}", note, size=size)
 
 
@@ -116,7 +141,9 @@ def _hover(heading: str, name: str) -> str:
     return f"<b>{heading}</b><br>{escape_html(name)}: %{{y:.5g}}<extra></extra>"
 
 
-def _draw_importances(view: optuna.Study, name: str, shares: Mapping[str, float]) -> Plot:
+def _draw_importances(
+    view: optuna.Study, name: str, shares: Mapping[str, float], counts: str
+) -> Plot:
     trials = len(finished_trials(view))
     drawn = visualization.plot_param_importances(
         view, evaluator=make_evaluator(trials), target_name=escape_html(name)
@@ -128,7 +155,7 @@ def _draw_importances(view: optuna.Study, name: str, shares: Mapping[str, float]
     drawn.update_xaxes(title_text="importance", range=[0, 1.18 * largest])
     drawn.update_yaxes(title_text=None, automargin=True, ticksuffix="  ")
     note = (
-        f"What distinguishes the best of {trials} finished trials (PED-ANOVA). "
+        f"What distinguishes the best of {counts}, by PED-ANOVA. "
         + ("A rough estimate: it needs about 50 trials." if trials < 50 else "")
     ).strip()
     height = max(340, 120 + 30 * len(shares))
@@ -178,7 +205,7 @@ def _draw_intermediate(
 
 
 def _draw_parallel(view: optuna.Study, objective: tuple[str, str]) -> Plot:
-    """Draw a line for each finished trial, with a color by its rank: losses have outliers."""
+    """Draw a line for each trial, with a color by its rank: losses have outliers."""
     name, direction = objective
     values = [trial.values[0] for trial in finished_trials(view)]
     is_log = _is_wide(values)
@@ -193,13 +220,15 @@ def _draw_parallel(view: optuna.Study, objective: tuple[str, str]) -> Plot:
         value = low + height * (high - low)
         return f"{10**value if is_log else value:.4g}"
 
-    *lines, colorbar = drawn.data
+    lines, colorbar = drawn.data[: len(values)], drawn.data[-1]
+    has_dotted = len(drawn.data) > len(values) + 1  # then a legend explains them, as infeasible
+    drawn.data = [*lines, colorbar]
     heights = sorted({line.y[0] for line in lines}, reverse=direction == "min")
     for line in lines:
         rank = heights.index(line.y[0]) / max(1, len(heights) - 1)
         color = str(plotly.colors.sample_colorscale(SCALE, [rank])[0])
         line.customdata = [(name, show_value(line.y[0])), *line.customdata[1:]]
-        line.line = {"color": color, "width": 1.8 if len(lines) <= MANY else 1}
+        line.line.update(color=color, width=1.8 if len(lines) <= MANY else 1)
     for tick in drawn.layout.annotations:
         if tick.x == 0:
             tick.text = show_value(tick.y)
@@ -210,7 +239,9 @@ def _draw_parallel(view: optuna.Study, objective: tuple[str, str]) -> Plot:
         "thickness": 12,
         "outlinewidth": 0,
     }
-    note = "Each line is a finished trial: its values on every axis. The color is its rank."
+    note = "Each line is a trial: its values on every axis. The color is its rank."
+    if has_dotted:
+        note += " Pruned trials are dotted, and have their last values."
     return _finish_parallel(drawn, view, [name], note)
 
 
@@ -262,13 +293,14 @@ def _log_ticks(values: Sequence[float]) -> dict[str, object]:
     return {"exponentformat": "power", "dtick": ticks}
 
 
-def _draw_slices(view: optuna.Study, name: str) -> list[Plot]:
+def _draw_slices(view: optuna.Study, name: str, pruned: Collection[int]) -> list[Plot]:
     plots = []
     for parameter in sorted({name for trial in finished_trials(view) for name in trial.params}):
         drawn = visualization.plot_slice(view, [parameter], target_name=escape_html(name))
         is_text = drawn.layout.xaxis.type == "category"
         for trace in drawn.data:
-            trace.marker.update(size=8, colorscale=SCALE, showscale=False)
+            symbols = [PRUNED if number in pruned else "circle" for number in trace.marker.color]
+            trace.marker.update(size=8, colorscale=SCALE, showscale=False, symbol=symbols)
             trace.update(
                 hovertemplate=f"<b>Trial %{{marker.color}}</b><br>{parameter}: %{{x}}<br>"
                 f"{escape_html(name)}: %{{y:.5g}}<extra></extra>"
@@ -282,6 +314,8 @@ def _draw_slices(view: optuna.Study, name: str) -> list[Plot]:
         if drawn.layout.xaxis.type == "log":
             drawn.update_xaxes(**_log_ticks([float(value) for value in drawn.data[0].x]))
         note = "The later the trial, the more violet."
+        if pruned:
+            note += " A cross is the last value of a pruned trial."
         title = f"{unescape(parameter)} and {name}"
         plots.append(_finish(drawn, title, note, size="third", height=280))
     return plots

@@ -14,7 +14,7 @@ from surestep.base.version import VERSION
 from surestep.record.io import dumps, explain_write_errors, replace_file, write_json
 from surestep.tuning.result import RecordedWinner, read_result
 from surestep.tuning.storage import INSTALL
-from surestep.tuning.table import IMPORTANCE_TRIALS, find_best
+from surestep.tuning.table import IMPORTANCE_TRIALS, count_measured, find_best
 
 if TYPE_CHECKING:
     from surestep.tuning.settings import StudySettings
@@ -98,7 +98,8 @@ def describe_study(study: SearchStudy, rows: Sequence[TrialRow] | None = None) -
         "seconds": sum(row.seconds or 0.0 for row in rows),
         "best": best,
         "winner": _read_winner(study.folder, best),
-        "importances": _compute_importances(rows, settings),
+        "importances": (importances := _compute_importances(rows, settings)),
+        "importance_trials": count_measured(rows) if importances else None,
         "trials": [_describe_trial(row, names) for row in rows],
     }
     return dict(_keep_finite(report))
@@ -114,7 +115,7 @@ def find_winners(study: SearchStudy, rows: Sequence[TrialRow]) -> list[int]:
 def _compute_importances(
     rows: Sequence[TrialRow], settings: StudySettings
 ) -> dict[str, dict[str, float]]:
-    if sum(row.state == "finished" for row in rows) < IMPORTANCE_TRIALS:
+    if sum(count_measured(rows).values()) < IMPORTANCE_TRIALS:
         return {}
     from surestep.tuning.view import compute_importances  # which takes seconds
 

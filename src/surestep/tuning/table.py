@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from surestep.base.text import format_duration
+from surestep.base.text import format_count, format_duration
 from surestep.record.io import dumps
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from surestep.tuning.study import TrialRow
 
 EXACT = ("parameters", "peak_memory")  # objectives that do not depend on the seed
-IMPORTANCE_TRIALS = 10  # finished ones; with fewer, importances are noise
+IMPORTANCE_TRIALS = 10  # with a value; with fewer, importances are noise
 WALL_TIME = "wall time"
 _LONGEST_REASON = 400  # characters: a sentence that lists many names, and no more
 
@@ -39,6 +39,32 @@ def find_best(rows: Sequence[TrialRow], objectives: Sequence[tuple[str, str]]) -
         for number, cost in costs.items()
         if not any(_dominates(other, cost) for other in costs.values())
     ]
+
+
+def is_pruned_with_value(row: TrialRow) -> bool:
+    """Whether a trial was pruned, and its last evaluation had a finite value."""
+    return (
+        row.state == "pruned"
+        and bool(row.intermediate)
+        and math.isfinite(row.intermediate[max(row.intermediate)])
+    )
+
+
+def count_measured(rows: Sequence[TrialRow]) -> dict[str, int]:
+    """Return how many trials have a value for the importances, by state."""
+    finished = [
+        row for row in rows if row.state == "finished" and all(map(math.isfinite, row.values or ()))
+    ]
+    return {"finished": len(finished), "pruned": sum(map(is_pruned_with_value, rows))}
+
+
+def describe_measured(rows: Sequence[TrialRow]) -> str:
+    """Return how many trials have a value, such as "12 finished and 8 pruned trials"."""
+    counts = count_measured(rows)
+    if not counts["pruned"]:
+        return format_count(counts["finished"], "finished trial")
+    pruned = format_count(counts["pruned"], "pruned trial")
+    return f"{counts['finished']} finished and {pruned} (with the last value)"
 
 
 def _dominates(cost: Sequence[float], other: Sequence[float]) -> bool:

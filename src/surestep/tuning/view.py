@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape, unescape
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from surestep.tuning.table import IMPORTANCE_TRIALS, label_choices
+from surestep.tuning.table import IMPORTANCE_TRIALS, is_pruned_with_value, label_choices
 
 if TYPE_CHECKING:
     from surestep.tuning.dimension import Dimension
@@ -32,7 +32,13 @@ _STATES = {
 
 
 def make_view(
-    rows: Sequence[TrialRow], objectives: Objectives, space: Space, value: int | None = None
+    rows: Sequence[TrialRow],
+    objectives: Objectives,
+    space: Space,
+    value: int | None = None,
+    *,
+    with_pruned: bool = False,
+    dotted: Collection[int] = (),
 ) -> optuna.Study:
     """Return a study in memory, in which names and choices are texts that are safe in HTML.
 
@@ -41,6 +47,10 @@ def make_view(
         objectives: the objectives of the study.
         space: what was searched.
         value: the study has only this value of each trial; None keeps all.
+        with_pruned: pruned trials are complete, with their last value. Optuna's importances and
+            plots ignore others.
+        dotted: numbers of trials that violate a constraint, which `plot_parallel_coordinate` draws
+            as dotted lines.
     """
     directions: list[Any] = [
         "maximize" if direction == "max" else "minimize" for _, direction in objectives
@@ -54,16 +64,18 @@ def make_view(
             # It keeps the numbers of the other trials; no plot shows a failed trial.
             view.add_trial(create_trial(state=TrialState.FAIL))
             continue
-        values = None
+        values, state = None, _STATES[row.state]
         if row.state == "finished" and row.values is not None:
             values = list(row.values) if value is None else [row.values[value]]
+        elif with_pruned and is_pruned_with_value(row):
+            values, state = [row.intermediate[max(row.intermediate)]], TrialState.COMPLETE
         shown = [dimensions[name] for name in row.params if name in dimensions]
         intermediate = {
             at: reported for at, reported in row.intermediate.items() if math.isfinite(reported)
         }
         view.add_trial(
             create_trial(
-                state=_STATES[row.state],
+                state=state,
                 values=values,
                 params={
                     dimension.name: dimension.label(row.params[dimension.source.name])
@@ -71,6 +83,7 @@ def make_view(
                 },
                 distributions={dimension.name: dimension.distribution for dimension in shown},
                 intermediate_values=intermediate,
+                constraints={"dotted": float(number in dotted)} if dotted else None,
             )
         )
     return view
@@ -102,7 +115,7 @@ def escape_html(text: str) -> str:
 
 
 def finished_trials(view: optuna.Study) -> list[FrozenTrial]:
-    """Return the finished trials of a view."""
+    """Return the complete trials of a view: the finished ones, and pruned ones if it has them."""
     return view.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
 
 
@@ -124,17 +137,18 @@ def compute_importances(
 ) -> dict[str, dict[str, float]]:
     """Return the importance of every parameter for every objective, largest first.
 
-    PED-ANOVA compares the parameters of the best finished trials (a tenth of them, but at least 5)
-    with those of all. It draws no random numbers, and needs no other package.
+    PED-ANOVA compares the parameters of the best trials (a tenth of them, but at least 5) with
+    those of all. It draws no random numbers, and needs no other package. Pruned trials count with
+    their last values: without them, a parameter whose bad values are pruned has no importance.
 
     Returns:
         Shares that sum to 1, by parameter, by objective. An objective is missing if fewer than 10
-        trials are finished, or if nothing distinguishes the best.
+        trials have a value, or if nothing distinguishes the best.
     """
     found = {}
     with quiet():
         for index, objective in enumerate(objectives):
-            view = make_view(rows, [objective], space, index)
+            view = make_view(rows, [objective], space, index, with_pruned=len(objectives) == 1)
             if (shares := weigh_parameters(view)) is not None:
                 found[objective[0]] = {unescape(name): share for name, share in shares.items()}
     return found
@@ -152,5 +166,5 @@ def weigh_parameters(view: optuna.Study) -> dict[str, float] | None:
 
 
 def make_evaluator(trials: int) -> PedAnovaImportanceEvaluator:
-    """Return the evaluator for this number of finished trials."""
+    """Return the evaluator for this number of trials."""
     return PedAnovaImportanceEvaluator(target_quantile=min(0.5, max(0.1, TOP_TRIALS / trials)))
