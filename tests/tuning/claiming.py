@@ -11,7 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from surestep.tuning.study import ClaimedTrial, SearchStudy, read_study
+from surestep.tuning.rows import ClaimedTrial
+from surestep.tuning.study import SearchStudy, read_study
 from tests.warm import warm_python
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+from surestep.tuning.rows import TrialRow
 from surestep.tuning.settings import StudySettings
 from surestep.tuning.space import Space
-from surestep.tuning.study import TrialRow
 
 ACCURACY = (("val/accuracy", "max"),)
 SPACE = {

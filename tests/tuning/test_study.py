@@ -8,8 +8,9 @@ import optuna
 import pytest
 
 from surestep.base.errors import ConfigError, RunError
+from surestep.tuning.rows import Observer
 from surestep.tuning.settings import read_settings
-from surestep.tuning.study import MOST_RETRIES, Observer, open_study, read_study
+from surestep.tuning.study import MOST_RETRIES, open_study, read_study
 from tests.tuning.studies_on_disk import loss, make_settings, make_study, run_all
 
 PYTHON = sys.executable  # not the one of `warm_python`

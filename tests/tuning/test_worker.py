@@ -4,7 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from surestep.tuning.process import Ended
-from surestep.tuning.study import ClaimedTrial
+from surestep.tuning.rows import ClaimedTrial
 from surestep.tuning.worker import Worker, WorkerOptions, delete_checkpoints
 from tests.tuning.studies import make_rows, make_study
 

@@ -13,8 +13,9 @@ from typing_extensions import TypedDict
 from surestep.base.errors import RunError
 from surestep.record.io import read_json, write_json
 from surestep.record.lock import RunLock
+from surestep.tuning.rows import TrialRow
 from surestep.tuning.slots import Slot
-from surestep.tuning.study import TRIALS, SearchStudy, TrialRow
+from surestep.tuning.study import TRIALS, SearchStudy
 from surestep.tuning.worker import Worker, best_rows
 
 CONFIRM = "confirm"

@@ -17,9 +17,10 @@ from surestep.tracking.tracker import StudyResult
 from surestep.tuning.confirm import CONFIRM, Confirmed, confirm_folder, read_plan
 from surestep.tuning.report import write_report
 from surestep.tuning.result import RESULT, read_result
+from surestep.tuning.rows import TrialRow
 from surestep.tuning.settings import StudySettings
 from surestep.tuning.slots import Slot
-from surestep.tuning.study import TRIALS, SearchStudy, TrialRow
+from surestep.tuning.study import TRIALS, SearchStudy
 from surestep.tuning.table import EXACT, format_value
 from surestep.tuning.worker import Worker, best_rows, delete_checkpoints
 

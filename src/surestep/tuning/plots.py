@@ -28,8 +28,8 @@ from surestep.tuning.view import (
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from surestep.tuning.rows import TrialRow
     from surestep.tuning.space import Space
-    from surestep.tuning.study import TrialRow
 
 # From the first to the last trial, or the worst to the best: readable on white and on black.
 SCALE = ["#7cc7f2", "#3b82f6", "#8b5cf6", "#d946ef"]

@@ -17,8 +17,9 @@ from surestep.tuning.storage import INSTALL
 from surestep.tuning.table import IMPORTANCE_TRIALS, count_measured, find_best
 
 if TYPE_CHECKING:
+    from surestep.tuning.rows import TrialRow
     from surestep.tuning.settings import StudySettings
-    from surestep.tuning.study import SearchStudy, TrialRow
+    from surestep.tuning.study import SearchStudy
 
 REPORT_FORMAT = 1
 STATES = ("finished", "pruned", "failed", "running", "waiting")

@@ -25,9 +25,10 @@ from surestep.tuning.options import (
 )
 from surestep.tuning.process import TIMEOUT, StopRequests
 from surestep.tuning.report import require_plotly
+from surestep.tuning.rows import TrialRow
 from surestep.tuning.settings import STUDY_FILE, read_settings
 from surestep.tuning.slots import Slot
-from surestep.tuning.study import SearchStudy, TrialRow, open_study
+from surestep.tuning.study import SearchStudy, open_study
 from surestep.tuning.worker import Worker, WorkerOptions
 
 

@@ -12,8 +12,8 @@ from surestep.record.io import dumps
 
 if TYPE_CHECKING:
     from surestep.tuning.dimension import Dimension
+    from surestep.tuning.rows import TrialRow
     from surestep.tuning.space import Space
-    from surestep.tuning.study import TrialRow
 
 EXACT = ("parameters", "peak_memory")  # objectives that do not depend on the seed
 IMPORTANCE_TRIALS = 10  # with a value; with fewer, importances are noise

@@ -18,8 +18,8 @@ from surestep.tuning.table import IMPORTANCE_TRIALS, is_pruned_with_value, label
 
 if TYPE_CHECKING:
     from surestep.tuning.dimension import Dimension
+    from surestep.tuning.rows import TrialRow
     from surestep.tuning.space import Space
-    from surestep.tuning.study import TrialRow
 
 Objectives = Sequence[tuple[str, str]]  # names, with "min" or "max"
 

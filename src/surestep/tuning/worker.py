@@ -21,8 +21,9 @@ from surestep.recipes.find import recipe_argument
 from surestep.record.lock import RunLock, is_locked
 from surestep.tuning.evaluations import PRUNED
 from surestep.tuning.process import Ended, Limits, StopRequests, TrialProcess
+from surestep.tuning.rows import ClaimedTrial, Observer, TrialRow
 from surestep.tuning.slots import Slot, list_gpus, share_gpus, share_threads
-from surestep.tuning.study import TRIALS, ClaimedTrial, Observer, SearchStudy, TrialRow
+from surestep.tuning.study import TRIALS, SearchStudy
 from surestep.tuning.table import find_best, format_value
 
 _POLL_S = 1.0  # between two checks of the trials of other workers
