@@ -9,6 +9,7 @@ import pytest
 
 from surestep.record.run import Run
 from surestep.tuning import process
+from surestep.tuning.evaluations import read_measurements
 from tests.cli.conftest import RECIPE
 from tests.cli.searches import (
     LAUNCHES,
@@ -209,10 +210,28 @@ def test_confirmed_winner_has_the_best_mean(search):
     for entry in confirmed:
         runs = [Run(Path(f"study/confirm/{entry['number']:04d}-{seed}")) for seed in (1, 2)]
         assert [run.config["config"]["seed"] for run in runs] == [1, 2]
-        assert [run.best.metrics["val/loss"] for run in runs] == entry["values"]
+        measured = [read_measurements(run).evaluations.values() for run in runs]
+        lowest = [min(metrics["val/loss"] for metrics in found) for found in measured]
+        assert lowest == entry["values"]
     assert "Trained again with 2 other seeds: val/loss" in answer.out
     kept = {path.parts[2] for path in Path("study/trials").glob("*/checkpoints/step-*")}
     assert kept == {f"{winner['number']:04d}"}
+    assert not [*Path("study/confirm").glob("*/checkpoints/step-*")]
+
+
+@LAUNCHES
+def test_point_that_was_trained_is_not_trained_again(search):
+    answer, found = search("--trials", 4, text="task.hidden = [4, 6]")
+    assert answer.code == 0, answer.err
+    assert states(found) == ["finished"] * 4
+    trained = {str(trial["params"]): trial for trial in found if trial["same_as"] is None}
+    again = [trial for trial in found if trial["same_as"] is not None]
+    assert len(trained) + len(again) == 4 > len(trained)
+    for trial in again:
+        assert trial["values"] == trained[str(trial["params"])]["values"]
+        assert f"same values as trial {trial['same_as']}" in answer.err
+        assert f"same values as trial {trial['same_as']}" in answer.out
+    assert len([*Path("study/trials").glob("*/")]) == len(trained)
 
 
 @LAUNCHES

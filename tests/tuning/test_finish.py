@@ -71,6 +71,32 @@ def test_checkpoints_that_are_kept_are_those_of_the_winner(confirm, tmp_path):
     assert chosen.number == best[1 if confirm else 0]
 
 
+def test_run_that_confirmed_keeps_checkpoints_only_if_its_trial_has_none(tmp_path):
+    study = make_study(make_rows(2))
+    study.folder = tmp_path
+    runs = [
+        "trials/0000",
+        *(f"confirm/000{number}-{index}" for number in (0, 1) for index in (1, 2)),
+    ]
+    for run in runs:
+        (tmp_path / run / "checkpoints" / "step-00000001").mkdir(parents=True)
+    write_json(tmp_path / "confirm" / "0000-1.json", {"value": 0.5})
+    write_json(tmp_path / "confirm" / "0001-1.json", {"value": 0.5})
+    write_json(tmp_path / "confirm" / "0001-2.json", {"value": 0.5})  # 0000-2 is not over
+    for row in study.rows():
+        for index in (1, 2):
+            confirm._drop_checkpoints(study, row, index)
+    left = {"/".join(path.parts[-4:-2]) for path in tmp_path.glob("*/*/checkpoints/step-*")}
+    assert left == {"trials/0000", "confirm/0000-2", "confirm/0001-1"}
+
+
+def test_best_trials_are_those_that_were_trained():
+    rows = make_rows(2)
+    again = replace(rows[0], number=2, run=None, same_as=0)
+    best = best_rows([*rows, again], make_study(rows))
+    assert sorted(row.number for row in best) == [0, 1]
+
+
 def test_trial_that_ends_while_the_test_split_is_measured_keeps_its_checkpoints(tmp_path):
     rows = make_rows(3)
     study = make_study(rows)

@@ -320,6 +320,50 @@ def test_failed_trial_keeps_its_reason_and_is_not_repeated(tmp_path):
     assert study.claim_trial().number == 1
 
 
+def test_point_that_was_tried_is_answered_from_its_record(tmp_path):
+    space = {"b": "int(1, 2)", "name": ["x", "y"]}
+    study = make_study(tmp_path / "study", space=space, sampler="random", trials=20)
+    trained, answered = {}, []
+    while (trial := study.claim_trial()) is not None:
+        point = tuple(trial.params.values())
+        if study.answer(trial):
+            answered.append(trial.number)
+            assert point in trained
+            continue
+        assert point not in trained
+        trained[point] = trial.number
+        for at in (1, 2):
+            study.report(trial, at, trial.number + 1 / at)
+        if trial.number % 2:
+            study.prune(trial, "pruned by the search after step 6")
+        else:
+            study.finish(trial, [float(trial.number)], seconds=2.0)
+    rows = study.rows()
+    assert len(rows) == len(trained) + len(answered) == 20
+    assert {rows[number].state for number in answered} == {"finished", "pruned"}
+    for number in answered:
+        row = rows[number]
+        first = rows[trained[tuple(row.params.values())]]
+        assert (row.state, row.values, row.intermediate) == (
+            *(first.state, first.values, first.intermediate),
+        )
+        assert (row.same_as, row.run, row.seconds, row.evaluations) == (first.number, None, 0.0, 0)
+        assert row.reason.startswith(f"same values as trial {first.number}")
+    assert read_study(tmp_path / "study").rows() == rows
+
+
+def test_point_whose_trial_failed_or_is_not_over_is_trained(tmp_path):
+    study = make_study(tmp_path, space={"name": ["x", "y"]}, sampler="random", trials=9)
+    for _ in range(4):
+        trial = study.claim_trial()
+        assert not study.answer(trial)
+        study.fail(trial, "out of memory")
+    running = study.claim_trial()
+    assert not study.answer(study.claim_trial())
+    study.hand_back(running, "stopped by Ctrl-C")
+    assert not study.answer(study.claim_trial())
+
+
 def test_study_that_does_not_exist_is_explained(tmp_path):
     with pytest.raises(RunError, match=r"There is no study in .*study\.json is missing"):
         read_study(tmp_path)

@@ -16,7 +16,7 @@ from surestep.record.lock import RunLock
 from surestep.tuning.rows import TrialRow
 from surestep.tuning.slots import Slot
 from surestep.tuning.study import TRIALS, SearchStudy
-from surestep.tuning.worker import Worker, best_rows
+from surestep.tuning.worker import Worker, best_rows, delete_checkpoints_of
 
 CONFIRM = "confirm"
 _ATTEMPTS = 3  # of a run whose process dies without a reason
@@ -63,6 +63,8 @@ def confirm_trials(worker: Worker, slot: Slot) -> list[Confirmed]:
     while not worker.stops.reason:
         missing = [pair for pair in runs if _read_value(study, *pair) is None]
         if not missing:
+            for pair in runs:  # of a worker that died before it did so
+                _drop_checkpoints(study, *pair)
             return _compare(study, rows, seeds)
         if not any(_confirm_alone(worker, slot, *pair) for pair in missing):
             worker.stops.wait(_POLL_S)
@@ -80,9 +82,22 @@ def _confirm_alone(worker: Worker, slot: Slot, row: TrialRow, index: int) -> boo
     try:
         if _read_value(worker.study, row, index) is None:
             _confirm(worker, slot, row, index)
+            _drop_checkpoints(worker.study, row, index)
     finally:
         lock.release()
     return True
+
+
+def _drop_checkpoints(study: SearchStudy, row: TrialRow, index: int) -> None:
+    """Delete the checkpoints of a run that is over, if the trial itself has some."""
+    has_own = index > 1 or has_checkpoints(study.folder / TRIALS / str(row.run))
+    if has_own and _read_value(study, row, index) is not None:
+        delete_checkpoints_of(confirm_folder(study, row, index))
+
+
+def has_checkpoints(run: Path) -> bool:
+    """Return whether a run has checkpoints; they may have been deleted."""
+    return any((run / "checkpoints").glob("step-*"))
 
 
 def confirm_folder(study: SearchStudy, row: TrialRow, index: int) -> Path:

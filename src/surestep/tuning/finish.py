@@ -14,7 +14,7 @@ from surestep.record.io import explain_write_errors, replace_file, write_json
 from surestep.record.lock import RunLock
 from surestep.tracking.study import describe_missing, finish_study
 from surestep.tracking.tracker import StudyResult
-from surestep.tuning.confirm import CONFIRM, Confirmed, confirm_folder, read_plan
+from surestep.tuning.confirm import CONFIRM, Confirmed, confirm_folder, has_checkpoints, read_plan
 from surestep.tuning.report import write_report
 from surestep.tuning.result import RESULT, read_result
 from surestep.tuning.rows import TrialRow
@@ -125,8 +125,7 @@ def _find_checkpoints(study: SearchStudy, row: TrialRow) -> Path:
     """Return the run of a trial; if its checkpoints were deleted, one that confirmed it."""
     own = study.folder / TRIALS / str(row.run)
     again = confirm_folder(study, row, 1)
-    has_own = any((own / "checkpoints").glob("step-*"))
-    return again if not has_own and again.exists() else own
+    return again if not has_checkpoints(own) and again.exists() else own
 
 
 def write_best(study: SearchStudy, winner: Winner) -> Path:

@@ -22,8 +22,9 @@ class TrialRow:
         intermediate: the first objective by the number of the evaluation, from 1.
         seconds: how long its processes ran, if that is known.
         evaluations: how many evaluations were reported.
-        run: name of its run folder in `trials/`; None if it never started.
-        reason: why it is pruned, failed or waiting; else "".
+        run: name of its run folder in `trials/`; None if it has none.
+        reason: why it is pruned, failed or waiting, or which trial it repeats; else "".
+        same_as: number of the earlier trial with the same values, whose result it has.
     """
 
     number: int
@@ -35,6 +36,7 @@ class TrialRow:
     evaluations: int
     run: str | None
     reason: str
+    same_as: int | None = None
 
 
 @dataclass(frozen=True)

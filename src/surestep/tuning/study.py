@@ -252,6 +252,30 @@ class SearchStudy:
         return self._end(trial, "PRUNED", reason, seconds, values)
 
     @persist
+    def answer(self, trial: ClaimedTrial) -> bool:
+        """End a trial as the earlier one with the same values did, which it would repeat bitwise.
+
+        One that failed is trained again: what failed may have been the machine.
+
+        Returns:
+            Whether there is such a trial.
+        """
+        params = self._frozen(trial).params
+        for number, found in self._current().items():
+            is_over = found.state.name in ("COMPLETE", "PRUNED")
+            if number < trial.number and is_over and found.params == params:
+                break
+        else:
+            return False
+        for step, value in found.intermediate_values.items():
+            self._storage.set_trial_intermediate_value(trial.trial_id, step, value)
+        self._set_attr(trial.trial_id, "same_as", number)
+        reason = f"same values as trial {number}"
+        if found.state.name == "PRUNED":
+            reason += f", {found.user_attrs['end']['reason']}"
+        return self._end(trial, found.state.name, reason, 0.0, found.values)
+
+    @persist
     def fail(self, trial: ClaimedTrial, reason: str, seconds: float | None = None) -> bool:
         """End a trial that failed; return whether it was still this worker's."""
         return self._end(trial, "FAIL", reason, seconds)
@@ -283,6 +307,8 @@ class SearchStudy:
         end = trial.user_attrs.get("lost" if lost else "end", {})
         if state == "running" and _is_dead(trial.user_attrs.get("worker")):
             state, end = "waiting", {"reason": WORKER_DIED}
+        same_as = trial.user_attrs.get("same_as")
+        has_run = same_as is None and (state != "waiting" or stored)
         return TrialRow(
             number=number,
             state=state,
@@ -290,9 +316,10 @@ class SearchStudy:
             values=tuple(trial.values) if state == "finished" and trial.values else None,
             intermediate=dict(sorted(trial.intermediate_values.items())),
             seconds=end.get("seconds"),
-            evaluations=len(trial.intermediate_values),
-            run=_run_name(number) if state != "waiting" or stored else None,
+            evaluations=len(trial.intermediate_values) if same_as is None else 0,
+            run=_run_name(number) if has_run else None,
             reason=str(end.get("reason", "")),
+            same_as=same_as,
         )
 
     def _current(self) -> dict[int, FrozenTrial]:

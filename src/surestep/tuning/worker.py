@@ -124,7 +124,9 @@ class Worker:
                 if study.retry(stale):
                     self.print_line(f"Trial {stale.number}: its worker died.")
             trial = study.claim_trial()
-            if trial is not None:
+            if trial is not None and study.answer(trial):
+                self._print_row(trial, study.rows())
+            elif trial is not None:
                 self._run_trial(trial, slot)
             elif any(row.state in ("running", "waiting") for row in study.rows()):
                 self.stops.wait(_POLL_S)
@@ -149,13 +151,16 @@ class Worker:
             self.print_line(f"Trial {trial.number}: another worker has taken it over.")
         elif not ended.stopped:
             rows = study.rows()
-            row = next(row for row in rows if row.number == trial.number)
-            self.print_line(describe_row(row, study))
+            self._print_row(trial, rows)
             if self.options.keep_best:
                 best = best_rows(rows, study)
                 if not study.settings.is_multi_objective:  # one of these will be the winner
                     best = best[: max(1, self.options.confirm)]
                 delete_checkpoints(study, rows, [row.number for row in best])
+
+    def _print_row(self, trial: ClaimedTrial, rows: list[TrialRow]) -> None:
+        row = next(row for row in rows if row.number == trial.number)
+        self.print_line(describe_row(row, self.study))
 
     def _report(self, trial: ClaimedTrial, evaluations: list[dict[str, Any]]) -> bool:
         """Record evaluations; return whether to prune the trial after the last of them."""
@@ -267,15 +272,19 @@ def describe_row(row: TrialRow, study: SearchStudy) -> str:
     if row.values is not None:
         names = [name for name, _ in study.settings.objectives]
         parts += [f"{n} {v:.6g}" for n, v in zip(names, row.values, strict=True)]
-    if row.reason and row.state != "finished":
+    if row.reason:
         parts.append(one_line(row.reason))
     parts += [f"{name}={format_value(value)}" for name, value in row.params.items()]
     return "  ".join(parts)
 
 
 def best_rows(rows: list[TrialRow], study: SearchStudy) -> list[TrialRow]:
-    """Return the finished trials, best first; with several objectives those that none beats."""
+    """Return the finished trials that were trained, best first.
+
+    With several objectives, those that none beats.
+    """
     objectives = study.settings.objectives
+    rows = [row for row in rows if row.same_as is None]
     if study.settings.is_multi_objective:
         front = set(find_best(rows, objectives))
         return [row for row in rows if row.number in front]
@@ -295,18 +304,18 @@ def delete_checkpoints(study: SearchStudy, rows: list[TrialRow], kept: Collectio
     for row in rows:
         if row.number in kept or row.run is None or row.state in ("running", "waiting"):
             continue
-        run = study.folder / TRIALS / row.run
-        with suppress(OSError, RunError):
-            found = list((run / "checkpoints").glob("step-*"))
-            if found:
-                _delete_folders(run, found)
+        delete_checkpoints_of(study.folder / TRIALS / row.run)
 
 
-def _delete_folders(run: Path, folders: list[Path]) -> None:
-    """Delete folders of a run that no process uses."""
-    lock = RunLock(run)
-    try:
-        for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        lock.release()
+def delete_checkpoints_of(run: Path) -> None:
+    """Delete the checkpoints of a run, unless a process uses it."""
+    with suppress(OSError, RunError):
+        found = list((run / "checkpoints").glob("step-*"))
+        if not found:
+            return
+        lock = RunLock(run)
+        try:
+            for folder in found:
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            lock.release()
