@@ -384,6 +384,9 @@ def test_missing_optuna_is_reported(surestep, space, monkeypatch):
     assert "A search needs Optuna" in answer.err
     assert "pip install optuna" in answer.err
     assert not Path("searches").exists()
+    answer = surestep("search", TRIALS, *space(), "--trials", 2, "--study", "study")
+    assert answer.code == 2
+    assert not Path("study/study.json").exists()  # which a corrected command could differ from
 
 
 @LAUNCHES

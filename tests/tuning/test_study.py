@@ -403,6 +403,19 @@ def test_other_storage_than_recorded_is_rejected(tmp_path):
         make_study(tmp_path / "study")
 
 
+def test_study_whose_storage_cannot_be_opened_is_not_recorded(tmp_path):
+    for url in (f"sqlite:///{tmp_path}/missing/one.db", "sqlite:////dev/null/two.db"):
+        with pytest.raises(RunError, match="cannot be opened"):
+            make_study(tmp_path / "study", url)
+    study = make_study(tmp_path / "study", trials=3, sampler="random")  # the corrected command
+    assert len(run_all(study)) == 3
+    (tmp_path / "study" / "study.log").rename(tmp_path / "study.log")
+    (tmp_path / "study" / "study.log").symlink_to("elsewhere")
+    with pytest.raises(RunError, match="cannot be opened"):
+        make_study(tmp_path / "study", trials=3, sampler="random")
+    assert (tmp_path / "study" / "study.json").exists()  # it was there before
+
+
 def test_password_is_not_written(tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr(

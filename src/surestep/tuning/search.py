@@ -28,6 +28,7 @@ from surestep.tuning.report import require_plotly
 from surestep.tuning.rows import TrialRow
 from surestep.tuning.settings import STUDY_FILE, read_settings
 from surestep.tuning.slots import Slot
+from surestep.tuning.storage import require_optuna
 from surestep.tuning.study import SearchStudy, open_study
 from surestep.tuning.worker import Worker, WorkerOptions
 
@@ -180,6 +181,7 @@ def run_search(call: RecipeCall, options: SearchOptions) -> SearchResult:
         RunError: the folder or the storage cannot be written.
     """
     options.check()
+    require_optuna()
     require_plotly()
     folder, is_new = options.study, options.study is None
     recorded = None

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from surestep.base.errors import ConfigError, RunError
+from surestep.base.errors import ConfigError, RunError, SurestepError
 from surestep.base.processes import is_running
 from surestep.base.typed_targets import remember_target, was_typed
 from surestep.record.checkpoint.discovery import list_checkpoints, step_of
@@ -22,7 +22,7 @@ from surestep.tuning.attempts import CurrentAttempts, current_attempts, is_lost,
 from surestep.tuning.methods import PRUNERS, SAMPLERS, complete_method
 from surestep.tuning.rows import ClaimedTrial, Observer, TrialRow, TrialState
 from surestep.tuning.samplers import check_methods, make_pruner, make_sampler, quiet
-from surestep.tuning.settings import StudySettings, read_settings, record_settings
+from surestep.tuning.settings import STUDY_FILE, StudySettings, read_settings, record_settings
 from surestep.tuning.storage import JOURNAL, open_storage, persist, require_optuna, without_password
 
 if TYPE_CHECKING:
@@ -397,10 +397,16 @@ def open_study(folder: Path, settings: StudySettings, storage: str | None = None
         sampler=complete_method("sampler", settings.sampler, SAMPLERS),
         pruner=complete_method("pruner", settings.pruner, PRUNERS),
     )
+    is_new = not (folder / STUDY_FILE).exists()
     recorded = record_settings(folder, settings)
     if recorded.storage is not None:
         remember_target(recorded.name, recorded.storage)
-    return SearchStudy(folder, recorded, open_storage(folder, url), create=True)
+    try:
+        return SearchStudy(folder, recorded, open_storage(folder, url), create=True)
+    except SurestepError:
+        if is_new:  # the corrected command would differ from it
+            (folder / STUDY_FILE).unlink(missing_ok=True)
+        raise
 
 
 def read_study(folder: Path, storage: str | None = None) -> SearchStudy:
