@@ -2,6 +2,7 @@ import json
 import re
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 from surestep.record.run import Run
 from surestep.tuning import process
 from surestep.tuning.evaluations import read_measurements
+from surestep.tuning.settings import record_settings
 from tests.cli.conftest import RECIPE
 from tests.cli.searches import (
     LAUNCHES,
@@ -21,6 +23,7 @@ from tests.cli.searches import (
 )
 from tests.cli.searches import search as search
 from tests.cli.searches import space as space
+from tests.tuning.studies_on_disk import make_settings
 
 
 @LAUNCHES
@@ -194,6 +197,46 @@ def test_number_of_trials_may_grow(search):
     answer = search("--trials", 1)[0]
     assert answer.code == 2
     assert "Set --trials 2" in answer.err
+
+
+@LAUNCHES
+def test_study_is_resumed_without_its_recipe_and_options(search, surestep, folder):
+    fixed = ("--max-steps", 6, "--optim.betas", 0.8, 0.9, "--task.wide", "true")
+    answer, found = search("--trials", 1, "--metric", "val/accuracy", "--seed", 3, *fixed)
+    assert answer.code == 0, answer.err
+    answer = surestep("search", "--resume", "study", "--trials", 2)
+    assert answer.code == 0, answer.err
+    assert f"Next: surestep train {TRIALS} --config study/best.toml" in answer.out
+    configs = [Run(Path(f"study/trials/{name}")).config for name in ("0000", "0001")]
+    assert trials()[0] == found[0]
+    assert [config["task"]["wide"] for config in configs] == [True, True]
+    for option in ("max_steps", "optim.betas", "validation.metric", "seed"):
+        assert len({str(config["config"][option]) for config in configs}) == 1
+    answer = surestep("search", f"--resume={folder / 'study'}", "--max-steps", 9)
+    assert answer.code == 2
+    assert "fixed.max_steps is 6" in answer.err
+    answer = surestep("search", TRIALS, "--resume", "study")  # as for a recipe that was moved
+    assert answer.code == 0, answer.err
+
+
+def test_study_that_cannot_be_resumed_is_explained(surestep, folder):
+    settings = make_settings(recipe={"name": "own", "path": str(folder / "own.py"), "sha256": "0"})
+    record_settings(folder / "study", settings)
+    for words, text in [
+        (["--resume"], "--resume has no study. Write --resume searches/"),
+        (["--resume", "--trials", 3], "--resume has no study"),
+        (["--resume", "study", "--study", "study"], "Leave --study out"),
+        (["--resume", "none"], "There is no study in none"),
+        (["--resume", "study"], "own.py. Restore the file, or type its new path: surestep search"),
+    ]:
+        answer = surestep("search", *words)
+        assert answer.code in (1, 2)
+        assert text in answer.err
+    inside = folder / "study" / "own.py"
+    inside.write_text(RECIPE)
+    record_settings(folder / "other", replace(settings, recipe={"name": "", "path": str(inside)}))
+    answer = surestep("search", "--resume", "other")
+    assert f"If you trust it, type it: surestep search {inside} --resume other" in answer.err
 
 
 @LAUNCHES

@@ -10,9 +10,14 @@ SPACE = {"b": "int(1, 8)", "lr": "log(1e-5, 1e-1)", "name": ["x", "y", [1, 2]]}
 GRID = {"b": "int(1, 8)", "name": ["x", "y", [1, 2]]}
 
 
-def make_settings(*, space=SPACE, objectives=(("val/loss", "min"),), trials=12, **options):
+RECIPE = {"name": "formula", "path": "/formula.py", "sha256": "0" * 64}
+
+
+def make_settings(
+    *, recipe=RECIPE, space=SPACE, objectives=(("val/loss", "min"),), trials=12, **options
+):
     return StudySettings(
-        recipe={"name": "formula", "path": "/formula.py", "sha256": "0" * 64},
+        recipe=recipe,
         fixed={"epochs": "3", "optim.betas": ("0.9", "0.95")},
         space=Space.from_json(space),
         objectives=objectives,

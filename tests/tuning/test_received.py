@@ -9,7 +9,8 @@ import pytest
 
 from surestep.base.errors import ConfigError, RunError
 from surestep.tuning.process import StopRequests, TrialProcess
-from surestep.tuning.study import read_study
+from surestep.tuning.settings import read_settings
+from surestep.tuning.study import open_study, read_study
 from tests.laws.test_law_8_reading import MARK, watching
 from tests.tuning.studies_on_disk import make_study
 
@@ -90,6 +91,18 @@ def test_journal_without_the_study_has_no_trials(study):
     with pytest.raises(RunError, match="has no trials yet"):
         read_study(study)
     assert (study / "study.log").read_text() == ""
+
+
+def test_recorded_database_that_was_not_typed_is_not_continued(tmp_path, state):
+    url = f"sqlite:///{tmp_path}/study.db"
+    make_study(tmp_path / "typed", url)
+    shutil.rmtree(state)  # on another machine
+    settings = read_settings(tmp_path / "typed")
+    with pytest.raises(ConfigError, match=r"was not typed on this machine.* To use it, pass"):
+        open_study(tmp_path / "typed", settings)
+    assert not state.exists()
+    open_study(tmp_path / "typed", settings, url)
+    open_study(tmp_path / "typed", settings)
 
 
 @pytest.mark.parametrize("open_it", [read_study, make_study])

@@ -114,7 +114,7 @@ def check_recipe(folder: Run, allow: Collection[str], shown: str) -> Path:
             f"The recipe of {shown} is missing: {path}. Restore the file, or pass its new path: "
             f"surestep train RECIPE --run {name}"
         )
-    if INSIDE not in allow and (parent := _find_received_folder(path, folder)):
+    if INSIDE not in allow and (parent := find_received_folder(path, folder.path)):
         raise RecipeError(
             f"The recipe {path} is in {parent}, a folder of surestep, which may come from anyone. "
             f"Read the file. If you trust it, pass --allow {INSIDE}, or copy it to another place: "
@@ -128,9 +128,14 @@ def check_recipe(folder: Run, allow: Collection[str], shown: str) -> Path:
     return path
 
 
-def _find_received_folder(path: Path, folder: Run) -> Path | None:
-    """Return the folder of a run, a mirror or a study that a file is in, through any links."""
-    own = folder.path.resolve()
+def find_received_folder(path: Path, folder: Path) -> Path | None:
+    """Return the folder of a run, a mirror or a study that a file is in, through any links.
+
+    Args:
+        path: of the file.
+        folder: of the run or study that names the file.
+    """
+    own = folder.resolve()
     return next((one for one in path.resolve().parents if one == own or _is_of_us(one)), None)
 
 

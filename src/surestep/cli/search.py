@@ -21,6 +21,7 @@ from surestep.cli import output as show
 from surestep.cli.config_file import read_config_file
 from surestep.cli.options import CommandOptions, read_command_line
 from surestep.cli.parse import command
+from surestep.cli.resumed_search import expand_resume, restore_search
 from surestep.cli.stop import handle_late_signals
 from surestep.engine.distributed.stop_signals import CTRL_C, check_stop
 from surestep.engine.step.gc import import_without_collecting
@@ -47,6 +48,7 @@ class Options(CommandOptions):
             optim.lr = "log(1e-5, 1e-2)". The default is the recipe's `space`.
         study: Folder of the study; the default is searches/RECIPE-TIME. The same command again
             continues it; at the same time in another shell it is one more worker.
+        resume: Folder of a study to continue with its own recipe and options.
         metric: What to optimize, such as val/accuracy; the default is validation.metric.
         mode: Whether less or more of --metric is better.
         objective: One or more objectives, such as val/accuracy:max seconds:min: metrics, seconds,
@@ -75,6 +77,7 @@ class Options(CommandOptions):
     trials: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     space: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     study: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
+    resume: Annotated[str | None, tyro.conf.arg(metavar="STUDY")] = None
     metric: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     mode: Literal["min", "max"] | None = None
     objective: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME:MODE")] = ()
@@ -141,8 +144,11 @@ def run(words: list[str]) -> int:
     if words[:1] == ["show"]:
         return show_study(words[1:])
     _reject_study(words)
-    call, own = read_command_line("search", words, Options)
+    expanded, resumed = expand_resume(words)
+    call, own = read_command_line("search", expanded, Options)
     options = own.as_search_options()
+    if resumed is not None:
+        call, options = restore_search(call, options, resumed)
     # With --json, stdout has only the results; a recipe may print.
     with redirect_stdout(sys.stderr) if own.json else nullcontext():
         with import_without_collecting():
@@ -154,7 +160,7 @@ def run(words: list[str]) -> int:
         if own.json:
             print_json(dumps(_as_json(result), indent=1))
         else:
-            _print_result(result, words)
+            _print_result(result, words, expanded[0])
     code = _EXIT_CODES.get(result.stopped, STOPPED)
     failed = [row for row in result.trials if row.state == "failed"]
     if code != DONE or not failed:
@@ -176,8 +182,8 @@ def _reject_study(words: list[str]) -> None:
     first = words[0] if words else "-"
     if (Path(first) / "study.json").exists():
         raise ConfigError(
-            f"{first} is a study. Type surestep search show {shlex.quote(first)}, or repeat the "
-            "command that started the study to continue it."
+            f"{first} is a study. Type surestep search show {shlex.quote(first)}, or surestep "
+            f"search --resume {shlex.quote(first)} to continue it."
         )
     if words[1:2] == ["show"]:
         raise ConfigError(
@@ -199,8 +205,14 @@ def _as_json(result: SearchResult) -> dict[str, object]:
     }
 
 
-def _print_result(result: SearchResult, words: list[str]) -> None:
-    """Print the table of the trials, the best of them, and what to type next."""
+def _print_result(result: SearchResult, words: list[str], recipe: str) -> None:
+    """Print the table of the trials, the best of them, and what to type next.
+
+    Args:
+        result: of the search.
+        words: as they were typed.
+        recipe: as it is typed.
+    """
     from surestep.tuning.finish import describe_winner
 
     study = result.study
@@ -210,18 +222,17 @@ def _print_result(result: SearchResult, words: list[str]) -> None:
         for line in describe_winner(study, result.best, finished):
             print_escaped(line)
     elif study.settings.is_multi_objective and winners:
-        _print_front(study, winners, words[0])
+        _print_front(study, winners, recipe)
     if result.report is not None:
         print_escaped(f"Report: {result.report}")
     if result.stopped:
         typed = ["surestep", "search", *words]
-        if not any(word.split("=")[0] == "--study" for word in words):
+        if not any(word.split("=")[0] in ("--study", "--resume") for word in words):
             typed += ["--study", str(result.folder)]
         print_escaped(f"Stopped by {result.stopped}. Resume with: {shlex.join(typed)}")
     elif result.config is not None:
         print_escaped(
-            f"Next: surestep train {shlex.quote(words[0])} --config "
-            f"{shlex.quote(str(result.config))}"
+            f"Next: surestep train {shlex.quote(recipe)} --config {shlex.quote(str(result.config))}"
         )
 
 

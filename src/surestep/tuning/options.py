@@ -130,7 +130,7 @@ def make_settings(
     Raises:
         ConfigError: an objective, the space or a number is invalid.
     """
-    fixed, space = _fixed_options(call), _choose_space(call, options, recorded)
+    fixed, space = fixed_options(call), _choose_space(call, options, recorded)
     if options.objectives or recorded is None:
         objectives, extra = choose_objectives(call, options.objectives, space)
     else:
@@ -172,7 +172,7 @@ def _choose_trials(
     return trials
 
 
-def _fixed_options(call: RecipeCall) -> dict[str, Any]:
+def fixed_options(call: RecipeCall) -> dict[str, Any]:
     """Return what was set beside the recipe: options of the Config, and parameters as "task.X".
 
     Raises:

@@ -398,6 +398,8 @@ def open_study(folder: Path, settings: StudySettings, storage: str | None = None
         pruner=complete_method("pruner", settings.pruner, PRUNERS),
     )
     is_new = not (folder / STUDY_FILE).exists()
+    if not is_new:
+        _require_typed(folder, read_settings(folder), storage)
     recorded = record_settings(folder, settings)
     if recorded.storage is not None:
         remember_target(recorded.name, recorded.storage)
@@ -428,11 +430,20 @@ def read_study(folder: Path, storage: str | None = None) -> SearchStudy:
             f"{folder} stores its trials in {settings.storage or 'study.log'}, and --storage is "
             f"{without_password(storage)}. Leave --storage out, or pass the same one."
         )
+    _require_typed(folder, settings, storage)
+    opened = open_storage(folder, storage or settings.storage, create=False)
+    return SearchStudy(folder, settings, opened, create=False)
+
+
+def _require_typed(folder: Path, settings: StudySettings, storage: str | None) -> None:
+    """Reject the recorded database of a study if the user did not type it, now or earlier.
+
+    Raises:
+        ConfigError: it was not typed on this machine.
+    """
     recorded = settings.storage
     if storage is None and recorded is not None and not was_typed(settings.name, recorded):
         raise ConfigError(
             f"{folder} names the database {recorded}, which was not typed on this machine, and the "
-            f"folder may come from anyone. To read it, pass --storage {shlex.quote(recorded)}"
+            f"folder may come from anyone. To use it, pass --storage {shlex.quote(recorded)}"
         )
-    opened = open_storage(folder, storage or recorded, create=False)
-    return SearchStudy(folder, settings, opened, create=False)
