@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from surestep.base.user_code import is_recipe_file, is_surestep_file
+
 COMMAND_LINE = "command line"
 _RECORDED = "config.json"
-_PACKAGE = str(Path(__file__).parents[1])
-_RECIPES = str(Path(_PACKAGE) / "recipes")  # treated like those of users
 
 
 def shown_place(option: str, place: str | None) -> str:
@@ -46,7 +46,7 @@ def user_line() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
-        ours = code.startswith(_PACKAGE) and not code.startswith(_RECIPES)
+        ours = is_surestep_file(code) and not is_recipe_file(code)
         if not ours and not code.startswith("<") and module.partition(".")[0] != "pydantic":
             return f"{_short(code)}:{frame.f_lineno}"
         frame = frame.f_back

@@ -2,30 +2,27 @@
 
 import contextlib
 import sys
-import sysconfig
 import traceback
 import warnings
-from pathlib import Path
 
 from surestep.base.text import one_line
-
-_OURS = (str(Path(__file__).parents[1]), contextlib.__file__)
+from surestep.base.user_code import is_surestep_file, is_torch_file, is_user_file
 
 
 def warn(text: str) -> None:
     """Warn at the innermost frame that is in neither surestep nor torch."""
-    torch = getattr(sys.modules.get("torch"), "__file__", None)
-    inner = (*_OURS, str(Path(torch).parent)) if torch else _OURS
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(inner):
+    while frame.f_back is not None and _is_inner(frame.f_code.co_filename):
         frame, level = frame.f_back, level + 1
     warnings.warn(one_line(text), stacklevel=level)
 
 
 def place_of(error: BaseException) -> str:
     """Return file and line of the user's innermost frame in a traceback; "" if there is none."""
-    paths = sysconfig.get_paths()
-    others = (*_OURS, paths["stdlib"], paths["purelib"], paths["platlib"], "<")
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(others)]
+    own = [frame for frame in frames if is_user_file(frame.filename)]
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
+
+
+def _is_inner(file: str) -> bool:
+    return is_surestep_file(file) or is_torch_file(file) or file == contextlib.__file__

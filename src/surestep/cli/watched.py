@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from surestep.base.noted_signals import NotedSignals
 from surestep.base.temp_folders import make_temp_folder
 from surestep.base.text import print_escaped
+from surestep.base.user_code import is_surestep_file
 from surestep.doctor.rule import Rule
 from surestep.doctor.watch.guard import Guard
 from surestep.doctor.watch.ranks import Ranks
@@ -209,7 +210,7 @@ def _drop_own_frames(trace: TracebackType | None) -> TracebackType | None:
 
 def _is_of_script(file: str) -> bool:
     is_runpy = file in (runpy.__file__, "<frozen runpy>")
-    return not is_runpy and not file.startswith(str(Path(__file__).parents[1]))
+    return not is_runpy and not is_surestep_file(file)
 
 
 def _exit_code(stop: SystemExit) -> int:

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import sysconfig
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,14 +16,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from surestep.base.user_code import is_installed_file
+
 _READS_GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 # Limits of a search, however large the data is: it takes some milliseconds.
 OBJECTS, MEMBERS, DEPTH = 2000, 64, 8
 _LEAVES = (Tensor, np.ndarray, np.generic, str, bytes, int, float, complex, bool, type(None))
 _NAMES = (str, bytes, int, float, complex, Enum, tuple, type(None))
-_INSTALLED = tuple(
-    sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
 _OF_MODULE = vars(nn.Module()).keys() - {"_modules"}
 _HOOKS = (
     "_forward_pre_hooks",
@@ -209,4 +207,4 @@ def _is_installed(module: ModuleType | None) -> bool:
         return False
     file, name = getattr(module, "__file__", None) or "", module.__name__
     is_own = name.partition(".")[0] == __name__.partition(".")[0]
-    return is_own or name in sys.builtin_module_names or file.startswith(_INSTALLED)
+    return is_own or name in sys.builtin_module_names or is_installed_file(file)

@@ -1,8 +1,6 @@
 """The identity of a run: its config, code, data, loss and model, compared when it resumes."""
 
-import os
 import sys
-import sysconfig
 from collections.abc import Collection, Mapping
 from hashlib import blake2b
 from inspect import isroutine
@@ -14,6 +12,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from surestep.base.user_code import is_user_file
 from surestep.base.version import VERSION
 from surestep.engine.data.dataset import count_samples, dataset_of
 from surestep.engine.data.make_source import dataset_fingerprint
@@ -30,10 +29,6 @@ from surestep.trainer.config_diff import COUNT, EXCLUDED, FIRST_SAMPLES, SOME_SA
 from surestep.trainer.former_items import ITEMS
 from surestep.trainer.planning import PreparedTask, TaskOrigin, train_samples
 
-_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
-_SURESTEP = Path(__file__).parents[1]
-_PYTHON = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "scripts")]
-_OTHERS = tuple(f"{path}{os.sep}" for path in (*_PYTHON, _SURESTEP))
 _MODULES_OF_OTHERS: dict[Any, Any] = {}  # by name: thousands, which each start would examine again
 _LAST = 10_000  # sample of a stream in a digest: more are not checked before training
 DERIVED = (  # decisions that follow from others, or that another part describes better
@@ -107,17 +102,12 @@ def _user_files() -> dict[str, str]:
         file = _source_file(name, module)
         top = sys.modules.get(name.partition(".")[0]) if isinstance(name, str) else None
         top_file = _source_file(name, top)  # torch writes compiled modules elsewhere
-        if file is None or any(map(_is_of_others, filter(None, (file, top_file)))):
+        if file is None or not all(map(is_user_file, filter(None, (file, top_file)))):
             if name != "__main__":  # which may become that of another script
                 _MODULES_OF_OTHERS[name] = module
         else:
             files[name] = file
     return files
-
-
-def _is_of_others(file: str) -> bool:
-    """Whether a file is of Python, of an installed package or of this one, and not of the user."""
-    return file.startswith(_OTHERS) or any(name in file for name in _INSTALLED)
 
 
 def _source_file(name: Any, module: Any) -> str | None:

@@ -4,6 +4,7 @@ import threading
 from traceback import FrameSummary
 
 import pytest
+import torch
 
 from surestep.engine.distributed.hang_monitor import has_timed_out, is_network_error
 from surestep.engine.distributed.rank_status import (
@@ -71,6 +72,17 @@ def test_blocking_ranks_are_silent_ones_then_those_behind_then_busy_ones(found, 
 def test_rank_in_a_torch_collective_is_waiting(stack):
     assert is_waiting(stack)
     assert blocking_ranks(statuses(stack, BUSY), ()) == [1]
+
+
+def test_collective_of_a_checkout_of_torch_is_waiting(monkeypatch):
+    monkeypatch.setattr(torch, "__file__", "/src/pytorch/torch/__init__.py")
+    name = "/src/pytorch/torch/distributed/distributed_c10d.py"
+    stack = [FrameSummary(name, 9, "all_reduce", line="work.wait()"), USER]
+    assert is_waiting(stack)
+    assert current_line(stack) == (
+        "torch/distributed/distributed_c10d.py:9 in all_reduce: work.wait(), "
+        "called at /home/me/recipe.py:3 in main: fit()"
+    )
 
 
 @pytest.mark.parametrize("stack", [BUSY, CHECKPOINTED, [], [BUSY[0], *BUCKETS], IMPORTING])

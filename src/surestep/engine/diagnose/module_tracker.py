@@ -16,11 +16,10 @@ from torch.nn.modules.module import (
 )
 from torch.overrides import TorchFunctionMode
 
+from surestep.base.user_code import is_recipe_file, is_surestep_file, is_torch_file
 from surestep.engine import private
 from surestep.engine.batch import flatten_tensors
 
-_TORCH = str(Path(torch.__file__).parent)
-_SURESTEP = str(Path(__file__).parents[2])
 _INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 
 
@@ -140,8 +139,8 @@ def _user_line() -> str | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((_TORCH, "<")):
-            if not file.startswith(_SURESTEP) or "/recipes/" in file:
+        if not (is_torch_file(file) or file.startswith("<")):
+            if not is_surestep_file(file) or is_recipe_file(file):
                 return f"{Path(file).name}:{frame.f_lineno}"
             if "/engine/diagnose/" not in file:
                 return None

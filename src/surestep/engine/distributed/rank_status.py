@@ -2,7 +2,6 @@
 
 import os
 import sys
-import sysconfig
 import traceback
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +9,8 @@ from itertools import dropwhile, takewhile
 from pathlib import Path
 from traceback import FrameSummary, StackSummary
 
-_PACKAGE = str(Path(__file__).parents[2])
-_STDLIB = sysconfig.get_paths()["stdlib"]
-_INSTALLED = "site-packages"
+from surestep.base.user_code import is_installed_file, is_surestep_file, is_user_file, shorten_path
+
 _COLLECTIVES = os.path.join("torch", "distributed", "")
 _DDP = os.path.join("torch", "nn", "parallel", "distributed.py")  # sends buckets and buffers
 _BACKWARD = "_engine_run_backward"  # in which DDP waits for the gradients of the other ranks
@@ -71,7 +69,7 @@ def error_stack(error: BaseException) -> list[FrameSummary]:
 def user_line(error: BaseException) -> str:
     """Return the innermost line of the user's code that led to an error; "" if there is none."""
     for frame in error_stack(error):
-        if not (frame.filename.startswith(_PACKAGE) or _is_installed(frame)):
+        if is_user_file(frame.filename):
             return format_frame(frame)
     return ""
 
@@ -97,25 +95,13 @@ def is_waiting(stack: Sequence[FrameSummary]) -> bool:
 
 def format_frame(frame: FrameSummary) -> str:
     """Return a frame as "FILE:LINE in FUNCTION: CODE"."""
-    where = f"{_short(frame.filename)}:{frame.lineno} in {frame.name}"
+    where = f"{shorten_path(frame.filename)}:{frame.lineno} in {frame.name}"
     return f"{where}: {frame.line}" if frame.line else where
 
 
 def _is_installed(frame: FrameSummary) -> bool:
     """Return whether a frame is neither the user's nor surestep's."""
-    if frame.filename.startswith(_PACKAGE):
-        return False
-    return frame.filename.startswith((_STDLIB, "<")) or _INSTALLED in frame.filename
-
-
-def _short(file: str) -> str:
-    """Return the shortest path by which the file can be found."""
-    if file.startswith(_PACKAGE):
-        return os.path.join("surestep", os.path.relpath(file, _PACKAGE))
-    if _INSTALLED in file:
-        return file.partition(_INSTALLED + os.sep)[2]
-    relative = os.path.relpath(file)
-    return file if relative.startswith("..") or file.startswith("<") else relative
+    return is_installed_file(frame.filename) and not is_surestep_file(frame.filename)
 
 
 def blocking_ranks(statuses: Mapping[int, RankStatus], silent: Collection[int]) -> list[int]:
