@@ -1,12 +1,14 @@
 """`surestep watch`: the script runs as it would, and the findings are printed at the end."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from surestep.cli import watch as module
 from surestep.doctor.watch.report import Report
@@ -231,6 +233,21 @@ def test_comment_in_the_script_suppresses_a_finding(tmp_path):
     path.write_text(path.read_text().replace(".step()", f".step(){comment}"))
     done = watch(tmp_path, "--fail-on", "error", "script.py")
     assert (done.returncode, "SS101" in done.stderr) == (0, False), done.stderr
+
+
+@pytest.mark.slow("imports torch in new processes")
+def test_finding_is_in_the_script_where_torch_is_on_pythonpath(tmp_path, monkeypatch):
+    (tmp_path / "libraries").mkdir()
+    (tmp_path / "libraries" / "torch").symlink_to(Path(torch.__file__).parent)
+    libraries = [str(tmp_path / "libraries"), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(libraries))
+    path = write(tmp_path, "print(torch.__file__)")
+    done = start(tmp_path, COMMAND, "watch", "script.py")
+    assert str(tmp_path / "libraries") in done.stdout
+    line = 1 + path.read_text().splitlines().index("    optimizer.step()")
+    assert f"script.py:{line}" in done.stderr
+    path.write_text(path.read_text().replace(".step()", ".step()  # surestep: ignore[SS101] sum"))
+    assert "SS101" not in start(tmp_path, COMMAND, "watch", "script.py").stderr
 
 
 def test_misspelt_comment_beside_a_finding_is_reported(tmp_path):

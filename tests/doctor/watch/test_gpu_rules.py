@@ -71,9 +71,9 @@ def test_read_by_a_library_in_a_folder_that_is_named_surestep_is_not_found(monke
     )
     names = {}
     exec(code, names)
-    mine = ss702_sync_every_step.is_of_user
+    mine = ss702_sync_every_step.is_user_file
     monkeypatch.setattr(
-        ss702_sync_every_step, "is_of_user", lambda file: "lib.py" not in file and mine(file)
+        ss702_sync_every_step, "is_user_file", lambda file: "lib.py" not in file and mine(file)
     )
     assert observe_reads(monkeypatch, 30, names["read"]) == []
 

@@ -20,10 +20,10 @@ from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.remark import Remark, list_names
+from surestep.doctor.runtime.locations import locate_class
 from surestep.doctor.source.modules import has_parameters
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.values import Call, Collection, Instance, Value, walk
-from surestep.doctor.user_code import locate_class
 from surestep.doctor.watcher import Location, Observation, Run, Watcher
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from surestep.base.user_code import is_user_file
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.workers import Workers
 from surestep.doctor.source.loaders import (
@@ -29,7 +30,6 @@ from surestep.doctor.source.loaders import (
 from surestep.doctor.source.trace import Program, Trace
 from surestep.doctor.source.training import options_of
 from surestep.doctor.source.values import Call, Constant, Function, Instance, Value, walk
-from surestep.doctor.user_code import is_of_user
 from surestep.doctor.watcher import Location, Observation, Run, Watcher
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def _names_in_methods(cls: type) -> set[str]:
         for name, method in vars(cls).items()
         if name != "__init__" and hasattr(method, "__code__")
     ]
-    return {name for code in codes if is_of_user(code.co_filename) for name in code.co_names}
+    return {name for code in codes if is_user_file(code.co_filename) for name in code.co_names}
 
 
 def _is_random(value: Any) -> bool:

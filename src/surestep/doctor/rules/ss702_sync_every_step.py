@@ -19,12 +19,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from surestep.base.user_code import is_surestep_file, is_user_file
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.source.devices import moves_model_to_gpu
 from surestep.doctor.source.trace import Event, Loop, Program, Trace
 from surestep.doctor.source.training import Action, describe, find_actions, is_derived_with_graph
 from surestep.doctor.source.values import Call, Operation, Value
-from surestep.doctor.user_code import is_of_surestep, is_of_user
 from surestep.doctor.watcher import Call as CallOfTorch
 from surestep.doctor.watcher import Location, Observation, Run, Watcher
 
@@ -203,9 +203,9 @@ def _is_read_by_user() -> bool:
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if is_of_user(file):
+        if is_user_file(file):
             return True
-        is_passed = is_of_surestep(file) or file.endswith(("_tensor.py", "_tensor_str.py"))
+        is_passed = is_surestep_file(file) or file.endswith(("_tensor.py", "_tensor_str.py"))
         if not is_passed and not file.endswith(("functools.py", "contextlib.py")):
             return False
         frame = frame.f_back  # type: ignore[assignment]

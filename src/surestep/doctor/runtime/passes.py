@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from surestep.doctor.user_code import locate_class
+from surestep.doctor.runtime.locations import locate_class
 from surestep.doctor.watcher import NOWHERE, Location, Run
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from functools import cache
 from typing import Any
 
 from surestep.doctor import private
+from surestep.doctor.runtime.locations import find_location
 from surestep.doctor.watch.guard import Guard, describe_error
-from surestep.doctor.watch.location import find_location
 from surestep.doctor.watch.names import find_modules, find_name
 from surestep.doctor.watcher import Call, Run, Watcher
 
