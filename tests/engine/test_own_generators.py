@@ -204,3 +204,38 @@ def test_generator_made_in_the_first_step_is_seeded_from_then_on():
             generator.manual_seed(3)
         drawn.append(model.rng.random())
     assert drawn[0] == drawn[1]
+
+
+def count_searches(monkeypatch):
+    calls, search = [], OwnGenerators._find
+    monkeypatch.setattr(OwnGenerators, "_find", lambda own: (calls.append(own), search(own))[1])
+    return calls
+
+
+def test_refresh_searches_again_only_after_an_object_was_added_or_replaced(monkeypatch):
+    inner = Holder(rng=random.Random(0), later=None, rows=[1, 2])
+    model = nn.Sequential(nn.Linear(2, 2), nn.Identity())
+    model[1].inner = inner
+    calls = count_searches(monkeypatch)
+    own = own_generators(model, {"loss": len})
+
+    def is_found(rng):
+        found = own.refresh()
+        assert own.refresh() is found
+        return any(each.seed == rng.seed for each in found)
+
+    assert is_found(inner.rng)
+    model.eval()
+    inner.rows.append(3)
+    assert is_found(inner.rng)
+    assert len(calls) == 1
+    inner.rng = random.Random(1)
+    assert is_found(inner.rng)
+    inner.later = random.Random(2)
+    assert is_found(inner.later)
+    inner.another = random.Random(3)
+    assert is_found(inner.another)
+    model[1].inner = Holder(rng=random.Random(4))
+    assert is_found(model[1].inner.rng)
+    assert not is_found(inner.rng)
+    assert len(calls) == 5

@@ -21,9 +21,9 @@ from surestep.base.user_code import is_installed_file
 _READS_GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 # Limits of a search, however large the data is: it takes some milliseconds.
 OBJECTS, MEMBERS, DEPTH = 2000, 64, 8
-_LEAVES = (Tensor, np.ndarray, np.generic, str, bytes, int, float, complex, bool, type(None))
+LEAVES = (Tensor, np.ndarray, np.generic, str, bytes, int, float, complex, bool, type(None))
 _NAMES = (str, bytes, int, float, complex, Enum, tuple, type(None))
-_OF_MODULE = vars(nn.Module()).keys() - {"_modules"}
+OF_MODULE = vars(nn.Module()).keys() - {"_modules"}
 _HOOKS = (
     "_forward_pre_hooks",
     "_forward_hooks",
@@ -55,7 +55,7 @@ def search_objects(
     visited = set(map(id, known))
     limit = OBJECTS + 2 * len(near)  # a root may be a module, with a dict of its children
     for path, value, depth in _near_first(near, far):
-        if isinstance(value, _LEAVES) or ismodule(value) or id(value) in visited:
+        if isinstance(value, LEAVES) or ismodule(value) or id(value) in visited:
             continue
         visited.add(id(value))
         if len(visited) > limit:
@@ -111,7 +111,7 @@ def members_of(value: Any) -> Iterator[tuple[str, Any]]:
         yield from _class_members(value)
     if isinstance(value, type):
         return
-    hidden = _OF_MODULE if isinstance(value, nn.Module) else ()
+    hidden = OF_MODULE if isinstance(value, nn.Module) else ()
     yield from _hooks(value) if isinstance(value, nn.Module) else ()
     for name, member in list(getattr(value, "__dict__", {}).items())[:OBJECTS]:
         if name not in hidden:
@@ -136,7 +136,7 @@ def _elements(value: Any) -> Iterator[tuple[str, Any]]:
 def _more_members(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the elements after the first; none of a list of numbers, which may be long."""
     elements = _elements(value)
-    if not all(isinstance(member, _LEAVES) for _, member in islice(elements, MEMBERS)):
+    if not all(isinstance(member, LEAVES) for _, member in islice(elements, MEMBERS)):
         yield from elements
 
 

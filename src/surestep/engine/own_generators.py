@@ -19,7 +19,15 @@ from torch import nn
 
 from surestep.base.errors import TaskError
 from surestep.base.warn import warn
-from surestep.engine.object_search import DEPTH, MEMBERS, Root, roots_of, search_objects
+from surestep.engine.object_search import (
+    DEPTH,
+    LEAVES,
+    MEMBERS,
+    OF_MODULE,
+    Root,
+    roots_of,
+    search_objects,
+)
 
 HOOK = "set_sample_seed"
 _GLOBAL: tuple[Any, ...] = (  # seeded with the global functions, which are their methods
@@ -63,6 +71,7 @@ class OwnGenerators:
         self.roots = roots
         self.found: list[OwnGenerator] = []
         self._watched: list[tuple[dict[Any, Any], int, list[Any]]] = []
+        self._held: list[tuple[dict[Any, Any], Any, Any]] | None = None
         self._find()
 
     def reseed(self, seed: int) -> None:
@@ -76,12 +85,37 @@ class OwnGenerators:
         Many are created by the first load of a process, `if self.rng is None`. So the number of
         attributes is watched, and those that were None; that takes a microsecond.
         """
-        for members, count, empty in self._watched:
-            if len(members) != count or any(members.get(name) is not None for name in empty):
-                before = len(self.found)
-                self._find()
-                return len(self.found) > before
-        return False
+        if not self._has_new_members():
+            return False
+        before = len(self.found)
+        self._find()
+        return len(self.found) > before
+
+    def refresh(self) -> list[OwnGenerator]:
+        """Return the generators; search again if an object was added or replaced meanwhile.
+
+        The search takes some milliseconds, and the comparison of what the objects hold a tenth.
+        """
+        if self._held is not None:
+            is_replaced = any(
+                members.get(name) is not member for members, name, member in self._held
+            )
+            if not is_replaced and not self._has_new_members():
+                return self.found
+            self._find()
+        self._held = [
+            (members, name, member)
+            for members, *_ in self._watched
+            for name, member in members.items()
+            if name not in OF_MODULE and not isinstance(member, LEAVES)
+        ]
+        return self.found
+
+    def _has_new_members(self) -> bool:
+        return any(
+            len(members) != count or any(members.get(name) is not None for name in empty)
+            for members, count, empty in self._watched
+        )
 
     def _find(self) -> None:
         self.found, self._watched = [], []

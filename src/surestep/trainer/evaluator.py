@@ -14,7 +14,12 @@ from surestep.config.config import Config
 from surestep.engine.data.batch_loader import BatchLoader, make_loader
 from surestep.engine.data.dataset import count_samples
 from surestep.engine.device import ran_out
-from surestep.engine.evaluate.evaluate import check_targets, evaluate_parts, inference
+from surestep.engine.evaluate.evaluate import (
+    check_targets,
+    evaluate_parts,
+    generators_of,
+    inference,
+)
 from surestep.engine.evaluate.nonfinite_inputs import check_in_memory, forward_of
 from surestep.engine.evaluate.predict import Predictions, check_passes, make_predict_loader, predict
 from surestep.engine.evaluate.update_bn import recompute_statistics
@@ -23,6 +28,7 @@ from surestep.engine.model.forward_writes import ForwardWrites
 from surestep.engine.model.precision import autocast, place_model, torch_settings
 from surestep.engine.model.preserve import preserve_buffers
 from surestep.engine.modes import preserve_weights
+from surestep.engine.own_generators import OwnGenerators
 from surestep.engine.parallel.manual_allreduce import broadcast_module
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.average import AveragedWeights
@@ -70,6 +76,7 @@ class Evaluator:
         self.task = task
         self.loop = loop
         self.loaders = loaders
+        self._generators: OwnGenerators | None = None
         self._closed = False
         for loader in loaders.values():
             loader.leave = make_interrupt_check(loop)
@@ -119,12 +126,15 @@ class Evaluator:
         self.sync_buffers()
         names, loop = list(self.task.val_sets()) if split is None else [split], self.loop
         loaders = {name: self.loaders[name] for name in names}
+        parts = loop.state.model, loop.parts.loss, self.task.metrics
+        self._generators = self._generators or generators_of(*parts)
         try:
             return evaluate_parts(
                 loop.state.model,
                 loaders,
                 loop.parts.loss,
                 self.task.metrics,
+                generators=self._generators,
                 autocast=loop.parts.autocast,
                 world=loop.world,
                 warn=warn,

@@ -1,4 +1,5 @@
 import math
+import random
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from surestep.base.errors import DataError, TaskError
 from surestep.engine.evaluate import evaluate
 from surestep.engine.evaluate.evaluate import EvalAccumulator, eval_mode
 from surestep.engine.losses.adapt import as_loss
+from surestep.engine.own_generators import OwnGenerators
 from tests import tiny
 
 X, Y = tiny.data(20)
@@ -241,3 +243,47 @@ def test_stream_that_ends_in_time_or_is_limited_causes_no_warning(tmp_path, monk
     data = Slow(monkeypatch) if options else Lines()
     with tiny.prepare(tmp_path, {"val": data}, validation={"batch_size": 2}, **options) as session:
         session.evaluate()
+
+
+class Noisy(nn.Module):
+    """Draws in eval mode too, from its own generator."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.rng = tiny.model(), torch.Generator()
+
+    def forward(self, x):
+        return self.inner(x) + torch.randn(len(x), 1, generator=self.rng)
+
+
+class Draws:
+    """A metric that makes its generator again for each evaluation."""
+
+    def reset(self):
+        self.rng, self.drawn = random.Random(), []
+
+    def update(self, outputs, targets):
+        self.drawn.append(self.rng.random())
+
+    def compute(self):
+        return sum(self.drawn)
+
+
+def test_evaluations_search_for_generators_once_in_a_process(tmp_path, monkeypatch):
+    searches, search = [], OwnGenerators._find
+    monkeypatch.setattr(
+        OwnGenerators, "_find", lambda own: (searches.append(own.roots), search(own))[1]
+    )
+    parts = {"model": Noisy(), "val": {"near": (X, Y), "far": (X, Y)}}
+    with tiny.prepare(tmp_path, parts, validation={"batch_size": 8}) as session:
+        searches.clear()
+        found = [session.evaluate() for _ in range(3)]
+    assert found[0] == found[1] == found[2]
+    assert len(searches) == 1
+
+
+def test_generator_that_a_metric_makes_for_each_evaluation_is_seeded(tmp_path):
+    parts = {"val": (X, Y), "metrics": {"drawn": Draws()}, "model": Noisy()}
+    with tiny.prepare(tmp_path, parts, validation={"batch_size": 8}) as session:
+        found = [session.evaluate() for _ in range(3)]
+    assert found[0] == found[1] == found[2]

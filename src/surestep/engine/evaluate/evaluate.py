@@ -38,7 +38,7 @@ from surestep.engine.metrics.whole_set import metric_error
 from surestep.engine.model.forward_errors import FAILURES, explain_forward
 from surestep.engine.model.preserve import preserve_buffers
 from surestep.engine.modes import preserve_modes
-from surestep.engine.own_generators import own_generators
+from surestep.engine.own_generators import OwnGenerators, own_generators
 from surestep.engine.rng import ModelRNG, preserve_torch_rng
 from surestep.engine.value import Value, number
 
@@ -260,20 +260,21 @@ def evaluate(
     loss: Loss,
     metrics: Mapping[str, Any],
     *,
+    generators: OwnGenerators,
     autocast: AbstractContextManager[Any],
     world: Communicator = ALONE,
     writes: Sequence[Slot] = (),
 ) -> dict[str, Value]:
     """Return the mean loss and the metrics of one split; waits for the device.
 
-    The batch size does not matter.
+    The batch size does not matter. `generators` are those of the model, the loss and the metrics.
 
     Raises:
         EvaluationInterrupted: `loader.leave` asks to stop.
         NoTargetsError: the split has no targets, and the loss or a metric needs them.
     """
     totals, has_targets = EvalAccumulator(loss, metrics, loader.device, world), True
-    randomness = model_rng(loader, model, loss, metrics)
+    randomness = model_rng(loader, generators)
     with name_split(loader.subset), inference(model, loader, loss, writes=writes):
         for micro in _micro_batches(loader, randomness):
             has_targets = micro.has_targets
@@ -307,16 +308,20 @@ def _explained(
     )
 
 
-def model_rng(
-    loader: BatchLoader, model: nn.Module, loss: Loss, metrics: Mapping[str, Any] = _NOTHING
-) -> ModelRNG:
-    """Return what seeds the generators of a model and its losses, named as in training.
-
-    Those of metrics are seeded too.
-    """
-    randomness = ModelRNG(loader.seed, loader.device)
+def generators_of(
+    model: nn.Module, loss: Loss, metrics: Mapping[str, Any] = _NOTHING
+) -> OwnGenerators:
+    """Find the generators of a model and its losses, named as in training, and of metrics."""
     others = code_of_losses(loss) | {f"metrics.{name}": metric for name, metric in metrics.items()}
-    randomness.generators += own_generators(model, others).found
+    found = own_generators(model, others)
+    found.refresh()  # so that the next one compares with what there is now
+    return found
+
+
+def model_rng(loader: BatchLoader, generators: OwnGenerators) -> ModelRNG:
+    """Return what seeds the global generators and these, as they are now."""
+    randomness = ModelRNG(loader.seed, loader.device)
+    randomness.generators += generators.refresh()
     return randomness
 
 
@@ -364,25 +369,28 @@ def evaluate_parts(
     world: Communicator = ALONE,
     warn: Callable[[str], object] | None = None,
     writes: Sequence[Slot] = (),
+    generators: OwnGenerators | None = None,
 ) -> dict[str, Value]:
     """Return the metrics of several splits, by "split/metric"; waits for the device.
 
     `warn` is called with the reason why a loss is not finite; the split is then read again. None
-    searches for no reason. `writes` are the parameters that a forward changes.
+    searches for no reason. `writes` are the parameters that a forward changes. `generators` are
+    what `generators_of` found before; without them, it searches again.
 
     Raises:
         TaskError: the Task has no loss.
     """
     if loaders and loss.kind == "none":
         raise TaskError("The Task has no loss to measure. Set Task(loss=...).")
+    generators = generators or generators_of(model, loss, metrics)
     options: Any = {"autocast": autocast, "world": world, "writes": writes}
     metrics_by_name: dict[str, Value] = {}
     for part, loader in loaders.items():
-        values = evaluate(model, loader, loss, metrics, **options)
+        values = evaluate(model, loader, loss, metrics, generators=generators, **options)
         metrics_by_name |= {f"{part}/{name}": value for name, value in values.items()}
         if warn is not None and not math.isfinite(number(values.get("loss", 0.0))):
             with inference(model, loader, loss, writes=writes):
-                micro_batches = _micro_batches(loader, model_rng(loader, model, loss))
+                micro_batches = _micro_batches(loader, model_rng(loader, generators))
                 forward = forward_of(model, autocast)
                 reason = explain_nonfinite(part, micro_batches, loss, forward, world)
             if reason:

@@ -29,7 +29,7 @@ from surestep.engine.buffers import Slot
 from surestep.engine.data.batch_loader import BatchLoader, make_loader, seeded_inputs
 from surestep.engine.data.stream import is_stream
 from surestep.engine.device import sum_dtype
-from surestep.engine.evaluate.evaluate import inference, measured_batches, model_rng
+from surestep.engine.evaluate.evaluate import generators_of, inference, measured_batches, model_rng
 from surestep.engine.losses.adapt import Loss, items_only_loss
 from surestep.engine.losses.base import at_least_fp32
 from surestep.engine.metrics.row_buffer import RowBuffer
@@ -144,7 +144,7 @@ def predict(
     check_passes(passes)
     dropping = set[nn.Module]() if passes is None else set(dropout_modules(model))
     rows = PredictionBuffer(folder)
-    randomness = model_rng(loader, model, loss)
+    randomness = model_rng(loader, generators_of(model, loss))
 
     def forward(micro: MicroBatch, number: int = 0) -> Any:
         """Return the outputs under the seed of the position, and of the number of the pass."""
