@@ -54,6 +54,9 @@ def blocks(text):
     ]
 
 
+SPACES = ("# space.toml\n", "# optimizers.toml\n")  # the first lines of spaces of a search
+
+
 def commands(block):
     """Return the commands of a block with continued lines joined; the rest is their output."""
     lines = block.code.replace("\\\n", " ").splitlines()
@@ -73,7 +76,7 @@ def run_page(text, name):
         if block.language == "python":
             code = compile("\n" * (block.line - 1) + block.code, name, "exec")
             exec(code, names)
-        elif block.language == "toml" and block.code.startswith("# space.toml\n"):
+        elif block.language == "toml" and block.code.startswith(SPACES):
             Space.from_json(flatten(tomllib.loads(block.code)))
         elif block.language == "toml":
             check_options(tomllib.loads(block.code), place)
@@ -93,7 +96,7 @@ def flatten(options):
     flat = {}
     for name, value in options.items():
         if isinstance(value, dict):
-            flat |= {f"{name}.{inner}": each for inner, each in value.items()}
+            flat |= {f"{name}.{inner}": found for inner, found in flatten(value).items()}
         else:
             flat[name] = value
     return flat

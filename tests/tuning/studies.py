@@ -17,6 +17,13 @@ SPACE = {
     "task.dropout": "uniform(0, 0.5)",
     "task.width": [16, 32, 64],
 }
+CONDITIONAL = {
+    "optim.name": ["adamw", "sgd"],
+    "task.width": [16, 32, 64],
+    "if.optim.name.adamw.optim.lr": "log(1e-4, 1e-2)",
+    "if.optim.name.sgd.optim.lr": "log(1e-2, 1)",
+    "if.optim.name.sgd.optim.momentum": "uniform(0.5, 0.99)",
+}
 # Choices that read alike, and names and choices that HTML could take for tags.
 HOSTILE = {
     "optim.lr": "log(1e-4, 1e-1)",
@@ -41,10 +48,10 @@ def make_study(rows, *, space=SPACE, objectives=ACCURACY, **settings):
 def make_rows(count, *, space=SPACE, objectives=ACCURACY):
     """Return trials in every state; the best learning rate is 0.01, and nothing else matters."""
     drawn = random.Random(0)
-    dimensions = Space.from_json(space).dimensions
+    space = Space.from_json(space)
     rows = []
     for number in range(count):
-        params = {each.name: each.value_at(drawn.random()) for each in dimensions}
+        params = space.choose(lambda dimension: dimension.value_at(drawn.random()))
         value = 0.95 - 0.1 * abs(math.log10(params["optim.lr"]) + 2) + 0.001 * drawn.random()
         curve = {k: value - math.exp(-k) for k in range(1, 8)}
         values = tuple(value * (1 + 10 * at) for at, _ in enumerate(objectives))

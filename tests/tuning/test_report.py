@@ -16,7 +16,7 @@ from surestep.tuning.report import describe_study, find_winners, write_report
 from surestep.tuning.search import run_search
 from surestep.tuning.table import find_best, tabulate_trials
 from surestep.tuning.view import compute_importances
-from tests.tuning.studies import ACCURACY, HOSTILE, SPACE, make_rows, make_study
+from tests.tuning.studies import ACCURACY, CONDITIONAL, HOSTILE, SPACE, make_rows, make_study
 
 PYTHON = sys.executable  # not the one of `warm_python`
 WALL = "wall time"
@@ -315,14 +315,13 @@ def test_importances_of_few_or_equal_trials_are_left_out():
 
 def importances_of_optuna(rows, space):
     """Return the importances of Optuna for the last values of finished and pruned trials."""
-    study = optuna.create_study(direction="maximize")
+    study, distributions = optuna.create_study(direction="maximize"), space.distributions()
     for row in rows:
         if (value := last_value(row)) is not None:
-            params = {d.name: d.stored(row.params[d.name]) for d in space.dimensions}
+            params = space.stored(row.params)
+            own = {name: distributions[name] for name in params}
             study.add_trial(
-                optuna.trial.create_trial(
-                    value=value, params=params, distributions=space.distributions()
-                )
+                optuna.trial.create_trial(value=value, params=params, distributions=own)
             )
     share = min(0.5, max(0.1, 5 / len(study.trials)))
     evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=share)
@@ -335,6 +334,30 @@ def test_importances_are_those_of_optuna_with_the_last_values_of_pruned_trials(c
     found = compute_importances(rows, ACCURACY, space)["val/accuracy"]
     assert found == pytest.approx(importances_of_optuna(rows, space))
     assert list(found) == list(importances_of_optuna(rows, space))
+
+
+def test_space_with_conditions_has_a_page_with_the_importances_of_optuna(tmp_path):
+    rows = make_rows(60, space=CONDITIONAL)
+    study = make_study(rows, space=CONDITIONAL)
+    page, report = write(study, tmp_path)
+    expected = importances_of_optuna(rows, study.settings.space)
+    assert expected.keys() == study.settings.space.distributions().keys()
+    assert report["importances"]["val/accuracy"] == pytest.approx(expected)
+    plots = drawn_plots(study)
+    sgd = [row for row in rows if row.params["optim.name"] == "sgd" and last_value(row)]
+    for name, shown in (("optim.lr", "optim.lr if optim.name=sgd"), ("optim.momentum",) * 2):
+        (points,) = json.loads(plots[f"{shown} and val/accuracy"].content)["data"]
+        assert sorted(points["x"]) == sorted(row.params[name] for row in sgd)
+    lines = json.loads(plots["Parallel coordinates"].content)["data"]
+    measured = [row for row in rows if last_value(row)]
+    assert sum("customdata" in line for line in lines) == len(measured)
+    assert "optim.momentum, if optim.name is sgd" in page.text
+    columns, cells = tabulate_trials(rows, ACCURACY, study.settings.space)
+    at = columns.index("optim.momentum")
+    assert {line[at] == "" for line, row in zip(cells, rows, strict=True) if row in sgd} == {False}
+    assert sum(line[at] != "" for line in cells) == sum(
+        row.params["optim.name"] == "sgd" for row in rows
+    )
 
 
 def test_parameter_whose_bad_values_were_pruned_keeps_its_importance(tmp_path):

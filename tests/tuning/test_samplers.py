@@ -66,6 +66,62 @@ def test_proposal_is_that_of_optuna_with_the_same_seed_and_trials(sampler, tmp_p
         assert space.values_of(asked.params) == study.rows()[number].params
 
 
+CONDITIONAL = {
+    "b": "int(1, 8)",
+    "name": ["x", "y"],
+    "if.name.x.lr": "log(1e-5, 1e-3)",
+    "if.name.y.lr": "log(1e-3, 1e-1)",
+    "if.name.y.momentum": "uniform(0, 1)",
+}
+
+
+def suggest_dimension_by_dimension(trial):
+    """Choose the values of CONDITIONAL as a program for Optuna alone does."""
+    found = {"b": trial.suggest_int("b", 1, 8)}
+    found["name"] = trial.suggest_categorical("name", ["x", "y"])
+    if found["name"] == "x":
+        found["lr"] = trial.suggest_float("lr if name=x", 1e-5, 1e-3, log=True)
+    else:
+        found["lr"] = trial.suggest_float("lr if name=y", 1e-3, 1e-1, log=True)
+        found["momentum"] = trial.suggest_float("momentum", 0, 1)
+    return found
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "cmaes"])
+def test_space_with_conditions_is_that_of_optuna_dimension_by_dimension(sampler, tmp_path):
+    study = make_study(tmp_path, sampler=sampler, pruner="none", space=CONDITIONAL, trials=16)
+    run_all(study)
+    classes = {
+        "tpe": optuna.samplers.TPESampler,
+        "random": optuna.samplers.RandomSampler,
+        "cmaes": optuna.samplers.CmaEsSampler,
+    }
+    alone = optuna.load_study(study_name=study.settings.name, storage=study._storage)
+    rows = study.rows()
+    assert {row.params["name"] for row in rows} == {"x", "y"}
+    for number in (0, 5, 12, 15):
+        seed = int(np.random.SeedSequence([0, number]).generate_state(1)[0])
+        plain = optuna.create_study(sampler=classes[sampler](seed=seed))
+        plain.add_trials(alone.trials[:number])
+        found = suggest_dimension_by_dimension(plain.ask())
+        assert found == rows[number].params
+
+
+@pytest.mark.parametrize("sampler", ["grid", "qmc"])
+def test_points_of_a_space_with_conditions_have_what_a_trial_has(sampler, tmp_path):
+    space = {**CONDITIONAL, "if.name.x.lr": [1, 2], "if.name.y.lr": [3, 4, 5]}
+    space["if.name.y.momentum"] = "uniform(0, 1, step=0.5)"
+    study = make_study(tmp_path, sampler=sampler, space=space, trials=8 * (2 + 9))
+    run_all(study)
+    rows = study.rows()
+    for row in rows:
+        names = {"b", "name", "lr"} | ({"momentum"} if row.params["name"] == "y" else set())
+        assert row.params.keys() == names
+        assert row.params["lr"] in ((1, 2) if row.params["name"] == "x" else (3, 4, 5))
+    if sampler == "grid":
+        assert len({str(row.params) for row in rows}) == 88
+
+
 @pytest.mark.filterwarnings("ignore:QMCSampler is experimental")
 def test_sobol_points_are_those_of_optuna(tmp_path):
     space = Space.from_json({"b": "int(1, 8)", "c": "logint(1, 100)", "lr": "log(1e-5, 1e-1)"})

@@ -124,7 +124,7 @@ def test_pruner_of_format_1_is_named_as_it_is_typed(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 3}, r"study\.json has format 3, and this surestep reads up to 2"),
+        ({"format": 4}, r"study\.json has format 4, and this surestep reads up to 3"),
         ({"format": 1, "pruner": "medan"}, r"study\.json cannot be read: There is no pruner"),
         ({"space": {"lr": "log(0, 1)"}}, r"study\.json cannot be read: lr: .*logarithm"),
         ({"objectives": [["loss", "least"]]}, r"objectives"),

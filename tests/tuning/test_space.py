@@ -1,3 +1,4 @@
+import tomllib
 from types import MappingProxyType
 
 import pytest
@@ -82,7 +83,7 @@ def test_all_faults_are_reported_at_once_with_their_lines():
 
 def test_name_that_is_there_twice_is_rejected():
     (fault,) = faults({"optim.lr": [1, 2], "optim": {"lr": [3, 4]}})
-    assert fault == "space.toml:1: optim.lr is in the space twice. Leave one out."
+    assert fault == "space.toml:1: optim.lr: it is in the space twice. Leave one out."
 
 
 @pytest.mark.parametrize(
@@ -144,3 +145,113 @@ def test_grid_needs_values_that_can_be_counted():
 def test_json_that_is_not_a_space_is_rejected_with_all_faults():
     with pytest.raises(ConfigError, match=r"(?s)a: .*\nc: "):
         Space.from_json({"a": 1, "b": [1, 2], "c": "log(0, 1)"})
+
+
+CONDITIONAL = {
+    "optim.name": ["adamw", "sgd"],
+    "task.wide": [True, False],
+    "if.optim.name.adamw.optim.lr": "log(1e-4, 1e-2)",
+    "if.optim.name.sgd.optim.lr": "log(1e-2, 1)",
+}
+
+
+def conditional(extra):
+    return Space.from_json({**CONDITIONAL, **extra})
+
+
+def test_trial_has_the_dimensions_whose_conditions_it_meets():
+    space = conditional({"if.optim.name.sgd.if.task.wide.true.task.depth": "int(1, 3)"})
+    lows = {
+        (name, wide): space.choose(
+            lambda one, choices=(name, wide): (
+                choices[one.name == "task.wide"] if one.kind == "choice" else one.low
+            )
+        )
+        for name in ("adamw", "sgd")
+        for wide in (True, False)
+    }
+    for (name, wide), values in lows.items():
+        deep = name == "sgd" and wide
+        expected = {"optim.name": name, "task.wide": wide}
+        expected |= {"optim.lr": 1e-2 if name == "sgd" else 1e-4}
+        assert values == {**expected, **({"task.depth": 1} if deep else {})}
+        stored = space.stored(values)
+        assert ("task.depth" in stored) == deep
+        assert f"optim.lr if optim.name={name}" in stored
+        assert space.values_of(stored) == values
+    assert space.names == ("optim.name", "task.wide", "optim.lr", "task.depth")
+
+
+def test_space_with_conditions_is_the_same_after_json():
+    space = conditional({"if.task.wide.true.if.optim.name.sgd.task.depth": "int(1, 3)"})
+    again = Space.from_json(space.as_json())
+    assert again == space
+    assert [one.path for one in space.dimensions][-1] == (
+        "if.task.wide.true.if.optim.name.sgd.task.depth"
+    )
+
+
+def test_tables_and_dicts_are_read_as_conditions():
+    table = """
+    optim.name = ["adamw", "sgd"]
+    batch-size = [16, 32]
+    [if.optim.name.sgd]
+    optim.momentum = "uniform(0.5, 0.9)"
+    [if.batch-size.32.schedule]
+    warmup = "uniform(0, 0.1)"
+    """
+    nested = {
+        "optim": ["adamw", "sgd"],
+        "batch_size": [16, 32],
+        "if": {
+            "optim.name": {"sgd": {"optim.momentum": "uniform(0.5, 0.9)"}},
+            "batch_size": {32: {"schedule.warmup": "uniform(0, 0.1)"}},
+        },
+    }
+    space = parse_space(nested, {}, call())
+    assert parse_space(tomllib.loads(table), {}, call()) == space
+    assert space.names == ("batch_size", "optim.name", "optim.momentum", "schedule.warmup")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("if.optim.nam.sgd.optim.lr", "it depends on an option that is not in the space"),
+        ("if.optim.name.sgdd.optim.lr", "optim.name, whose choices are adamw, sgd. Write a table"),
+        ("if.optim.weight_decay.0.optim.lr", "optim.weight_decay, which has no list of choices"),
+        ("if.optim.name.sgd.optim.weight_decay", "it is in the space twice"),
+        ("if.optim.name.sgd.if.optim.beta.1.optim.lr", "it depends on an option"),
+    ],
+)
+def test_condition_that_no_trial_can_meet_is_explained(name, text):
+    space = {"optim.name": ["adamw", "sgd"], "optim.weight_decay": "uniform(0, 1)"}
+    (fault,) = faults({**space, name: "log(1e-4, 1)"})
+    assert fault.startswith(f"space.toml:3: {name}: ")
+    assert text in fault
+
+
+def test_dimension_is_tried_with_what_it_depends_on():
+    """AdamW rejects a momentum."""
+    values = {"optim.name": ["adamw", "sgd"], "if.optim.name.sgd.optim.momentum": [0.8, 0.9]}
+    assert "optim.momentum" in parse_space(values, {}, call()).names
+    (fault,) = faults({**values, "if.optim.name.sgd.optim.nesterov": ["yess", "true"]})
+    assert fault.startswith("space.toml:3: optim.nesterov=")
+
+
+def test_grid_has_each_combination_that_a_trial_can_have_once():
+    space = Space.from_json(
+        {
+            "a": ["x", "y", "z"],
+            "if.a.x.b": "int(1, 3)",
+            "if.a.y.b": [7, 8],
+            "if.a.y.if.b.7.c": "uniform(0, 1, step=0.5)",
+            "d": [True, False],
+        }
+    )
+    assert space.grid_size == 2 * (3 + (3 + 1) + 1) == 16
+    points = [space.grid_point(index) for index in range(16)]
+    assert len({repr(sorted(point.items())) for point in points}) == 16
+    for point in points:
+        assert point == space.values_of(space.stored(point))
+        assert ("b" in point) == (point["a"] != "z")
+        assert ("c" in point) == (point.get("b") == 7)

@@ -23,7 +23,7 @@ from typing_extensions import TypedDict
 CONFIG_FORMAT = 3
 INCIDENT_FORMAT = 3
 EVENTS_FORMAT = 2
-STUDY_FORMAT = 2
+STUDY_FORMAT = 3
 MIRROR_FORMAT = 1
 LARGEST = 2**40  # steps, epochs: more than any run has
 MAX_INT = 2**63 - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -34,6 +34,20 @@ class _Argument(NamedTuple):
     number: float
 
 
+class Condition(NamedTuple):
+    """What a trial has to choose so that it has a dimension.
+
+    Attributes:
+        name: of another dimension.
+        value: a choice of that.
+        label: the choice as tables show it.
+    """
+
+    name: str
+    value: Any
+    label: str
+
+
 @dataclass(frozen=True)
 class Dimension:
     """The values of one option.
@@ -45,6 +59,8 @@ class Dimension:
         high: largest value of a range; it is included.
         step: distance of the values of "int" and "uniform"; None is any value in between.
         choices: the values of "choice".
+        conditions: a trial has the dimension if it satisfies all of them.
+        shares_name: other conditions give the same option other values.
     """
 
     name: str
@@ -53,6 +69,23 @@ class Dimension:
     high: float = 0
     step: float | None = None
     choices: tuple[Any, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    shares_name: bool = False
+
+    @property
+    def key(self) -> str:
+        """The name of its parameter in Optuna, which has a single range for each."""
+        needs = " and ".join(f"{one.name}={one.label}" for one in self.conditions)
+        return f"{self.name} if {needs}" if self.shares_name else self.name
+
+    @property
+    def path(self) -> str:
+        """The name as it is written in a file, with its conditions."""
+        return "".join(f"if.{one.name}.{one.label}." for one in self.conditions) + self.name
+
+    def is_active(self, values: Mapping[str, Any]) -> bool:
+        """Whether a trial has this dimension, by the values that it has chosen."""
+        return all(one.name in values and values[one.name] == one.value for one in self.conditions)
 
     @property
     def is_whole(self) -> bool:
@@ -89,12 +122,12 @@ class Dimension:
         stored: Any
         if self.kind == "choice":
             choices = [self.stored(value) for value in self.choices]
-            stored = trial.suggest_categorical(self.name, choices)
+            stored = trial.suggest_categorical(self.key, choices)
         elif self.is_whole:
             ends, log = (int(low), int(high)), self.kind == "logint"
-            stored = trial.suggest_int(self.name, *ends, step=int(step or 1), log=log)
+            stored = trial.suggest_int(self.key, *ends, step=int(step or 1), log=log)
         else:
-            stored = trial.suggest_float(self.name, low, high, step=step, log=self.kind == "log")
+            stored = trial.suggest_float(self.key, low, high, step=step, log=self.kind == "log")
         return self.value_of(stored)
 
     def stored(self, value: Any) -> Any:

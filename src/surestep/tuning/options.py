@@ -224,9 +224,10 @@ def plan_trial(call: RecipeCall, space: Space) -> PreparedTask:
         RecipeError, TaskError: it rejects all values that were tried.
     """
     first: RecipeError | TaskError | None = None
-    points = product(*(dimension.probes() for dimension in space.dimensions))
-    for values in ((), *islice(points, _MOST_TRIED)):
-        point = dict(zip(space.names, values, strict=False))  # empty for the defaults
+    probes = [dimension.probes() for dimension in space.dimensions]
+    for values in ((), *islice(product(*probes), _MOST_TRIED)):
+        value_of = dict(zip((one.key for one in space.dimensions), values, strict=False))
+        point = space.choose(lambda one, values=value_of: values[one.key]) if values else {}
         try:
             chosen = _set_point(call, point) if point else call
             config = chosen.config.single_process()

@@ -22,6 +22,7 @@ from surestep.tuning.table import (
 )
 
 if TYPE_CHECKING:
+    from surestep.tuning.dimension import Dimension
     from surestep.tuning.plots import Plot
 
 _SPREAD = ("mean", "standard deviation")  # of several seeds
@@ -136,9 +137,8 @@ def _render_best(report: Mapping[str, Any], space: Space) -> str:
     winner = report["winner"]
     trial = best[0]
     pairs = [
-        (dimension.name, label_value(dimension, trial["params"][dimension.name], exact=True))
-        for dimension in space.dimensions
-        if dimension.name in trial["params"]
+        (name, label_value(dimension, trial["params"][name], exact=True))
+        for name, dimension in space.active(trial["params"]).items()
     ]
     if trial["run"]:
         pairs.append(("run folder", f"trials/{trial['run']}"))
@@ -187,13 +187,19 @@ def _confirmed_cells(trial: Mapping[str, Any]) -> list[str]:
 
 
 def _render_space(report: Mapping[str, Any], space: Space) -> str:
-    pairs = [
-        (dimension.name, " | ".join(label_choices(dimension)) or str(dimension.as_json()))
-        for dimension in space.dimensions
-    ]
+    pairs = []
+    for dimension in space.dimensions:
+        choices = " | ".join(label_choices(dimension))
+        pairs.append((_name_dimension(dimension), choices or str(dimension.as_json())))
     fixed = report["settings"]["fixed"]
     pairs += [(name, f"{format_exact(value)} in all trials") for name, value in fixed.items()]
     return f'<section class="card half"><h2>What was searched</h2>{_render_pairs(pairs)}</section>'
+
+
+def _name_dimension(dimension: Dimension) -> str:
+    """Return the name of a dimension with its conditions."""
+    needs = " and ".join(f"{one.name} is {one.label}" for one in dimension.conditions)
+    return f"{dimension.name}, if {needs}" if needs else dimension.name
 
 
 def _render_pairs(pairs: Iterable[tuple[str, str]]) -> str:
@@ -230,10 +236,10 @@ def _render_trials(report: Mapping[str, Any], space: Space) -> str:
         cells += [_render_cell(values.get(name)) for name in objectives]
         cells.append(_render_cell(trial["evaluations"]))
         cells.append(_render_cell(seconds, None if seconds is None else format_duration(seconds)))
-        for dimension in space.dimensions:
-            value, text = trial["params"].get(dimension.name), None
-            if dimension.name in trial["params"]:
-                text = label_value(dimension, value)
+        active = space.active(trial["params"])
+        for name in space.names:
+            value = trial["params"].get(name)
+            text = label_value(active[name], value) if name in active else None
             cells.append(_render_cell(value, text))
         if has_reasons:
             cells.append(_render_cell(trial["reason"], kind="text"))

@@ -22,10 +22,7 @@ class FixedSampler(BaseSampler):
 
     def __init__(self, space: Space, point: Mapping[str, Any]) -> None:
         self._distributions = space.distributions()
-        self._point = {
-            dimension.name: dimension.stored(point[dimension.name])
-            for dimension in space.dimensions
-        }
+        self._point = space.stored(point)
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
@@ -69,7 +66,5 @@ def draw_sobol_point(space: Space, seed: int, number: int) -> dict[str, Any]:
     if number:
         sequence.fast_forward(number)
     shares = sequence.random(1)[0]
-    return {
-        dimension.name: dimension.value_at(float(share))
-        for dimension, share in zip(space.dimensions, shares, strict=True)
-    }
+    share_of = dict(zip((one.key for one in space.dimensions), map(float, shares), strict=True))
+    return space.choose(lambda one: one.value_at(share_of[one.key]))

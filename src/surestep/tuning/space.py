@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,8 @@ from surestep.base.errors import ConfigError, SurestepError
 from surestep.base.locations import set_where
 from surestep.config.config import LENGTHS, iter_options
 from surestep.config.group import MAIN, Locations, placed
-from surestep.tuning.dimension import HOW, Dimension, parse_dimension
+from surestep.tuning.conditions import parse_dimensions
+from surestep.tuning.dimension import HOW, Dimension
 
 if TYPE_CHECKING:  # optuna is optional, and torch is not needed to read a study
     from optuna.distributions import BaseDistribution
@@ -25,18 +25,39 @@ MOST_POINTS = 1_000_000  # of a grid; their order is a permutation in memory
 
 @dataclass(frozen=True)
 class Space:
-    """The dimensions of a search, in the order of their names."""
+    """The dimensions of a search, in the order in which a trial chooses their values."""
 
     dimensions: tuple[Dimension, ...]
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The full names of the options."""
-        return tuple(dimension.name for dimension in self.dimensions)
+        return tuple(dict.fromkeys(dimension.name for dimension in self.dimensions))
+
+    @cached_property
+    def is_conditional(self) -> bool:
+        """Whether not all trials have all dimensions."""
+        return any(dimension.conditions for dimension in self.dimensions)
+
+    def active(self, values: Mapping[str, Any]) -> dict[str, Dimension]:
+        """Return the dimensions of a trial with these values, by the name of the option."""
+        return {
+            dimension.name: dimension
+            for dimension in self.dimensions
+            if dimension.name in values and dimension.is_active(values)
+        }
+
+    def choose(self, value_of: Callable[[Dimension], Any]) -> dict[str, Any]:
+        """Return a value for each dimension of one trial, which they are chosen for in order."""
+        values: dict[str, Any] = {}
+        for dimension in self.dimensions:
+            if dimension.is_active(values):
+                values[dimension.name] = value_of(dimension)
+        return values
 
     def as_json(self) -> dict[str, Any]:
         """Return it as it is written in a file."""
-        return {dimension.name: dimension.as_json() for dimension in self.dimensions}
+        return {dimension.path: dimension.as_json() for dimension in self.dimensions}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Space:
@@ -46,31 +67,34 @@ class Space:
             ConfigError: lists everything that is wrong.
         """
         faults: list[str] = []
-        found = []
-        for name in sorted(values):
-            try:
-                found.append(parse_dimension(name, values[name]))
-            except ValueError as error:
-                faults.append(f"{name}: {error}")
+        found = parse_dimensions(
+            sorted(values.items()), str, lambda name, text: faults.append(f"{name}: {text}")
+        )
         if faults:
             raise ConfigError("\n".join(faults))
-        return cls(tuple(found))
+        return cls(found)
 
     def distributions(self) -> dict[str, BaseDistribution]:
-        """Return Optuna's distributions by name."""
-        return {dimension.name: dimension.distribution() for dimension in self.dimensions}
+        """Return Optuna's distributions by its parameter."""
+        return {dimension.key: dimension.distribution() for dimension in self.dimensions}
 
     def suggest(self, trial: Trial) -> dict[str, Any]:
         """Let the sampler of a trial choose a value for each option; return the values."""
-        return {dimension.name: dimension.suggest(trial) for dimension in self.dimensions}
+        return self.choose(lambda dimension: dimension.suggest(trial))
 
     def values_of(self, stored: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of what Optuna stores for a trial; other names stay as they are."""
-        known = {dimension.name: dimension for dimension in self.dimensions}
-        return {
-            name: known[name].value_of(value) if name in known else value
-            for name, value in stored.items()
-        }
+        known = {dimension.key: dimension for dimension in self.dimensions}
+        values = {}
+        for key, value in stored.items():
+            name = known[key].name if key in known else key
+            values[name] = known[key].value_of(value) if key in known else value
+        return values
+
+    def stored(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of a trial as Optuna stores them, by its parameter."""
+        active = self.active(values)
+        return {one.key: one.stored(values[name]) for name, one in active.items()}
 
     @property
     def grid_size(self) -> int:
@@ -87,7 +111,7 @@ class Space:
         ]
         if faults:
             raise ConfigError("\n".join(faults))
-        size = math.prod(dimension.n_values or 1 for dimension in self.dimensions)
+        size = self._count_points(0, {})
         if size > MOST_POINTS:
             raise ConfigError(
                 f"The grid has {size:,} points, and at most {MOST_POINTS:,} are possible. Use "
@@ -97,11 +121,36 @@ class Space:
 
     def grid_point(self, index: int) -> dict[str, Any]:
         """Return a point of the grid by its index, from 0 to `grid_size - 1`."""
-        found: dict[str, Any] = {}
-        for dimension in reversed(self.dimensions):
-            index, own = divmod(index, dimension.n_values or 1)
-            found[dimension.name] = dimension.nth(own)
-        return {name: found[name] for name in self.names}
+        values: dict[str, Any] = {}
+        for at, dimension in enumerate(self.dimensions):
+            if not dimension.is_active(values):
+                continue
+            for own in range(dimension.n_values or 1):
+                values[dimension.name] = dimension.nth(own)
+                size = self._count_points(at + 1, values)
+                if index < size:
+                    break
+                index -= size
+        return values
+
+    def _count_points(self, at: int, values: Mapping[str, Any]) -> int:
+        """Return how many points the dimensions from `at` on have, after these values."""
+        if at == len(self.dimensions):
+            return 1
+        dimension = self.dimensions[at]
+        if not dimension.is_active(values):
+            return self._count_points(at + 1, values)
+        if dimension.name not in self._parents:
+            return (dimension.n_values or 1) * self._count_points(at + 1, values)
+        return sum(
+            self._count_points(at + 1, {**values, dimension.name: dimension.nth(index)})
+            for index in range(dimension.n_values or 1)
+        )
+
+    @cached_property
+    def _parents(self) -> set[str]:
+        """The names that conditions depend on."""
+        return {one.name for dimension in self.dimensions for one in dimension.conditions}
 
 
 def parse_space(values: Mapping[str, Any], locations: Locations, call: RecipeCall) -> Space:
@@ -124,28 +173,30 @@ def parse_space(values: Mapping[str, Any], locations: Locations, call: RecipeCal
             f'"log(1e-5, 1e-2)". {HOW}'
         )
     faults: list[str] = []
-    found: dict[str, Dimension] = {}
     places: dict[str, str] = {}
-    for typed, value in _flatten(values):
-        name = _full_name(typed)
-        if place := locations.get(typed) or locations.get(typed.rpartition(".")[0]):
-            places[name] = place
-        if name in found:
-            faults.append(placed(name, f"{name} is in the space twice. Leave one out.", places))
-            continue
-        try:
-            found[name] = parse_dimension(name, value)
-        except ValueError as error:
-            faults.append(placed(name, f"{name}: {error}", places))
-    faults += _find_fixed(found, call, places)
-    firsts = {name: dimension.probes()[0] for name, dimension in found.items()}
-    for dimension in found.values():
+    typed = list(_flatten(values))
+    for name, _ in typed:
+        if place := locations.get(name) or locations.get(name.rpartition(".")[0]):
+            places[_full_name(name)] = place
+
+    def fault(name: str, text: str) -> None:
+        full = _full_name(name)
+        faults.append(placed(full, f"{full}: {text}", places))
+
+    space = Space(parse_dimensions(typed, _full_name, fault))
+    for dimension in space.dimensions:
+        if dimension.conditions and dimension.path in places:
+            places.setdefault(dimension.name, places[dimension.path])
+    faults += _find_fixed(space.names, call, places)
+    firsts = {dimension.name: dimension.probes()[0] for dimension in space.dimensions}
+    for dimension in space.dimensions:
         faults += _try_probes(dimension, firsts, call, places)
-    if not faults and (fault := _try(firsts, firsts, call, places)):
-        faults.append(fault)
+    point = space.choose(lambda dimension: dimension.probes()[0])
+    if not faults and (found := _try(point, firsts, call, places)):
+        faults.append(found)
     if faults:
         raise ConfigError("\n".join(dict.fromkeys(faults)))
-    return Space(tuple(found[name] for name in sorted(found)))
+    return space
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -186,7 +237,8 @@ def _try_probes(
     name, probes = dimension.name, dimension.probes()
     if not name.startswith("task.") and name not in dict(iter_options()):
         probes = [dimension.as_json()]  # the error proposes it for the option that may be meant
-    tried = [_try({name: value}, firsts, call, places) for value in probes]
+    needs = {one.name: one.value for one in dimension.conditions}
+    tried = [_try({**needs, name: value}, firsts, call, places) for value in probes]
     faults = [fault for fault in tried if fault]
     if dimension.kind in ("log", "uniform") and tried[1:-1] and "integer" in str(tried[1]):
         kind = "logint" if dimension.kind == "log" else "int"

@@ -97,9 +97,9 @@ def tabulate_trials(
         line = [f"{row.number}{' *' * (row.number in best)}", row.state]
         line += ["" if value is None else format_value(value) for value in values]
         line += [str(row.evaluations), "" if row.seconds is None else format_duration(row.seconds)]
-        for dimension in space.dimensions:
-            is_set = dimension.name in row.params
-            line.append(label_value(dimension, row.params[dimension.name]) if is_set else "")
+        active = space.active(row.params)
+        for name in space.names:
+            line.append(label_value(active[name], row.params[name]) if name in active else "")
         cells.append([*line, shorten_reason(row)] if has_reasons else line)
     return [*columns, *space.names, *["reason"] * has_reasons], cells
 

@@ -57,7 +57,7 @@ def make_view(
     ]
     view = optuna.create_study(directions=directions)
     by_number = {row.number: row for row in rows}
-    dimensions = {dimension.name: _ViewDimension(dimension) for dimension in space.dimensions}
+    dimensions = {dimension.key: _ViewDimension(dimension) for dimension in space.dimensions}
     for number in range(max(by_number, default=-1) + 1):
         row = by_number.get(number)
         if row is None or not _is_shown(row):
@@ -69,7 +69,7 @@ def make_view(
             values = list(row.values) if value is None else [row.values[value]]
         elif with_pruned and is_pruned_with_value(row):
             values, state = [row.intermediate[max(row.intermediate)]], TrialState.COMPLETE
-        shown = [dimensions[name] for name in row.params if name in dimensions]
+        shown = [dimensions[one.key] for one in space.active(row.params).values()]
         intermediate = {
             at: reported for at, reported in row.intermediate.items() if math.isfinite(reported)
         }
@@ -97,7 +97,7 @@ class _ViewDimension:
     """A dimension whose choices are texts, except numbers, which Optuna sorts."""
 
     def __init__(self, dimension: Dimension) -> None:
-        self.source, self.name = dimension, escape_html(dimension.name)
+        self.source, self.name = dimension, escape_html(dimension.key)
         self._labels: list[str] | None = None
         self.distribution: BaseDistribution = dimension.distribution()
         if any(type(choice) not in (int, float) for choice in dimension.choices):
