@@ -1,8 +1,11 @@
+import pydoc
+
 import pytest
 from pydantic import ValidationError
 
 from surestep.base.errors import ConfigError
 from surestep.config.config import Config, Optim, iter_options
+from surestep.config.group import ConfigGroup
 
 
 def test_default_config_has_no_options_set():
@@ -28,6 +31,13 @@ def test_single_process_config_drops_the_parallel_options():
 
 def test_every_option_has_a_description():
     assert [name for name, field in iter_options() if not field.description] == []
+
+
+@pytest.mark.parametrize("group", [Config, *ConfigGroup.__subclasses__()])
+def test_help_describes_each_option_in_words(group):
+    shown = pydoc.render_doc(group, renderer=pydoc.plaintext)
+    own = [(name, field) for name, field in group.model_fields.items() if field.description]
+    assert [name for name, field in own if f"{name}: {field.description}\n" not in shown] == []
 
 
 def test_iter_options_lists_options_and_not_groups():

@@ -78,7 +78,7 @@ class Config(PluginOptions):
         logging: when to log, and what to show.
         doctor: which rules check the run.
 
-    The other attributes are single options; `surestep train --help-all` explains all of them.
+    The other attributes are single options, which are listed below.
 
     Raises:
         ConfigError: lists everything that is wrong with the options, each with its location.

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cache
+from inspect import cleandoc
 from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin
 
 from pydantic import (
@@ -107,10 +108,14 @@ class ConfigGroup(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Check that each option has the default NOT_SET."""
+        """Check that each option has the default NOT_SET, and list the options in `help()`."""
+        texts = []
         for name, field in cls.model_fields.items():
-            if field.default is not NOT_SET and not isinstance(field.default, ConfigGroup):
+            if field.default is NOT_SET:
+                texts.append(f"    {name}: {field.description}")
+            elif not isinstance(field.default, ConfigGroup):
                 raise TypeError(f"{cls.__name__}.{name} must have default=NOT_SET")
+        cls.__doc__ = "\n".join([cleandoc(cls.__doc__ or ""), "", "Options:", *texts])
 
 
 class _Kind(NamedTuple):
