@@ -67,8 +67,10 @@ def test_run_without_a_finite_value_has_no_best(tmp_path, value):
                 session.save()  # the last checkpoint was not evaluated
                 break
     run = session.run
-    assert run.best is None
+    assert run.find_checkpoint("best") is None
     message = f"no best checkpoint: val/score was never a finite number, and is {value} in the"
+    with pytest.raises(CheckpointError, match=message):
+        run.best  # noqa: B018
     with pytest.raises(CheckpointError, match=message):
         run.load_model(tiny.model())
     assert run.load_model(tiny.model(), "last").step == 4

@@ -118,7 +118,7 @@ def test_more_signals_are_ignored_and_ctrl_c_stops_immediately(tmp_path, capsys)
         fit(tmp_path / "s", at("on_step", signal.SIGTERM, signal.SIGINT), **SEEN)
     status = Run(tmp_path / "s").status
     assert (status["status"], status["resumable"]) == ("stopped", False)  # nothing is saved
-    assert Run(tmp_path / "s").last is None
+    assert Run(tmp_path / "s").find_checkpoint("last") is None
     assert "Stopped at once after step 2; no checkpoint was written yet." in capsys.readouterr().err
 
 

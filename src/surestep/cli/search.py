@@ -200,7 +200,7 @@ def _as_json(result: SearchResult) -> dict[str, object]:
         **describe_study(result.study),
         "folder": str(result.folder),
         "stopped": result.stopped,
-        "winner": None if result.best is None else asdict(result.best),
+        "winner": None if result.winner is None else asdict(result.winner),
         "config": None if result.config is None else str(result.config),
     }
 
@@ -218,8 +218,8 @@ def _print_result(result: SearchResult, words: list[str], recipe: str) -> None:
     study = result.study
     winners = _print_table(study)
     finished = sum(row.state == "finished" for row in result.trials)
-    if result.best is not None:
-        for line in describe_winner(study, result.best, finished):
+    if result.winner is not None:
+        for line in describe_winner(study, result.winner, finished):
             print_escaped(line)
     elif study.settings.is_multi_objective and winners:
         _print_front(study, winners, recipe)

@@ -138,7 +138,8 @@ def train(
                 command = resume_command.replace(shlex.quote("{run}"), run)
                 print_resume_command(command, read_launched())
             raise
-        which: Which = "last" if done.best is None else "best"  # each evaluation was of NaN
+        is_nan = done.find_checkpoint("best") is None  # in each evaluation
+        which: Which = "last" if is_nan else "best"
         test = None
         with suppress(NoTargetsError):  # such data is predicted
             test = None if task.test is None else session.evaluate_checkpoint("test", which)
@@ -152,7 +153,8 @@ def _next_command(done: Run, task: Task, which: Which, *, predicts: bool) -> lis
     command = ["evaluate", str(done.path)]
     if task.test is not None:
         command = ["predict", str(done.path)] if predicts else [*command, "--split", "test"]
-    weights = ["--which", "last"] if which == "last" and done.last is not None else []
+    is_saved = done.find_checkpoint("last") is not None
+    weights = ["--which", "last"] if which == "last" and is_saved else []
     return ["surestep", *command, *weights]
 
 
@@ -180,7 +182,7 @@ def report(
 
     Returns 1 if there is a finding of the severity `fail_on`, the option of the Config.
     """
-    status, best = done.status, done.best
+    status, best = done.status, done.find_checkpoint("best")
     code = int(fails((found["severity"] for found in status.get("findings", [])), fail_on))
     if as_json:
         found: dict[str, Any] = {"run": str(done.path), "status": status, "test": test}
@@ -201,7 +203,7 @@ def report(
     if titles := [state.title for state in _name_curve(done) if state.name != "unclear"]:
         rows.append(("loss curve", ", ".join(titles)))
     named = "last" if best is None else "best"
-    if (shown := best or done.last) is not None:
+    if (shown := best or done.find_checkpoint("last")) is not None:
         measured = show.metric_rows({**(best.metrics if best else {}), **(test or {})})
         rows += [(f"{name} ({named}, step {shown.step})", value) for name, value in measured]
     show.print_table(str(done.path), (), rows)

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from surestep.base.errors import (
     CheckpointError,
@@ -139,7 +139,7 @@ class Run:
         4
     """
 
-    path: Path = cast(Path, FixedPath())  # noqa: RUF009  # a descriptor
+    path: FixedPath = FixedPath()  # noqa: RUF009  # a descriptor; it is set to a path or text
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", require_local_path(self.path))  # accept text
@@ -189,33 +189,47 @@ class Run:
         return None if monitor is None else (monitor[0], monitor[1])
 
     @property
-    def last(self) -> CheckpointInfo | None:
-        """The newest checkpoint, or None; corrupted ones are skipped with a warning."""
-        found = scan_checkpoints(self.checkpoints)
-        for checkpoint in found.newer_damaged():
-            logger.warning("%s", checkpoint.reason)
-        return found.good[-1] if found.good else None
+    def last(self) -> CheckpointInfo:
+        """The newest checkpoint; corrupted ones are skipped with a warning.
+
+        Raises:
+            CheckpointError: there is no checkpoint; `find_checkpoint("last")` returns None then.
+        """
+        return self.saved("last")
 
     @property
-    def best(self) -> CheckpointInfo | None:
+    def best(self) -> CheckpointInfo:
         """The best checkpoint by validation.metric; the newest if nothing was evaluated.
 
-        None if no value of the metric is finite.
+        Raises:
+            CorruptCheckpointError: the best checkpoint, or one that may be it, is corrupted.
+            CheckpointError: there is no checkpoint, or no value of the metric is finite;
+                `find_checkpoint("best")` returns None then.
+        """
+        return self.saved("best")
+
+    def find_checkpoint(self, which: Literal["best", "last"]) -> CheckpointInfo | None:
+        """Return the best or the newest checkpoint; None if there is none.
+
+        Args:
+            which: "best" or "last", as the attributes of these names.
 
         Raises:
             CorruptCheckpointError: the best checkpoint, or one that may be it, is corrupted.
         """
-        monitor = self.monitor
-        if monitor is None:
-            return self.last
+        monitor = None if which == "last" else self.monitor
         found = scan_checkpoints(self.checkpoints)
+        if monitor is None:
+            for checkpoint in found.newer_damaged():
+                logger.warning("%s", checkpoint.reason)
+            return found.good[-1] if found.good else None
         ranked = best_first(found.good, *monitor)
         for checkpoint in found.damaged if found.good else []:
             if checkpoint.step == found.good[-1].best_step or checkpoint in found.newer_damaged():
                 raise CorruptCheckpointError(f"{checkpoint.reason} {_NO_SECOND}")
         if not ranked and found.good and monitor[0] in found.good[-1].latest:
             return None
-        return ranked[0] if ranked else self.last
+        return ranked[0] if ranked else self.find_checkpoint("last")
 
     @property
     def cycles(self) -> list[CheckpointInfo]:
@@ -310,7 +324,7 @@ class Run:
             raise ConfigError(
                 f"which={which!r} is not known. {suggest_names(which, get_args(Which))}"
             )
-        found = self.best if which == "best" else self.last
+        found = self.find_checkpoint("best" if which == "best" else "last")
         if found is None:
             existing = scan_checkpoints(self.checkpoints)
             if existing.good and self.monitor is not None:
@@ -318,8 +332,9 @@ class Run:
                 latest = existing.good[-1].latest[metric]
                 raise CheckpointError(
                     f"{self.path} has no best checkpoint: {metric} was never a finite number, and "
-                    f"is {latest} in the latest evaluation. Use which='last' ({self.path}@last on "
-                    "the command line), and check the metric and the validation data."
+                    f"is {latest} in the latest evaluation. Use which='last' or run.last in "
+                    f"Python, {self.path}@last on the command line, and check the metric and the "
+                    "validation data."
                 )
             raise CheckpointError(no_valid_checkpoint_message(self.checkpoints, existing.damaged))
         if which == "average" and not found.has_average:

@@ -93,7 +93,7 @@ class TrackedRun:
     def best(self) -> CheckpointInfo | None:
         """The best checkpoint; None if there is none, or it is corrupted."""
         try:
-            return Run(self.path).best
+            return Run(self.path).find_checkpoint("best")
         except SurestepError:
             return None
 

@@ -1,5 +1,6 @@
 """Search the options of a recipe: create or join a study, work on it, and record what it found."""
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class SearchResult:
     Attributes:
         study: the study.
         trials: all trials, by number.
-        best: the best trial; None if none finished, or if there are several objectives.
+        winner: the best trial; None if none finished, or if there are several objectives.
         stopped: why the search stopped before its end: "Ctrl-C", "SIGTERM", "timeout"; else "".
         config: the file with the options of the best trial, for `surestep train --config`; None if
             there is no best trial.
@@ -50,7 +51,7 @@ class SearchResult:
 
     study: SearchStudy
     trials: tuple[TrialRow, ...]
-    best: Winner | None
+    winner: Winner | None
     stopped: str
     config: Path | None
     report: Path | None
@@ -60,8 +61,28 @@ class SearchResult:
         """The folder of the study."""
         return self.study.folder
 
+    @property
+    def best(self) -> Winner:
+        """The best trial.
+
+        Raises:
+            RunError: no trial finished, or there are several objectives; `winner` is None then.
+        """
+        if self.winner is not None:
+            return self.winner
+        if self.study.settings.is_multi_objective:
+            raise RunError(
+                f"{self.folder} has several objectives, so no trial is the best. Use .trials."
+            )
+        states = ", ".join(sorted({trial.state for trial in self.trials})) or "none was started"
+        raise RunError(
+            f"{self.folder} has no best trial, because none finished: {states}. Run the same call "
+            "again to continue it; to see why trials failed, run: surestep search show "
+            + shlex.quote(str(self.folder))
+        )
+
     def __repr__(self) -> str:
-        best = "none" if self.best is None else f"trial {self.best.number} {self.best.values}"
+        best = "none" if self.winner is None else f"trial {self.best.number} {self.best.values}"
         return f"SearchResult({str(self.folder)!r}, {len(self.trials)} trials, best: {best})"
 
 
@@ -223,7 +244,7 @@ def run_search(call: RecipeCall, options: SearchOptions) -> SearchResult:
         return SearchResult(
             study=study,
             trials=tuple(study.rows()),
-            best=winner,
+            winner=winner,
             stopped=stopped,
             config=None if winner is None else study.folder / BEST,
             report=report,

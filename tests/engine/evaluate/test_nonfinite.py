@@ -63,7 +63,6 @@ def test_nan_targets_that_the_loss_masks_cause_no_notice(tmp_path):
     parts = {"loss": masked_mse, "train": (X, torch.zeros(20, 3)), "val": (X, targets)}
     run = tiny.fit(tmp_path / "run", parts, epochs=1)
     assert notices(run) == []
-    assert run.best is not None
 
 
 @pytest.mark.parametrize("size", [1, 8, 64])
