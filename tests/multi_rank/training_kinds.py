@@ -252,7 +252,7 @@ def measured(folder: Path) -> Found:
     with opened(folder, made, max_steps=3, validation={"batch_size": 10}) as session:
         losses = [float(each.loss) for each in session.steps()]
         found = session.evaluate()
-        tables = {name: torch.tensor(found.pop(f"{name}/table")) for name in sets}
+        tables = {name: torch.tensor(found.tables[f"{name}/table"]) for name in sets}
         rows = {name: session.predict(name) for name in sets}
     return {
         **{**result(session), "losses": losses, "metrics": found, "tables": tables},

@@ -50,7 +50,7 @@ def evaluate_tagger(batch: int, metrics: dict[str, Any]) -> tuple[Tensor, dict[s
         net, nn.CrossEntropyLoss(), train=(X, Y), val=(X[:43], Y[:43]), metrics=metrics
     )
     config = plain_config(max_steps=1, batch_size=7, validation={"batch_size": batch})
-    return outputs, prepare(task, config).evaluate()
+    return outputs, prepare(task, config).evaluate().with_tables()
 
 
 def evaluate_classes(batch: int, metrics: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
@@ -61,7 +61,7 @@ def evaluate_classes(batch: int, metrics: dict[str, Any]) -> tuple[Tensor, dict[
         outputs = net(X1)
     task = surestep.Task(net, nn.CrossEntropyLoss(), train=(X1, Y1), val=(X1, Y1), metrics=metrics)
     config = plain_config(max_steps=1, batch_size=7, validation={"batch_size": batch})
-    return outputs, prepare(task, config).evaluate()
+    return outputs, prepare(task, config).evaluate().with_tables()
 
 
 @pytest.mark.parametrize("batch", [1, 7, 43])

@@ -148,7 +148,7 @@ def _list_json(found: InspectionResult, kept: list[str]) -> dict[str, Any]:
         "step": found.step,
         "epoch": saved.epoch if saved else None,
         "position": saved.position if saved else None,
-        "metrics": saved.metrics if saved else None,
+        "metrics": saved.metrics.with_tables() if saved else None,
         "measured": saved.evaluated if saved else None,
         "bytes": found.bytes,
         "written": found.written,

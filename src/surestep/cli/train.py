@@ -142,7 +142,8 @@ def train(
         which: Which = "last" if is_nan else "best"
         test = None
         with suppress(NoTargetsError):  # such data is predicted
-            test = None if task.test is None else session.evaluate_checkpoint("test", which)
+            if task.test is not None:
+                test = session.evaluate_checkpoint("test", which).with_tables()
     return done, test, _next_command(done, task, which, predicts=test is None)
 
 
@@ -183,11 +184,12 @@ def report(
     Returns 1 if there is a finding of the severity `fail_on`, the option of the Config.
     """
     status, best = done.status, done.find_checkpoint("best")
+    metrics = {} if best is None else best.metrics.with_tables()
     code = int(fails((found["severity"] for found in status.get("findings", [])), fail_on))
     if as_json:
         found: dict[str, Any] = {"run": str(done.path), "status": status, "test": test}
         if best is not None:
-            found["best"] = {"step": best.step, "metrics": best.metrics, "path": str(best.path)}
+            found["best"] = {"step": best.step, "metrics": metrics, "path": str(best.path)}
         print_json(dumps(found))
         return code
     taken = status["steps_taken"]
@@ -204,7 +206,7 @@ def report(
         rows.append(("loss curve", ", ".join(titles)))
     named = "last" if best is None else "best"
     if (shown := best or done.find_checkpoint("last")) is not None:
-        measured = show.metric_rows({**(best.metrics if best else {}), **(test or {})})
+        measured = show.metric_rows({**metrics, **(test or {})})
         rows += [(f"{name} ({named}, step {shown.step})", value) for name, value in measured]
     show.print_table(str(done.path), (), rows)
     # Paths are printed outside the table, whose cells a narrow terminal would break.

@@ -1,5 +1,6 @@
 """Values of metrics: what they are, and how they are read and printed. It needs no torch."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from surestep.base.text import one_line
@@ -7,12 +8,47 @@ from surestep.base.text import one_line
 Value = float | list[Any]  # a table is a list of lists
 
 
+class Metrics(dict[str, float]):
+    """The numbers of an evaluation, by "split/metric".
+
+    Attributes:
+        tables: metrics that are not a number but a list, such as a confusion matrix, which is a
+            list of rows.
+
+    Args:
+        values: numbers and tables.
+    """
+
+    def __init__(self, values: Mapping[str, Value] | None = None) -> None:
+        values = values or {}
+        super().__init__(
+            {name: value for name, value in values.items() if not isinstance(value, list)}
+        )
+        self.tables = {name: value for name, value in values.items() if isinstance(value, list)}
+
+    def __missing__(self, name: str) -> float:
+        """Name the attribute that has a table.
+
+        Raises:
+            KeyError: there is no number of this name.
+        """
+        is_table = name in self.tables
+        raise KeyError(f"{name} is a table: use metrics.tables[{name!r}]" if is_table else name)
+
+    def __repr__(self) -> str:
+        return repr(self.with_tables())
+
+    def with_tables(self) -> dict[str, Value]:
+        """Return numbers and tables in one dict."""
+        return {**self, **self.tables}
+
+
 def number(value: Value) -> float:
     """Return a value that is a number; NaN for a table."""
     return float("nan") if isinstance(value, list) else value
 
 
-def shown(metrics: dict[str, Value]) -> str:
+def shown(metrics: Mapping[str, Value]) -> str:
     """Return metrics as a line of text, without tables."""
     numbers = {name: value for name, value in metrics.items() if not isinstance(value, list)}
     return "  ".join(f"{one_line(name)} {value:.4g}" for name, value in numbers.items())

@@ -167,7 +167,7 @@ def _header(found: CheckpointReader, run: str | None, *, average: bool) -> dict[
         "format": "pt",
         "step": str(saved.step),
         "weights": "average" if average else "weights",
-        "metrics": dumps(saved.metrics),
+        "metrics": dumps(saved.metrics.with_tables()),
         "measured": saved.evaluated,
         **({"tied": dumps(tied)} if tied else {}),
         **({"lacks": dumps(base)} if base else {}),

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 from surestep.base.errors import RunError, SurestepError
-from surestep.engine.value import number
 from surestep.record.checkpoint.discovery import scan_checkpoints
 from surestep.record.checkpoint.retention import best_first
 from surestep.record.checkpoint_ref import is_run
@@ -103,7 +102,7 @@ def summarize(path: Path) -> RunSummary:
     steps = [checkpoint.step for checkpoint in found]
     steps += [step for step in (status.get("step"), last_step(path / "events.jsonl")) if step]
     metric, mode = run.monitor or (None, None)
-    best = number(ranked[0].metrics[metric]) if ranked and metric else math.nan
+    best = ranked[0].metrics[metric] if ranked and metric else math.nan
     state: State = status["status"]
     return RunSummary(
         path,

@@ -125,4 +125,4 @@ class TopK:
         except CheckpointError:  # a save reports it; until then one checkpoint too many is saved
             return []
         ranked = best_first(good, metric, plan.validation_mode, self._loop.state.best.data)
-        return [(saved.step, number(saved.metrics[metric])) for saved in ranked]
+        return [(saved.step, saved.metrics[metric]) for saved in ranked]

@@ -17,7 +17,7 @@ from surestep.engine.schedule.lr import cycle_ends
 from surestep.engine.state.state import State, trainable_parameters
 from surestep.engine.step.callback import SavedCheckpoint
 from surestep.engine.step.loop import Loop
-from surestep.engine.value import Value
+from surestep.engine.value import Metrics
 from surestep.record.checkpoint.discovery import list_checkpoints, size_on_disk
 from surestep.record.checkpoint.writer import SaveResult
 from surestep.record.run_writer import RunWriter
@@ -46,7 +46,7 @@ class CheckpointManager:
         self._evaluator = evaluator
         self._print_line = print_line
         self._pending = 0  # saves whose result the ranks do not know yet
-        self._metrics = deque[tuple[int, dict[str, Value]]]()  # of the pending saves, in order
+        self._metrics = deque[tuple[int, Metrics]]()  # of the pending saves, in order
 
     def save_async(self) -> None:
         """Save the current state, waiting only until it is copied if a thread writes.
@@ -102,7 +102,7 @@ class CheckpointManager:
             self._evaluator.average()
             # Before the save: its result is handled if Ctrl-C comes right after it has begun.
             step, best = loop.state.progress.step, loop.state.best
-            metrics = dict(best.latest) if best.latest_step == step else {}
+            metrics = Metrics(best.latest if best.latest_step == step else {})
             self._metrics.append((step, metrics))
             self._recorder.save(loop.state, loop.plan)
             self._pending += 1

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from surestep.engine.rules.resolve import resolve_seed
 from surestep.engine.state.state import State
 from surestep.engine.step.callback import Callback, Request
 from surestep.engine.task.task import Task
-from surestep.engine.value import Value, number, shown
+from surestep.engine.value import Metrics, shown
 from surestep.record.checkpoint.discovery import size_on_disk
 from surestep.trainer.fit import fit
 from surestep.trainer.prepare import prepare
@@ -162,7 +162,7 @@ def overfit(task: Task, config: Config, samples: int) -> OverfitResult:
         run = folder / "run"
         with prepare(small, Config.from_options(options), run=run, callbacks=[watch]) as session:
             session.incidents.keeps = False
-            watch.first = number(session.evaluate("val")["val/loss"])
+            watch.first = session.evaluate("val")["val/loss"]
             fit(session)
             steps = session.state.progress.step
     return OverfitResult(samples, watch.first, watch.last, steps, watch.is_near_zero)
@@ -178,7 +178,7 @@ class _StopNearZero(Callback):
     def is_near_zero(self) -> bool:
         return self.last <= NEAR_ZERO * self.first
 
-    def on_evaluate(self, state: State, metrics: Mapping[str, Value]) -> Request | None:
+    def on_evaluate(self, state: State, metrics: Metrics) -> Request | None:
         """Compare with the first loss."""
-        self.last = number(metrics["val/loss"])
+        self.last = metrics["val/loss"]
         return Request.STOP if self.is_near_zero else None

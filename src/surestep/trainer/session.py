@@ -24,7 +24,7 @@ from surestep.engine.step.log_point import LogPoint
 from surestep.engine.step.loop import Loop
 from surestep.engine.step.train_step import StepResult
 from surestep.engine.task.task import Task
-from surestep.engine.value import Value, shown
+from surestep.engine.value import Metrics, Value, shown
 from surestep.record.checkpoint.discovery import checkpoint_name, list_checkpoints
 from surestep.record.checkpoint.reader import CheckpointReader
 from surestep.record.checkpoint.staging import check_can_be_saved
@@ -198,7 +198,7 @@ class Session:
         self.loop.maybe_log()
         return result
 
-    def evaluate(self, split: str | None = None) -> dict[str, Value]:
+    def evaluate(self, split: str | None = None) -> Metrics:
         """Compute the loss and the metrics of one split, or of all validation sets.
 
         Args:
@@ -206,7 +206,7 @@ class Session:
                 sets, and updates the best metric and the patience of the run.
 
         Returns:
-            Numbers on the host, by "split/metric".
+            Numbers on the host, by "split/metric"; `.tables` has confusion matrices and the like.
 
         Raises:
             ConfigError: there is no such split.
@@ -233,7 +233,7 @@ class Session:
             for line in update_best(self.plan, self.state, metrics, self.loop.parts.schedule.peak):
                 self.print_line(line)
             for hook in self.loop.hooks["on_evaluate"]:
-                self.loop.queue_request(hook(self.state, metrics))
+                self.loop.queue_request(hook(self.state, Metrics(metrics)))
         if metrics:
             limit = self.plan.limit_val_batches
             of = " of the average" if average is not None else ""
@@ -241,7 +241,7 @@ class Session:
                 of += f" on {limit} batches"
             self.print_line(f"step {step}{of}: {shown(metrics)}")
         self.loop.run_requests()
-        return metrics
+        return Metrics(metrics)
 
     def _average(self) -> AveragedWeights | None:
         """Return the average that evaluations use; None if they use the weights."""
@@ -262,7 +262,7 @@ class Session:
             metrics = metrics | {f"{raw_name(own)}/{metric}": value}
         return metrics
 
-    def evaluate_checkpoint(self, split: str, which: Which) -> dict[str, Value]:
+    def evaluate_checkpoint(self, split: str, which: Which) -> Metrics:
         """Evaluate all of a split with the weights of a checkpoint; restore the model's weights.
 
         Args:
@@ -270,7 +270,7 @@ class Session:
             which: the best checkpoint, the last, or the newest average.
 
         Returns:
-            Numbers on the host, by "split/metric".
+            Numbers on the host, by "split/metric"; `.tables` has confusion matrices and the like.
 
         Raises:
             ConfigError: there is no such split.
@@ -282,7 +282,7 @@ class Session:
         self._recorder.event("evaluation", step=saved.step, metrics=metrics, which=which)
         where = f"{which} checkpoint, step {saved.step}, {samples} samples of {split}"
         self.print_line(f"{where}: {shown(metrics)}")
-        return metrics
+        return Metrics(metrics)
 
     def predict(
         self, split: str, which: Which | None = None, *, mc_dropout: int | None = None

@@ -12,7 +12,7 @@ from surestep.config.config import Config, argument_instead
 from surestep.engine.evaluate.predict import Predictions
 from surestep.engine.step.callback import Callback
 from surestep.engine.task.task import Task
-from surestep.engine.value import Value
+from surestep.engine.value import Metrics
 from surestep.record.run import Run, Which
 from surestep.tracking.tracker import Tracker
 from surestep.trainer.fit import fit
@@ -94,7 +94,7 @@ class Trainer:
         """Unlock the run folder without training; `fit()` does this by itself."""
         self.session.close()
 
-    def evaluate(self, split: str, which: Which = "best") -> dict[str, Value]:
+    def evaluate(self, split: str, which: Which = "best") -> Metrics:
         """Evaluate the weights of a checkpoint on one split of the data.
 
         Args:
@@ -102,7 +102,8 @@ class Trainer:
             which: the best checkpoint, the last, or the newest average.
 
         Returns:
-            The loss and the metrics, by "split/metric", as numbers on the host.
+            The loss and the metrics, by "split/metric", as numbers on the host; `.tables` has
+            confusion matrices and the like.
 
         Raises:
             ConfigError: there is no such split.

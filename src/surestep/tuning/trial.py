@@ -39,7 +39,7 @@ from surestep.tuning.process import LONGEST_SAVE_S
 if TYPE_CHECKING:
     from surestep.engine.state.state import State
     from surestep.engine.step.train_step import StepResult
-    from surestep.engine.value import Value
+    from surestep.engine.value import Metrics
     from surestep.trainer.session import Session
 
 MODULE = "surestep.tuning"
@@ -122,7 +122,7 @@ class Reporter(Callback):
             self._shown_at = now
             self._link.send({"step": state.progress.step})
 
-    def on_evaluate(self, state: "State", metrics: "Mapping[str, Value]") -> Request | None:
+    def on_evaluate(self, state: "State", metrics: "Metrics") -> Request | None:
         """Report an evaluation."""
         step = state.progress.step
         undone = [at for at in self._evaluations if at >= step]  # by a rollback

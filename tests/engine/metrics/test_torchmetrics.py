@@ -53,7 +53,7 @@ def test_table_metric_is_stored_in_events_and_checkpoints(tmp_path):
     run = tiny.fit(tmp_path, parts(), validation={"metric": "ece"})
     events = [each for each in run.events() if each["event"] == "evaluation"]
     assert [sum(map(sum, each["metrics"]["val/table"])) for each in events] == [20.0, 20.0]
-    assert run.last.metrics["val/table"] == events[-1]["metrics"]["val/table"]
+    assert run.last.metrics.tables["val/table"] == events[-1]["metrics"]["val/table"]
     with tiny.prepare(tmp_path, parts(), validation={"metric": "ece"}) as session:
         assert session.state.best.latest["val/table"] == events[-1]["metrics"]["val/table"]
         assert session.state.best.metric == "val/ece"

@@ -20,7 +20,7 @@ to its `load_state_dict(state)` before `on_start` of a resumed run. It may consi
 tensors, and lists and dicts of these.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from inspect import signature
@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from surestep.base.errors import ConfigError, TaskError, suggest_names
+from surestep.engine.value import Metrics
 
 if TYPE_CHECKING:
     from surestep.engine.batch import Batch
     from surestep.engine.state.state import State, Stateful
     from surestep.engine.step.log_point import LogPoint
     from surestep.engine.step.train_step import StepResult
-    from surestep.engine.value import Value
 
 
 class Request(Enum):
@@ -68,7 +68,7 @@ class SavedCheckpoint:
 
     path: Path
     step: int
-    metrics: "Mapping[str, Value]" = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=Metrics)
 
 
 class Callback:
@@ -137,12 +137,13 @@ class Callback:
             A request, or None.
         """
 
-    def on_evaluate(self, state: "State", metrics: "Mapping[str, Value]") -> Request | None:
+    def on_evaluate(self, state: "State", metrics: Metrics) -> Request | None:
         """Called after an evaluation of all validation sets, once per step.
 
         Args:
             state: the state; its model has the training weights, not their average.
-            metrics: numbers and tables on the host, by "set/metric".
+            metrics: numbers on the host, by "set/metric", and in `.tables` confusion matrices and
+                the like.
 
         Returns:
             A request, or None.

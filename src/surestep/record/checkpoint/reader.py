@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from surestep.base.errors import CheckpointError
 from surestep.engine.distributed.shards import Sizes, distribute_like, is_sharded, shard_extent
-from surestep.engine.value import Value
+from surestep.engine.value import Metrics
 from surestep.record.checkpoint.manifest import (
     MANIFEST,
     RECORD,
@@ -54,7 +54,7 @@ class CheckpointInfo:
     """
 
     step: int
-    metrics: dict[str, Value]
+    metrics: Metrics
     path: Path
     evaluated: Literal["weights", "average"] = "weights"
     data: str | None = None
@@ -62,7 +62,7 @@ class CheckpointInfo:
     position: int = 0
     cycle: int | None = None
     best_step: int | None = None
-    latest: Mapping[str, Value] = field(default_factory=dict)
+    latest: Metrics = field(default_factory=Metrics)
 
     @property
     def has_average(self) -> bool:
@@ -167,7 +167,7 @@ def info_from_record(path: Path, record: Mapping[str, Any]) -> CheckpointInfo:
     best, progress = record["best"], record["progress"]
     return CheckpointInfo(
         step=progress["step"],
-        metrics=best["latest"] if best["latest_step"] == progress["step"] else {},
+        metrics=Metrics(best["latest"] if best["latest_step"] == progress["step"] else {}),
         path=path,
         evaluated=best["measured"],
         data=best.get("data"),
@@ -175,7 +175,7 @@ def info_from_record(path: Path, record: Mapping[str, Any]) -> CheckpointInfo:
         position=progress["position"],
         cycle=record["cycle"],
         best_step=best["best_step"],
-        latest=best["latest"],
+        latest=Metrics(best["latest"]),
     )
 
 

@@ -10,7 +10,6 @@ from typing import Literal
 
 from surestep.base.errors import ConfigError, RunError
 from surestep.config.duration import count_periods, parse_duration
-from surestep.engine.value import number
 from surestep.record.checkpoint.discovery import scan_checkpoints
 from surestep.record.checkpoint.reader import CheckpointInfo
 from surestep.record.incident import referenced_checkpoints
@@ -33,7 +32,7 @@ def best_first(
         data = evaluated[-1].data
     same = {data, None} if data is not None else {saved.data for saved in evaluated}
     by_step = {checkpoint.step: checkpoint for checkpoint in evaluated if checkpoint.data in same}
-    values = {step: number(saved.metrics[metric]) for step, saved in by_step.items()}
+    values = {step: saved.metrics[metric] for step, saved in by_step.items()}
     return [by_step[step] for step in best_steps(values, mode)]
 
 
