@@ -1,5 +1,6 @@
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -9,7 +10,8 @@ from typing import get_args, get_type_hints
 import pytest
 
 import surestep
-from surestep import tracking
+from surestep import errors, tracking
+from surestep.base import errors as base_errors
 
 TREE = ast.parse(Path(surestep.__file__).read_text(encoding="utf-8"))
 FOR_TYPES = {
@@ -55,6 +57,40 @@ def test_types_that_a_tracker_gets_are_public():
     parts = set().union(*map(flatten, hints))
     own = {part for part in parts if getattr(part, "__module__", "").startswith("surestep.")}
     assert own == {getattr(tracking, name) for name in tracking.__all__} - {surestep.Tracker}
+
+
+# What a user's own functions get, and what they call.
+USED = [
+    *(value for name, value in vars(surestep.Callback).items() if name.startswith("on_")),
+    *(surestep.Trainer.fit, surestep.Trainer.evaluate, surestep.Trainer.predict),
+    *(surestep.Session.steps, surestep.Session.evaluate, surestep.Session.predict),
+    *(surestep.Run.best.fget, surestep.Run.last.fget, surestep.ManualStep.micro_batches),
+    *(surestep.prepare, surestep.search),
+]
+
+
+def test_types_for_annotations_are_public():
+    texts = [str(hint) for used in USED for hint in inspect.unwrap(used).__annotations__.values()]
+    words = set(re.findall(r"\w+", " ".join(texts)))
+    modules = [module for name, module in sys.modules.items() if name.startswith("surestep.")]
+    ours = {
+        name
+        for module in modules
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and value.__module__.startswith("surestep.")
+    }
+    named = words & ours
+    assert {"CheckpointInfo", "LogPoint", "Metrics", "Predictions", "StepResult"} <= named
+    assert named - set(surestep.__all__) == {"TaskOrigin"}  # of recipes
+
+
+def test_errors_are_all_public():
+    classes = {name: value for name, value in vars(base_errors).items() if inspect.isclass(value)}
+    ours = {name for name in classes if issubclass(classes[name], surestep.SurestepError)}
+    assert {name: getattr(errors, name) for name in errors.__all__} == {
+        name: classes[name] for name in ours
+    }
+    assert surestep.errors is errors
 
 
 def imported(statement: str) -> set[str]:

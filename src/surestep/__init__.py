@@ -10,6 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from surestep import errors as errors
     from surestep.base.errors import SurestepError as SurestepError
     from surestep.config.config import Config as Config
     from surestep.config.doctor import Doctor as Doctor
@@ -27,72 +28,95 @@ if TYPE_CHECKING:
     from surestep.config.schedule import Schedule as Schedule
     from surestep.engine import losses as losses
     from surestep.engine import metrics as metrics
+    from surestep.engine.batch import Batch as Batch
+    from surestep.engine.batch import MicroBatch as MicroBatch
     from surestep.engine.data import batch_transforms as batch_transforms
     from surestep.engine.data import samplers as samplers
     from surestep.engine.data.batched import BatchedDataset as BatchedDataset
     from surestep.engine.data.batched import batch_by_tokens as batch_by_tokens
     from surestep.engine.data.bptt import BPTTDataset as BPTTDataset
     from surestep.engine.evaluate.input_gradients import input_gradients as input_gradients
+    from surestep.engine.evaluate.predict import Predictions as Predictions
     from surestep.engine.metrics.base import InputMetric as InputMetric
     from surestep.engine.metrics.base import log as log
     from surestep.engine.metrics.whole_set import whole_set as whole_set
     from surestep.engine.model.stateful_rnn import StatefulRNN as StatefulRNN
+    from surestep.engine.plan.plan import Plan as Plan
     from surestep.engine.rng import derive_seed as derive_seed
     from surestep.engine.rng import set_seed as set_seed
     from surestep.engine.state.state import State as State
     from surestep.engine.step.callback import Callback as Callback
     from surestep.engine.step.callback import Request as Request
+    from surestep.engine.step.callback import SavedCheckpoint as SavedCheckpoint
+    from surestep.engine.step.log_point import LogPoint as LogPoint
     from surestep.engine.step.manual_step import ManualStep as ManualStep
+    from surestep.engine.step.train_step import StepResult as StepResult
     from surestep.engine.task.init_weights import InitWeights as InitWeights
     from surestep.engine.task.task import OptimizerSpec as OptimizerSpec
     from surestep.engine.task.task import Task as Task
+    from surestep.engine.value import Metrics as Metrics
+    from surestep.record.checkpoint.reader import CheckpointInfo as CheckpointInfo
     from surestep.record.run import Run as Run
     from surestep.tracking.tracker import Tracker as Tracker
     from surestep.trainer.prepare import prepare as prepare
     from surestep.trainer.replay import replay as replay
+    from surestep.trainer.session import Session as Session
     from surestep.trainer.trainer import Trainer as Trainer
+    from surestep.tuning.search import SearchResult as SearchResult
     from surestep.tuning.search import search as search
 
 _HOMES = {
     "Average": "surestep.config.groups",
     "BPTTDataset": "surestep.engine.data.bptt",
+    "Batch": "surestep.engine.batch",
     "BatchedDataset": "surestep.engine.data.batched",
     "Callback": "surestep.engine.step.callback",
     "Checkpoint": "surestep.config.groups",
+    "CheckpointInfo": "surestep.record.checkpoint.reader",
     "Config": "surestep.config.config",
     "Data": "surestep.config.groups",
     "Doctor": "surestep.config.doctor",
     "EarlyStop": "surestep.config.groups",
     "InitWeights": "surestep.engine.task.init_weights",
     "InputMetric": "surestep.engine.metrics.base",
+    "LogPoint": "surestep.engine.step.log_point",
     "Logging": "surestep.config.groups",
     "ManualStep": "surestep.engine.step.manual_step",
+    "Metrics": "surestep.engine.value",
+    "MicroBatch": "surestep.engine.batch",
     "NOT_SET": "surestep.config.not_set",
     "Optim": "surestep.config.optim",
     "OptimizerSpec": "surestep.engine.task.task",
     "Parallel": "surestep.config.parallel",
     "ParamGroup": "surestep.config.param_groups",
+    "Plan": "surestep.engine.plan.plan",
+    "Predictions": "surestep.engine.evaluate.predict",
     "Request": "surestep.engine.step.callback",
     "Run": "surestep.record.run",
+    "SavedCheckpoint": "surestep.engine.step.callback",
     "Scaler": "surestep.config.groups",
     "Schedule": "surestep.config.schedule",
+    "SearchResult": "surestep.tuning.search",
+    "Session": "surestep.trainer.session",
     "State": "surestep.engine.state.state",
     "StatefulRNN": "surestep.engine.model.stateful_rnn",
+    "StepResult": "surestep.engine.step.train_step",
     "SurestepError": "surestep.base.errors",
     "Task": "surestep.engine.task.task",
     "Tracker": "surestep.tracking.tracker",
     "Trainer": "surestep.trainer.trainer",
     "Validation": "surestep.config.groups",
     "batch_by_tokens": "surestep.engine.data.batched",
-    "batch_transforms": "surestep.engine.data",
+    "batch_transforms": "surestep.engine.data.batch_transforms",
     "derive_seed": "surestep.engine.rng",
+    "errors": "surestep.errors",
     "input_gradients": "surestep.engine.evaluate.input_gradients",
     "log": "surestep.engine.metrics.base",
-    "losses": "surestep.engine",
-    "metrics": "surestep.engine",
+    "losses": "surestep.engine.losses",
+    "metrics": "surestep.engine.metrics",
     "prepare": "surestep.trainer.prepare",
     "replay": "surestep.trainer.replay",
-    "samplers": "surestep.engine.data",
+    "samplers": "surestep.engine.data.samplers",
     "search": "surestep.tuning.search",
     "set_seed": "surestep.engine.rng",
     "whole_set": "surestep.engine.metrics.whole_set",
@@ -112,8 +136,6 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module  # late: a command notes signals sooner
 
     home = import_module(_HOMES[name])
-    if not hasattr(home, name):  # a module, which is there once it is imported
-        import_module(f"{_HOMES[name]}.{name}")
-    value = getattr(home, name)
+    value = getattr(home, name, home)  # a module does not have its own name
     globals()[name] = value
     return value

@@ -22,6 +22,17 @@ class MicroBatch(NamedTuple):
     """What one forward gets: `model(*args, **kwargs)` and `targets`.
 
     With Task(batched=True) it is one element of the data, which counts as one sample.
+
+    Attributes:
+        args: positional arguments of the model.
+        kwargs: keyword arguments of the model.
+        targets: what the loss compares the outputs with.
+        items: number of items that its loss is a mean over.
+        samples: number of samples.
+        position: of its first sample, in the order of the epoch.
+        part_items: the items of each of several losses, of which `items` is the sum.
+        is_ready: it is an element of Task(batched=True).
+        collated: number of samples that were collated, once that is counted.
     """
 
     args: tuple[Any, ...]
@@ -29,10 +40,10 @@ class MicroBatch(NamedTuple):
     targets: Any
     items: float
     samples: int
-    position: int  # of its first sample, in the order of the epoch
-    part_items: tuple[float, ...] = ()  # of each of several losses
-    is_ready: bool = False  # an element of Task(batched=True)
-    collated: int | None = None  # of how many samples it is, once that is counted
+    position: int
+    part_items: tuple[float, ...] = ()
+    is_ready: bool = False
+    collated: int | None = None
 
     @property
     def inputs(self) -> Any:
@@ -60,9 +71,16 @@ class MicroBatch(NamedTuple):
 class Batch(NamedTuple):
     """What one optimizer step gets.
 
-    `end` is the position after it; `ends_epoch` marks the last of an epoch. `part_items` are the
-    items of each of several losses, of which `items` is the sum. `after_spike`: it has no
-    micro-batches, because it follows a loss spike.
+    Attributes:
+        micro_batches: of this rank.
+        items: number of items in these micro-batches.
+        samples: number of samples, of all ranks where they share the batches.
+        epoch: the epoch, from 0.
+        position: of its first sample, in the order of the epoch.
+        end: the position after it.
+        ends_epoch: it is the last batch of the epoch.
+        part_items: the items of each of several losses, of which `items` is the sum.
+        after_spike: it has no micro-batches, because it follows a loss spike.
     """
 
     micro_batches: tuple[MicroBatch, ...]

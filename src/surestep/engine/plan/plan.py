@@ -139,7 +139,11 @@ class Plan:
         raise AttributeError(f"A Plan cannot be changed. Use plan.replace({name}=...).")
 
     def replace(self, **values: Any) -> "Plan":
-        """Return a Plan with other values of some attributes; reasons stay as they are."""
+        """Return a Plan with other values of some attributes; reasons stay as they are.
+
+        Args:
+            values: the new values by attribute.
+        """
         changed = copy(self)
         assert values.keys() <= changed.__dict__.keys(), values
         changed.__dict__.update(values)
@@ -150,7 +154,11 @@ class Plan:
         return self.replace(parallel_ranks=1, parallel_rank=0, limit_val_batches=None)
 
     def list_not_checked(self, notes: Mapping[str, str]) -> "Plan":
-        """Return the Plan with a row for what could not be checked, each with its reason."""
+        """Return the Plan with a row for what could not be checked.
+
+        Args:
+            notes: why, by what was not checked.
+        """
         if not notes:
             return self
         reason = "; ".join(f"{what}: {why}" for what, why in notes.items())
@@ -158,7 +166,11 @@ class Plan:
         return self.replace(decisions=(*self.decisions, row))
 
     def reason(self, option: str) -> str:
-        """Return why `option` ("optim.lr") was decided as it was."""
+        """Return why an option was decided as it was.
+
+        Args:
+            option: its full name, such as "optim.lr".
+        """
         return next(found.reason for found in self.decisions if found.option == option)
 
     def relevant(self) -> tuple[ResolvedOption, ...]:

@@ -47,12 +47,24 @@ def skipped_step(result: StepResult, batch: Batch) -> SkippedStep:
 
 @dataclass(frozen=True)
 class LogPoint:
-    """Values of the steps since the last log point: a list entry for each step.
+    """Values of the steps since the last log point, on the host.
 
-    `loss` and `grad_norm` are None for a step without items. `data_wait_s` is the part of `seconds`
-    in which the loop waited for data; `progress_before` is that before each step; `skips` are the
-    steps that updated nothing, as far as the host knew. With `logging.per_layer`, `layers` has the
-    norms of each layer at one of the steps; None if no step was measured.
+    Attributes:
+        first_step: the first of these steps, from 1.
+        epoch: the epoch of the last of them, from 0.
+        loss: the loss of each step; None for a step without items.
+        grad_norm: the norm of all gradients of each step before clipping; None likewise.
+        lr: the learning rate of the first parameter group in each step.
+        logged: what the Task logged, by name, for each step; None where it logged nothing.
+        samples: samples of all ranks in these steps.
+        items: items of all ranks that the losses are means over.
+        seconds: the time that the steps took.
+        data_wait_s: the part of it in which the loop waited for data.
+        progress: the progress after the last step.
+        progress_before: the progress before each step.
+        skips: the steps that updated nothing, as far as the host knew.
+        layers: with `logging.per_layer`, the norms of each layer at one of the steps; None if no
+            step was measured.
     """
 
     first_step: int
