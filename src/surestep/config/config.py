@@ -5,19 +5,33 @@ each option means; the rules in `engine/rules/` decide the options that are not 
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from functools import cache
 from operator import attrgetter
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from surestep.base.errors import ConfigError, suggest_names
 from surestep.base.plugins import OPTIONS, plugin_names
+from surestep.config.annotations import (
+    AnyDevice,
+    AnyDtype,
+    ClockInterval,
+    Flag,
+    Group,
+    Number,
+    Off,
+    Option,
+    Real,
+    Word,
+)
 from surestep.config.doctor import Doctor
-from surestep.config.group import MAIN, ConfigGroup, Locations, placed
+from surestep.config.group import MAIN, ConfigGroup, Locations, declare_group, placed
 from surestep.config.groups import Average, Checkpoint, Data, EarlyStop, Logging, Scaler, Validation
-from surestep.config.not_set import NOT_SET, NotSet
+from surestep.config.not_set import NOT_SET
 from surestep.config.optim import Optim
 from surestep.config.option import (
     BATCHES,
@@ -92,80 +106,80 @@ class Config(PluginOptions):
         NOT_SET
     """
 
-    epochs: Positive | NotSet = option(
+    epochs: Number[Positive] = option(
         "Number of passes over the training data; may be a fraction.", resume=LENGTH
     )
-    max_steps: Count | NotSet = option(
+    max_steps: Number[Count] = option(
         "Number of optimizer steps to train for, instead of epochs.", resume=LENGTH
     )
-    limit_train_batches: Count | NotSet | None = option(
+    limit_train_batches: Number[Count | None] = option(
         "Train on only the first n batches of each epoch, for a trial run.",
         resume=BATCHES,
         default=(None, "not set: all of the data"),
     )
-    limit_val_batches: Count | NotSet | None = option(
+    limit_val_batches: Number[Count | None] = option(
         "Evaluate on only the first n batches of each validation set.",
         resume=blocked("the best metric so far was measured on other samples"),
         requires={VAL_DATA: ON},
         default=(None, "not set: all of the data"),
     )
-    max_time: Clock | NotSet | None = option(
+    max_time: ClockInterval[Clock | None] = option(
         "Save and stop after this time ('110 minutes'); run the same command to resume.",
         resume=ENDING,
         default=(None, "not set: no limit"),
     )
-    batch_size: Count | NotSet = option(
+    batch_size: Number[Count] = option(
         "Samples per optimizer step, summed over all ranks.", resume=BATCHES
     )
-    micro_batch_size: Count | NotSet = option(
+    micro_batch_size: Number[Count] = option(
         "Samples per forward pass on one rank; changes the update only with BatchNorm or dropout.",
         resume=not_bitwise("sums and dropout are computed over other micro-batches"),
     )
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | NotSet = option(
+    seed: Number[Annotated[int, Field(ge=0, lt=2**63)]] = option(
         "Seed for weights, data order, augmentation and dropout.",
         resume=blocked("data order, augmentation and dropout would be drawn again"),
         default=(0, "not set: every run starts from the same seed"),
     )
-    deterministic: bool | NotSet = option(
+    deterministic: Flag = option(
         "Use only deterministic torch algorithms (slower on a GPU).",
         resume=KERNELS,
         default=(False, "torch's default; True is slower on a GPU"),
     )
-    device: str | NotSet = option(
+    device: Option[str, AnyDevice] = option(
         "Device to train on: cpu, cuda, cuda:1, mps, ...",
         resume=not_bitwise("different devices round differently"),
     )
-    precision: Precision | NotSet = option(
+    precision: Option[Precision, AnyDtype] = option(
         "fp32, tf32, bf16, fp16, or auto: bf16 if the GPU supports it natively.", resume=DIGITS
     )
-    max_grad_norm: Positive | Literal["off"] | NotSet | None = option(
+    max_grad_norm: Number[Positive | Literal["off"] | None] = option(
         "Clip the norm of all gradients to this value; off only measures the norm.",
         resume=UPDATE,
         excludes=("clip_value",),
     )
-    clip_value: Positive | NotSet | None = option(
+    clip_value: Number[Positive | None] = option(
         "Clip each gradient element to this absolute value, instead of the norm.",
         resume=UPDATE,
         default=(None, "not set: single elements are not clipped"),
     )
-    on_nonfinite: Literal["raise", "skip"] | NotSet = option(
+    on_nonfinite: Word[Literal["raise", "skip"]] = option(
         "What to do if a loss or gradient is not finite: raise ends the run, skip skips the step.",
         resume=NONFINITE,
         default=("raise", "a loss or gradient that is not finite ends the run with an error"),
     )
-    max_nonfinite_steps: Whole | NotSet = option(
+    max_nonfinite_steps: Number[Whole] = option(
         "Number of steps that on_nonfinite='skip' may skip before the run fails.",
         resume=NONFINITE,
         requires={"on_nonfinite": "skip"},
         default=(100, "after 100 skipped steps the cause is not one bad batch"),
     )
-    on_spike: Literal["warn", "rollback", "off"] | NotSet = option(
+    on_spike: Option[Literal["warn", "rollback", "off"], Off] = option(
         "What to do if the loss is far above the recent losses: warn reports it, "
         "rollback returns to the checkpoint before it and skips that range of "
         "data.",
         resume=SPIKE,
     )
-    max_rollbacks: Count | NotSet = option(
+    max_rollbacks: Number[Count] = option(
         "Maximum number of rollbacks of on_spike='rollback'.",
         resume=SPIKE,
         requires={"on_spike": "rollback"},
@@ -174,72 +188,74 @@ class Config(PluginOptions):
             "3 rollbacks skip 8, 16 and 32 steps; then the data is not the cause",
         ),
     )
-    exclude_samples: SamplesOrFile | NotSet | None = option(
+    exclude_samples: Option[SamplesOrFile | None, int | Path | Iterable[int]] = option(
         "Training samples to exclude: a list of indices, or a file such as a run's skipped.json.",
         resume=blocked("other samples would be excluded than so far"),
         requires={INDICES: ON},
     )
-    activation_checkpointing: Recomputed | NotSet = option(
+    activation_checkpointing: Option[Recomputed, bool | Off] = option(
         "Recompute activations in the backward pass to save memory: off, on, "
         "'every 2' blocks, or module names such as 'encoder.layers.*'.",
         resume=KERNELS,
         default=("off", "activations stay in memory: computing them again takes time"),
     )
-    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] | NotSet = option(
-        "Mode of torch.compile, or off.",
-        resume=KERNELS,
-        default=("off", "not set: compiling takes minutes before it saves time"),
+    compile: Option[Literal["off", "default", "reduce-overhead", "max-autotune"], bool | Off] = (
+        option(
+            "Mode of torch.compile, or off.",
+            resume=KERNELS,
+            default=("off", "not set: compiling takes minutes before it saves time"),
+        )
     )
-    compile_blocks: bool | NotSet = option(
+    compile_blocks: Flag = option(
         "Compile each block of the model separately, which starts faster.",
         resume=KERNELS,
         requires={"compile": ON, BLOCKS: ON},
         default=(False, "the full model at once: more operations can be fused"),
     )
-    channels_last: bool | NotSet = option(
+    channels_last: Flag = option(
         "Use the channels-last memory format for images and convolutions.",
         resume=KERNELS,
         requires={CONVOLUTIONS: ON},
         default=(False, "torch's default; often faster on a GPU in half precision: measure"),
     )
-    matmul_precision: Literal["highest", "high", "medium"] | NotSet = option(
+    matmul_precision: Word[Literal["highest", "high", "medium"]] = option(
         "Precision of fp32 matrix products, as torch.set_float32_matmul_precision takes it.",
         resume=DIGITS,
     )
-    cudnn_benchmark: bool | NotSet = option(
+    cudnn_benchmark: Flag = option(
         "Benchmark cuDNN's algorithms for each new input shape.",
         resume=KERNELS,
         requires={"device": "cuda"},
         excludes=("deterministic",),
         default=(False, "the algorithm it finds may differ in each run, and so the last digits"),
     )
-    sdpa_backend: Literal["auto", "flash", "efficient", "cudnn", "math"] | NotSet = option(
+    sdpa_backend: Word[Literal["auto", "flash", "efficient", "cudnn", "math"]] = option(
         "Backend of scaled_dot_product_attention; auto leaves the choice to torch.",
         resume=KERNELS,
         default=("auto", "torch chooses by shape and type; the line below the memory names it"),
     )
-    cpu_allocator: Literal["auto", "huge_pages", "retain", "default"] | NotSet = option(
+    cpu_allocator: Word[Literal["auto", "huge_pages", "retain", "default"]] = option(
         "How the CPU allocator keeps freed memory: retain keeps it in the process "
         "(glibc malloc), huge_pages also uses huge pages, default changes "
         "nothing, auto takes the best that the machine supports.",
         resume=safe("it sets when freed memory is reused, not what is computed"),
     )
-    profile: Steps | NotSet | None = option(
+    profile: Option[Steps | None, Sequence[int] | Off] = option(
         "Steps to record with torch's profiler: '10:15'.",
         resume=DISPLAY,
         default=(None, "not set: no step is profiled"),
     )
-    optim: Optim = Optim()
-    schedule: Schedule = Schedule()
-    scaler: Scaler = Scaler()
-    data: Data = Data()
-    validation: Validation = Validation()
-    early_stop: EarlyStop = EarlyStop()
-    average: Average = Average()
-    checkpoint: Checkpoint = Checkpoint()
-    parallel: Parallel = Parallel()
-    logging: Logging = Logging()
-    doctor: Doctor = Doctor()
+    optim: Group[Optim, str | type] = declare_group(Optim)
+    schedule: Group[Schedule, str | type] = declare_group(Schedule)
+    scaler: Group[Scaler, None] = declare_group(Scaler)
+    data: Group[Data, None] = declare_group(Data)
+    validation: Group[Validation, Real | Off] = declare_group(Validation)
+    early_stop: Group[EarlyStop, Real | Off] = declare_group(EarlyStop)
+    average: Group[Average, str | Off] = declare_group(Average)
+    checkpoint: Group[Checkpoint, Real | timedelta | Off] = declare_group(Checkpoint)
+    parallel: Group[Parallel, str] = declare_group(Parallel)
+    logging: Group[Logging, Real | timedelta | Off] = declare_group(Logging)
+    doctor: Group[Doctor, None] = declare_group(Doctor)
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:

@@ -1,12 +1,12 @@
 """Options of the rules that check a run: which are ignored, and when a command fails."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
+from surestep.config.annotations import Option, Word
 from surestep.config.group import ConfigGroup
-from surestep.config.not_set import NotSet
 from surestep.config.option import DISPLAY, ResumeEffect, option
 
 _FORM = "write the code of a rule and the reason, such as SS117='we clip on purpose'"
@@ -44,15 +44,17 @@ class Doctor(ConfigGroup):
 
     prefix: ClassVar[str] = "doctor."
     resume: ClassVar[ResumeEffect] = DISPLAY
-    ignore: Annotated[tuple[str, ...], BeforeValidator(_texts)] | NotSet = option(
+    ignore: Option[
+        Annotated[tuple[str, ...], BeforeValidator(_texts)], str | Sequence[str] | Mapping[str, str]
+    ] = option(
         "Rules not to check, with the reason for each: SS117='we clip on purpose'.",
         default=((), "not set: all rules are checked"),
     )
-    fail_on: Literal["error", "warning", "never"] | NotSet = option(
+    fail_on: Word[Literal["error", "warning", "never"]] = option(
         "Exit code 1 of the command if there is a finding of this severity, or a worse one.",
         default=("never", "not set: findings do not change the exit code"),
     )
-    check_data: Literal["sample", "all", "off"] | NotSet = option(
+    check_data: Word[Literal["sample", "all", "off"]] = option(
         "Check the data before training: sample reads for about a second, all reads every sample.",
         default=("sample", "not set: samples that are spread over the data are read"),
     )

@@ -118,6 +118,11 @@ class ConfigGroup(BaseModel):
         cls.__doc__ = "\n".join([cleandoc(cls.__doc__ or ""), "", "Options:", *texts])
 
 
+def declare_group(group: type[ConfigGroup]) -> Any:
+    """Declare an attribute of the Config: a group of options, of which none is set."""
+    return group()
+
+
 class _Kind(NamedTuple):
     """What the type of an option says about its values.
 

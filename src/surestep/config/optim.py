@@ -3,15 +3,16 @@
 `engine/optim/registry.py` says which option belongs to which optimizer, and its default.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
 from surestep.base.plugins import OPTIMIZERS, plugin_names
+from surestep.config.annotations import Flag, Number, Off, Option, Real, Several, Word
 from surestep.config.group import ConfigGroup
-from surestep.config.not_set import NotSet
 from surestep.config.option import INITIAL, KERNELS, UPDATE, ResumeEffect, incompatible, option
-from surestep.config.param_groups import Groups
+from surestep.config.param_groups import AnyParamGroup, Groups
 from surestep.config.types import Count, NotNegative, Positive, Share, Whole
 
 # Options that are not an optimizer's own.
@@ -49,98 +50,96 @@ class Optim(ConfigGroup):
 
     prefix: ClassVar[str] = "optim."
     resume: ClassVar[ResumeEffect] = UPDATE
-    name: Name | NotSet = option(
+    name: Option[Name, type] = option(
         "Optimizer; docs/optimizers.md says what each is for. A Task may bring its own instead.",
         resume=incompatible("the state of one optimizer does not fit another"),
     )
-    lr: Positive | NotSet = option("Peak learning rate.")
-    weight_decay: NotNegative | NotSet = option(
+    lr: Number[Positive] = option("Peak learning rate.")
+    weight_decay: Number[NotNegative] = option(
         "Weight decay; not applied to biases, normalization and embeddings."
     )
-    implementation: Literal["auto", "fused", "foreach", "for_loop"] | NotSet = option(
+    implementation: Word[Literal["auto", "fused", "foreach", "for_loop"]] = option(
         "fused: one kernel; foreach: one kernel per operation; for_loop: one "
         "tensor after another; auto: the first that torch supports.",
         resume=KERNELS,
     )
-    betas: tuple[Share, Share] | NotSet = option(
+    betas: Several[tuple[Share, Share]] = option(
         "Adam and its variants: decay rates of the two moments."
     )
-    eps: Eps | NotSet = option(
+    eps: Option[Eps, Real | Sequence[float | None]] = option(
         "Term added to the denominator; Adafactor takes two values (the first may be none)."
     )
-    momentum: Share | NotSet = option("SGD, RMSprop, Muon: momentum.")
-    dampening: Annotated[float, Field(ge=0, le=1)] | NotSet = option(
+    momentum: Number[Share] = option("SGD, RMSprop, Muon: momentum.")
+    dampening: Number[Annotated[float, Field(ge=0, le=1)]] = option(
         "SGD: share by which a gradient is reduced before it is added to the momentum."
     )
-    nesterov: bool | NotSet = option("SGD, Muon: use Nesterov momentum.")
-    amsgrad: bool | NotSet = option("Adam, AdamW: divide by the largest second moment so far.")
-    decoupled_weight_decay: bool | NotSet = option(
+    nesterov: Flag = option("SGD, Muon: use Nesterov momentum.")
+    amsgrad: Flag = option("Adam, AdamW: divide by the largest second moment so far.")
+    decoupled_weight_decay: Flag = option(
         "Adam, NAdam, RAdam: decouple weight decay, as AdamW does."
     )
-    momentum_decay: NotNegative | NotSet = option(
+    momentum_decay: Number[NotNegative] = option(
         "NAdam: rate at which the momentum grows with the steps."
     )
-    alpha: NotNegative | NotSet = option(
+    alpha: Number[NotNegative] = option(
         "RMSprop: decay rate of the squared gradients. ASGD: power of the learning rate."
     )
-    centered: bool | NotSet = option("RMSprop: divide by the variance instead of the mean square.")
-    rho: Share | NotSet = option("Adadelta: decay rate of the squared gradients.")
-    lr_decay: NotNegative | NotSet = option(
+    centered: Flag = option("RMSprop: divide by the variance instead of the mean square.")
+    rho: Number[Share] = option("Adadelta: decay rate of the squared gradients.")
+    lr_decay: Number[NotNegative] = option(
         "Adagrad: multiply the learning rate by 1 / (1 + steps * lr_decay)."
     )
-    initial_accumulator_value: NotNegative | NotSet = option(
+    initial_accumulator_value: Number[NotNegative] = option(
         "Adagrad: initial value of the sum of squares.", resume=INITIAL
     )
-    lambd: NotNegative | NotSet = option("ASGD: decay of the weights.")
-    t0: NotNegative | NotSet = option("ASGD: step at which averaging of the weights starts.")
-    etas: tuple[Share, Annotated[float, Field(gt=1)]] | NotSet = option(
+    lambd: Number[NotNegative] = option("ASGD: decay of the weights.")
+    t0: Number[NotNegative] = option("ASGD: step at which averaging of the weights starts.")
+    etas: Several[tuple[Share, Annotated[float, Field(gt=1)]]] = option(
         "Rprop: factors that decrease and increase a step size."
     )
-    step_sizes: tuple[Positive, Positive] | NotSet = option(
+    step_sizes: Several[tuple[Positive, Positive]] = option(
         "Rprop: smallest and largest step size."
     )
-    beta2_decay: Annotated[float, Field(le=0)] | NotSet = option(
+    beta2_decay: Number[Annotated[float, Field(le=0)]] = option(
         "Adafactor: exponent of the decay of the squared gradients."
     )
-    d: Annotated[float, Field(ge=1)] | NotSet = option(
+    d: Number[Annotated[float, Field(ge=1)]] = option(
         "Adafactor: clip the root mean square of an update to this value."
     )
-    max_iter: Count | NotSet = option("L-BFGS: maximum number of iterations per step.")
-    max_eval: Count | NotSet = option(
-        "L-BFGS: maximum number of evaluations of the batch per step."
-    )
-    tolerance_grad: NotNegative | NotSet = option(
+    max_iter: Number[Count] = option("L-BFGS: maximum number of iterations per step.")
+    max_eval: Number[Count] = option("L-BFGS: maximum number of evaluations of the batch per step.")
+    tolerance_grad: Number[NotNegative] = option(
         "L-BFGS: end the step when no gradient is larger than this."
     )
-    tolerance_change: NotNegative | NotSet = option(
+    tolerance_change: Number[NotNegative] = option(
         "L-BFGS: end the step when loss and weights change by less than this."
     )
-    history_size: Count | NotSet = option("L-BFGS: number of past updates to keep.")
-    line_search_fn: Literal["strong_wolfe"] | NotSet | None = option(
+    history_size: Number[Count] = option("L-BFGS: number of past updates to keep.")
+    line_search_fn: Option[Literal["strong_wolfe"] | None, Off] = option(
         "L-BFGS: line search, by the strong Wolfe conditions, or none."
     )
-    ns_coefficients: tuple[Finite, Finite, Finite] | NotSet = option(
+    ns_coefficients: Several[tuple[Finite, Finite, Finite]] = option(
         "Muon: coefficients of the Newton-Schulz iteration."
     )
-    ns_steps: Annotated[Whole, Field(lt=100)] | NotSet = option(
+    ns_steps: Number[Annotated[Whole, Field(lt=100)]] = option(
         "Muon: number of Newton-Schulz iterations."
     )
-    adjust_lr_fn: Literal["original", "match_rms_adamw"] | NotSet = option(
+    adjust_lr_fn: Word[Literal["original", "match_rms_adamw"]] = option(
         "Muon: how the learning rate depends on the shape of a matrix."
     )
-    adamw_lr: Positive | NotSet = option(
+    adamw_lr: Number[Positive] = option(
         "Muon, SparseAdam: peak learning rate of AdamW for the other parameters."
     )
-    min_8bit_size: Whole | NotSet = option(
+    min_8bit_size: Number[Whole] = option(
         "8-bit AdamW: tensors with fewer values keep 32-bit moments.", resume=INITIAL
     )
-    groups: Groups | NotSet = option(
+    groups: Option[Groups, AnyParamGroup | Sequence[AnyParamGroup]] = option(
         "Learning rate, weight decay and freezing by name pattern: 'head.* "
         "lr=1e-3', 'type:LayerNorm decay=0', 'encoder.* freeze'; later groups "
         "win.",
         default=((), "not set: all parameters have the same options"),
     )
-    layerwise_lr_decay: Annotated[float, Field(gt=0, le=1)] | NotSet | None = option(
+    layerwise_lr_decay: Number[Annotated[float, Field(gt=0, le=1)] | None] = option(
         "Each layer gets the learning rate of the layer above it times this factor.",
         default=(None, "not set: one learning rate for all layers"),
     )

@@ -147,4 +147,5 @@ def _one(value: Any) -> ParamGroup:
     return ParamGroup(pattern, **options)
 
 
+AnyParamGroup = str | ParamGroup | Mapping[str, Any]
 Groups = Annotated[tuple[str, ...], BeforeValidator(_texts)]

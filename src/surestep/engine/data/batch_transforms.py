@@ -180,7 +180,7 @@ class Cutmix(MixTransform):
         return map_tensors(inputs, paste), self.mix_targets(inputs, targets, partner, share)
 
 
-def mixup(alpha: float = 0.2, *, classes: int | None = None) -> MixTransform:
+def mixup(alpha: float = 0.2, *, classes: int | None = None) -> Mixup:
     """Return the transform x = s x_i + (1 - s) x_j, y = s y_i + (1 - s) y_j.
 
     One share s per batch is drawn from Beta(alpha, alpha), and one partner j per sample. If targets
@@ -197,7 +197,7 @@ def mixup(alpha: float = 0.2, *, classes: int | None = None) -> MixTransform:
     return Mixup(alpha, classes)
 
 
-def cutmix(alpha: float = 1.0, *, classes: int | None = None) -> MixTransform:
+def cutmix(alpha: float = 1.0, *, classes: int | None = None) -> Cutmix:
     """Return a transform that pastes a rectangle of another image into each image.
 
     The rectangle has 1 - s of the area, with s from Beta(alpha, alpha), around a uniformly drawn
