@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from surestep.base.secrets import describe_error
 from surestep.record.checkpoint.discovery import checkpoint_name
@@ -64,6 +65,7 @@ class Delivery:
             record = read_json(self._record_path, TRACKER)
         self.offset: int = 0 if from_start else record["offset"]
         self._state: dict[str, Any] = record["state"]
+        self._key: str | None = record.get("key")
 
     @property
     def pending(self) -> bool:
@@ -87,6 +89,9 @@ class Delivery:
             self.tracker.close()
 
     def _start(self) -> None:
+        if self._key is None:
+            self._key = uuid4().hex
+            self._record()  # before the tracker creates anything with it
         options = read_json(self.folder / "plan.json", PLAN)
         config = read_json(self.folder / "config.json", CONFIG)
         task = config.get("task", {})
@@ -95,6 +100,7 @@ class Delivery:
             name=self.folder.resolve().name,
             options=options | {f"task.{name}": value for name, value in task.items()},
             environment=read_json(self.folder / "environment.json", ENVIRONMENT),
+            key=self._key,
             state=self._state,
             study=config.get("study"),
             load_model=self._load_model if self.tracker.uses_model else None,
@@ -149,7 +155,8 @@ class Delivery:
         with self._lock:
             if not self._is_abandoned:
                 self._record_path.parent.mkdir(exist_ok=True)
-                write_json(self._record_path, {"offset": self.offset, "state": self._state})
+                record = {"offset": self.offset, "state": self._state, "key": self._key}
+                write_json(self._record_path, record)
 
 
 class Follower:

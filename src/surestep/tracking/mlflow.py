@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ from surestep.engine.value import number
 from surestep.record.run import Run
 from surestep.tracking.checkpoint_copy import copy_checkpoint, describe_checkpoint
 from surestep.tracking.mlflow_model import log_model
+from surestep.tracking.mlflow_once import KEY, create_once
 from surestep.tracking.mlflow_registry import Score, register_version
 from surestep.tracking.mlflow_store import create_store, explain_half_created
 from surestep.tracking.mlflow_study import PARENT, STUDY, find_parent, finish_parent
@@ -40,21 +42,37 @@ class MLflowTracker(Tracker):
 
     def start(self, run: TrackedRun) -> Mapping[str, Any]:
         """Create the MLflow run, or open the one of this run folder."""
-        (self._client, experiment), self._run = _connect(), run
+        (self._client, self._experiment), self._run = _connect(), run
         self._run_id = run.state.get("run_id", self._run_id)
         if self._run_id is None:
-            created = self._client.create_run(experiment, run_name=run.name)
-            self._run_id = created.info.run_id
+            self._run_id = self._create_run()
         if run.study is not None:
             self._client.set_tag(self._run_id, STUDY, run.study)
-            self._client.set_tag(
-                self._run_id, PARENT, find_parent(self._client, experiment, run.study)
-            )
+            parent = find_parent(self._client, self._experiment, run.study)
+            self._client.set_tag(self._run_id, PARENT, parent)
         if run.state:
             self._client.update_run(self._run_id, status="RUNNING")
         else:
             self._describe(run)
         return {"run_id": self._run_id}
+
+    def _create_run(self) -> str:
+        """Return the id of the MLflow run with our key, which is created if there is none."""
+        tags = {KEY: self._run.key}
+        create = partial(
+            self._client.create_run, self._experiment, run_name=self._run.name, tags=tags
+        )
+        return str(create_once(self._search_runs, create, self._delete_double).info.run_id)
+
+    def _search_runs(self) -> list[Any]:
+        """Return the MLflow runs with our key, those that have metrics first."""
+        where = f"tags.`{KEY}` = '{self._run.key}'"
+        found = self._client.search_runs([self._experiment], where)
+        return sorted(found, key=lambda run: (not run.data.metrics, run.info.start_time))
+
+    def _delete_double(self, run: Any) -> None:
+        if run.info.run_id != self._run_id and not run.data.metrics:
+            self._client.delete_run(run.info.run_id)
 
     def _describe(self, run: TrackedRun) -> None:
         """Log what does not change: options, environment, and the files that have both."""
@@ -143,6 +161,8 @@ class MLflowTracker(Tracker):
             if self._run.options.get("logging.mlflow_model") != "off":
                 self._log_model(best.path.name, best.step, best.metrics)
         self._client.set_tag(self._run_id, "surestep.reason", summary.get("reason", "")[:_LONGEST])
+        for run in self._search_runs():  # a slow server can have created a double since
+            self._delete_double(run)
         self._client.set_terminated(self._run_id, _STATUS.get(status, "FAILED"))
 
     def _log_model(self, checkpoint: str, step: int, metrics: Mapping[str, Any]) -> None:
@@ -150,16 +170,20 @@ class MLflowTracker(Tracker):
         assert self._run_id is not None
         logged, _, uri = self._tags().get(_MODEL, "").partition(" ")
         if logged != checkpoint:
-            as_program = self._run.options.get("logging.mlflow_model") == "program"
             model = log_model(
-                self._client, self._run, self._run_id, step=step, as_program=as_program
+                self._client,
+                self._run,
+                self._run_id,
+                step=step,
+                metrics=map(_key, metrics),
+                program=self._run.options.get("logging.mlflow_model") == "program",
             )
             uri = model.uri
-            self._client.set_tag(self._run_id, _MODEL, f"{checkpoint} {uri}")
             if model.why_weights:
                 self._client.set_tag(
                     self._run_id, "surestep.model_is_weights", model.why_weights[:_LONGEST]
                 )
+            self._client.set_tag(self._run_id, _MODEL, f"{checkpoint} {uri}")
         if (name := self._run.options.get("logging.mlflow_registered_model")) is not None:
             register_version(
                 self._client,

@@ -2,14 +2,16 @@
 
 import inspect
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surestep.base.errors import SurestepError
 from surestep.base.secrets import describe_error
 from surestep.record.run import Run
+from surestep.tracking.mlflow_once import KEY, create_once
 from surestep.tracking.tracker import TrackedRun
 
 if TYPE_CHECKING:
@@ -30,28 +32,66 @@ class LoggedModel(NamedTuple):
 
 
 def log_model(
-    client: Any, run: TrackedRun, run_id: str, *, step: int, as_program: bool
+    client: Any, run: TrackedRun, run_id: str, *, step: int, metrics: Iterable[str], program: bool
 ) -> LoggedModel:
     """Log the best checkpoint of a run as a model of its MLflow run, with its signature.
 
     A program is written by torch.export, with MLflow's flavor for PyTorch, and loaded by
-    `mlflow.pytorch.load_model`. Neither uses pickle. If the model cannot be exported, and if
-    `as_program` is False, the model has the weights, for `Run(...)` or safetensors.
+    `mlflow.pytorch.load_model`. Neither uses pickle. If the model cannot be exported, and without
+    `program`, the model has the weights, for `Run(...)` or safetensors.
 
     Args:
         client: of MLflow.
         run: the run.
         run_id: of the MLflow run.
         step: of the best checkpoint.
-        as_program: try to export the program.
+        metrics: names in MLflow of the metrics of this checkpoint.
+        program: try to export the program.
     """
     from mlflow.models import Model
 
-    flavor = _Flavor(run, as_program)
-    experiment = client.get_run(run_id).info.experiment_id
-    model_id = client.create_logged_model(experiment, NAME, run_id).model_id
-    Model.log(None, flavor, run_id=run_id, model_id=model_id, step=step)
+    flavor = _Flavor(run, run_id, program)
+    found = client.get_run(run_id)
+    model_id = _create_model(client, found.info, step)
+    _link_model(client, found, model_id, step, metrics)
+    Model.log(None, flavor, model_id=model_id)
     return LoggedModel(f"models:/{model_id}", flavor.why_weights)
+
+
+def _link_model(client: Any, run: Any, model_id: str, step: int, metrics: Iterable[str]) -> None:
+    """Link a model to its run, and the metrics of its step to the model.
+
+    Model.log would read all values of all metrics of the run, and fail if the model is linked.
+    """
+    from mlflow.entities import LoggedModelOutput, Metric
+
+    linked = () if run.outputs is None else run.outputs.model_outputs
+    if all(output.model_id != model_id for output in linked):
+        client.log_outputs(run.info.run_id, [LoggedModelOutput(model_id, step=step)])
+    values = [
+        Metric(found.key, found.value, found.timestamp, found.step, model_id=model_id)
+        for name in metrics
+        for found in client.get_metric_history(run.info.run_id, name)
+        if found.step == step
+    ]
+    client.log_batch(run.info.run_id, metrics=values)
+
+
+def _create_model(client: Any, run: Any, step: int) -> str:
+    """Return the id of the logged model of a checkpoint, which is created if there is none."""
+    key = f"{run.run_id}-{step}"
+
+    def search() -> list[Any]:
+        found = client.search_logged_models([run.experiment_id], f"tags.`{KEY}` = '{key}'")
+        return sorted(found, key=lambda model: (model.creation_timestamp, model.model_id))
+
+    def delete(double: Any) -> None:
+        client.delete_logged_model(double.model_id)
+
+    create = partial(
+        client.create_logged_model, run.experiment_id, NAME, run.run_id, tags={KEY: key}
+    )
+    return str(create_once(search, create, delete).model_id)
 
 
 class _Flavor:
@@ -59,12 +99,13 @@ class _Flavor:
 
     __name__ = "surestep"
 
-    def __init__(self, run: TrackedRun, as_program: bool) -> None:
-        self.run = run
-        self.why_weights = "" if as_program else "logging.mlflow_model='weights'"
+    def __init__(self, run: TrackedRun, run_id: str, program: bool) -> None:
+        self.run, self._run_id = run, run_id
+        self.why_weights = "" if program else "logging.mlflow_model='weights'"
 
     def save_model(self, path: str, mlflow_model: Any, **options: Any) -> None:
         """Write the model to a new folder."""
+        mlflow_model.run_id = self._run_id
         mlflow_model.signature = _signature(self.run)
         before = dict(vars(mlflow_model))
         if not self.why_weights:

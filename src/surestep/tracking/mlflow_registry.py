@@ -3,6 +3,8 @@
 import math
 from typing import Any, Literal, NamedTuple
 
+from surestep.tracking.mlflow_once import create_once
+
 CHAMPION = "champion"
 METRIC, MODE, VALUE = "surestep.metric", "surestep.mode", "surestep.value"
 _MARK = "surestep.champion"  # "moving" while a version becomes the champion, then "moved"
@@ -41,19 +43,22 @@ def register_version(
         score: of the version; without one, it never becomes the champion.
     """
     _create_registered_model(client, name)
-    known = [
-        version
-        for version in client.search_model_versions(f"run_id='{run_id}'")
-        if version.name == name and version.source == source
-    ]
-    if known:
-        number = str(known[0].version)
-    else:
+
+    def search() -> list[Any]:
+        versions = client.search_model_versions(f"run_id='{run_id}'")
+        known = [v for v in versions if v.name == name and v.source == source]
+        return sorted(known, key=lambda version: int(version.version))
+
+    def create() -> Any:
         tags = {} if score is None else _tags(score)
-        created = client.create_model_version(
+        return client.create_model_version(
             name, source, run_id, tags, model_id=model_id, await_creation_for=0
         )
-        number = str(created.version)
+
+    def delete(double: Any) -> None:
+        client.delete_model_version(name, str(double.version))
+
+    number = str(create_once(search, create, delete).version)
     if score is not None and not math.isnan(score.value):
         _move_champion(client, name, number, score)
     return number

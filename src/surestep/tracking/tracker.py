@@ -66,6 +66,8 @@ class TrackedRun:
         name: the name of that folder.
         options: every option with its value, by name, and the parameters of the recipe as "task.X".
         environment: versions, devices, git commit; the content of `environment.json`.
+        key: identifies the run for this tracker, also if `start` did not return, as in a process
+            that was killed. Store it in the service, and search for it before you create a run.
         state: what `start` returned for this run before; empty the first time.
         study: the name of the search that the run is a trial of; None if it is not one.
         load_model: returns a new model on the CPU, with the weights of the best checkpoint, in eval
@@ -76,6 +78,7 @@ class TrackedRun:
     name: str
     options: Mapping[str, Any]
     environment: Mapping[str, Any]
+    key: str
     state: Mapping[str, Any] = field(default_factory=dict)
     study: str | None = None
     load_model: Callable[[], "nn.Module"] | None = None

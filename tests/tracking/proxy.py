@@ -1,0 +1,88 @@
+"""A proxy on loopback before a server: it can lose answers, delay them, or not answer at all."""
+
+import http.client
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+_OF_A_CONNECTION = {"connection", "transfer-encoding", "content-length"}
+_NUMBERS = re.compile(r"m-[0-9a-f]{32}|[0-9a-f]{32}|(?<=/artifacts/)\d+(?=/)")
+
+
+class Proxy:
+    """What happens to the requests that a proxy passes on.
+
+    Attributes:
+        url: of the proxy.
+        lost: kinds of requests whose next answer is lost: the server does what it is asked, and
+            the connection closes without an answer.
+        delay_s: before each answer.
+        is_hanging: requests are read, and get no answer until this is False.
+        requests: the kind of each request, such as "POST /api/2.0/mlflow/runs/create".
+    """
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self.lost: list[str] = []
+        self.delay_s = 0.0
+        self.is_hanging = False
+        self.requests: list[str] = []
+
+
+@contextmanager
+def proxy_of(url: str) -> Iterator[Proxy]:
+    """Run a proxy of a server in threads."""
+    ended = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _pass_on(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            kind = f"{self.command} {_NUMBERS.sub('*', urlsplit(self.path).path)}"
+            proxy.requests.append(kind)
+            while proxy.is_hanging and not ended.is_set():
+                time.sleep(0.05)
+            time.sleep(proxy.delay_s)
+            server = http.client.HTTPConnection(str(urlsplit(url).netloc), timeout=60)
+            try:
+                server.request(self.command, self.path, body, dict(self.headers))
+                answer = server.getresponse()
+                data = answer.read()
+            except OSError:
+                self.close_connection = True
+                return
+            finally:
+                server.close()
+            if kind in proxy.lost:
+                proxy.lost.remove(kind)
+                self.close_connection = True
+                return
+            self.send_response(answer.status)
+            for name, value in answer.getheaders():
+                if name.lower() not in _OF_A_CONNECTION:
+                    self.send_header(name, value)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            with suppress(OSError):  # the client has given up
+                self.wfile.write(data)
+
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _pass_on
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    proxy = Proxy(server.server_port)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    try:
+        yield proxy
+    finally:
+        ended.set()
+        server.shutdown()
+        server.server_close()
