@@ -293,3 +293,60 @@ def test_damaged_file_of_a_mirror_is_named_by_its_address(surestep, address, fol
     answer = surestep("diagnose", address)
     assert answer.code == 1
     assert f"{address}/status.json cannot be read: Expecting property name" in answer.err
+
+
+@pytest.fixture
+def model_file(surestep, recipe, folder):
+    """The last weights of a run of 6 steps; its folder is lost, and its mirror has step 3."""
+    answer = surestep("train", recipe(), "--run", "r", "--checkpoint.mirror", f"{folder}/mirror")
+    assert answer.code == 0, answer.err
+    last = Path("checkpoints", "step-00000006", "model.safetensors")
+    weights = (folder / "r" / last).read_bytes()
+    shutil.rmtree("r")
+    shutil.rmtree((folder / "mirror" / last).parent)
+
+    def check(run):
+        assert (run / last).read_bytes() == weights
+
+    return check
+
+
+@pytest.mark.parametrize("mirror", ["typed", "recorded", "none"])
+def test_copy_of_a_mirror_is_resumed_as_a_run_folder(surestep, model_file, folder, mirror):
+    shutil.copytree("mirror", "back")
+    given = {"typed": f"{folder}/mirror", "recorded": None, "none": "none"}[mirror]
+    answer = surestep("resume", "back", *(() if given is None else ("--checkpoint.mirror", given)))
+    assert answer.code == 0, answer.err
+    assert "Resuming back from step 3" in answer.err
+    model_file(folder / "back")
+    assert surestep("mirror", "push", "back").code == 0
+    model_file(folder / "mirror")
+
+
+def test_copy_of_a_mirror_on_another_machine_names_the_option_to_add(
+    surestep, model_file, folder, monkeypatch
+):
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state of another machine"))
+    shutil.copytree("mirror", "back")
+    shutil.rmtree("mirror")
+    answer = surestep("resume", "back")
+    assert answer.code == 2
+    assert f"surestep resume back --checkpoint.mirror {folder}/mirror" in answer.err
+    assert surestep("resume", "back", "--checkpoint.mirror", "none").code == 0
+    model_file(folder / "back")
+
+
+@pytest.mark.parametrize("is_train", [False, True], ids=["resume", "train"])
+@pytest.mark.parametrize("path", ["mirror", "{folder}/mirror", "link"])
+def test_path_of_a_mirror_is_used_as_its_address(
+    surestep, recipe, model_file, folder, path, is_train
+):
+    Path("link").symlink_to("mirror")
+    words = ("train", recipe(), "--run") if is_train else ("resume",)
+    answer = surestep(*words, path.format(folder=folder))
+    assert answer.code == 0, answer.err
+    assert f"Fetching the run and 1 checkpoint from file://{folder}/mirror into runs/" in answer.err
+    (run,) = Path("runs").iterdir()
+    model_file(run)
+    model_file(folder / "mirror")
+    assert not (folder / "mirror" / "lock").exists()

@@ -210,7 +210,7 @@ def test_start_that_fails_leaves_its_mirror_to_the_corrected_command(tmp_path: P
         with pytest.raises(CheckpointError, match="resume is 'must'"):
             surestep.prepare(task_of(), config, run=tmp_path / name, resume="must")
         assert (tmp_path / "mirror" / "mirror.json").is_file()
-    start(tmp_path, tmp_path / "run")
+    train(tmp_path, tmp_path / "run", mirror=tmp_path / "mirror")
     with pytest.raises(RunError, match="has another run already"):
         start(tmp_path, tmp_path / "other")
 

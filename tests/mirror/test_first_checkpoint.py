@@ -135,3 +135,23 @@ def test_run_that_was_saved_while_another_waited_is_not_replaced(address, monkey
     monkeypatch.setattr("surestep.mirror.owner._wait_for", end)
     with pytest.raises(RunError, match="has another run already"):
         train("two", address)
+
+
+def test_copy_of_a_mirror_without_a_checkpoint_begins_again(address):
+    plain = train("plain", max_steps=6)
+    shutil.rmtree(train_without_checkpoints(address))
+    shutil.copytree("mirror", "copy")  # with the files of a checkpoint, but no manifest
+    assert "step-00000006" in names(Path("copy"))
+    run = train("copy", max_steps=6)
+    assert last_weights(run) == last_weights(plain)
+    shutil.rmtree("copy/checkpoints")
+    with pytest.raises(CheckpointError, match="had checkpoints, and has none now"):
+        train("copy", max_steps=6)
+
+
+def test_copy_of_a_mirror_that_lost_its_checkpoints_is_rejected(address):
+    train("one", address, max_steps=6)
+    shutil.rmtree("mirror/checkpoints")
+    shutil.copytree("mirror", "copy")
+    with pytest.raises(CheckpointError, match="had checkpoints, and has none now"):
+        train("copy", max_steps=6)

@@ -201,6 +201,14 @@ def test_cache_folder_of_another_mirror_is_rejected(tmp_path, monkeypatch):
         train(address)
 
 
+def test_address_as_a_path_is_an_address_and_without_slashes_an_error(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert train(Path(f"file://{tmp_path}/mirror"), max_steps=3).path.parent == Path("runs")
+    with pytest.raises(ConfigError, match=r"two slashes after the colon.*: s3://bucket/run\."):
+        train("s3:bucket/run")
+    assert not Path("s3:bucket").exists()
+
+
 def test_address_and_another_mirror_are_rejected_together(tmp_path):
     with pytest.raises(ConfigError, match="a run has one mirror"):
         train(f"file://{tmp_path}/a", tmp_path / "b")

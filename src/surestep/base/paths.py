@@ -142,6 +142,8 @@ def check_mirror_address(text: str) -> str:
 def check_slashes(text: str) -> None:
     """Check that a text is not an address with less than two slashes after the colon.
 
+    `restore_address` restores what `Path` removed.
+
     Raises:
         ValueError: it is; or it has credentials, which the message does not quote.
     """

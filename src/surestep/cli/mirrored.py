@@ -8,7 +8,7 @@ from typing import NamedTuple
 from surestep.base.errors import ConfigError, RunError, SurestepError
 from surestep.base.paths import check_mirror_address, restore_address
 from surestep.base.secrets import describe_error
-from surestep.mirror.link import read_link
+from surestep.mirror.link import read_copied, read_link
 from surestep.mirror.open import explain, open_store
 from surestep.mirror.outline import open_outline, require_run
 from surestep.mirror.store import Store
@@ -52,10 +52,8 @@ def _check_not_run_folder(store: Store) -> None:
     """Reject the folder of a run that has a mirror: its own mirror.json names that mirror."""
     if store.local_path is None:
         return
-    try:
-        link = read_link(store.local_path)
-    except RunError:  # a mirror, whose mirror.json has other keys
-        return
+    is_mirror = read_copied(store.local_path) is not None
+    link = None if is_mirror else read_link(store.local_path)
     if link is not None:
         raise RunError(
             f"{store.local_path} is a run folder, not a mirror. Its mirror is {link.address}"

@@ -23,6 +23,7 @@ from surestep.cli.parse import parse_known, split_names
 from surestep.cli.stop import handle_late_signals
 from surestep.cli.train import report, train
 from surestep.engine.distributed.launcher_env import NPROC, read_launched
+from surestep.mirror.link import find_address
 from surestep.recipes.find import recipe_argument
 from surestep.record.run import Run
 
@@ -56,6 +57,7 @@ class Options:
 def run(words: list[str]) -> int:
     """Resume a run; print what `surestep train` prints."""
     parsed, unknown = parse_known(Options, words, "surestep resume")
+    parsed = replace(parsed, run=find_address(parsed.run) or parsed.run)
     if unknown:
         with _open_run(parsed.run) as folder:
             raise _reject_options(folder, parsed.run, shlex.join(unknown))

@@ -1,12 +1,20 @@
-"""mirror.json in a run folder: which run it is, its mirror, and what only the mirror has."""
+"""mirror.json in a run folder: which run it is, its mirror, and what only the mirror has.
+
+The file of this name in a mirror has the run and its writer. A copy of a mirror that another tool
+made is a run folder once a run is opened in it, and until then has that file.
+"""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
+from surestep.base.errors import RunError
+from surestep.base.paths import is_address, restore_address
 from surestep.record.io import read_json, write_json
-from surestep.record.schemas import MIRRORED
+from surestep.record.schemas import MIRROR, MIRRORED
 
 FILE = "mirror.json"
 
@@ -38,13 +46,15 @@ class MirrorLink:
 
 
 def read_link(folder: Path) -> MirrorLink | None:
-    """Return the link of a run folder; None if it has none.
+    """Return the link of a run folder, or of a copy of its mirror; None if it has none.
 
     Raises:
         RunError: the file cannot be read.
     """
     if not (folder / FILE).exists():
         return None
+    if (copied := read_copied(folder)) is not None:
+        return MirrorLink(copied["id"], copied.get("address", ""))
     found = read_json(folder / FILE, MIRRORED)
     return MirrorLink(
         id=found["id"],
@@ -54,6 +64,30 @@ def read_link(folder: Path) -> MirrorLink | None:
         abandoned=found.get("abandoned", {}),
         fetching=found["fetching"],
     )
+
+
+def read_copied(folder: Path) -> dict[str, Any] | None:
+    """Return the mirror.json of a mirror or of its copy; None if a folder has another one, or none.
+
+    Only that of a mirror has a writer.
+    """
+    with suppress(RunError):
+        return dict(read_json(folder / FILE, MIRROR))
+    return None
+
+
+def find_address(run: str | Path) -> str | None:
+    """Return the address of a mirror that is given by it or by a path; None for other folders.
+
+    A copy of a mirror has the address of the mirror, which is elsewhere.
+    """
+    if is_address(run):
+        return restore_address(run)
+    folder = Path(run)
+    copied = read_copied(folder) or {}
+    scheme, _, path = copied.get("address", "").rpartition("://")
+    is_here = scheme in ("", "file", "local") and Path(path).resolve() == folder.resolve()
+    return f"file://{folder.resolve()}" if path and is_here else None
 
 
 def make_link(folder: Path, address: str, run_id: str | None = None) -> MirrorLink:

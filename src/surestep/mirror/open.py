@@ -9,14 +9,20 @@ from typing import Any
 from surestep.base.errors import ConfigError, RunError, SurestepError
 from surestep.base.secrets import first_line
 from surestep.base.typed_targets import was_typed
-from surestep.mirror.fetch import fetch_run, find_abandoned, finish_fetching, newest_step
-from surestep.mirror.link import MirrorLink, make_link, read_link
+from surestep.mirror.fetch import (
+    fetch_run,
+    find_abandoned,
+    finish_fetching,
+    newest_step,
+    record_restart,
+)
+from surestep.mirror.link import MirrorLink, make_link, read_copied, read_link
 from surestep.mirror.outline import check_config, complete_checkpoints
 from surestep.mirror.owner import Owner, read_owner
 from surestep.mirror.push import CHECKPOINTS, EVENTS, is_of_run
 from surestep.mirror.store import Store
 from surestep.mirror.uploader import LateStart, Uploader
-from surestep.record.checkpoint.discovery import step_of
+from surestep.record.checkpoint.discovery import list_checkpoints, quarantine, step_of
 from surestep.record.checkpoint.manifest import MANIFEST
 from surestep.record.io import open_regular, os_error_hint, parse_json, read_regular
 from surestep.record.lock import RunLock
@@ -45,6 +51,30 @@ def open_store(address: str, folder: Path | None = None) -> Store:
                 "checkpoint.mirror to a folder on another disk, such as /backup/run."
             )
     return store
+
+
+def adopt_copy(folder: Path) -> None:
+    """Make a run folder of a copy of a mirror, such as one made by cp, if a folder is one.
+
+    Raises:
+        RunError: another process holds the folder, or it cannot be written.
+    """
+    if read_copied(folder) is None:
+        return
+    lock = RunLock(folder)
+    try:
+        copied, link = read_copied(folder), read_link(folder)
+        if copied is None or link is None:  # another process has just done it
+            return
+        paths = list_checkpoints(folder / CHECKPOINTS)
+        partial = [path for path in paths if not (path / MANIFEST).exists()]
+        if not copied.get("saved", True) and partial == paths:
+            for path in partial:
+                quarantine(path)
+            record_restart(folder)
+        link.write(folder)
+    finally:
+        lock.release()
 
 
 def check_typed(address: str, folder: Path) -> None:

@@ -222,6 +222,7 @@ class Owner:
         content = {
             "format": 1,
             "id": self.run_id,
+            "address": self.store.address,
             "started": self.has_started,
             "saved": self.has_saved,
             "writer": writer,

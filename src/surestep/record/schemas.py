@@ -378,7 +378,7 @@ _WRITER = _open({"host": str, "pid": Size, "token": str, "time": Number})
 MIRROR = _adapter(
     _open(
         {"format": _version(MIRROR_FORMAT), "id": str, "writer": _WRITER | None},
-        {"started": bool, "saved": bool},
+        {"started": bool, "saved": bool, "address": str},
     )
 )
 MIRRORED = _adapter(

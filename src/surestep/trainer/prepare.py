@@ -23,8 +23,6 @@ from surestep.base.paths import (
     check_mirror_address,
     check_slashes,
     fix_path,
-    is_address,
-    restore_address,
     working_directory,
 )
 from surestep.base.text import describe_value, print_escaped
@@ -46,7 +44,8 @@ from surestep.engine.step.callback import Callback, check_hooks
 from surestep.engine.step.layer_norms import LayerNormMeter
 from surestep.engine.task.init_weights import InitReport
 from surestep.engine.task.task import Task
-from surestep.mirror.open import check_typed, open_mirror
+from surestep.mirror.link import find_address
+from surestep.mirror.open import adopt_copy, check_typed, open_mirror
 from surestep.mirror.uploader import Uploader
 from surestep.record.checkpoint.load import unmatched_states
 from surestep.record.checkpoint.staging import check_can_be_saved
@@ -210,10 +209,10 @@ def _resolve_address(
 ) -> tuple[Config, Path | _CacheFolder | None]:
     """Return the run folder, with the mirror in the Config if the run is given by its address."""
     try:
-        if run is None or not is_address(run):
+        if run is None or (found := find_address(run)) is None:
             check_slashes(str(run))
             return config, None if run is None else Path(run)
-        address = check_mirror_address(restore_address(run))
+        address = check_mirror_address(found)
     except ValueError as error:
         raise ConfigError(f"The run folder is an address, which {error}.") from None
     known = config.set_options().get("checkpoint.mirror")
@@ -243,6 +242,7 @@ def _open_folder(
     if path is None:
         path = default_folder(origin.name, start)
     path = fix_path(path, start)
+    adopt_copy(path)
     if plan.checkpoint_mirror is None:
         return RunWriter(path, made=folder is None, world=world)
     if not is_cache and is_recorded(origin.set_options.get("checkpoint.mirror")):
