@@ -87,6 +87,18 @@ def run(*words: object) -> str:
     return done.stdout
 
 
+# As users of pydantic configure mypy; what the forms do not need is not read.
+WITH_PLUGIN = """
+[mypy]
+strict = true
+plugins = pydantic.mypy
+follow_imports = skip
+disallow_any_unimported = false
+[mypy-surestep,surestep.config.*,surestep.base.*,pydantic.*]
+follow_imports = normal
+"""
+
+
 def check_with_mypy(folder: Path) -> list[tuple[str, int, str]]:
     """Return errors as (file, line, text)."""
     errors = run("mypy", "--no-error-summary", "--output=json", *write_all(folder)).splitlines()
@@ -141,3 +153,13 @@ def test_type_checkers_accept_what_users_write(tmp_path, check):
         if not is_exception(path, line)
     ]
     assert "\n".join(wrong) == ""
+
+
+@pytest.mark.slow("a type checker takes ten seconds")
+def test_plugin_of_pydantic_accepts_each_form(tmp_path):
+    (tmp_path / "mypy.ini").write_text(WITH_PLUGIN)
+    forms = write_forms(tmp_path)
+    forms.write_text(forms.read_text() + "print(Config(epoch=1))\n")
+    words = ("--config-file", tmp_path / "mypy.ini", "--cache-dir", tmp_path / "cache")
+    error, _ = run("mypy", *words, forms).splitlines()
+    assert 'Unexpected keyword argument "epoch"' in error

@@ -51,7 +51,10 @@ def _read(name: str, value: Any) -> Any:
 PLUGINS = tuple(name for name in plugin_names(OPTIONS, ()) if name.isidentifier())
 
 if TYPE_CHECKING:
-    PluginOptions = ConfigGroup
+
+    class PluginOptions(ConfigGroup):
+        """The options of installed packages, which type checkers cannot know."""
+
 else:
     _FIELDS = {
         name: (Annotated[Any, AfterValidator(partial(_read, name))], option("")) for name in PLUGINS
