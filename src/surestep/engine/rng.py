@@ -9,7 +9,7 @@ the user's objects own are in `own_generators.py`.
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import c_char
 from functools import cache
@@ -359,6 +359,19 @@ def _numpy_memory(bits: Any) -> memoryview | None:
     state = bits.state["state"]
     expected = state["key"].astype("=u4").tobytes() + np.int32(state["pos"]).tobytes()
     return memory if memory == expected else None
+
+
+def states_of_globals() -> Hashable:
+    """Return the states of Python's and numpy's generators, an MT19937, to be compared."""
+    state: Any = np.random.get_state()
+    name, words, *others = state
+    return random.getstate(), name, words.tobytes(), *others
+
+
+def states_of_all(device: torch.device) -> Hashable:
+    """Return the states of all global generators that code on a device draws from."""
+    states = [_access(generator, "get")() for generator in torch_generators(device)]
+    return states_of_globals(), *(bytes(state.numpy(force=True)) for state in states)
 
 
 def torch_generators(device: torch.device) -> list[Any]:

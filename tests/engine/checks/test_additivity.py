@@ -326,6 +326,16 @@ def test_random_loss_that_is_a_mean_is_not_rejected():
         check(tiny.model(), (X, Y), noisy_sum)
 
 
+def test_mean_over_random_weights_is_rejected():
+    def weighted(outputs, targets):
+        weights = torch.rand(len(targets))
+        losses = functional.cross_entropy(outputs, targets, reduction="none")
+        return (weights * losses).sum() / weights.sum()
+
+    with pytest.raises(TaskError, match="not a mean over its items"):
+        check(tiny.model(), (X, Y), weighted)
+
+
 def test_random_model_is_not_rejected():
     class Noisy(nn.Linear):
         def forward(self, x):

@@ -1,5 +1,8 @@
 """How often the checks of the first batch call a loss: they must not be felt in a short run."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -51,9 +54,9 @@ class Own(nn.Module):
 class InTraining(nn.Module):
     """Returns its losses in training."""
 
-    def __init__(self):
+    def __init__(self, layer):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+        self.net = nn.Sequential(nn.Linear(4, 8), layer, nn.Linear(8, 3))
         self.loss = Counted(functional.cross_entropy)
 
     def forward(self, x, targets=None):
@@ -118,6 +121,7 @@ def unchanged(inputs, targets, generator):
     return inputs, targets
 
 
+OF_LISTED = {"loss": "model in training", "items": lambda batch: len(batch[1])}
 LABELLED = [(x, y.repeat(1 + row % 3)) for row, (x, y) in enumerate(zip(X, Y, strict=True))]
 CASES = {
     "plain": (functional.cross_entropy, {}, {}),
@@ -151,7 +155,7 @@ CASES = {
     "own": (None, {"model": Own(), "train": TOKENS, "collate_fn": pad_named, "loss": "model"}, {}),
     "in training": (
         None,
-        {"model": InTraining(), "loss": "model in training", "items": lambda batch: len(batch[1])},
+        {"model": InTraining(nn.BatchNorm1d(8)), **OF_LISTED},
         {},
     ),
 }
@@ -186,9 +190,84 @@ def noisy(outputs, targets):
     return functional.cross_entropy(outputs + 0.1 * torch.randn_like(outputs), targets)
 
 
-def test_loss_that_draws_is_compared_sixteen_times():
-    comparisons = 2 + 16  # the first two are the same without draws
-    assert MOST < count_calls(noisy, {}, {}) <= 1 + comparisons * 4 + comparisons * 3
+def noisy_of_numpy(outputs, targets):
+    noise = torch.from_numpy(np.random.standard_normal(outputs.shape))
+    return functional.cross_entropy(outputs + noise, targets)
+
+
+def of_first(outputs, labels):
+    return functional.cross_entropy(outputs, labels[:, 0])
+
+
+class OwnGenerator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rng = np.random.default_rng(0)
+
+    def forward(self, outputs, targets):
+        noise = torch.from_numpy(self.rng.standard_normal(outputs.shape))
+        return functional.cross_entropy(outputs + noise, targets)
+
+
+class NoisyOwn(Own):
+    def forward(self, input_ids, labels):
+        hidden = self.norm(self.table(input_ids))
+        logits = self.head(hidden + 0.1 * torch.randn_like(hidden))
+        return {"loss": self.loss(logits.transpose(1, 2), labels), "logits": logits}
+
+
+class Last(nn.GRU):
+    """Returns the scores of the last position, which may be padding."""
+
+    def __init__(self):
+        super().__init__(4, 5, batch_first=True)
+        self.table = nn.Embedding(7, 4)
+
+    def forward(self, x):
+        return super().forward(self.table(x))[0][:, -1]
+
+
+DRAWS, TOO_MANY = "it draws random numbers, which", "all comparisons would be more than 8 calls"
+DRAWING = {
+    "torch": (noisy, {}, {}, {}),
+    "small batch": (noisy, {}, {"micro_batch_size": 1}, {}),
+    "transformed": (noisy, {"batch_transform": unchanged}, {}, {}),
+    "one number": (lambda o, y: functional.cross_entropy(o * (1 + random.random()), y), {}, {}, {}),
+    "numpy": (noisy_of_numpy, {}, {}, {"loss": DRAWS}),
+    "own generator": (OwnGenerator(), {}, {}, {"loss": DRAWS}),
+    "padded": (
+        lambda outputs, labels: of_tokens(outputs + 0.1 * torch.randn_like(outputs), labels),
+        {**OF_TOKENS, "collate_fn": pad, "items": "tokens"},
+        {},
+        {"the padding of loss": DRAWS, "loss": TOO_MANY},
+    ),
+    "model": (noisy, {"model": nn.Sequential(tiny.model(), nn.Dropout(0.2))}, {}, {}),
+    "own": (
+        None,
+        {"model": NoisyOwn(), "train": TOKENS, "collate_fn": pad_named, "loss": "model"},
+        {},
+        {"the padding of loss": DRAWS, "loss": TOO_MANY},
+    ),
+    "in training": (None, {"model": InTraining(nn.Dropout(0.2)), **OF_LISTED}, {}, {}),
+}
+
+
+@pytest.mark.parametrize(("loss", "parts", "options", "noted"), DRAWING.values(), ids=DRAWING)
+def test_loss_that_draws_is_called_eight_times_at_most(loss, parts, options, noted):
+    notes = NotChecked()
+    assert 4 <= count_calls(loss, parts, options) <= MOST
+    notes.close()
+    assert notes.notes.keys() == noted.keys()
+    assert all(why.startswith(noted[what]) for what, why in notes.notes.items())
+
+
+@pytest.mark.parametrize("parts", [{}, {"batch_transform": unchanged}])
+def test_difference_of_padding_is_measured_again(parts):
+    with pytest.warns(UserWarning, match="what the model returns depends on the padding"):
+        calls = count_calls(
+            of_first, {**OF_TOKENS, "model": Last(), "collate_fn": pad, **parts}, {}
+        )
+    assert calls <= MOST + len(parts)
 
 
 def test_metric_is_called_twelve_times_at_most():

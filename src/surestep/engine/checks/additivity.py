@@ -5,7 +5,6 @@ size. A loss that is a sum, or a mean over something other than its items, does 
 """
 
 import math
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -45,13 +44,12 @@ TOLERANCE_OF_HALF = 3e-2
 _TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-4}
 _TOLERANCE_OF_CALLS = 1e-4  # kernels sum in another order for another number of samples
 _TOLERANCE_OF_DRAWS = 1e-2  # models with losses in training draw what those are means over
-_REPEATS = 16  # of a comparison that draws random numbers
-_REPEATS_OF_RANKS = 8  # all of them at once: each rank calls the model as often
+_SAME = 1e-6  # relative: a loss that was summed over its items, and divided again
 # The samples of each part with other outputs: uneven, as a mean of means is right for even ones.
 _PARTS = (1, 1, 6)
 _PARTS_IN_BRIEF = (1, 7)  # if there are other calls, of a batch that is transformed or padded
 _PARTS_OF_CALLS = (1, 2)  # if the model is called
-_MOST_CALLS = 8  # of a loss in all checks of the first batch, if it draws no random numbers
+_MOST_CALLS = 8  # of a loss in all checks of the first batch
 _FAILS = "it cannot be computed for a part of the first batch"
 _ZERO, _NOT_FINITE = "it is 0 for the first batch", "it is not finite for the first batch"
 _DRAWS = "it draws random numbers, which may hide a difference"
@@ -87,9 +85,6 @@ class Terms:
         self.why = _FAILS  # of the last comparison that shows nothing
         self.loss = batch.head.loss
         self.paddings = find_paddings(batch.head.micro_batch.targets)
-        self.repeats = _REPEATS
-        if not batch.is_alone:
-            self.repeats = _REPEATS_OF_RANKS if self.loss.kind == "in training" else 1
         self._double = None if self.loss.kind == "model" else sum_dtype(batch.loader.device)
         self._teacher_outputs = None
         if self.loss.teacher is not None:
@@ -122,7 +117,7 @@ class Terms:
                 targets = targets, select_samples(self._teacher_outputs, rows, samples)
             try:
                 if known is None or self._widest is not None:
-                    value = self._value(outputs, targets)
+                    value = self._value(rows, outputs, targets)
                 else:
                     value = known if self.loss.is_sum else known / items
             except Exception:
@@ -142,7 +137,7 @@ class Terms:
         """The precision to compute in; None for that of the outputs."""
         return self._double if self.batch.calls.take_double else None
 
-    def _value(self, outputs: Any, targets: Any) -> Tensor:
+    def _value(self, rows: Sequence[int], outputs: Any, targets: Any) -> Tensor:
         if (widest := self._widest) is not None:
 
             def widen(tensor: Tensor) -> Tensor:
@@ -150,18 +145,17 @@ class Terms:
 
             try:
                 with measuring():
-                    return self._sum_parts(*map_tensors((outputs, targets), widen))
+                    return self._sum_parts(rows, *map_tensors((outputs, targets), widen))
             except UnmeasurableError as error:
                 if isinstance(error.__cause__, LookupError):  # of a class that the batch has not
                     raise
-        value = self._sum_parts(outputs, targets)
+        value = self._sum_parts(rows, outputs, targets)
         if widest is not None:  # class weights in fp32 reject double precision, for instance
             self.batch.calls.take_double = False
         return value
 
-    def _sum_parts(self, outputs: Any, targets: Any) -> Tensor:
-        self.batch.calls.made += 1
-        value = self.loss.value(outputs, targets)
+    def _sum_parts(self, rows: Sequence[int], outputs: Any, targets: Any) -> Tensor:
+        value = self.batch.run("loss", rows, self.loss.value, outputs, targets)
         return value if isinstance(value, Tensor) else self.loss.to_sum(value, 1.0)[0]
 
 
@@ -202,10 +196,19 @@ class Gap(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A comparison; `run` takes the number of times that it was run before."""
+    """A comparison.
 
-    calls: int  # of the loss
-    run: Callable[[int], Gap]
+    Attributes:
+        batch: whose samples are compared.
+        calls: of the loss, that `run` makes.
+        run: measures the loss of some samples and of their parts.
+        again: measures that of the samples again.
+    """
+
+    batch: MeasuredBatch
+    calls: int
+    run: Callable[[], Gap]
+    again: Callable[[], Term]
 
 
 def check_additivity(batch: MeasuredBatch, *, calls_model: bool) -> None:
@@ -265,7 +268,7 @@ def _find_silence(batch: MeasuredBatch, *, is_split: bool, calls_model: bool) ->
         gap, shown = _find_gap(terms, [*_call_varied(terms), _call_given(terms)])
     if gap is not None:
         raise TaskError(_explain(terms, gap))
-    return "" if shown and terms.why is not _TOO_MANY else terms.why
+    return "" if shown and terms.why not in (_TOO_MANY, _DRAWS) else terms.why
 
 
 def _has_rows_by_chance(batch: MeasuredBatch) -> bool:
@@ -282,31 +285,25 @@ def _find_gap(terms: Terms, trials: Iterable[Trial], needed: int = 1) -> tuple[G
     """Return the first gap of `needed` trials that show something, and how many did.
 
     What cannot be computed, or is zero or not finite, shows nothing. There is no gap if rounding
-    explains it. A loss or a model that draws random numbers has to differ on average.
+    or random numbers explain it.
     """
     randomness = ModelRNG(terms.batch.loader.seed, terms.batch.loader.device)
     calls, shown = terms.batch.calls, 0
-
-    def run(trial: Trial, seed: int) -> Gap:
-        randomness.seed_for("trial", seed)
-        return trial.run(seed)
-
     for trial in trials:
         if calls.are_limited and calls.made + trial.calls > _MOST_CALLS:
-            terms.why = _TOO_MANY
+            terms.why = terms.why if terms.why is _DRAWS else _TOO_MANY
             continue
         try:
-            gap = run(trial, 0)
+            randomness.seed_for("trial", 0)
+            gap = trial.run()
             if not gap.shows_something:
                 terms.why = _ZERO if math.isfinite(gap.whole.total) else _NOT_FINITE
                 continue
             if gap.is_wide:
-                made = calls.made
-                if run(trial, 1) == gap or _is_wide_on_average(
-                    [run(trial, seed).size for seed in range(terms.repeats)]
-                ):
+                randomness.seed_for("trial", 1)
+                if trial.batch.drew_the_same and _is_same(gap.whole, trial.again()):
                     return gap, needed
-                calls.made, terms.why = made, _DRAWS
+                terms.why = _DRAWS
                 continue
         except UnmeasurableError:
             terms.why = _FAILS
@@ -317,12 +314,8 @@ def _find_gap(terms: Terms, trials: Iterable[Trial], needed: int = 1) -> tuple[G
     return None, shown
 
 
-def _is_wide_on_average(sizes: list[float]) -> bool:
-    """Return whether random numbers cannot explain differences."""
-    if not all(map(math.isfinite, sizes)):
-        return True
-    error = statistics.stdev(sizes) / math.sqrt(len(sizes))
-    return abs(statistics.mean(sizes)) > max(8 * error, 1e-2)
+def _is_same(one: Term, other: Term) -> bool:
+    return math.isclose(one.total, other.total, rel_tol=_SAME)
 
 
 def _vary_outputs(terms: Terms) -> Iterator[Trial]:
@@ -358,23 +351,26 @@ def split_to_vary(batch: MeasuredBatch, parts: Sequence[int] = _PARTS_OF_CALLS) 
 def _split_given(terms: Terms) -> Trial:
     """Return the comparison of the outputs as they are."""
     batch = terms.batch
-    total = None if batch.collates else batch.total
+    total = None if batch.few < batch.samples or batch.calls.draws is not None else batch.total
     return _trial_of_outputs(terms, split_in_two(batch.few), "", total)
 
 
 def _trial_of_outputs(terms: Terms, split: Split, how: str, known: Tensor | None = None) -> Trial:
     calls = len(split.all_rows()) - (known is not None and not terms.batch.calls.take_double)
-    return Trial(calls, lambda _: _compare_outputs(terms, split, how, known))
+    rows, *rows_of_parts = split.all_rows()
 
+    def measure(known: Tensor | None = None) -> Term:
+        return terms.compute(split.take(terms.batch.head.outputs), rows, known=known)
 
-def _compare_outputs(terms: Terms, split: Split, how: str, known: Tensor | None) -> Gap:
-    taken = split.take(terms.batch.head.outputs)
-    rows, *parts = split.all_rows()
-    terms_of_parts = [
-        terms.compute(take_samples(taken, part), own)
-        for part, own in zip(split.parts(), parts, strict=True)
-    ]
-    return Gap(terms.compute(taken, rows, known=known), tuple(terms_of_parts), how)
+    def run() -> Gap:
+        taken = split.take(terms.batch.head.outputs)
+        parts = [
+            terms.compute(take_samples(taken, part), own)
+            for part, own in zip(split.parts(), rows_of_parts, strict=True)
+        ]
+        return Gap(measure(known), tuple(parts), how)
+
+    return Trial(terms.batch, calls, run, measure)
 
 
 def _call_varied(terms: Terms) -> Iterator[Trial]:
@@ -389,38 +385,45 @@ def _call_varied(terms: Terms) -> Iterator[Trial]:
             for seed, first in enumerate(range(0, len(rows) - 1, 2))
         ]
     for split in splits:
-        how = " (with other last weights)"
-        yield Trial(len(split.all_rows()), partial(_compare_calls, terms, split, how))
+        yield _trial_of_calls(terms, split, " (with other last weights)")
 
 
 def _call_given(terms: Terms) -> Trial:
     """Return the comparison by calls of the model as it is."""
     batch = terms.batch
     split = split_in_two(batch.few)
-    if batch.few == batch.samples and batch.head.outputs is not None:
+    is_whole = batch.few == batch.samples and batch.head.outputs is not None
+    if is_whole and batch.calls.draws is None:
         batch.keep(split.rows, None, batch.head.outputs)
-    gaps: list[Gap] = []
+    trial = _trial_of_calls(terms, split, "")
+    if batch.is_alone:
+        return trial
+    again: list[Term] = []  # measured in any case: ranks would wait for each other
 
-    def compare(seed: int) -> Gap:
-        if batch.is_alone:
-            return _compare_calls(terms, split, "")
-        while len(gaps) < terms.repeats:  # ranks would wait for each other
-            gaps.append(_compare_calls(terms, split, ""))
-        return gaps[min(seed, len(gaps) - 1)]
+    def run() -> Gap:
+        gap = trial.run()
+        again.append(trial.again())
+        return gap
 
-    return Trial(len(split.all_rows()), compare)
+    return trial._replace(calls=trial.calls + 1, run=run, again=again.pop)
 
 
-def _compare_calls(terms: Terms, split: Split, how: str, times: int = 0) -> Gap:
-    outputs = [terms.batch.call(rows, split.seed) for rows in split.all_rows()]
-    least = TOLERANCE_OF_HALF if has_half(outputs[0]) else _TOLERANCE_OF_CALLS
-    if terms.loss.kind == "in training":
-        least = max(least, _TOLERANCE_OF_DRAWS)
-    whole, *parts = (
-        terms.compute(map_tensors(output, Tensor.clone), rows, least_tolerance=least)
-        for output, rows in zip(outputs, split.all_rows(), strict=True)
-    )
-    return Gap(whole, tuple(parts), how)
+def _trial_of_calls(terms: Terms, split: Split, how: str) -> Trial:
+    """Return the comparison of samples by calls of the model."""
+
+    def measure(rows: Sequence[int]) -> Term:
+        outputs = terms.batch.call(rows, split.seed)
+        least = TOLERANCE_OF_HALF if has_half(outputs) else _TOLERANCE_OF_CALLS
+        if terms.loss.kind == "in training":
+            least = max(least, _TOLERANCE_OF_DRAWS)
+        return terms.compute(map_tensors(outputs, Tensor.clone), rows, least_tolerance=least)
+
+    def run() -> Gap:
+        whole, *parts = map(measure, split.all_rows())
+        return Gap(whole, tuple(parts), how)
+
+    calls = sum(not terms.batch.has_kept(rows, split.seed) for rows in split.all_rows())
+    return Trial(terms.batch, calls, run, partial(measure, split.rows))
 
 
 def _explain(terms: Terms, gap: Gap) -> str:

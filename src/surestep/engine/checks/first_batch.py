@@ -1,7 +1,7 @@
 """Checks of the first batch: data, shapes, loss, denominator and metrics, before a run."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +26,7 @@ from surestep.engine.batch import (
 )
 from surestep.engine.checks.additivity import check_additivity
 from surestep.engine.checks.batch_norm import watch_norms
+from surestep.engine.checks.draws_by_sample import DrawsBySample
 from surestep.engine.checks.loss import (
     OutputActivationTracker,
     check_first_loss,
@@ -54,6 +55,7 @@ from surestep.engine.losses.base import FirstBatch
 from surestep.engine.losses.model_loss import without_targets
 from surestep.engine.losses.multi import (
     LossHead,
+    code_of_losses,
     error_prefix,
     get_named,
     named_losses,
@@ -73,8 +75,9 @@ from surestep.engine.model.forward_errors import FAILURES, explain_forward, nest
 from surestep.engine.model.forward_writes import ForwardWrites
 from surestep.engine.model.preserve import preserve_buffers
 from surestep.engine.modes import TrainModes, preserve_modes
+from surestep.engine.own_generators import own_generators
 from surestep.engine.plan.not_checked import not_checked
-from surestep.engine.rng import ModelRNG, preserve_torch_rng
+from surestep.engine.rng import ModelRNG, preserve_torch_rng, states_of_all
 from surestep.engine.state.average import BATCH_NORM
 from surestep.engine.task.task import Task
 from surestep.engine.value import Value
@@ -174,14 +177,15 @@ class _Checks:
         self, micro: MicroBatch
     ) -> tuple[set[nn.Module], list[tuple[LossHead, Tensor]], dict[str, Any]]:
         """Return narrow BatchNorm layers, each loss with its value, and the model's signature."""
-        watched = watch_norms(self.model, micro.samples)
+        watched, before = watch_norms(self.model, micro.samples), states_of_all(self.loader.device)
         with watched as narrow, self._hint_at_batched(), self.writes:
             outputs, tried = self.forward_and_loss(micro)
+        draws = self._find_draws(before)
         signature = describe_model_io(self.model, micro, outputs)
         totals = {head.name: total for head, total in tried}
         for raw, head in self._with_enough_samples([head for head, _ in tried]):
             with error_prefix(head.name):
-                self._check_additivity(raw, head, totals.get(head.name))
+                self._check_additivity(raw, head, draws, totals.get(head.name))
         self._check_metrics(self.loader.loss.predictions(outputs), micro)
         if self.loader.transform is not None:
             self._check_transformed(self.loader.transform, micro)
@@ -192,16 +196,16 @@ class _Checks:
 
         Returns the signature of the model in eval mode.
 
-        Such models draw samples in their forward, so only a difference of the averages over several
-        draws counts against the declared denominator.
         """
         model, loss = self.model, self.loader.loss
         ModelRNG(self.loader.seed, self.loader.device).seed_for("trial", 0)
+        before = states_of_all(self.loader.device)
         with preserve_buffers(model), preserve_modes(model.modules()):
             TrainModes(model, tuple(self.task.keep_eval))
             with self.writes.compare(), self.writes:
                 outputs = self.forward(micro)
             compute_checked_loss(loss, outputs, micro.targets, micro)
+            draws = self._find_draws(before)
             if not loss.is_separable:
                 not_checked("loss", "Task(items=) does not count what its mean is over")
             else:
@@ -209,7 +213,7 @@ class _Checks:
                     if isinstance(module, BATCH_NORM):  # a part of the batch has other statistics
                         module.eval()
                 head = LossHead("", loss, None, micro)  # parts may be enough
-                self._check_additivity(self.raw, head)
+                self._check_additivity(self.raw, head, draws)
         measured = without_targets(micro)
         with preserve_buffers(model), eval_mode(model), self.writes.compare():
             outputs = self.forward(measured)
@@ -297,7 +301,25 @@ class _Checks:
                 pass
         return [(self.raw, head) for head in heads]
 
-    def _check_additivity(self, raw: Any, head: LossHead, total: Tensor | None = None) -> None:
+    def _find_draws(self, before: Hashable) -> DrawsBySample | None:
+        """Return what calls the model and the loss if they draw random numbers.
+
+        `before` are the states of the generators before the first calls.
+        """
+        loader = self.loader
+        if not any(loss.kind in _DECLARED for _, loss in named_losses(loader.loss)):
+            return None
+        owned = own_generators(self.model, code_of_losses(loader.loss)).found
+        draws = bool(owned) or states_of_all(loader.device) != before
+        return DrawsBySample(loader.seed, loader.device) if draws else None
+
+    def _check_additivity(
+        self,
+        raw: Any,
+        head: LossHead,
+        draws: DrawsBySample | None,
+        total: Tensor | None = None,
+    ) -> None:
         """Check that the loss adds up over its parts, if its denominator is only declared.
 
         `total` is the loss of the batch of this rank, summed over its items.
@@ -305,10 +327,16 @@ class _Checks:
         loss, loader = head.loss, self.loader
         counts_batch = not self.task.counts_targets()
         is_read = raw is not self.raw or self.is_read
+        calls = LossCalls(
+            of_model=loss.kind != "other",
+            made=1 if loader.transform is None else 2,
+            are_limited=loss.kind == "other" or draws is not None,
+            draws=draws,
+        )
         batch = MeasuredBatch(
             *(self.model, loader, raw, head, counts_batch, is_read),
             total=total if raw is self.raw else None,
-            calls=LossCalls(1 if loader.transform is None else 2, are_limited=loss.kind == "other"),
+            calls=calls,
         )
         layout = loader.layout
         size = min(layout.micro_batch_size, layout.batch_size // layout.ranks)

@@ -1,14 +1,16 @@
 """The first batch and parts of it, on which a loss is computed to see whether it adds up."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from surestep.engine.batch import MicroBatch, flatten_tensors, map_tensors, move
+from surestep.engine.checks.draws_by_sample import DrawsBySample
 from surestep.engine.checks.samples import (
     can_be_split,
     has_samples,
@@ -21,7 +23,7 @@ from surestep.engine.data.collated import CollatedBatch
 from surestep.engine.distributed.hang_monitor import is_network_error
 from surestep.engine.losses.multi import LossHead, get_named, with_items
 
-_COLLATED = 8  # the most samples that are read again, which may be expensive
+_FEW = 8  # the most samples that are read again, or of which each draws separately
 
 
 class UnmeasurableError(Exception):
@@ -56,14 +58,18 @@ class LossCalls:
     """Calls of a loss that copies of a batch share.
 
     Attributes:
+        of_model: the model computes the loss, so these are the calls of the model.
         made: how many there were or will be in other checks of the first batch.
         take_double: the loss did not reject double precision.
         are_limited: comparisons that would be too many calls are left out.
+        draws: makes the calls, if the loss or the model draws random numbers.
     """
 
+    of_model: bool = False
     made: int = 1
     take_double: bool = True
     are_limited: bool = True
+    draws: DrawsBySample | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,8 @@ class MeasuredBatch:
     @property
     def few(self) -> int:
         """The most samples to compare at once."""
-        return min(self.samples, _COLLATED) if self.collates else self.samples
+        is_slow = self.collates or self.calls.draws is not None
+        return min(self.samples, _FEW) if is_slow else self.samples
 
     @property
     def is_alone(self) -> bool:
@@ -169,16 +176,29 @@ class MeasuredBatch:
         Raises:
             UnmeasurableError: it does not take them.
         """
-        key = self._key(rows, seed)
-        if key in self._stored:  # once: a model may draw random numbers
-            return self._stored.pop(key)
+        if self.has_kept(rows, seed):
+            return self._stored.pop(self._key(rows, seed))
         with measuring():
             args, kwargs, _, _ = self.part(rows)
             model: Any = self.model
             if seed is not None:
                 model = self.varied
                 model.vary(seed)
-            return self._find_outputs(model(*args, **kwargs))
+            return self._find_outputs(self.run("model", rows, model, *args, **kwargs))
+
+    def run(
+        self, what: str, rows: Sequence[int], function: Callable[..., Any], *args: Any, **kw: Any
+    ) -> Any:
+        """Return what a function returns for some samples; `what` is "loss" or "model"."""
+        calls, call = self.calls, partial(function, *args, **kw)
+        calls.made += calls.of_model == (what == "model")
+        return calls.draws.call((what, self.collates), rows, call) if calls.draws else call()
+
+    @property
+    def drew_the_same(self) -> bool:
+        """Whether all calls for some samples had the same random numbers for each of them."""
+        draws, keys = self.calls.draws, (("loss", self.collates), ("model", self.collates))
+        return draws is None or draws.were_the_same(*keys)
 
     def draws(self, rows: Sequence[int]) -> bool:
         """Return whether reading or collating samples again gives something else."""
@@ -194,6 +214,10 @@ class MeasuredBatch:
     def keep(self, rows: Sequence[int], seed: int | None, outputs: Any) -> None:
         """Keep outputs of the model for the next call."""
         self._stored[self._key(rows, seed)] = outputs
+
+    def has_kept(self, rows: Sequence[int], seed: int | None) -> bool:
+        """Return whether the next call for these samples returns outputs that were kept."""
+        return self._key(rows, seed) in self._stored
 
     def _key(self, rows: Sequence[int], seed: int | None) -> Any:
         return "outputs", self.collates, tuple(rows), seed
@@ -212,7 +236,8 @@ class MeasuredBatch:
         try:
             with measuring():
                 args, kwargs, _, _ = given.part(rows)
-                last, outputs = find_last_weights(self.model, args, kwargs)
+                found = given.run("model", rows, find_last_weights, self.model, args, kwargs)
+                last, outputs = found
                 given.keep(rows, None, self._find_outputs(outputs))
                 return VariedModel(self.model, last) if last else None
         except UnmeasurableError:

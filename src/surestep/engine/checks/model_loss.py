@@ -1,7 +1,7 @@
 """The loss that a model computes itself: whether it shifts the labels, as the first batch shows."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -52,12 +52,18 @@ def _depends_on_first(batch: MeasuredBatch) -> bool | None:
                 # Of one row: the first labels of all may be a sample of all labels by chance.
                 flipped = kwargs["labels"].clone()
                 flipped[-1:] = _flip(flipped[-1:], 0)
-                return _differs(varied, outputs, args, kwargs, flipped)
+                return _differs(batch, rows, varied, outputs, args, {**kwargs, "labels": flipped})
         except UnmeasurableError:  # memory ran out, for instance
             pass
-    labels, given = micro.kwargs["labels"], (batch.head.outputs, micro.args, dict(micro.kwargs))
+    rows, labels, outputs = range(batch.samples), micro.kwargs["labels"], batch.head.outputs
+    if batch.calls.draws is not None:
+        outputs = batch.run("model", rows, batch.model, *micro.args, **micro.kwargs)
     depends, depends_on_last = (
-        _differs(batch.model, *given, _flip(labels, place)) for place in (0, -1)
+        _differs(
+            *(batch, rows, batch.model, outputs, micro.args),
+            {**micro.kwargs, "labels": _flip(labels, place)},
+        )
+        for place in (0, -1)
     )
     return depends if depends or depends_on_last else None  # each rank calls as often
 
@@ -70,11 +76,14 @@ def _flip(labels: Tensor, place: int) -> Tensor:
 
 
 def _differs(
-    model: Callable[..., Any], outputs: Any, args: Any, kwargs: Any, labels: Tensor
+    batch: MeasuredBatch,
+    rows: Sequence[int],
+    model: Callable[..., Any],
+    outputs: Any,
+    args: Any,
+    kwargs: Any,
 ) -> bool:
     """Return whether the loss differs from that of `outputs` with other labels."""
-    loss, mean = (
-        float(extract_loss(found))
-        for found in (model(*args, **{**kwargs, "labels": labels}), outputs)
-    )
+    found = batch.run("model", rows, model, *args, **kwargs)
+    loss, mean = (float(extract_loss(output)) for output in (found, outputs))
     return not math.isclose(loss, mean, rel_tol=1e-6, abs_tol=1e-9)
