@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -236,8 +236,10 @@ def check_targets(loader: BatchLoader) -> None:
     is_read_here = isinstance(loader.source, InMemory) or (
         isinstance(loader.source, MapStyleSource) and not loader.source.has_workers
     )
-    some = range(min(_FIRST, loader.layout.samples or 0))
-    if is_read_here and (raw := loader.read_samples(some)) is not None:
+    some, raw = range(min(_FIRST, loader.layout.samples or 0)), None
+    with suppress(Exception):  # of the user's dataset; the first evaluation reports it
+        raw = loader.read_samples(some) if is_read_here else None
+    if raw is not None:
         with name_split(loader.subset):
             loader.micro_batch(raw, 0, len(some))
 
