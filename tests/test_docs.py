@@ -78,7 +78,7 @@ def run_page(text, name):
             exec(code, names)
         elif block.language == "toml" and block.code.startswith(SPACES):
             Space.from_json(flatten(tomllib.loads(block.code)))
-        elif block.language == "toml":
+        elif block.language == "toml" and not block.code.startswith("# points.toml\n"):
             check_options(tomllib.loads(block.code), place)
         elif block.language in ("sh", "console"):
             for command in commands(block):

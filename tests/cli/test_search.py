@@ -200,6 +200,44 @@ def test_number_of_trials_may_grow(search):
 
 
 @LAUNCHES
+def test_first_trial_is_what_train_trains_and_the_next_ones_are_enqueued(search, surestep, folder):
+    (folder / "points.toml").write_text(
+        "[[points]]\noptim.lr = 0.01\n[points.task]\nhidden = 4\n[[points]]\ntask.hidden = 6\n"
+    )
+    answer, found = search("--trials", 3, "--enqueue", "points.toml")
+    assert answer.code == 0, answer.err
+    assert "3 trials of recipe, 3 enqueued points first" in answer.err
+    assert found[0]["params"] == {"optim.lr": 0.05, "task.hidden": 8}
+    assert found[1]["params"] == {"optim.lr": 0.01, "task.hidden": 4}
+    assert found[2]["params"]["task.hidden"] == 6
+    assert surestep("train", TRIALS, "--run", "own").code == 0
+    best = Run(Path("own")).best.metrics["val/loss"]
+    assert found[0]["values"] == {"val/loss": best}
+    again = surestep("search", "--resume", "study", "--enqueue", "points.toml")
+    assert again.code == 0, again.err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("p.toml", "points = 3", "p.toml has no list of points. Write [[points]] above"),
+        ("p.toml", "[[points]]\noptim.lr = 9", "p.toml, point 1: optim.lr=9 is outside of log("),
+        ("p.toml", "[[points", "p.toml cannot be read: "),
+        ("p.json", '{"optim.lr": 1}', "p.json has no list of points. Write a list of points: [{"),
+        ("p.json", '[{"optim.lr": 1}, {', "p.json cannot be read: "),
+        ("p.json", '[{"task": {"hidden": 5}}]', "point 1: task.hidden=5 is outside of [4, 6, 8]"),
+    ],
+)
+def test_file_that_has_no_points_of_the_space_is_explained(
+    surestep, space, folder, name, text, message
+):
+    (folder / name).write_text(text)
+    answer = surestep("search", TRIALS, *space(), "--trials", 2, "--enqueue", name)
+    assert (answer.code, message in answer.err) == (2, True), answer.err
+    assert not Path("searches").exists()
+
+
+@LAUNCHES
 def test_study_is_resumed_without_its_recipe_and_options(search, surestep, folder):
     fixed = ("--max-steps", 6, "--optim.betas", 0.8, 0.9, "--task.wide", "true")
     answer, found = search("--trials", 1, "--metric", "val/accuracy", "--seed", 3, *fixed)

@@ -1,6 +1,11 @@
 """Studies whose trials are a formula instead of a run."""
 
+import json
 import math
+
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from surestep.tuning.settings import StudySettings
 from surestep.tuning.space import Space
@@ -28,6 +33,13 @@ def make_settings(
 
 def make_study(folder, storage=None, *, settings=None, **options):
     return open_study(folder, settings or make_settings(**options), storage)
+
+
+def open_by_optuna(folder):
+    """Open the storage of a study by Optuna alone."""
+    backend = JournalFileBackend(str(folder / "study.log"))
+    name = json.loads((folder / "study.json").read_text())["name"]
+    return optuna.load_study(study_name=name, storage=JournalStorage(backend))
 
 
 def loss(params):

@@ -8,7 +8,15 @@ from surestep.base.errors import ConfigError
 from surestep.tuning.methods import PRUNERS, SAMPLERS, complete_method, parse_method
 from surestep.tuning.samplers import check_methods, make_pruner, make_sampler
 from surestep.tuning.space import Space
-from tests.tuning.studies_on_disk import GRID, SPACE, loss, make_settings, make_study, run_all
+from tests.tuning.studies_on_disk import (
+    GRID,
+    SPACE,
+    loss,
+    make_settings,
+    make_study,
+    open_by_optuna,
+    run_all,
+)
 
 
 def space_for(sampler):
@@ -96,7 +104,7 @@ def test_space_with_conditions_is_that_of_optuna_dimension_by_dimension(sampler,
         "random": optuna.samplers.RandomSampler,
         "cmaes": optuna.samplers.CmaEsSampler,
     }
-    alone = optuna.load_study(study_name=study.settings.name, storage=study._storage)
+    alone = open_by_optuna(tmp_path)
     rows = study.rows()
     assert {row.params["name"] for row in rows} == {"x", "y"}
     for number in (0, 5, 12, 15):

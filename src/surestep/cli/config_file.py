@@ -1,5 +1,6 @@
 """The TOML file of --config: its options, and the line of each."""
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping
@@ -30,12 +31,7 @@ def read_config_file(path: Path, option: str = "--config") -> ConfigFile:
     Raises:
         ConfigError: it cannot be read, or is not TOML.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{option} {path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{option} {path} is not text: {error.reason}.") from error
+    text = _read_text(path, option)
     try:
         options = _flatten(tomllib.loads(text))
     except RecursionError:
@@ -46,6 +42,36 @@ def read_config_file(path: Path, option: str = "--config") -> ConfigFile:
             + ('optim.lr = "log(1e-5, 1e-2)"' if option == "--space" else "optim.lr = 1e-3")
         ) from error
     return ConfigFile(options, _places(path, text, options))
+
+
+def read_points(path: Path) -> list[Any]:
+    """Read the points of --enqueue: the tables [[points]] of a TOML file, or a list in JSON.
+
+    Raises:
+        ConfigError: it cannot be read, or has no list.
+    """
+    text = _read_text(path, "--enqueue")
+    how = "Write [[points]] above the options of each point: optim.lr = 1e-3"
+    try:
+        if path.suffix == ".json":
+            how = 'Write a list of points: [{"optim.lr": 1e-3}]'
+            found = json.loads(text)
+        else:
+            found = tomllib.loads(text).get("points")
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"--enqueue {path} cannot be read: {error}. {how}") from error
+    if not isinstance(found, list) or not found:
+        raise ConfigError(f"--enqueue {path} has no list of points. {how}")
+    return found
+
+
+def _read_text(path: Path, option: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{option} {path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{option} {path} is not text: {error.reason}.") from error
 
 
 def _flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

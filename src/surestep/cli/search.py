@@ -18,7 +18,7 @@ from surestep.base.locations import flag
 from surestep.base.paths import require_local_path
 from surestep.base.text import format_count, one_line, print_escaped, print_json
 from surestep.cli import output as show
-from surestep.cli.config_file import read_config_file
+from surestep.cli.config_file import read_config_file, read_points
 from surestep.cli.options import CommandOptions, read_command_line
 from surestep.cli.parse import command
 from surestep.cli.resumed_search import expand_resume, restore_search
@@ -46,6 +46,9 @@ class Options(CommandOptions):
             with --sampler grid is the whole grid.
         space: TOML file of the values that each option may have, such as
             optim.lr = "log(1e-5, 1e-2)". The default is the recipe's `space`.
+        enqueue: TOML or JSON file of points for the first trials, each under [[points]]; the
+            sampler chooses the values that a point leaves out. Trial 0 has the recipe's own
+            values, if they are in the space.
         study: Folder of the study; the default is searches/RECIPE-TIME. The same command again
             continues it; at the same time in another shell it is one more worker.
         resume: Folder of a study to continue with its own recipe and options.
@@ -76,6 +79,7 @@ class Options(CommandOptions):
 
     trials: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     space: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    enqueue: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     study: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
     resume: Annotated[str | None, tyro.conf.arg(metavar="STUDY")] = None
     metric: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
@@ -125,12 +129,14 @@ class Options(CommandOptions):
         if self.metric is not None:
             objectives = (f"{self.metric}:{self.mode}" if self.mode else self.metric,)
         same = {field.name for field in fields(SearchOptions)} & set(vars(self))
-        given = {name: getattr(self, name) for name in same - {"space", "study"}}
+        given = {name: getattr(self, name) for name in same - {"space", "study", "enqueue"}}
         return SearchOptions(
             **given,
             study=None if self.study is None else require_local_path(self.study),
             space=None if space is None else space.options,
             locations={} if space is None else space.places,
+            enqueue=() if self.enqueue is None else read_points(Path(self.enqueue)),
+            enqueue_place=str(self.enqueue),
             objectives=objectives,
             timeout_s=parse_timeout(self.timeout),
             trial_timeout_s=parse_timeout(self.trial_timeout, "trial_timeout"),

@@ -368,7 +368,8 @@ STUDY = _adapter(
             "storage": str | None,
             "seed": Size,
             **dict.fromkeys(("trials", "threads", "nproc"), Count),
-        }
+        },
+        {"enqueued": _list[dict[str, Any]]},
     )
 )
 _TENSOR = _open({"name": str, "dtype": str, "shape": _list[_annotated[int, Field(ge=-1)]]})

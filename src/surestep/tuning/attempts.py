@@ -45,7 +45,7 @@ def sampler_attrs(trial: FrozenTrial) -> dict[str, Any]:
     attrs = {
         name: value for name, value in trial.system_attrs.items() if not name.startswith(_OF_PRUNER)
     }
-    return {"fixed_params": trial.params, **attrs} if trial.params else attrs
+    return {**attrs, "fixed_params": trial.params} if trial.params else attrs
 
 
 class CurrentAttempts:

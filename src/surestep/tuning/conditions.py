@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from surestep.tuning.dimension import Condition, Dimension, parse_dimension
-from surestep.tuning.table import label_choices
+from surestep.tuning.dimension import Condition, Dimension, label_choices, parse_dimension
 
 IF = "if."
 _HOW = "Write a table such as [if.optim.name.sgd]: an option of the space, and one of its choices."

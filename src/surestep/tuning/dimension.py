@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from surestep.base.errors import suggest_names
 from surestep.config.duration import format_number, parse_number
 from surestep.config.spellings import plain_value
+from surestep.record.io import dumps
 
 if TYPE_CHECKING:  # optuna is optional
     from optuna.distributions import BaseDistribution
@@ -83,6 +84,10 @@ class Dimension:
         """The name as it is written in a file, with its conditions."""
         return "".join(f"if.{one.name}.{one.label}." for one in self.conditions) + self.name
 
+    def describe_conditions(self) -> str:
+        """Return what a trial has to choose, such as "optim.name is sgd"; "" if nothing."""
+        return " and ".join(f"{one.name} is {one.label}" for one in self.conditions)
+
     def is_active(self, values: Mapping[str, Any]) -> bool:
         """Whether a trial has this dimension, by the values that it has chosen."""
         return all(one.name in values and values[one.name] == one.value for one in self.conditions)
@@ -140,6 +145,24 @@ class Dimension:
             return stored
         return next((value for value in self.choices if self.stored(value) == stored), stored)
 
+    def fit(self, value: Any) -> Any:
+        """Return a value of the dimension which equals another one.
+
+        Raises:
+            ValueError: there is none.
+        """
+        plain = plain_value(value)
+        for choice in self.choices:
+            same_kind = isinstance(choice, bool) == isinstance(plain, bool)
+            if same_kind and self.stored(choice) == self.stored(plain):  # a tuple is as a list
+                return choice
+        if not self.choices and isinstance(plain, int | float) and not isinstance(plain, bool):
+            step = self.step or (1 if self.is_whole else 0)
+            near = self.low + round((plain - self.low) / step) * step if step else plain
+            if self.low <= plain <= self.high and math.isclose(near, plain, abs_tol=1e-12):
+                return self._rounded(near)
+        raise ValueError(f"{self.name}={value!r} is outside of {self.as_json()}")
+
     def probes(self) -> list[Any]:
         """Return values to try: each choice, or both ends of a range and a value between them."""
         if self.kind == "choice":
@@ -187,6 +210,23 @@ class Dimension:
         if self.is_whole:
             return int(value)
         return float(value) if self.step is None else round(float(value), 12)
+
+
+def label_choices(dimension: Dimension) -> list[str]:
+    """Return the labels of the choices: text is in quotes if it reads like another choice."""
+    labels = [format_exact(choice) for choice in dimension.choices]
+    if len(set(labels)) == len(labels):
+        return labels
+    return [dumps(c) if isinstance(c, str) else format_exact(c) for c in dimension.choices]
+
+
+def format_exact(value: Any) -> str:
+    """Format a value with all its digits: as JSON, but text without quotes, and 8.0 as 8."""
+    if value is None:
+        return "none"
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return str(int(value))
+    return str(value) if isinstance(value, str) else dumps(value)
 
 
 def parse_dimension(name: str, value: Any) -> Dimension:

@@ -21,6 +21,7 @@ from surestep.recipes.find import SHIPPED
 from surestep.recipes.load import RecipeCall
 from surestep.record.io import os_error_hint
 from surestep.trainer.planning import PreparedTask, plan_task
+from surestep.tuning.enqueue import Point, drop_repeated, find_own_values, parse_points
 from surestep.tuning.settings import Direction, StudySettings
 from surestep.tuning.slots import share_threads
 from surestep.tuning.space import Space, parse_space
@@ -40,6 +41,8 @@ class SearchOptions:
             the number of its points.
         study: folder of the study; None is a new one, searches/RECIPE-TIME.
         space: the values that each option may have, by name; None is the `space` of the recipe.
+        enqueue: points of the first trials, each with values by name.
+        enqueue_place: where the points were set, as errors show it.
         locations: where each dimension was set, as errors show it.
         objectives: each a metric, or one of COSTS, and its direction: "val/accuracy:max".
         sampler: chooses the values.
@@ -61,6 +64,8 @@ class SearchOptions:
     study: Path | None = None
     space: Mapping[str, Any] | None = None
     locations: Mapping[str, str] = field(default_factory=dict)
+    enqueue: Sequence[Any] = ()
+    enqueue_place: str = "enqueue"
     objectives: tuple[str, ...] = ()
     sampler: str | None = None
     pruner: str | None = None
@@ -131,8 +136,14 @@ def make_settings(
         ConfigError: an objective, the space or a number is invalid.
     """
     fixed, space = fixed_options(call), _choose_space(call, options, recorded)
+    enqueued = () if recorded is None else recorded.enqueued
+    added = parse_points(options.enqueue, space, options.enqueue_place)
     if options.objectives or recorded is None:
-        objectives, extra = choose_objectives(call, options.objectives, space)
+        planned, point = plan_trial(call, space)
+        objectives, extra = choose_objectives(call, options.objectives, planned)
+        if recorded is None:
+            own = [] if point else _find_own(call, planned, space)
+            enqueued = drop_repeated([*own, *added])
     else:
         objectives = recorded.objectives
         chosen = {name: way for name, way in recorded.fixed.items() if name in _MONITOR}
@@ -153,7 +164,17 @@ def make_settings(
         storage=recorded.storage if recorded and options.storage is None else options.storage,
         threads=threads or share_threads(options.workers, nproc),
         nproc=nproc,
+        enqueued=enqueued if all(point in enqueued for point in added) else tuple(added),
     )
+
+
+def _find_own(call: RecipeCall, planned: PreparedTask, space: Space) -> list[Point]:
+    """Return the recipe's own values, if they are in the space; otherwise print why not."""
+    try:
+        return [find_own_values(call, planned, space)]
+    except ValueError as error:
+        print_escaped(f"No trial has the recipe's own values: {error}.", sys.stderr)
+        return []
 
 
 def _choose_trials(
@@ -214,11 +235,14 @@ def _choose_space(
     return parse_space(values, locations, call)
 
 
-def plan_trial(call: RecipeCall, space: Space) -> PreparedTask:
+def plan_trial(call: RecipeCall, space: Space) -> tuple[PreparedTask, Point]:
     """Plan a run of the recipe with its defaults, from which the metrics of the trials are known.
 
     The recipe may reject its defaults, or some values of the space, which are then failed trials of
     the search. So if it rejects its defaults, values of the space are tried.
+
+    Returns:
+        The plan, and the values of the space that it has; none if it has the defaults.
 
     Raises:
         RecipeError, TaskError: it rejects all values that were tried.
@@ -226,8 +250,7 @@ def plan_trial(call: RecipeCall, space: Space) -> PreparedTask:
     first: RecipeError | TaskError | None = None
     probes = [dimension.probes() for dimension in space.dimensions]
     for values in ((), *islice(product(*probes), _MOST_TRIED)):
-        value_of = dict(zip((one.key for one in space.dimensions), values, strict=False))
-        point = space.choose(lambda one, values=value_of: values[one.key]) if values else {}
+        point = space.point_of(values) if values else {}
         try:
             chosen = _set_point(call, point) if point else call
             config = chosen.config.single_process()
@@ -242,7 +265,7 @@ def plan_trial(call: RecipeCall, space: Space) -> PreparedTask:
                 f"it has with {shown}."
             )
             print_escaped(mask_secrets(text), sys.stderr)
-        return planned
+        return planned, point
     assert first is not None
     first.add_note("It also raised with each combination of values of the space that was tried.")
     raise first
@@ -261,7 +284,7 @@ def _set_point(call: RecipeCall, point: Mapping[str, Any]) -> RecipeCall:
 
 
 def choose_objectives(
-    call: RecipeCall, objectives: Sequence[str], space: Space
+    call: RecipeCall, objectives: Sequence[str], planned: PreparedTask
 ) -> tuple[tuple[tuple[str, Direction], ...], dict[str, Any]]:
     """Return name and direction of each objective, and the options that make runs monitor it.
 
@@ -271,12 +294,11 @@ def choose_objectives(
         call: the recipe with the options of all trials.
         objectives: such as "val/accuracy", "val/accuracy:max" or "seconds"; none is the metric
             that a run monitors.
-        space: what is searched.
+        planned: a trial.
 
     Raises:
         ConfigError: a metric is not measured, or it is not known which direction is better.
     """
-    planned = plan_trial(call, space)
     if not objectives:
         metric = planned.plan.validation_metric
         if metric is None:

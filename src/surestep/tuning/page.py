@@ -10,16 +10,10 @@ from typing import TYPE_CHECKING, Any
 from plotly.offline import get_plotlyjs
 
 from surestep.base.text import format_count, format_duration
+from surestep.tuning.dimension import format_exact, label_choices
 from surestep.tuning.page_style import POLICY, SCRIPT, STYLE, TEMPLATES
 from surestep.tuning.space import Space
-from surestep.tuning.table import (
-    EXACT,
-    WALL_TIME,
-    format_exact,
-    format_value,
-    label_choices,
-    label_value,
-)
+from surestep.tuning.table import EXACT, WALL_TIME, format_value, label_value
 
 if TYPE_CHECKING:
     from surestep.tuning.dimension import Dimension
@@ -198,7 +192,7 @@ def _render_space(report: Mapping[str, Any], space: Space) -> str:
 
 def _name_dimension(dimension: Dimension) -> str:
     """Return the name of a dimension with its conditions."""
-    needs = " and ".join(f"{one.name} is {one.label}" for one in dimension.conditions)
+    needs = dimension.describe_conditions()
     return f"{dimension.name}, if {needs}" if needs else dimension.name
 
 

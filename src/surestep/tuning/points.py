@@ -5,7 +5,7 @@ Optuna's own ones count trials in the storage, so two workers can get the same p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,11 +47,14 @@ class FixedSampler(BaseSampler):
         return self._point[param_name]
 
 
-def draw_grid_point(space: Space, seed: int, number: int) -> dict[str, Any]:
-    """Return the combination of a trial: the seed decides their order."""
-    size = space.grid_size
-    generator = np.random.default_rng(seed)
-    return space.grid_point(int(generator.permutation(size)[number % size]))
+def draw_grid_point(
+    space: Space, seed: int, number: int, first: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """Return the combination of a trial: the first ones, then all others as the seed decides."""
+    indices = [space.grid_index(point) for point in first]
+    order = np.random.default_rng(seed).permutation(space.grid_size)
+    order = np.concatenate([indices, order[~np.isin(order, indices)]])
+    return space.grid_point(int(order[number % len(order)]))
 
 
 def draw_sobol_point(space: Space, seed: int, number: int) -> dict[str, Any]:
@@ -66,5 +69,5 @@ def draw_sobol_point(space: Space, seed: int, number: int) -> dict[str, Any]:
     if number:
         sequence.fast_forward(number)
     shares = sequence.random(1)[0]
-    share_of = dict(zip((one.key for one in space.dimensions), map(float, shares), strict=True))
-    return space.choose(lambda one: one.value_at(share_of[one.key]))
+    pairs = zip(space.dimensions, shares, strict=True)
+    return space.point_of(dimension.value_at(float(share)) for dimension, share in pairs)

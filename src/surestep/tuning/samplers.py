@@ -7,7 +7,7 @@ proposes depends on these and on the earlier trials, and not on which worker ask
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,7 @@ def check_methods(settings: StudySettings) -> None:
             _require(kind, name, known[name])
             if name == "grid":
                 _ = settings.space.grid_size
+                _require_complete(settings)
             if settings.is_multi_objective and name not in _MULTI_OBJECTIVE:
                 raise ConfigError(
                     f"--{kind} {name} needs a single objective, and there are "
@@ -53,6 +54,18 @@ def check_methods(settings: StudySettings) -> None:
         raise ConfigError("\n".join(faults))
 
 
+def _require_complete(settings: StudySettings) -> None:
+    """Reject points that are not on the grid, since a value is missing."""
+    for point in settings.enqueued:
+        active = (one for one in settings.space.dimensions if one.is_active(point))
+        missing = [one.name for one in active if one.name not in point]
+        if missing:
+            raise ConfigError(
+                f"The point {point} has no value for {missing[0]}, and --sampler grid needs one. "
+                "Add it, or use another sampler."
+            )
+
+
 def _require(kind: str, name: str, method: Method) -> None:
     for module, package in method.packages.items():
         try:
@@ -63,7 +76,13 @@ def _require(kind: str, name: str, method: Method) -> None:
             ) from error
 
 
-def make_sampler(name: str, space: Space, seed: int, number: int) -> BaseSampler:
+def make_sampler(
+    name: str,
+    space: Space,
+    seed: int,
+    number: int,
+    enqueued: Sequence[Mapping[str, Any]] = (),
+) -> BaseSampler:
     """Return the sampler of a trial.
 
     Args:
@@ -71,6 +90,7 @@ def make_sampler(name: str, space: Space, seed: int, number: int) -> BaseSampler
         space: of the study.
         seed: of the study.
         number: of the trial.
+        enqueued: the points of the first trials.
 
     Raises:
         ConfigError: there is no such sampler, or a package is missing.
@@ -81,8 +101,10 @@ def make_sampler(name: str, space: Space, seed: int, number: int) -> BaseSampler
     if name in ("grid", "qmc"):
         from surestep.tuning.points import FixedSampler, draw_grid_point, draw_sobol_point
 
-        draw = draw_grid_point if name == "grid" else draw_sobol_point
-        return FixedSampler(space, draw(space, seed, number))
+        if name == "grid":
+            return FixedSampler(space, draw_grid_point(space, seed, number, enqueued))
+        number = max(0, number - len(enqueued))  # the sequence covers the space from its start
+        return FixedSampler(space, draw_sobol_point(space, seed, number))
     import numpy as np  # late, as Optuna: a study is read without it
 
     seed_of_trial = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])

@@ -95,6 +95,7 @@ def search(
     study: str | Path | None = None,
     options: Mapping[str, Any] | None = None,
     objectives: str | Sequence[str] = (),
+    enqueue: Sequence[Mapping[str, Any]] = (),
     sampler: str | None = None,
     pruner: str | None = None,
     storage: str | None = None,
@@ -124,6 +125,9 @@ def search(
         options: of the Config and, as "task.NAME", of the recipe, the same for all trials.
         objectives: what to optimize: a metric, or "seconds", "parameters" or "peak_memory"; with
             its direction, such as "val/accuracy:max". The default is validation.metric.
+        enqueue: points of the first trials, such as [{"optim.lr": 0.01}]; the sampler chooses the
+            values that a point leaves out. Trial 0 has the recipe's own values, if they are in the
+            space.
         sampler: chooses the values: "tpe", "random", "grid", "qmc", "cmaes" or "gp".
         pruner: ends trials early: "median", "percentile", "halving", "hyperband", "patient",
             "wilcoxon" or "none". "median", the default for a single objective, prunes nothing in
@@ -166,6 +170,7 @@ def search(
         study=None if study is None else require_local_path(study),
         space=space,
         objectives=(objectives,) if isinstance(objectives, str) else tuple(objectives),
+        enqueue=tuple(enqueue),
         sampler=sampler,
         pruner=pruner,
         storage=storage,
@@ -258,6 +263,8 @@ def _print_start(study: SearchStudy, *, is_new: bool) -> None:
     done_of = f"{done} of {study.trials} {'trial is' if study.trials == 1 else 'trials are'} done"
     if is_new:
         how = f"{format_count(study.trials, 'trial')} of {settings.recipe['name']}"
+        if settings.enqueued:
+            how += f", {format_count(len(settings.enqueued), 'enqueued point')} first"
     elif done < study.trials:
         how = f"joining: {done_of}"
     else:

@@ -41,6 +41,8 @@ class StudySettings:
         threads: of each training process.
         nproc: training processes of each trial.
         name: of the study in the storage; "" chooses one.
+        enqueued: values that the first trials have, by the name of the option; the sampler chooses
+            those that a point leaves out.
     """
 
     recipe: Mapping[str, str]
@@ -55,6 +57,7 @@ class StudySettings:
     threads: int = 1
     nproc: int = 1
     name: str = ""
+    enqueued: tuple[Mapping[str, Any], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of `study.json`."""
@@ -69,7 +72,8 @@ class StudySettings:
         Raises:
             ConfigError: its space, its sampler or its pruner is invalid.
         """
-        values = {field.name: found[field.name] for field in fields(cls)}
+        values = {field.name: found[field.name] for field in fields(cls) if field.name in found}
+        values["enqueued"] = tuple(values.get("enqueued", ()))
         if found["format"] == 1:  # it has only the options that were set, and no warmup was 0
             values["sampler"] = complete_method("sampler", found["sampler"], SAMPLERS)
             values["pruner"] = complete_method("pruner", found["pruner"], PRUNERS, auto=0)

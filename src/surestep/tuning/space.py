@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,11 @@ class Space:
             if dimension.is_active(values):
                 values[dimension.name] = value_of(dimension)
         return values
+
+    def point_of(self, values: Iterable[Any]) -> dict[str, Any]:
+        """Return what a trial chooses whose dimensions would all have these values, in order."""
+        by_key = dict(zip((dimension.key for dimension in self.dimensions), values, strict=True))
+        return self.choose(lambda dimension: by_key[dimension.key])
 
     def as_json(self) -> dict[str, Any]:
         """Return it as it is written in a file."""
@@ -133,6 +138,19 @@ class Space:
                 index -= size
         return values
 
+    def grid_index(self, values: Mapping[str, Any]) -> int:
+        """Return the index of a point of the grid."""
+        index, before = 0, dict[str, Any]()
+        for at, dimension in enumerate(self.dimensions):
+            if not dimension.is_active(before):
+                continue
+            for own in range(dimension.n_values or 1):
+                before[dimension.name] = dimension.nth(own)
+                if before[dimension.name] == values[dimension.name]:
+                    break
+                index += self._count_points(at + 1, before)
+        return index
+
     def _count_points(self, at: int, values: Mapping[str, Any]) -> int:
         """Return how many points the dimensions from `at` on have, after these values."""
         if at == len(self.dimensions):
@@ -174,16 +192,16 @@ def parse_space(values: Mapping[str, Any], locations: Locations, call: RecipeCal
         )
     faults: list[str] = []
     places: dict[str, str] = {}
-    typed = list(_flatten(values))
+    typed = list(flatten(values))
     for name, _ in typed:
         if place := locations.get(name) or locations.get(name.rpartition(".")[0]):
-            places[_full_name(name)] = place
+            places[full_name(name)] = place
 
     def fault(name: str, text: str) -> None:
-        full = _full_name(name)
+        full = full_name(name)
         faults.append(placed(full, f"{full}: {text}", places))
 
-    space = Space(parse_dimensions(typed, _full_name, fault))
+    space = Space(parse_dimensions(typed, full_name, fault))
     for dimension in space.dimensions:
         if dimension.conditions and dimension.path in places:
             places.setdefault(dimension.name, places[dimension.path])
@@ -199,15 +217,16 @@ def parse_space(values: Mapping[str, Any], locations: Locations, call: RecipeCal
     return space
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested groups by full name."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{prefix}{name}.")
+            yield from flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
 
-def _full_name(typed: str) -> str:
+def full_name(typed: str) -> str:
     """Return the full name of an option: "optim.weight-decay" is "optim.weight_decay"."""
     name = typed.replace("-", "_")
     return f"{name}.{MAIN[name]}" if name in MAIN else name

@@ -123,6 +123,9 @@ class SearchStudy:
         step = self._newest_step(number)
         attrs = {"number": number, "attempt": 0, "deaths": 0, "step": step, "seconds": 0.0}
         of_sampler: Mapping[str, Any] = {}
+        enqueued = self.settings.enqueued[number : number + 1]
+        if before is None and enqueued:  # as Study.enqueue_trial
+            of_sampler = {"fixed_params": self.settings.space.stored(enqueued[0])}
         if before is not None:
             attrs["attempt"] = before.user_attrs["attempt"] + 1
             lost = before.user_attrs["lost"]
@@ -140,7 +143,9 @@ class SearchStudy:
         """Let the sampler of this number choose the values."""
         optuna, settings = require_optuna(), self.settings
         with quiet():
-            sampler = make_sampler(settings.sampler, settings.space, settings.seed, number)
+            sampler = make_sampler(
+                settings.sampler, settings.space, settings.seed, number, settings.enqueued
+            )
             study = optuna.load_study(  # a new one, since a Study caches the trials
                 study_name=settings.name,
                 storage=self._view,

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from surestep.base.text import format_count, format_duration
-from surestep.record.io import dumps
+from surestep.tuning.dimension import format_exact, label_choices
 
 if TYPE_CHECKING:
     from surestep.tuning.dimension import Dimension
@@ -120,24 +120,7 @@ def label_value(dimension: Dimension, value: Any, *, exact: bool = False) -> str
     return format_exact(value) if exact else format_value(value)
 
 
-def label_choices(dimension: Dimension) -> list[str]:
-    """Return the labels of the choices: text is in quotes if it reads like another choice."""
-    labels = [format_exact(choice) for choice in dimension.choices]
-    if len(set(labels)) == len(labels):
-        return labels
-    return [dumps(c) if isinstance(c, str) else format_exact(c) for c in dimension.choices]
-
-
 def format_value(value: Any) -> str:
     """Format a value of a trial: at most 5 significant digits, but all of an integer."""
     text = format_exact(value)
     return f"{value:.5g}" if isinstance(value, float) and "." in text else text
-
-
-def format_exact(value: Any) -> str:
-    """Format a value with all its digits: as JSON, but text without quotes, and 8.0 as 8."""
-    if value is None:
-        return "none"
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return str(int(value))
-    return str(value) if isinstance(value, str) else dumps(value)

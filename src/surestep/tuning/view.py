@@ -14,7 +14,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from surestep.tuning.table import IMPORTANCE_TRIALS, is_pruned_with_value, label_choices
+from surestep.tuning.dimension import label_choices
+from surestep.tuning.table import IMPORTANCE_TRIALS, is_pruned_with_value
 
 if TYPE_CHECKING:
     from surestep.tuning.dimension import Dimension
