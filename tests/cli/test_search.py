@@ -238,6 +238,20 @@ def test_file_that_has_no_points_of_the_space_is_explained(
 
 
 @LAUNCHES
+def test_search_starts_from_the_trials_of_another_one(search, surestep):
+    search("--trials", 2)
+    answer, found = search("--trials", 1, "--from", "study", "--max-steps", 6, study="second")
+    assert answer.code == 0, answer.err
+    assert (
+        "2 of 2 trials of study are known; without their curves, since it differs: max_steps."
+    ) in answer.err
+    assert len(found) == 1
+    assert "2 trials of study-" in Path("second/report.html").read_text()
+    again = surestep("search", "--resume", "second", "--from", "study")
+    assert again.code == 0, again.err
+
+
+@LAUNCHES
 def test_study_is_resumed_without_its_recipe_and_options(search, surestep, folder):
     fixed = ("--max-steps", 6, "--optim.betas", 0.8, 0.9, "--task.wide", "true")
     answer, found = search("--trials", 1, "--metric", "val/accuracy", "--seed", 3, *fixed)

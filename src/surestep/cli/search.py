@@ -49,6 +49,7 @@ class Options(CommandOptions):
         enqueue: TOML or JSON file of points for the first trials, each under [[points]]; the
             sampler chooses the values that a point leaves out. Trial 0 has the recipe's own
             values, if they are in the space.
+        from_: Folder of another study with the same objectives, whose trials the sampler knows.
         study: Folder of the study; the default is searches/RECIPE-TIME. The same command again
             continues it; at the same time in another shell it is one more worker.
         resume: Folder of a study to continue with its own recipe and options.
@@ -80,6 +81,7 @@ class Options(CommandOptions):
     trials: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     space: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     enqueue: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    from_: Annotated[str | None, tyro.conf.arg(name="from", metavar="STUDY")] = None
     study: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
     resume: Annotated[str | None, tyro.conf.arg(metavar="STUDY")] = None
     metric: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
@@ -137,6 +139,7 @@ class Options(CommandOptions):
             locations={} if space is None else space.places,
             enqueue=() if self.enqueue is None else read_points(Path(self.enqueue)),
             enqueue_place=str(self.enqueue),
+            warm_start=None if self.from_ is None else require_local_path(self.from_),
             objectives=objectives,
             timeout_s=parse_timeout(self.timeout),
             trial_timeout_s=parse_timeout(self.trial_timeout, "trial_timeout"),

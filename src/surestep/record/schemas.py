@@ -356,6 +356,7 @@ PLAN = _adapter(_annotated[Any, PlainValidator(_as_options)])  # value by option
 ENVIRONMENT = _adapter(dict[str, Any])
 EVENT = _adapter(_open({"event": str}, {"time": Number}))
 AT_STEP = _adapter(_open({"step": Count}))
+_WARM_START = _open({"study": str, "name": str, "numbers": _list[Size], "is_other": bool})
 STUDY = _adapter(
     _open(
         {
@@ -369,7 +370,7 @@ STUDY = _adapter(
             "seed": Size,
             **dict.fromkeys(("trials", "threads", "nproc"), Count),
         },
-        {"enqueued": _list[dict[str, Any]]},
+        {"enqueued": _list[dict[str, Any]], "warm_start": _WARM_START | None},
     )
 )
 _TENSOR = _open({"name": str, "dtype": str, "shape": _list[_annotated[int, Field(ge=-1)]]})

@@ -31,6 +31,12 @@ def current_attempts(trials: Iterable[FrozenTrial]) -> dict[int, FrozenTrial]:
     return dict(sorted(found.items()))
 
 
+def added_trials(trials: Iterable[FrozenTrial]) -> dict[int, FrozenTrial]:
+    """Return the trials of another study, by their number there."""
+    found = {t.user_attrs["from"]["number"]: t for t in trials if t.user_attrs.get("from")}
+    return dict(sorted(found.items()))
+
+
 def is_lost(trial: FrozenTrial) -> bool:
     """Whether an attempt ended without a result, so that another one follows."""
     return trial.state.name == "FAIL" and trial.user_attrs.get("lost") is not None
@@ -52,21 +58,23 @@ class CurrentAttempts:
     """A storage as the samplers and the pruners see it: one trial with its number for each trial.
 
     They would count the evaluations of a trial that was resumed twice, and hyperband takes the
-    bracket of a trial from its number.
+    bracket of a trial from its number. The trials of another study come first.
 
     Args:
         storage: has all attempts.
+        added: how many trials of another study it has.
     """
 
-    def __init__(self, storage: BaseStorage) -> None:
+    def __init__(self, storage: BaseStorage, added: int = 0) -> None:
         self._storage = storage
+        self._added = added
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._storage, name)
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
         """Return a trial by the id of its attempt."""
-        return _renumber(self._storage.get_trial(trial_id))
+        return self._renumber(self._storage.get_trial(trial_id))
 
     def get_all_trials(
         self,
@@ -75,13 +83,18 @@ class CurrentAttempts:
         states: Container[TrialState] | None = None,
     ) -> list[FrozenTrial]:
         """Return the trials of a study, by number."""
-        found = current_attempts(self._storage.get_all_trials(study_id, deepcopy=False)).values()
-        kept = [_renumber(trial) for trial in found if states is None or trial.state in states]
+        every = self._storage.get_all_trials(study_id, deepcopy=False)
+        added = [_with_number(trial, at) for at, trial in enumerate(added_trials(every).values())]
+        own = [self._renumber(trial) for trial in current_attempts(every).values()]
+        kept = [trial for trial in (*added, *own) if states is None or trial.state in states]
         return copy.deepcopy(kept) if deepcopy else kept
 
+    def _renumber(self, trial: FrozenTrial) -> FrozenTrial:
+        number = trial.user_attrs.get("number")
+        return trial if number is None else _with_number(trial, number + self._added)
 
-def _renumber(trial: FrozenTrial) -> FrozenTrial:
-    number = trial.user_attrs.get("number", trial.number)
+
+def _with_number(trial: FrozenTrial, number: int) -> FrozenTrial:
     if number != trial.number:
         trial = copy.copy(trial)  # the storage may have it in its cache
         trial.number = number

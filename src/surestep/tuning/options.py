@@ -43,6 +43,7 @@ class SearchOptions:
         space: the values that each option may have, by name; None is the `space` of the recipe.
         enqueue: points of the first trials, each with values by name.
         enqueue_place: where the points were set, as errors show it.
+        warm_start: folder of another study, whose trials the sampler knows.
         locations: where each dimension was set, as errors show it.
         objectives: each a metric, or one of COSTS, and its direction: "val/accuracy:max".
         sampler: chooses the values.
@@ -66,6 +67,7 @@ class SearchOptions:
     locations: Mapping[str, str] = field(default_factory=dict)
     enqueue: Sequence[Any] = ()
     enqueue_place: str = "enqueue"
+    warm_start: Path | None = None
     objectives: tuple[str, ...] = ()
     sampler: str | None = None
     pruner: str | None = None
@@ -165,6 +167,7 @@ def make_settings(
         threads=threads or share_threads(options.workers, nproc),
         nproc=nproc,
         enqueued=enqueued if all(point in enqueued for point in added) else tuple(added),
+        warm_start=None if recorded is None else recorded.warm_start,
     )
 
 

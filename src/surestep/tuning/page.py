@@ -63,6 +63,9 @@ def _render_subtitle(report: Mapping[str, Any]) -> str:
         f"pruner {escape(settings['pruner'])}",
         f"seed {settings['seed']}",
     ]
+    if settings["warm_start"] is not None:
+        numbers, name = settings["warm_start"]["numbers"], settings["warm_start"]["name"]
+        parts.append(f"{format_count(len(numbers), 'trial')} of {escape(name)} known")
     return f'<p class="soft">{" &middot; ".join(parts)}</p>'
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 REPORT_FORMAT = 1
 STATES = ("finished", "pruned", "failed", "running", "waiting")
-_SHOWN = ("trials", "sampler", "pruner", "seed", "fixed")  # settings in the report
+# Settings in the report.
+_SHOWN = ("trials", "sampler", "pruner", "seed", "fixed", "enqueued", "warm_start")
 
 
 def require_plotly() -> None:

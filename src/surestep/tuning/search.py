@@ -31,6 +31,7 @@ from surestep.tuning.settings import STUDY_FILE, read_settings
 from surestep.tuning.slots import Slot
 from surestep.tuning.storage import require_optuna
 from surestep.tuning.study import SearchStudy, open_study
+from surestep.tuning.warm_start import add_warm_start, choose_warm_start
 from surestep.tuning.worker import Worker, WorkerOptions
 
 
@@ -96,6 +97,7 @@ def search(
     options: Mapping[str, Any] | None = None,
     objectives: str | Sequence[str] = (),
     enqueue: Sequence[Mapping[str, Any]] = (),
+    warm_start: str | Path | None = None,
     sampler: str | None = None,
     pruner: str | None = None,
     storage: str | None = None,
@@ -128,6 +130,8 @@ def search(
         enqueue: points of the first trials, such as [{"optim.lr": 0.01}]; the sampler chooses the
             values that a point leaves out. Trial 0 has the recipe's own values, if they are in the
             space.
+        warm_start: folder of another study with the same objectives, whose trials the sampler
+            knows.
         sampler: chooses the values: "tpe", "random", "grid", "qmc", "cmaes" or "gp".
         pruner: ends trials early: "median", "percentile", "halving", "hyperband", "patient",
             "wilcoxon" or "none". "median", the default for a single objective, prunes nothing in
@@ -171,6 +175,7 @@ def search(
         space=space,
         objectives=(objectives,) if isinstance(objectives, str) else tuple(objectives),
         enqueue=tuple(enqueue),
+        warm_start=None if warm_start is None else require_local_path(warm_start),
         sampler=sampler,
         pruner=pruner,
         storage=storage,
@@ -214,10 +219,15 @@ def run_search(call: RecipeCall, options: SearchOptions) -> SearchResult:
     if folder is not None and (folder / STUDY_FILE).exists():
         recorded = read_settings(folder)
     settings = make_settings(call, options, recorded)
+    if options.warm_start is not None:
+        settings, line = choose_warm_start(settings, options.warm_start, recorded)
+        if line:
+            print_escaped(line, sys.stderr)
     if folder is None:
         folder = make_folder(call.recipe.name)
     try:
         study = open_study(folder, settings, options.storage)
+        add_warm_start(study)
     except BaseException:
         if is_new:
             remove_new(folder)

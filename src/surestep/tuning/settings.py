@@ -43,6 +43,8 @@ class StudySettings:
         name: of the study in the storage; "" chooses one.
         enqueued: values that the first trials have, by the name of the option; the sampler chooses
             those that a point leaves out.
+        warm_start: the trials of another study that samplers know: "study" is its folder, "name"
+            its name, "numbers" those of its trials, and "is_other" if its other settings differ.
     """
 
     recipe: Mapping[str, str]
@@ -58,6 +60,7 @@ class StudySettings:
     nproc: int = 1
     name: str = ""
     enqueued: tuple[Mapping[str, Any], ...] = ()
+    warm_start: Mapping[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of `study.json`."""

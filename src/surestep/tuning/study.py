@@ -18,7 +18,13 @@ from surestep.base.errors import ConfigError, RunError, SurestepError
 from surestep.base.processes import is_running
 from surestep.base.typed_targets import remember_target, was_typed
 from surestep.record.checkpoint.discovery import list_checkpoints, step_of
-from surestep.tuning.attempts import CurrentAttempts, current_attempts, is_lost, sampler_attrs
+from surestep.tuning.attempts import (
+    CurrentAttempts,
+    added_trials,
+    current_attempts,
+    is_lost,
+    sampler_attrs,
+)
 from surestep.tuning.methods import PRUNERS, SAMPLERS, complete_method
 from surestep.tuning.rows import ClaimedTrial, Observer, TrialRow, TrialState
 from surestep.tuning.samplers import check_methods, make_pruner, make_sampler, quiet
@@ -59,7 +65,8 @@ class SearchStudy:
         self._storage = storage
         self._beats: dict[int, int] = {}  # heartbeats by trial_id
         self._pruners: dict[int, BasePruner] = {}  # by the number of evaluations of a trial
-        self._view = cast("BaseStorage", CurrentAttempts(storage))
+        added = len((settings.warm_start or {"numbers": ()})["numbers"])
+        self._view = cast("BaseStorage", CurrentAttempts(storage, added))
         optuna = require_optuna()
         directions = ["maximize" if way == "max" else "minimize" for _, way in settings.objectives]
         shared: dict[str, Any] = {
@@ -79,6 +86,16 @@ class SearchStudy:
                 raise RunError(text) from None
             self._study = optuna.create_study(directions=directions, load_if_exists=True, **shared)
         self._require_records(runs - {_run_name(number) for number in self._current()})
+
+    @persist
+    def added_numbers(self) -> set[int]:
+        """Return the numbers of the trials of another study that were added."""
+        return set(added_trials(self._storage.get_all_trials(self._study._study_id)))
+
+    @persist
+    def add_trial(self, trial: FrozenTrial) -> None:
+        """Add a trial of another study, which has the user attribute "from"."""
+        self._study.add_trial(trial)
 
     def _require_records(self, lost: set[str]) -> None:
         """Raise an error if trials have a run and no record, which is written before the run."""
