@@ -8,15 +8,18 @@ import torch
 from torch import nn
 
 import surestep
-from tests.tracking.test_delivery import STEPS, expected_points, train
+from surestep.tracking import follower
+from surestep.tracking.follower import Delivery
+from surestep.tracking.tensorboard import TensorBoardTracker
+from tests.tracking.test_delivery import DATA, STEPS, expected_points, options, train
 
 TENSORBOARD = {"logging.trackers": "tensorboard"}
 
 
-def read(folder):
-    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+def read(folder, reader="event_accumulator"):
+    module = pytest.importorskip(f"tensorboard.backend.event_processing.{reader}")
     everything = dict.fromkeys(("scalars", "histograms", "tensors"), 0)
-    found = reader.EventAccumulator(str(folder / "tensorboard"), size_guidance=everything)
+    found = module.EventAccumulator(str(folder / "tensorboard"), everything)
     found.Reload()
     return found
 
@@ -47,6 +50,63 @@ def test_resumed_run_adds_to_the_same_curves(tmp_path):
     steps = [each.step for each in read(tmp_path).Scalars("train/loss")]
     assert steps == [step for step, key, _ in expected_points(run) if key == "train/loss"]
     assert steps[-1] == STEPS
+
+
+def test_run_that_is_sent_again_is_there_once(tmp_path):
+    run = train(tmp_path, **TENSORBOARD, **{"logging.histograms": "4 steps"})
+    delivery = Delivery(tmp_path, TensorBoardTracker(), from_start=True)
+    delivery.deliver()
+    delivery.close()
+    found = read(tmp_path)
+    for name in ("train/loss", "val/loss"):
+        steps = [scalar.step for scalar in found.Scalars(name)]
+        assert steps == [step for step, key, _ in expected_points(run) if key == name]
+    assert [shown.step for shown in found.Histograms("weights/weight")] == [4, 8, 12]
+    shown = read(tmp_path, "plugin_event_accumulator")  # of TensorBoard's pages
+    for name in ("options/text_summary", "findings/text_summary"):
+        assert len(shown.Tensors(name)) == 1
+
+
+def test_failure_while_a_run_is_sent_again_loses_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(follower, "BATCH", 3)  # so that some events are recorded as delivered
+    run, tracker = train(tmp_path), TensorBoardTracker()
+
+    def fail_once(path, step, metrics):
+        del tracker.checkpoint
+        raise OSError("the disk is full")
+
+    tracker.checkpoint = fail_once
+    delivery = Delivery(tmp_path, tracker, from_start=True)
+    with pytest.raises(OSError, match="full"):
+        delivery.deliver()
+    assert delivery.offset
+    delivery.close()
+    delivery.deliver()
+    delivery.close()
+    steps = {scalar.step for scalar in read(tmp_path).Scalars("train/loss")}
+    assert steps == {step for step, key, _ in expected_points(run) if key == "train/loss"}
+
+
+class Killed(BaseException):
+    """Ends a run where a kill could: after steps that no checkpoint has."""
+
+
+class Kill(surestep.Callback):
+    def on_step(self, state, result):
+        if result.step == 9:
+            raise Killed
+
+
+def test_steps_that_a_resumed_run_repeats_are_there_once(tmp_path):
+    task = surestep.Task(nn.Linear(3, 1), "mse", DATA, val=DATA)
+    config = options(**TENSORBOARD, **{"checkpoint.every": "4 steps"})
+    with pytest.raises(Killed):
+        surestep.Trainer(task, config, run=tmp_path, callbacks=[Kill()]).fit()
+    run = surestep.Trainer(task, config, run=tmp_path).fit()
+    recorded = [step for step, key, _ in expected_points(run) if key == "train/loss"]
+    assert len(recorded) > len(set(recorded))
+    steps = [scalar.step for scalar in read(tmp_path).Scalars("train/loss")]
+    assert steps == sorted(set(recorded))
 
 
 def test_findings_are_a_text(tmp_path):

@@ -112,6 +112,32 @@ def test_processes_of_a_run_within_one_second_have_a_folder_each(tmp_path):
     assert len(list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))) == 3
 
 
+class Killed(BaseException):
+    """Ends `start` where a kill of the process could: after W&B has its run."""
+
+
+def test_process_that_is_killed_while_wandb_starts_leaves_one_run(tmp_path, monkeypatch):
+    import wandb
+
+    run, init = train(tmp_path), wandb.init
+
+    def init_and_end(**options):
+        init(**options).finish()
+        raise Killed
+
+    monkeypatch.setattr(wandb, "init", init_and_end)
+    with pytest.raises(Killed):
+        Delivery(tmp_path, WandbTracker()).deliver()
+    monkeypatch.setattr(wandb, "init", init)
+    delivery = Delivery(tmp_path, WandbTracker())
+    delivery.deliver()
+    delivery.close()
+    found = [record.run.run_id for record in records(tmp_path) if record.HasField("run")]
+    assert len(set(found)) == 1
+    assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 2
+    assert losses(tmp_path) == expected_points(run)
+
+
 def artifacts(folder):
     return [record.artifact for record in records(folder) if record.HasField("artifact")]
 

@@ -63,6 +63,7 @@ class Delivery:
         record: dict[str, Any] = {"offset": 0, "state": {}}
         if self._record_path.exists():
             record = read_json(self._record_path, TRACKER)
+        self._from_start = from_start
         self.offset: int = 0 if from_start else record["offset"]
         self._state: dict[str, Any] = record["state"]
         self._key: str | None = record.get("key")
@@ -102,6 +103,7 @@ class Delivery:
             environment=read_json(self.folder / "environment.json", ENVIRONMENT),
             key=self._key,
             state=self._state,
+            from_start=self._from_start and not self.offset,
             study=config.get("study"),
             load_model=self._load_model if self.tracker.uses_model else None,
         )

@@ -33,8 +33,11 @@ class TensorBoardTracker(Tracker):
         self._options = {name: _hyperparameter(value) for name, value in run.options.items()}
         self._metrics: dict[str, float] = {}
         self._step = 0
+        self._run = run
         self.close()
         self._file = self._opened = _EventFile(run.path / "tensorboard")
+        if run.from_start:
+            self._file.discard_from(0)
         rows = "\n".join(f"| {name} | {value} |" for name, value in self._options.items())
         self._write_text("options", f"| option | value |\n|---|---|\n{rows}")
         self._write_text("environment", _table(run.environment))
@@ -52,6 +55,11 @@ class TensorBoardTracker(Tracker):
             self._metrics |= point.values
             self._step = point.step
         self._file.write(summaries)
+
+    def resume(self, path: Path, step: int) -> None:
+        """Discard the steps after the checkpoint that the run continues from."""
+        if path.parent.parent == self._run.path:
+            self._file.discard_from(step + 1)
 
     def histograms(self, step: int, time: float, histograms: Mapping[str, Histogram]) -> None:
         """Write histograms."""
@@ -120,6 +128,14 @@ class _EventFile:
                 for summary, step, walltime in summaries
             ]
         )
+
+    def discard_from(self, step: int) -> None:
+        """Have TensorBoard discard what it has read of a step and of those after it."""
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+
+        start = SessionLog(status=SessionLog.START)
+        # Its pages take the first one that they read as the start of training, which discards none.
+        self._append([{"wall_time": time.time(), "step": step, "session_log": start}] * 2)
 
     def close(self) -> None:
         """Close the file."""

@@ -34,7 +34,7 @@ class WandbTracker(Tracker):
         before, self._run = self._wandb, run
         if before is not None:  # the rest of an earlier start failed
             before.finish()
-        run_id = run.state.get("id") or (before and before.id)
+        run_id = run.state.get("id") or run.key[:12]
         self._logged_best: Path | None = None
         config = dict(run.options) | {"environment": dict(run.environment)}
         if run.signature is not None:
