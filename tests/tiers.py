@@ -51,7 +51,7 @@ SLOW = {
         "runs each correct script"
     ),
     "tests/doctor/test_planted.py::test_planted_mistakes_are_found": ("runs hundreds of scripts"),
-    "tests/doctor/watch/test_rules.py::test_good_example_runs": "runs each correct example",
+    "tests/doctor/watch/test_rules.py::test_good_examples_run": "runs each correct example",
     "tests/engine/checks/test_additivity.py::test_no_registered_or_torch_loss_is_rejected": PRODUCT,
     "tests/engine/checks/test_metric_parts.py::test_metric_that_is_a_mean_is_accepted": PRODUCT,
     "tests/engine/data/others/": "needs datasets, torchdata and webdataset",

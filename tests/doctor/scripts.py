@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from surestep.doctor.check import check_file
-from surestep.doctor.rule import load_rules, read_example
+from surestep.doctor.rule import load_rules
 from surestep.doctor.source.files import Project, parse_source
 
 GOOD = """\
@@ -34,30 +34,6 @@ def notebook(*cells):
     code = [{"cell_type": "code", "source": cell.splitlines(keepends=True)} for cell in cells]
     text = {"cell_type": "markdown", "source": ["# Training"]}
     return json.dumps({"cells": [text, *code], "nbformat": 4})
-
-
-def needs_ranks(example):
-    """Return whether an example of a rule trains on several ranks."""
-    return "init_process_group(" in read_example(example)
-
-
-def uses_trainer(example):
-    """Return whether an example of a rule is a run of Trainer."""
-    text = read_example(example)
-    return "surestep.Trainer(" in text or "surestep.prepare(" in text
-
-
-def list_watched(rule, kind, *, on_ranks=False):
-    """List the examples that show a mistake, or none, while they run; on several ranks or on one.
-
-    A rule names the others in WATCH_SKIPS.
-    """
-    skipped = getattr(rule.module, "WATCH_SKIPS", ())
-    return [
-        name
-        for name, made in rule.examples(kind).items()
-        if not uses_trainer(made) and needs_ranks(made) is on_ranks and name not in skipped
-    ]
 
 
 def let_only_sleep_take_time(monkeypatch):

@@ -9,13 +9,14 @@ import pytest
 
 from surestep.doctor import fix_files as module
 from surestep.doctor.cache import ResultCache
-from surestep.doctor.check import check_file, parse_example
+from surestep.doctor.check import check_file
 from surestep.doctor.check_files import check_files
 from surestep.doctor.finding import Edit
 from surestep.doctor.fix_files import FixError, apply_edits, choose_edits, fix_file
-from surestep.doctor.rule import load_rules, read_example
-from surestep.doctor.source.files import Project
-from tests.doctor.scripts import notebook
+from surestep.doctor.rule import load_rules
+from surestep.doctor.source.files import Project, parse_source
+from tests.doctor.examples import list_examples
+from tests.doctor.scripts import BAD, notebook
 
 RULES = load_rules()
 CODES = tuple(rule.code for rule in RULES)
@@ -45,14 +46,16 @@ def findings_of(text, folder):
 @pytest.mark.parametrize("rule", FIXABLE, ids=lambda rule: rule.code)
 def test_fixable_rule_fixes_a_bad_example(rule, folder):
     fixed = 0
-    for name, example in rule.examples("bad").items():
-        (folder / f"{name}.py").write_text(f"{read_example(example)}\n")
-        found = fix(f"{name}.py")
+    for example in list_examples():
+        if (example.code, example.kind) != (rule.code, "bad"):
+            continue
+        (folder / example.path.name).write_text(example.text)
+        found = fix(example.path.name)
         if found is None:
             continue
         fixed += 1
         assert rule.code not in findings_of(found.after, folder)
-        exec(compile(found.after, name, "exec"), {"__name__": "__main__"})
+        exec(compile(found.after, example.name, "exec"), {"__name__": "__main__"})
     assert fixed >= 1
 
 
@@ -174,7 +177,7 @@ def test_full_disk_leaves_the_file_as_it_was(folder, monkeypatch):
 
 
 def test_overlapping_edits_are_made_one_after_the_other():
-    file = parse_example(RULES[0].examples("bad").popitem()[1])
+    file = parse_source(Path("a.py"), BAD.encode())
     (first, *_) = check_file(file, RULES, Project())
     edits = [(Edit(0, 4, "a"),), (Edit(2, 6, "b"),), (Edit(4, 5, "c"), Edit(0, 4, "a"))]
     findings = [replace(first, edits=chosen) for chosen in edits]

@@ -1,17 +1,18 @@
 """The rules that watch a script, on a GPU."""
 
 import os
-import runpy
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from surestep.doctor.rule import load_rules, read_example
+from surestep.doctor.rule import load_rules
 from surestep.doctor.watch.watch import Watch
+from tests.doctor.examples import list_examples
 
 NEED_GPU = ("SS702", "SS708", "SS709")  # whose mistakes cost time on a GPU only
 RULES = {rule.code: rule for rule in load_rules()}
@@ -31,24 +32,27 @@ def watch(code, function):
     return [finding.rule for finding in report.findings]
 
 
-def watch_example(code, kind, name, folder):
-    file = folder / f"{name}.py"  # a rule reads the line that it reports
-    file.write_text(read_example(RULES[code].examples(kind)[name]))
-    return watch(code, lambda: runpy.run_path(str(file), run_name="__main__"))
+def watch_example(example, folder):
+    path = folder / example.path.name  # a rule reads the line that it reports
+    path.write_text(example.text)
+    example = replace(example, path=path)
+    return watch(example.code, lambda: exec(example.compile(), {"__name__": "__main__"}))
 
 
-def list_examples(kind, *codes):
-    return [(code, name) for code in codes for name in RULES[code].examples(kind)]
+def examples(kind, *codes):
+    """Parametrize a test by the examples of rules."""
+    found = [made for made in list_examples() if made.kind == kind and made.code in codes]
+    return pytest.mark.parametrize("example", found, ids=lambda made: f"{made.code}-{made.name}")
 
 
-@pytest.mark.parametrize(("code", "name"), list_examples("bad", "SS111", "SS702", "SS709"))
-def test_bad_example_is_found_on_a_gpu(code, name, tmp_path):
-    assert watch_example(code, "bad", name, tmp_path) == [code]
+@examples("bad", "SS111", "SS702", "SS709")
+def test_bad_example_is_found_on_a_gpu(example, tmp_path):
+    assert watch_example(example, tmp_path) == [example.code]
 
 
-@pytest.mark.parametrize(("code", "name"), list_examples("good", *NEED_GPU))
-def test_good_example_has_no_finding_on_a_gpu(code, name, tmp_path):
-    assert watch_example(code, "good", name, tmp_path) == []
+@examples("good", *NEED_GPU)
+def test_good_example_has_no_finding_on_a_gpu(example, tmp_path):
+    assert watch_example(example, tmp_path) == []
 
 
 @pytest.mark.parametrize(("options", "expected"), [({"foreach": False}, ["SS708"]), ({}, [])])

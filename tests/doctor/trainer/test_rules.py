@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from surestep.doctor.check import parse_example
 from surestep.doctor.rule import load_rules
 from surestep.record.run import Run
-from tests.doctor.scripts import let_only_sleep_take_time, uses_trainer
+from tests.doctor.examples import KINDS, list_run
+from tests.doctor.scripts import let_only_sleep_take_time
 
 RULES = [rule for rule in load_rules() if "train" in rule.commands]
+EXAMPLES = {kind: list_run("train", kind) for kind in KINDS}
 
 
 @pytest.fixture(autouse=True)
@@ -16,48 +17,24 @@ def examples_have_a_clock(monkeypatch):
     let_only_sleep_take_time(monkeypatch)
 
 
-def list_examples(kind):
-    return [
-        (rule, name)
-        for rule in RULES
-        for name, example in rule.examples(kind).items()
-        if uses_trainer(example)
-    ]
-
-
-EXAMPLES = {kind: list_examples(kind) for kind in ("bad", "good")}
-
-
-def name_of(value):
-    return value if isinstance(value, str) else value.code
-
-
-def train_example(rule, kind, name):
-    """Run an example, which trains in the folder `run`, and return its findings."""
+def train_example(example, folder, monkeypatch):
+    """Run an example, which trains in the folder `run`, and return the rules with findings."""
+    (folder / example.name).mkdir()
+    monkeypatch.chdir(folder / example.name)
     torch.manual_seed(0)
-    example = parse_example(rule.examples(kind)[name])
-    exec(compile(example.text, str(example.path), "exec"), {"__name__": "__main__"})
-    return Run("run").status["findings"]
+    exec(example.compile(), {"__name__": "__main__"})
+    return sorted({finding["rule"] for finding in Run("run").status["findings"]})
 
 
-@pytest.mark.parametrize(("rule", "name"), EXAMPLES["bad"], ids=name_of)
-def test_bad_example_is_found_by_the_trainer(rule, name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    findings = train_example(rule, "bad", name)
-    allowed = {rule.code, *getattr(rule.module, "ALSO", ())}
-    assert rule.code in {finding["rule"] for finding in findings}
-    assert {finding["rule"] for finding in findings} <= allowed
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("code", EXAMPLES["bad"])
+def test_examples_are_found_by_the_trainer_as_they_expect(code, kind, tmp_path, monkeypatch):
+    made = EXAMPLES[kind][code]
+    found = {example.name: train_example(example, tmp_path, monkeypatch) for example in made}
+    assert found == {example.name: example.expected["train"] for example in made}
 
 
-@pytest.mark.parametrize(("rule", "name"), EXAMPLES["good"], ids=name_of)
-def test_good_example_trains_without_a_finding(rule, name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert train_example(rule, "good", name) == []
-
-
-@pytest.mark.parametrize("rule", RULES, ids=name_of)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
 def test_side_inside_trainer_has_examples(rule):
     fewest = 3 if rule.commands == ("train",) else 1
-    for kind in ("bad", "good"):
-        found = [name for made, name in EXAMPLES[kind] if made is rule]
-        assert len(found) >= fewest
+    assert all(len(EXAMPLES[kind][rule.code]) >= fewest for kind in KINDS)

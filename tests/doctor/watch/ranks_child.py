@@ -15,37 +15,24 @@ import torch
 import torch._dynamo  # a forked process would import it again, for DistributedDataParallel
 import torch.distributed.fsdp
 
-from surestep.doctor.check import parse_example
 from surestep.doctor.rule import load_rules
 from surestep.doctor.watch.watch import Watch
-from tests.doctor.scripts import list_watched
+from tests.doctor.examples import list_examples
 from tests.multi_rank.torchrun import free_port
 
 
-def list_examples():
-    """Return the rules that watch, each with its examples on several ranks."""
-    return [
-        (rule, kind, name)
-        for rule in load_rules()
-        if rule.watcher is not None
-        for kind in ("bad", "good")
-        for name in list_watched(rule, kind, on_ranks=True)
-    ]
-
-
-def watch_example(rule, kind, name):
+def watch_example(example):
     """Run an example under all rules; return the report of this rank."""
-    example = parse_example(rule.examples(kind)[name])
-    code = compile(example.text, str(example.path), "exec")
+    code = example.compile()
     watch = Watch(load_rules())
     torch.manual_seed(0)
     script = {"__name__": "__main__"}  # its models are alive when the rules report
     try:
         watch.run(lambda: exec(code, script))
     except RuntimeError as error:  # a rank that ends breaks the connection to the other one
-        if kind == "good":
+        if example.kind == "good":
             raise
-        print(f"{rule.code} {name}: {error}")
+        print(f"{example.code} {example.name}: {error}")
     return watch.report()
 
 
@@ -54,9 +41,9 @@ def run_rank(rank, port, example, folder):
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
-    rule, _, name = example
-    report = watch_example(*example)
-    Path(folder, f"{rule.code}.{name}.{rank}.json").write_text(json.dumps(report.to_json()))
+    report = watch_example(example)
+    name = f"{example.code}.{example.name}.{rank}.json"
+    Path(folder, name).write_text(json.dumps(report.to_json()))
     sys.stdout.flush()
     os._exit(0)
 
@@ -67,7 +54,7 @@ def main(folder):
     os.chdir(folder)
     Path("out").mkdir(exist_ok=True)
     processes = multiprocessing.get_context("fork")
-    for example in list_examples():
+    for example in (made for made in list_examples() if "ranks" in made.expected):
         port = free_port()
         ranks = [
             processes.Process(target=run_rank, args=(rank, port, example, folder))

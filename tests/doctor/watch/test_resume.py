@@ -5,9 +5,9 @@ import torch
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader
 
-from surestep.doctor.rule import load_rules, read_example
-from surestep.doctor.rules import ss801_checkpoint_lacks_state
+from surestep.doctor.rule import load_rules
 from surestep.doctor.watch.watch import Watch
+from tests.doctor.examples import FOLDER
 
 
 @pytest.fixture(autouse=True)
@@ -157,7 +157,7 @@ def test_optimizer_without_state_is_not_reported(tmp_path):
 
 
 def test_scaler_that_is_restored_is_not_reported():
-    text = read_example(ss801_checkpoint_lacks_state.bad_scaler)
+    text = (FOLDER / "ss801" / "bad_scaler.py").read_text()
     load = "optimizer.load_state_dict("
     restored = text.replace(load, f"scaler.load_state_dict(scaler.state_dict()); {load}")
     assert restored != text

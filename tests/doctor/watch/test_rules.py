@@ -2,70 +2,62 @@
 
 import gc
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 
-from surestep.doctor.check import parse_example
 from surestep.doctor.rule import load_rules
 from surestep.doctor.watch.watch import Watch
-from tests.doctor.scripts import let_only_sleep_take_time, list_watched
-from tests.gpu.test_watch import NEED_GPU
+from tests.doctor.examples import GPU, list_examples, list_run
+from tests.doctor.scripts import let_only_sleep_take_time
 
 # torch.compile imports a part of torch that warns about itself.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
 RULES = [rule for rule in load_rules() if rule.watcher is not None]
-BAD = [(rule, name) for rule in RULES for name in list_watched(rule, "bad")]
-GOOD = [(rule, name) for rule in RULES for name in list_watched(rule, "good")]
+BAD, GOOD = (list_run("watch", kind) for kind in ("bad", "good"))
 
 
 @pytest.fixture(autouse=True)
-def examples_have_a_clock(monkeypatch):
+def examples_have_a_clock_and_a_folder(monkeypatch, tmp_path):
     let_only_sleep_take_time(monkeypatch)
+    monkeypatch.chdir(tmp_path)
 
 
-def name_of(value):
-    return value if isinstance(value, str) else value.code
-
-
-def watch_example(rule, kind, name):
+def watch_example(example):
+    """Return what is found while an example runs."""
     torch.manual_seed(0)
-    example = parse_example(rule.examples(kind)[name])
-    code = compile(example.text, str(example.path), "exec")
+    code = example.compile()
     watch = Watch(RULES)
     # torch may warn of the script, and the script may switch gradients off.
     with warnings.catch_warnings(action="ignore"), torch.enable_grad():
         watch.run(lambda: exec(code, {"__name__": "__main__"}))
     report = watch.report()
     assert (report.failures, report.stopped_at) == ({}, None)
-    return report
+    assert {Path(finding.file).name for finding in report.findings} <= {example.path.name}
+    assert all(finding.evidence["since_step"] >= 1 for finding in report.findings)
+    return example.describe(report.findings)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=name_of)
-def test_some_examples_are_watched(rule):
-    examples = {*rule.examples("bad"), *rule.examples("good")}
-    assert set(getattr(rule.module, "WATCH_SKIPS", ())) <= examples
-    for kind, watched in (("bad", BAD), ("good", GOOD)):
-        on_one = [name for made, name in watched if made is rule]
-        on_two = list_watched(rule, kind, on_ranks=True)
-        assert on_one or on_two or (kind == "bad" and rule.code in NEED_GPU)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_some_examples_are_run(rule):
+    made = [example for example in list_examples() if example.code == rule.code]
+    run = {example.kind for example in made if {"watch", "ranks"} & example.expected.keys()}
+    needs_gpu = any(GPU in example.skipped.values() for example in made)
+    assert run == {"bad", "good"} or (run == {"good"} and needs_gpu)
 
 
-@pytest.mark.parametrize(("rule", "name"), BAD, ids=name_of)
-def test_bad_example_is_found_while_it_runs(rule, name):
-    report = watch_example(rule, "bad", name)
-    allowed = {rule.code, *getattr(rule.module, "ALSO", ())}
-    assert rule.code in {finding.rule for finding in report.findings}
-    assert {finding.rule for finding in report.findings} <= allowed
-    for finding in report.findings:
-        assert finding.file == f"{name}.py"
-        assert finding.line > 0
-        assert finding.evidence["since_step"] >= 1
+@pytest.mark.parametrize("code", BAD)
+def test_bad_examples_are_found_while_they_run(code):
+    found = {made.name: watch_example(made) for made in BAD[code]}
+    assert found == {made.name: made.expected["watch"] for made in BAD[code]}
 
 
-@pytest.mark.parametrize(("rule", "name"), GOOD, ids=name_of)
-def test_good_example_runs_without_a_finding(rule, name):
-    assert watch_example(rule, "good", name).findings == []
+@pytest.mark.parametrize("code", GOOD)
+def test_good_examples_run_without_a_finding(code):
+    assert {made.name: watch_example(made) for made in GOOD[code]} == {
+        made.name: [] for made in GOOD[code]
+    }
 
 
 def test_layer_that_was_replaced_is_reported_by_one_rule():

@@ -7,7 +7,7 @@ import pytest
 from surestep.doctor.rule import load_rules
 from surestep.doctor.watch.report import Report
 from surestep.doctor.watch.watch import Watch
-from tests.doctor.watch.ranks_child import list_examples
+from tests.doctor.examples import list_examples
 from tests.multi_rank.torchrun import called
 from tests.warm import warm_python
 
@@ -15,8 +15,7 @@ pytestmark = [
     pytest.mark.slow("launches several processes"),
     pytest.mark.xdist_group("examples on ranks"),
 ]
-EXAMPLES = list_examples()
-NAMES = [f"{rule.code}-{name}" for rule, _, name in EXAMPLES]
+EXAMPLES = [made for made in list_examples() if "ranks" in made.expected]
 
 
 @pytest.fixture(scope="module")
@@ -27,17 +26,12 @@ def launched(tmp_path_factory):
     return folder, called(command)
 
 
-@pytest.mark.parametrize(("rule", "kind", "name"), EXAMPLES, ids=NAMES)
-def test_examples_on_two_ranks(launched, rule, kind, name):
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda made: f"{made.code}-{made.name}")
+def test_examples_on_two_ranks(launched, example):
     folder, done = launched
-    files = [folder / f"{rule.code}.{name}.{rank}.json" for rank in range(2)]
+    files = [folder / f"{example.code}.{example.name}.{rank}.json" for rank in range(2)]
     assert all(file.exists() for file in files), done.stderr[-4000:]
     reports = [Report.from_json(json.loads(file.read_text())) for file in files]
     report = Watch(load_rules()).merge(dict(enumerate(reports)))
     assert (report.failures, report.stopped_at) == ({}, None)
-    found = {finding.rule for finding in report.findings}
-    if kind == "good":
-        assert found == set()
-    else:
-        assert rule.code in found
-        assert found <= {rule.code, *getattr(rule.module, "ALSO", ())}
+    assert example.describe(report.findings) == example.expected["ranks"]

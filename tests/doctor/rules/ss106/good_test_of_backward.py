@@ -1,0 +1,11 @@
+# expect: nothing
+import torch
+
+
+def test_gradients() -> None:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        assert model.bias.is_leaf

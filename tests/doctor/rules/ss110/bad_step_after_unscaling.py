@@ -1,0 +1,13 @@
+# expect: SS110 line 12; watch: nothing
+import torch
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu")
+for _ in range(5):
+    optimizer.zero_grad()
+    scaler.scale(model(torch.randn(8, 4)).pow(2).mean()).backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    scaler.update()

@@ -1,0 +1,11 @@
+# expect: SS112 line 9
+import torch
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    optimizer.zero_grad()
+    first = model(torch.randn(8, 4)).pow(2).mean().detach().requires_grad_()
+    first.backward()
+    model(torch.randn(8, 4)).abs().mean().backward()
+    optimizer.step()

@@ -1,0 +1,17 @@
+# expect: nothing
+import torch
+
+
+def step_all(objects: list[object]) -> None:
+    for option in objects:
+        option.step()  # type: ignore[attr-defined]
+
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3)
+for _ in range(5):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).pow(2).mean().backward()
+    optimizer.step()
+    step_all([scheduler])

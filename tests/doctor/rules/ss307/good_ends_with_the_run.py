@@ -1,0 +1,18 @@
+# expect: nothing
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+loader = DataLoader(data, batch_size=8, shuffle=True)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+warmup = LinearLR(optimizer, start_factor=0.1, total_iters=4)
+cosine = CosineAnnealingLR(optimizer, T_max=3 * len(loader) - 4)
+schedule = SequentialLR(optimizer, [warmup, cosine], milestones=[4])
+for epoch in range(3):
+    for x, y in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        schedule.step()

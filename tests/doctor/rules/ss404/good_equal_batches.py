@@ -1,0 +1,13 @@
+# expect: nothing
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.randn(96, 4), torch.randint(3, (96,)))
+loader = DataLoader(data, batch_size=32)
+model = torch.nn.Linear(4, 3)
+total = 0.0
+with torch.inference_mode():
+    for x, y in loader:
+        total += F.cross_entropy(model(x), y).item()
+print(total / len(loader))

@@ -1,0 +1,10 @@
+# expect: nothing; train: nothing
+import torch
+
+import surestep
+
+x = torch.randn(128, 4)
+y = (x[:, 0] > 0).long()
+task = surestep.Task(torch.nn.Linear(4, 2), torch.nn.CrossEntropyLoss(), train=(x, y))
+config = surestep.Config(max_steps=50, optim=surestep.Optim(lr=1e-9), max_grad_norm="off")
+surestep.Trainer(task, config, run="run").fit()

@@ -1,0 +1,6 @@
+# expect: nothing
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(dim=1))
+nn.NLLLoss()(model(torch.randn(8, 4)), torch.randint(3, (8,))).backward()

@@ -1,0 +1,7 @@
+# expect: nothing
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(4, 3))
+criterion = {"nll": nn.NLLLoss(), "ce": nn.CrossEntropyLoss()}["ce"]
+criterion(model(torch.randn(8, 4)), torch.randint(3, (8,))).backward()

@@ -1,0 +1,10 @@
+# expect: nothing; train: nothing
+import torch
+
+import surestep
+
+x, y = torch.randn(60, 4), torch.arange(60) % 3
+y[40:] = -100
+task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
+config = surestep.Config(max_steps=3, batch_size=8)
+surestep.Trainer(task, config, run="run").fit()

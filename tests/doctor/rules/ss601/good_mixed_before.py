@@ -1,0 +1,14 @@
+# expect: nothing
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+order = torch.randperm(40)
+x = torch.cat([torch.randn(20, 4) - 1, torch.randn(20, 4) + 1])[order]
+y = torch.arange(2).repeat_interleave(20)[order]
+loader = DataLoader(TensorDataset(x, y), batch_size=8)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in loader:
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()

@@ -1,0 +1,9 @@
+# expect: nothing; train: SS610
+import torch
+
+import surestep
+
+x, y = torch.randn(60, 4), torch.ones(60, dtype=torch.long)
+task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
+config = surestep.Config(max_steps=3, batch_size=8)
+surestep.Trainer(task, config, run="run").fit()

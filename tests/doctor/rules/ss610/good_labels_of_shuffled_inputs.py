@@ -1,0 +1,16 @@
+# expect: nothing
+import torch
+from torch import nn
+
+x = torch.randn(40, 4)
+x = x[torch.randperm(len(x))]
+y = (x.sum(1) > 0).long()
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    order = torch.randperm(len(x))
+    for i in range(0, 40, 8):
+        picked = order[i : i + 8]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[picked]), y.index_select(0, picked)).backward()
+        optimizer.step()

@@ -1,0 +1,10 @@
+# expect: nothing; train: nothing
+import torch
+
+import surestep
+
+x = torch.randn(60, 4)
+y = x
+task = surestep.Task(torch.nn.Linear(4, 4), "mse", train=(x, y))
+config = surestep.Config(max_steps=3, batch_size=8)
+surestep.Trainer(task, config, run="run").fit()

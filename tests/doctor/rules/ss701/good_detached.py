@@ -1,0 +1,13 @@
+# expect: nothing
+import torch
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+total, losses = torch.zeros(()), []
+for _ in range(10):
+    optimizer.zero_grad()
+    loss = model(torch.randn(8, 4)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    total += loss.detach()
+    losses.append(loss.item())

@@ -1,0 +1,14 @@
+# expect: SS702 line 13; watch: skip, needs a GPU
+import torch
+
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+model = torch.nn.Linear(4, 1).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+skipped = 0
+for _ in range(10):
+    loss = model(torch.randn(8, 4, device=device)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if loss > 100:
+        skipped += 1

@@ -1,0 +1,13 @@
+# expect: nothing
+import torch
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(10):
+    optimizer.zero_grad()
+    try:
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        continue
+    optimizer.step()

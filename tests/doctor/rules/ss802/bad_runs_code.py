@@ -1,0 +1,10 @@
+# expect: SS802 line 10
+import io
+
+import torch
+
+model = torch.nn.Linear(4, 1)
+file = io.BytesIO()
+torch.save(model.state_dict(), file)
+file.seek(0)
+model.load_state_dict(torch.load(file, map_location="cpu", weights_only=False))

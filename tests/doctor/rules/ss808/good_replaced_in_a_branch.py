@@ -1,0 +1,18 @@
+# expect: nothing
+import os
+
+import torch
+from elsewhere import RESTARTS
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.Adam(model.parameters())
+if os.path.exists("missing.pt"):
+    state = torch.load("missing.pt", map_location="cpu")
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+if RESTARTS:
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).pow(2).mean().backward()
+    optimizer.step()
