@@ -60,6 +60,7 @@ def main() -> None:
     )
     parser.add_argument("--file-s", type=float, default=2.0, help="seconds of tests of one file")
     parser.add_argument("--enough", type=int, default=10, help="files that find a mutant")
+    parser.add_argument("--files", type=int, help="try so many files of tests for each mutant")
     parser.add_argument("--shard", default="0/1", help="run each n-th mutant: 0/2 and 1/2")
     parser.add_argument("--out", type=Path, default=Path("mutants.jsonl"))
     options = parser.parse_args()
@@ -84,7 +85,7 @@ def main() -> None:
     for number, mutant in enumerate(mutants):
         print(f"{number}: {mutant.path}:{mutant.line}: {mutant.was} -> {mutant.now}")
     mine = [(number, mutant) for number, mutant in enumerate(mutants) if number % of == own]
-    loop = Loop(mine, covering, ROOT, options.out, options.enough)
+    loop = Loop(mine, covering, ROOT, options.out, options.enough, options.files)
     pytest.main(["-q", "-m", "not slow", "-p", "no:cacheprovider", str(ROOT / "tests")], [loop])
 
 

@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import random
+import re
 import signal
 import sys
 from collections import defaultdict
@@ -51,6 +52,10 @@ def apply(mutant: Mutant, root: Path, functions: Mapping[str, Sequence[FunctionT
             function.__code__ = new
 
 
+def _words_of(path: str) -> set[str]:
+    return set(re.findall(r"[a-z]+", path.removesuffix(".py")))
+
+
 class Loop:
     """A pytest plugin: instead of the tests, run those of each mutant, each mutant in a fork."""
 
@@ -61,9 +66,10 @@ class Loop:
         root: Path,
         out: Path,
         enough: int,  # files that find a mutant; what more files do is not tried
+        files: int | None = None,  # at most so many are tried, with names like the mutant's first
     ) -> None:
         self.mutants, self.covering, self.root, self.out = mutants, covering, root, out
-        self.enough = enough
+        self.enough, self.files = enough, files
         self.failed = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -75,7 +81,9 @@ class Loop:
         for number, mutant in self.mutants:
             files, finders = list(self.covering[number].items()), 0
             random.Random(number).shuffle(files)
-            for file, names in files:
+            words = _words_of(mutant.path)
+            files.sort(key=lambda file: -len(words & _words_of(file[0])))  # the likely ones first
+            for file, names in files[: self.files]:
                 chosen = [items[name] for name in names if name in items]
                 if chosen and finders < self.enough:
                     finders += self._fork(number, mutant, file, chosen)
