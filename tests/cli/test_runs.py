@@ -1,6 +1,7 @@
 """`surestep runs`."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from surestep.cli.runs import _row
-from surestep.record.runs import RunSummary
+from surestep.record.runs import RunSummary, list_runs, newest_run
 from tests.cli.conftest import RECIPE, environment
 
 
@@ -64,6 +65,18 @@ def test_runs_at_any_depth_are_listed_newest_first(runs, surestep):
 )
 def test_list_is_filtered_and_sorted(runs, surestep, words, listed):
     assert names(surestep("runs", "--json", *words)) == listed
+
+
+def test_run_was_written_when_its_last_event_was(tmp_path):
+    """A running run writes its status at its start."""
+    for name, started, last in (("long", 100, 900), ("short", 200, 300)):
+        (tmp_path / name).mkdir()
+        for file in ("config.json", "status.json", "events.jsonl"):
+            (tmp_path / name / file).touch()
+            seconds = last if file == "events.jsonl" else started
+            os.utime(tmp_path / name / file, (seconds, seconds))
+    assert newest_run(tmp_path).name == "long"
+    assert [run.written for run in list_runs(tmp_path)] == [900, 300]
 
 
 def test_table_shows_the_same(runs, surestep):

@@ -190,6 +190,24 @@ def test_checkpoint_that_is_deleted_during_its_upload_is_still_copied(run, mirro
     assert not list(run.glob(".tmp*"))
 
 
+def test_checkpoint_that_is_replaced_during_its_upload_is_copied_again(run, mirror):
+    other = train(run.parent / "other", seed=1, **{"checkpoint.keep_last": 3}).path
+    made, path = pusher(run, mirror), run / "checkpoints" / "step-00000012"
+    write = made._write
+
+    def replace_and_write(name, data):
+        made._write = write
+        shutil.rmtree(path)
+        shutil.copytree(other / "checkpoints" / path.name, path)
+        write(name, data)
+
+    made._look()
+    made._write = replace_and_write
+    made._push_checkpoint(path)
+    made.push(is_last=True)
+    assert files(mirror) == files(run)
+
+
 def test_without_hard_links_the_checkpoint_itself_is_read(run, mirror, monkeypatch):
     def no_links(*_):
         raise PermissionError(1, "Operation not permitted")

@@ -141,6 +141,19 @@ def test_tracker_gets_points_and_checkpoints_in_the_order_of_the_events(tmp_path
     assert ("resume", 6) in found
 
 
+def test_checkpoint_that_is_written_after_the_next_evaluation_has_its_own_metrics(tmp_path):
+    run = train(tmp_path, **{"checkpoint.every": "6 steps", "checkpoint.keep_last": 2})
+    expected = {e["step"]: e["metrics"] for e in run.events() if e["event"] == "evaluation"}
+    assert list(expected) == [6, 12]
+    places, path = {"checkpoint": 1, "end": 2}, tmp_path / "events.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    lines.sort(key=lambda line: places.get(json.loads(line)["event"], 0))
+    path.write_text("".join(lines))
+    recorder = Recorder()
+    Delivery(tmp_path, recorder, from_start=True).deliver()
+    assert {step: metrics for _, step, metrics in recorder.of("checkpoint")} == expected
+
+
 @pytest.mark.parametrize("method", ["start", "log", "checkpoint", "findings", "end"])
 def test_tracker_that_fails_for_a_while_misses_nothing(tmp_path, method, capfd):
     recorder = Recorder(**{method: 3})

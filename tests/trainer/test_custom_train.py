@@ -195,3 +195,23 @@ def test_statistics_of_an_average_are_computed_in_train_mode():
         other.eval()
         with torch.no_grad():
             assert value == pytest.approx(float(F.mse_loss(other(V), W)), rel=1e-5)
+
+
+def test_batch_norm_kept_in_eval_mode_keeps_its_statistics_in_an_average():
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.BatchNorm1d(8))
+    net.append(nn.Linear(8, 1))
+    net[3].running_mean.fill_(0.5)
+    net[3].running_var.fill_(4.0)
+    average = {"kind": "swa", "start": 2, "buffers": "recompute"}
+    options = config(max_steps=4, epochs=None, average=average)
+    with surestep.prepare(task(net, keep_eval=[net[3]]), options, run=None) as session:
+        for _ in session.steps():
+            pass
+        value = session.evaluate("val")["val/loss"]
+        other = copy.deepcopy(net)
+        other.load_state_dict(net.state_dict() | session.state.average.tensors)
+    batches = [X[first : first + SIZE] for first in range(0, len(X), SIZE)]
+    torch.optim.swa_utils.update_bn(batches, other[:2])
+    with torch.no_grad():
+        assert value == pytest.approx(float(F.mse_loss(other.eval()(V), W)), rel=1e-5)

@@ -85,3 +85,24 @@ def test_average_of_a_renamed_weight_is_not_left_out_of_an_export(tmp_path):
     with pytest.raises(CheckpointError, match=r"an average of last\.\w+, and the model's"):
         export(found, tmp_path / "model.pt", average=True)
     export(found, tmp_path / "model.pt")
+
+
+def test_average_of_a_resumed_run_counts_only_steps_that_were_taken(tmp_path):
+    """Step 2 has no items, so the average is of the weights after the steps 1, 3, 4 and 5."""
+    x, y = tiny.data(40)
+    y[8:16] = -100
+    average = {"kind": "swa", "start": 0, "every": "1 step"}
+    options = {"max_steps": 5, "data": {"shuffle": False}, "average": average}
+    seen = []
+    for last in (3, 5):
+        with tiny.prepare(tmp_path, {"train": (x, y)}, **options) as session:
+            for result in session.steps():
+                if result.took_step:
+                    seen.append(tiny.weights(session.model))
+                if result.step == last:
+                    session.save()
+                    break
+            tensors = session.state.average.tensors.values()
+            found = torch.cat([tensor.double().flatten() for tensor in tensors])
+    assert len(seen) == 4
+    torch.testing.assert_close(found, torch.stack(seen).mean(0), rtol=0, atol=1e-6)

@@ -39,3 +39,17 @@ def test_run_saves_at_every_minute_of_elapsed_time(tmp_path, monkeypatch):
     model.register_forward_pre_hook(passes)
     said = {"checkpoint": {"every": "1 minute", "async_save": False}, "batch_size": 4, "epochs": 2}
     assert saves(tiny.fit(tmp_path / "r", {"model": model}, **said)) == [3, 6, 9, 10]
+
+
+def test_resumed_run_saves_and_evaluates_at_the_multiples_of_its_items(tmp_path):
+    saved = {"every": "30 items", "async_save": False, "keep_best": 0}
+    said = {"checkpoint": saved, "validation": {"every": "50 items"}, "batch_size": 4, "epochs": 4}
+    with tiny.prepare(tmp_path, {"val": tiny.data(5)}, **said) as session:
+        for result in session.steps():
+            if result.step == 9:
+                session.save()
+                break
+    run = tiny.fit(tmp_path, {"val": tiny.data(5)}, **said)
+    assert saves(run) == [9, *SAID["30 items"][1:]]
+    evaluated = [each["step"] for each in run.events() if each["event"] == "evaluation"]
+    assert evaluated == SAID["50 items"]

@@ -86,6 +86,24 @@ def test_reduce_on_plateau_equals_torch_on_the_same_metrics_and_resumes(tmp_path
     assert [lr for each in gone_on for lr in each] == rates
 
 
+def test_reduce_on_plateau_starts_again_on_other_samples(tmp_path):
+    """Their losses are far larger, and fall."""
+    x, y = tiny.data(8, seed=1)
+    with prepare(tmp_path, {"val": (x, y)}, **PLATEAU) as session:
+        tiny.evaluate_twice(session)
+        rate = session.state.optimizer.param_groups[0]["lr"]
+    run = fit(tmp_path, {"val": (x, (y + 1) % 3)}, **PLATEAU)
+    events = [event for event in run.events() if event.get("step", event.get("first", 0)) > 6]
+    plain = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=rate)
+    scheduler = lr_scheduler.ReduceLROnPlateau(plain, factor=0.5, patience=1, cooldown=1)
+    expected = []
+    for value in [e["metrics"]["val/loss"] for e in events if e["event"] == "evaluation"]:
+        expected.append(plain.param_groups[0]["lr"])
+        scheduler.step(value)
+    rates = [lr for event in events if event["event"] == "steps" for lr in event["lr"]]
+    assert rates == pytest.approx(expected, rel=1e-12)
+
+
 def test_reduce_on_plateau_needs_evaluations(tmp_path):
     with pytest.raises(ConfigError, match="needs evaluations"):
         prepare(tmp_path, schedule={"name": "reduce_on_plateau"})

@@ -82,8 +82,9 @@ def test_values_are_those_that_optuna_allows(text):
     assert dimension.value_at(1.0) == dimension.high
 
 
-def test_each_integer_has_the_same_share():
-    dimension = parse_dimension("x", "int(2, 6, step=2)")
+@pytest.mark.parametrize("kind", ["int", "uniform"])
+def test_each_value_of_a_range_with_steps_has_the_same_share(kind):
+    dimension = parse_dimension("x", f"{kind}(2, 6, step=2)")
     drawn = [dimension.value_at((index + 0.5) / 300) for index in range(300)]
     assert [drawn.count(value) for value in (2, 4, 6)] == [100, 100, 100]
 

@@ -158,6 +158,29 @@ def test_test_split_is_shown_if_it_was_measured():
     )
 
 
+def test_other_seeds_are_those_after_the_seed_of_the_trial(tmp_path):
+    """Of a study with seed 1, the first seed from 1 would be the one that selected the trial."""
+    study, trained = make_study(make_rows(1)), []
+    study.folder = tmp_path
+    for folder in ("trials/0000", "confirm"):
+        (tmp_path / folder).mkdir(parents=True)
+    write_json(tmp_path / "trials" / "0000" / "plan.json", [{"option": "seed", "value": 1}])
+
+    def train(job, _):
+        trained.append(job["options"]["seed"])
+        return Ended({"metrics": {"val/accuracy": 0.9}})
+
+    worker = SimpleNamespace(
+        study=study,
+        options=WorkerOptions(confirm=1, confirm_seeds=2),
+        stops=SimpleNamespace(reason=""),
+        run_job=train,
+        print_line=lambda _: None,
+    )
+    (found,) = confirm.confirm_trials(worker, None)
+    assert (trained, found.values) == ([2, 3], (0.9, 0.9))
+
+
 @pytest.mark.parametrize(("way", "order"), [("min", [1, 0]), ("max", [0, 1])])
 def test_failed_confirmation_is_last(way, order, monkeypatch):
     values = {0: 0.9, 1: 0.5, 2: math.nan}

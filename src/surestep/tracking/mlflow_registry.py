@@ -105,7 +105,7 @@ def _move_champion(client: Any, name: str, number: str, score: Score) -> None:
     while is_set != best:
         client.set_registered_model_alias(name, CHAMPION, best)
         is_set = best
-        for rival, rival_score in _marked(client, name, "moving", "moved") - before:
+        for rival, rival_score in sorted(_marked(client, name, "moving", "moved") - before):
             if rival_score.beats(best_score):
                 best, best_score = rival, rival_score
     client.set_model_version_tag(name, number, _MARK, "moved")

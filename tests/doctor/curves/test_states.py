@@ -240,7 +240,10 @@ def test_flat_end_of_a_schedule_is_not_a_plateau():
     t = np.linspace(0, 1, 1000)
     losses = 1 + np.exp(-30 * t)
     assert first(by_steps(losses)).name == "plateau"
-    assert first(by_steps(losses, rates=np.maximum(0, 0.5 - t))).name == "falling"
+    decay = np.maximum(0, 0.5 - t)
+    assert first(by_steps(losses, rates=decay)).name == "falling"
+    after_warmup = np.minimum(decay, np.maximum(t, 1e-6)) + 1e-5
+    assert first(by_steps(losses, rates=after_warmup)).name == "falling"
 
 
 def validated(losses, scores=None, *, every=20, **more):

@@ -7,8 +7,6 @@ import subprocess
 
 import pytest
 
-from surestep.doctor.finding import Finding
-from surestep.doctor.watch.report import Report, merge_reports
 from tests.warm import warm_python
 
 pytestmark = pytest.mark.slow("launches several processes")
@@ -121,27 +119,3 @@ def test_findings_are_printed_before_sigterm_ends_the_script(tmp_path):
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGTERM
     assert "SS101" in stderr
-
-
-def make_finding(line, since, message="m"):
-    evidence = {"since_step": since}
-    return Finding("SS101", "missing-zero-grad", "error", "a.py", line, 1, message, evidence)
-
-
-def test_same_line_is_one_finding_with_its_ranks():
-    reports = {
-        1: Report([make_finding(3, 2, "of rank 1")], 9, {}),
-        0: Report([make_finding(3, 4, "of rank 0"), make_finding(7, 1)], 8, {"SS203": "no"}),
-    }
-    merged = merge_reports(reports, [make_finding(9, 5, "of both")])
-    assert [(found.line, found.message, found.evidence) for found in merged.findings] == [
-        (7, "m", {"since_step": 1, "ranks": [0]}),
-        (3, "of rank 0", {"since_step": 2, "ranks": [0, 1]}),
-        (9, "of both", {"since_step": 5}),
-    ]
-    assert (merged.steps, merged.failures, merged.ranks) == (9, {"SS203": "no"}, 2)
-
-
-def test_report_can_be_sent_to_another_process():
-    report = Report([make_finding(3, 2)], 9, {"SS203": "no"}, {"SS904": 3})
-    assert Report.from_json(json.loads(json.dumps(report.to_json()))) == report

@@ -314,6 +314,17 @@ def test_error_shows_the_option_to_set():
         check(Net((5,), 0.0), (torch.randn(24, 6), Y), mean, reduction="sum")
 
 
+def test_loss_that_is_nan_for_a_part_of_the_batch_is_rejected():
+    """A mean over the samples of one class is NaN for a micro-batch that has none of them."""
+
+    def loss(outputs, targets):
+        rare = functional.cross_entropy(outputs[targets == 0], targets[targets == 0])
+        return functional.cross_entropy(outputs, targets) + 1e-9 * rare
+
+    with pytest.raises(TaskError, match="not a mean over its items"):
+        check(tiny.model(), (X, Y), loss)
+
+
 def test_random_loss_that_is_a_mean_is_not_rejected():
     def noisy(outputs, targets):
         return functional.cross_entropy(outputs + torch.randn_like(outputs), targets)

@@ -85,6 +85,20 @@ def test_set_epoch_of_a_stream_is_called():
     assert list(StreamReader(Knows(), 0, "train").samples(7)) == [7]
 
 
+def test_stream_that_another_pass_interrupts_keeps_its_epoch():
+    class Knows(Plain):
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+        def __iter__(self):
+            for _ in range(4):
+                yield self.epoch
+
+    reader = StreamReader(Knows(), 0, "train")
+    training = reader.samples(3)
+    assert [next(training), *reader.samples(0), *training] == [3, 0, 0, 0, 0, 3, 3, 3]
+
+
 def draws(epoch=0, worker=0, workers=1, seed=0):
     def stream():
         for _ in range(4):

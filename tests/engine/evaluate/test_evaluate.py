@@ -8,6 +8,7 @@ from torch import nn
 
 from surestep import losses
 from surestep.base.errors import DataError, TaskError
+from surestep.engine.distributed.communicator import Communicator
 from surestep.engine.evaluate import evaluate
 from surestep.engine.evaluate.evaluate import EvalAccumulator, eval_mode
 from surestep.engine.losses.adapt import as_loss
@@ -236,6 +237,34 @@ def test_stream_that_may_never_end_is_named_once(tmp_path, monkeypatch):
     assert len(texts) == 1
     assert " 6 samples of it were read in 60 s" in texts[0]
     assert "For evaluations during a run, limit_val_batches=100 is enough." in texts[0]
+
+
+class Rank(Communicator):
+    """One of two ranks: the first sends its sums, and the second adds them to its own."""
+
+    def __init__(self, rank, sent):
+        super().__init__(rank, 2)
+        self.sent = sent
+
+    def all_reduce_sum(self, values):
+        if self.rank == 0:
+            self.sent.append(values)
+            return values
+        return [own + other for own, other in zip(values, self.sent.pop(0), strict=True)]
+
+
+def test_loss_without_items_on_one_rank_counts_in_the_sum_of_all_losses():
+    """The first rank has no item of the second loss, and the second none of the first."""
+    losses = {"kind": nn.CrossEntropyLoss(), "size": nn.MSELoss()}
+    loss = tiny.plan({"loss": losses, "train": {"x": X, "kind": Y, "size": X}}).loss
+    outputs, sent = tiny.model()(X).detach(), []
+    for rank, part, own, targets in ((0, "kind", outputs, Y), (1, "size", X, X + 2)):
+        totals = EvalAccumulator(loss, {}, torch.device("cpu"), Rank(rank, sent))
+        totals.parts[part].add(own, targets, targets.numel())
+        totals.count(len(X))
+        found = totals.losses()
+    both = nn.functional.cross_entropy(outputs, Y) + nn.functional.mse_loss(X, X + 2)
+    assert found["loss"] == pytest.approx(float(both), rel=1e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"limit_val_batches": 5}])

@@ -105,6 +105,18 @@ def test_metric_object_is_reset_before_each_evaluation():
     assert opened.compute() == {"m": 1.0}
 
 
+def test_object_with_several_names_gets_each_batch_once_for_each():
+    table = torchmetrics.ConfusionMatrix(task="multiclass", num_classes=3)
+    metrics = {"one": table, "two": table, "all": torchmetrics.MetricCollection({"in": table})}
+    opened = init_metrics(metrics, CPU)
+    for metric in opened:
+        metric.update(OUTPUTS, TARGETS, len(TARGETS), range(len(TARGETS)))
+    plain = torchmetrics.ConfusionMatrix(task="multiclass", num_classes=3)
+    expected = plain(OUTPUTS, TARGETS).tolist()
+    values = [value for metric in opened for value in metric.compute().values()]
+    assert values == [expected] * 3
+
+
 def test_metric_collection_has_a_name_for_each_value():
     collection = torchmetrics.MetricCollection(
         {"micro": torchmetrics.Accuracy(task="multiclass", num_classes=3, average="micro")}

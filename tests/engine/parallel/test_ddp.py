@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 
 from surestep.engine.parallel.ddp import DDPStrategy
+from surestep.engine.step_outcome import Gradients, Logged
 from tests import tiny
 
 
@@ -22,3 +23,17 @@ def test_gradients_are_views_of_the_buckets(group):
     wrapped(torch.ones(2, tiny.FEATURES)).sum().backward()
     storages = {each.grad.untyped_storage().data_ptr() for each in model.parameters()}
     assert len(storages) == 1
+
+
+def test_items_that_arrive_with_the_gradients_divide_sums_and_no_means():
+    """8 samples have 2 items: what was divided by the samples is four times too small."""
+    strategy, weight = object.__new__(DDPStrategy), torch.nn.Parameter(torch.zeros(3))
+    strategy.parameters, weight.grad = [weight], torch.full((3,), 0.5)
+    logged = [Logged("term", torch.tensor(0.25)), Logged("mean", torch.tensor(12.0), 6.0)]
+    found = strategy._divide_again(Gradients(torch.tensor(4.0), 8.0, logged), 2.0)
+    assert weight.grad.tolist() == [2.0] * 3
+    assert (float(found.loss_sum), found.items) == (4.0, 2.0)
+    assert [(part.name, float(part.value), part.items) for part in found.logged] == [
+        ("term", 1.0, 0.0),
+        ("mean", 12.0, 6.0),
+    ]

@@ -229,9 +229,11 @@ def test_warmup_equals_torch_linear_lr_before_the_schedule(name, warmup):
     equal(ours(shape(name=name, warmup=f"{warmup} steps", **said)), expected)
 
 
-def test_milestones_count_from_the_start_of_the_run():
-    at = lr_factor(shape(name="multi_step", milestones=("20 steps",), warmup="10 steps"))
-    assert [round(at(step), 12) for step in (0, 10, 19, 20, 59)] == [0.1, 1, 1, 0.1, 0.1]
+@pytest.mark.parametrize(("interval", "first"), [("1 step", 0.1), ("5 steps", 0.5)])
+def test_milestones_count_from_the_start_of_the_run(interval, first):
+    said = {"name": "multi_step", "milestones": ("20 steps",), "warmup": "10 steps"}
+    at = lr_factor(shape(interval=interval, **said))
+    assert [round(at(step), 12) for step in (0, 10, 19, 20, 59)] == [first, 1, 1, 0.1, 0.1]
 
 
 def test_constant_schedule_has_factor_one():

@@ -151,6 +151,27 @@ def test_code_that_sets_a_rate_at_every_start_counts_once(set_rate):
     assert rates(other) == rates(sgd) == pytest.approx([0.2 * 0.3 / 8, 0.1 / 8])
 
 
+def test_rate_that_is_set_in_mid_run_to_the_peak_is_kept_on_resume():
+    sgd, other = optimizer_of(torch.optim.SGD), optimizer_of(torch.optim.SGD)
+    schedule, resumed = GroupSchedule(sgd, halved), GroupSchedule(other, halved)
+    schedule.write(2)
+    sgd.param_groups[0]["lr"] = 0.5
+    resumed.load([schedule.changes(index) for index in (0, 1)])
+    resumed.write(3)
+    assert rates(other) == [0.5 / 2, 0.1 / 8]
+
+
+def test_other_rate_at_the_start_of_a_resumed_run_is_the_new_peak():
+    sgd, other = optimizer_of(torch.optim.SGD), optimizer_of(torch.optim.SGD)
+    schedule, resumed = GroupSchedule(sgd, halved), GroupSchedule(other, halved)
+    schedule.write(2)
+    sgd.param_groups[0]["lr"] *= 0.3
+    resumed.load([schedule.changes(index) for index in (0, 1)])
+    other.param_groups[0]["lr"] = 0.8
+    resumed.write(3)
+    assert rates(other) == [0.8 / 8, 0.1 / 8]
+
+
 def test_rates_change_with_a_peak_that_is_different_on_resume():
     sgd = optimizer_of(torch.optim.SGD)
     schedule = GroupSchedule(sgd, halved)

@@ -342,6 +342,30 @@ def test_target_network_set_in_a_manual_step_is_restored_if_a_later_loss_is_nan(
     assert torch.equal(tiny.weights(net["a"]), followed[0])
 
 
+def test_optimizer_that_a_nonfinite_step_updates_last_and_before_is_restored(tmp_path):
+    """A critic that takes two steps in each manual step; the second loss of step 3 is NaN."""
+
+    def step(manual_step):
+        for name, bad in (("b", False), ("a", False), ("a", manual_step.index == 2)):
+            for micro in manual_step.micro_batches(name):
+                loss = manual_step.models[name](micro.args[0]).mean()
+                manual_step.backward(loss * math.nan if bad else loss, micro)
+            manual_step.step(name)
+
+    states = []
+    for last in (3, 2):
+        data = {"train": (tiny.data()[0],), "optimizers": dict.fromkeys("ab", surestep.Optim())}
+        task = surestep.Task(model(), step=step, **data)
+        with surestep.prepare(task, tiny.config(max_steps=last), run=None) as session:
+            with suppress(NonFiniteError):
+                list(session.steps())
+            assert session.state.progress.steps_taken == 2
+            weights = session.model.parameters()
+            slots = [dict(o.state[w]) for o in session.state.optimizers.values() for w in o.state]
+            states.append([tensor.tolist() for tensor in weights] + [str(slots)])
+    assert states[0] == states[1]
+
+
 def test_dict_batch_becomes_keyword_arguments(tmp_path):
     names = []
 
