@@ -46,7 +46,8 @@ def measure(name: str) -> dict[str, float]:
     if LOSSES[name] is not None:
         task = replace(task, loss=LOSSES[name])
     options |= {"max_steps": 10, "logging.progress": "quiet", "checkpoint.every": "off"}
-    check, took = build.check_first_batch, dict[str, float]()
+    names, took = vars(build), dict[str, float]()
+    check = names["check_first_batch"]
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         began = time.perf_counter()
@@ -55,7 +56,7 @@ def measure(name: str) -> dict[str, float]:
         finally:
             took["checks"] = 1e3 * (time.perf_counter() - began)
 
-    build.check_first_batch = timed
+    names["check_first_batch"] = timed
     with tempfile.TemporaryDirectory() as folder:
         config = surestep.Config.from_options(options)
         with surestep.prepare(task, config, run=Path(folder) / "run") as session:
