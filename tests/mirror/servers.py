@@ -97,6 +97,10 @@ class Proxy:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
+    def hold(self) -> None:
+        """Accept connections, and forward nothing: the server seems to hang."""
+        self.rate = 1e-9
+
     def restore(self) -> None:
         """Forward connections again, at full speed."""
         self.is_cut, self.cut_after, self.rate = False, None, None

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import Event
@@ -14,6 +15,7 @@ import pytest
 
 import surestep
 from surestep.base.errors import RunError
+from surestep.mirror import store as module
 from surestep.mirror import uploader
 from surestep.mirror.fetch import fetch_run
 from surestep.mirror.owner import read_owner
@@ -178,6 +180,64 @@ def test_dead_server_at_the_start_is_an_outage_of_a_local_run(proxy, address, tm
 
     run = train(tmp_path / "run", address, callbacks=[Restore()])
     assert check_mirror(address) == names(run.path)
+
+
+def impatient(monkeypatch):
+    """Have the driver wait for a second in place of a minute."""
+    monkeypatch.setattr(module, "_S3", {"read_timeout": 1, "retries": {"max_attempts": 1}})
+
+
+def test_driver_waits_at_most_a_minute_for_a_server_that_hangs():
+    waits_s = module._S3["read_timeout"] * (1 + module._S3["retries"]["max_attempts"])
+    assert waits_s * module._S3_ATTEMPTS <= 60
+
+
+def test_server_that_hangs_at_the_start_is_an_outage_of_a_local_run(
+    proxy, address, tmp_path, monkeypatch, capfd
+):
+    impatient(monkeypatch)
+    proxy.hold()
+
+    class Restore(surestep.Callback):
+        def on_step(self, state, result):
+            if state.progress.step == 6:
+                proxy.restore()
+
+    run = train(tmp_path / "run", address, callbacks=[Restore()])
+    assert check_mirror(address) == names(run.path)
+    assert "takes no copies: ReadTimeoutError: Read timeout on endpoint" in capfd.readouterr().err
+
+
+def test_server_that_hangs_is_reported_before_the_driver_gives_up(
+    proxy, address, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(uploader, "HANGING_S", 0.5)
+
+    class Hold(surestep.Callback):
+        def on_step(self, state, result):
+            if state.progress.step == 4:
+                proxy.hold()
+            if state.progress.step == 10:
+                time.sleep(1.5)
+            if state.progress.step == 12:
+                proxy.restore()
+
+    run = train(tmp_path / "run", address, callbacks=[Hold()], **{"checkpoint.every": "1 step"})
+    assert check_mirror(address) == names(run.path)
+    texts = [e["text"] for e in run.events() if e["event"] == "notice" and address in e["text"]]
+    assert "takes no copies: it has not answered for " in texts[0]
+
+
+def test_server_that_hangs_is_an_error_if_the_run_is_there(
+    proxy, address, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    impatient(monkeypatch)
+    monkeypatch.setattr(module, "SILENT_S", 0.1)
+    proxy.hold()
+    with pytest.raises(RunError, match=r"cannot be reached: Read timeout .*--run runs/s3-"):
+        train(address)
+    assert f"{address} does not answer yet. Ctrl-C ends the wait" in capfd.readouterr().err
 
 
 def test_dead_server_is_an_error_if_the_run_is_there(proxy, address, tmp_path, monkeypatch):

@@ -4,11 +4,13 @@ import builtins
 import sys
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
 
 from surestep.base.errors import ConfigError, RunError
+from surestep.mirror import progress
 from surestep.mirror import store as module
 from surestep.mirror.store import Store, UnreachableError, hash_bytes, hash_file
 
@@ -105,7 +107,7 @@ def test_progress_is_made_by_each_chunk_that_is_hashed_uploaded_and_read_back(
 ):
     monkeypatch.setattr(module, "_CHUNK", 4096)
     times = iter(range(1, 1000))
-    monkeypatch.setattr(module.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(times)))
     store.progress.restart()
     seen = []
     for _ in range(5):

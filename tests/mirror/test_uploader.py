@@ -8,11 +8,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 import surestep
 from surestep.base.errors import ConfigError
-from surestep.mirror import owner, uploader
-from surestep.mirror import store as mirror_store
+from surestep.mirror import owner, progress, store, uploader
 from surestep.mirror.link import read_link
 from surestep.mirror.owner import Owner, read_owner, release_owner
 from surestep.mirror.push import Pusher
@@ -83,7 +83,7 @@ def clock(monkeypatch):
 
     clock.wait = wait
     monkeypatch.setattr(uploader, "time", SimpleNamespace(monotonic=read))
-    monkeypatch.setattr(mirror_store, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 
@@ -154,6 +154,74 @@ def test_outage_from_the_start_is_made_up_for(tmp_path, monkeypatch, capfd):
     assert names(tmp_path / "mirror") == names(run.path)
     told = [text for text in printed_lines(capfd) if str(tmp_path / "mirror") in text]
     assert ["takes no copies" in text for text in told[:1]] == [True]
+
+
+class Hang:
+    """Keeps the driver of a disk from writing files until it is released."""
+
+    def __init__(self, monkeypatch):
+        self.release = threading.Event()
+        pipe_file = LocalFileSystem.pipe_file
+
+        def wait(fs, path, data):
+            self.release.wait(60)
+            pipe_file(fs, path, data)
+
+        monkeypatch.setattr(LocalFileSystem, "pipe_file", wait)
+
+
+def test_mirror_that_does_not_answer_is_reported_like_one_that_cannot_be_reached(
+    tmp_path, monkeypatch, capfd
+):
+    monkeypatch.setattr(uploader, "HANGING_S", 0.05)
+    hang, at = None, {}
+
+    def begin():
+        nonlocal hang
+        hang = Hang(monkeypatch)
+
+    def wait():
+        time.sleep(0.2)  # longer than HANGING_S
+
+    def end():
+        hang.release.set()
+        monkeypatch.setattr(uploader, "HANGING_S", 60.0)
+        wait_until(lambda: "step-00000009" in names(tmp_path / "mirror"))
+
+    at = [At(2, begin), At(7, wait), At(10, end)]
+    run = train(tmp_path / "run", tmp_path / "mirror", callbacks=at)
+    assert names(tmp_path / "mirror") == names(run.path)
+    lines = [text for text in printed_lines(capfd) if str(tmp_path / "mirror") in text]
+    assert len(lines) == 2
+    assert "takes no copies: it has not answered for 0 s. Training continues" in lines[0]
+    assert lines[1].endswith("has what it had missed.")
+
+
+def test_mirror_that_does_not_answer_at_the_end_is_reported(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(uploader, "STALLED_S", 0.2)
+    hang = None
+
+    def begin():
+        nonlocal hang
+        hang = Hang(monkeypatch)
+
+    run = train(tmp_path / "run", tmp_path / "mirror", callbacks=[At(STEPS, begin)])
+    hang.release.set()
+    assert run.status["status"] == "finished"
+    outage, rest = [text for text in printed_lines(capfd) if str(tmp_path / "mirror") in text]
+    assert outage.endswith("/mirror takes no copies: it has not answered for 0 s.")
+    assert "To copy the rest: surestep mirror push" in rest
+
+
+def test_start_reports_that_it_waits_for_a_mirror_that_does_not_answer(
+    tmp_path, monkeypatch, capfd
+):
+    monkeypatch.setattr(store, "SILENT_S", 0.05)
+    hang = Hang(monkeypatch)
+    timer = threading.Timer(0.5, hang.release.set)
+    timer.start()
+    train(tmp_path / "run", tmp_path / "mirror", max_steps=3)
+    assert f"{tmp_path}/mirror does not answer yet. Ctrl-C ends" in capfd.readouterr().err
 
 
 def test_next_process_copies_what_an_ended_one_could_not(tmp_path, monkeypatch):

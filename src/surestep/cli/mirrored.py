@@ -1,13 +1,16 @@
 """Read a run that is given by the address of its mirror."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from surestep.base.errors import ConfigError, RunError, SurestepError
 from surestep.base.paths import check_mirror_address, restore_address
 from surestep.base.secrets import describe_error
+from surestep.base.text import print_escaped
 from surestep.mirror.link import read_copied, read_link
 from surestep.mirror.open import explain, open_store
 from surestep.mirror.outline import open_outline, require_run
@@ -40,7 +43,8 @@ def use_mirror(address: str) -> Iterator[Store]:
         raise ConfigError(f"The mirror {error}.") from None
     _check_not_run_folder(store)
     try:
-        yield store
+        with store.announce_silence(partial(print_escaped, file=sys.stderr)):
+            yield store
     except SurestepError:
         raise
     except Exception as error:  # whatever the driver raises

@@ -124,11 +124,12 @@ def open_mirror(
     outage: Exception | None = None
     owner = Owner(store, link.id, has_started=linked is not None)
     try:
-        if is_source:
-            _fetch(store, owner, folder, print_line)
-        else:
-            become_writer(store, owner, folder, print_line)
-            finish_fetching(folder)
+        with store.announce_silence(print_line):
+            if is_source:
+                _fetch(store, owner, folder, print_line)
+            else:
+                become_writer(store, owner, folder, print_line)
+                finish_fetching(folder)
         link = make_link(folder, address, owner.run_id)
     except (SurestepError, KeyboardInterrupt):
         owner.try_release()

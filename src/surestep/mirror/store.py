@@ -6,17 +6,18 @@ with the local bytes.
 """
 
 import hashlib
-import time
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 from uuid import uuid4
 
 from surestep.base.errors import ConfigError, RunError
 from surestep.base.secrets import describe_error, first_line
+from surestep.mirror.progress import Progress, TimedCalls
 from surestep.mirror.ssh import SSHFileSystem
 from surestep.record.checkpoint.discovery import has_checkpoint_name
 from surestep.record.io import open_regular
@@ -24,7 +25,6 @@ from surestep.record.io import open_regular
 PART = 2**24  # bytes: of a part of a multipart upload, and of what is read at once
 _CHUNK = 2**20  # bytes: what is hashed at once
 LARGEST = 2**28  # bytes of a file that is read into memory
-_ATTEMPTS = 3  # at an operation, before only what was never done counts as progress
 HIDDEN = ".part-"  # prefix of a file that is being written
 # They write an object completely or not at all; a rename would copy it.
 _OBJECT_STORES = frozenset(
@@ -40,8 +40,12 @@ _PACKAGES = {
     **dict.fromkeys(_SSH, "paramiko"),
     **{"hf": "huggingface_hub", "oss": "ossfs", "smb": "smbprotocol", "webdav": "webdav4"},
 }
-# A store that does not answer is noticed within a minute; botocore's own limits add up to more.
-_S3 = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 2}}
+# A store that does not answer is noticed within a minute: botocore tries again once, and s3fs makes
+# _S3_ATTEMPTS of that. Their own limits add up to more.
+_S3 = {"connect_timeout": 10, "read_timeout": 15, "retries": {"max_attempts": 1}}
+_S3_ATTEMPTS = 2
+SILENT_S = 5.0  # before a line says that a store is waited for
+_POLL_S = 0.1
 
 
 class UnreachableError(RunError):
@@ -120,55 +124,6 @@ def _is_partial(name: str) -> bool:
     return name.rpartition("/")[2].startswith(HIDDEN) and _is_of_run(name)
 
 
-@dataclass
-class _Operation:
-    content: str
-    attempts: int = 0
-    done: int = 0
-
-
-class Progress:
-    """When the copying last got further, by the monotonic clock.
-
-    What fails and is done again gets no further after a few attempts, however much of it succeeds
-    each time. So a mirror that takes everything but one file makes no progress.
-
-    Attributes:
-        at: when it got further, or was restarted.
-    """
-
-    def __init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget what was done."""
-        self.at = time.monotonic()
-        self._operations: dict[str, _Operation] = {}
-
-    def begin(self, name: str, content: str = "") -> Callable[[int], None]:
-        """Begin an attempt at an operation.
-
-        Args:
-            name: of the operation, such as "upload" and the name of a file.
-            content: what distinguishes it from an earlier one of this name, such as a hash.
-
-        Returns:
-            A function to be called with how much is done, such as a number of bytes.
-        """
-        operation = self._operations.get(name)
-        if operation is None or operation.content != content:
-            operation = self._operations[name] = _Operation(content)
-        operation.attempts += 1
-        if operation.attempts <= _ATTEMPTS:
-            operation.done = 0
-
-        def note(done: int) -> None:
-            if done > operation.done:
-                operation.done, self.at = done, time.monotonic()
-
-        return note
-
-
 class Store:
     """A folder at an address. Names of files are relative to it, with slashes.
 
@@ -186,13 +141,35 @@ class Store:
     def __init__(self, address: str) -> None:
         self.address = address
         self._scheme = address.partition("://")[0] if "://" in address else "file"
-        self._fs, self._root = _connect(address, self._scheme)
+        fs, self._root = _connect(address, self._scheme)
+        self._fs = TimedCalls(fs)
         self.progress = Progress()
 
     @property
     def local_path(self) -> Path | None:
         """The folder, if it is on a disk of this machine."""
         return Path(self._root) if self._scheme in ("file", "local") else None
+
+    def silent_s(self) -> float:
+        """Return for how many seconds a call was not answered; 0 if no call waits for an answer."""
+        return self._fs.silent_s(self.progress.at)
+
+    @contextmanager
+    def announce_silence(self, print_line: Callable[[str], None]) -> Iterator[None]:
+        """Print a line if the store does not answer for a while in the body."""
+        ended = Event()
+
+        def watch() -> None:
+            while not ended.wait(_POLL_S):
+                if self.silent_s() > SILENT_S:
+                    print_line(f"{self.address} does not answer yet. Ctrl-C ends the wait for it.")
+                    return
+
+        Thread(target=watch, name="surestep-mirror-silence", daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
 
     @property
     def is_atomic(self) -> bool:
@@ -286,7 +263,7 @@ class Store:
 
     def _put(self, path: Path, target: str, note: Callable[[int], None]) -> None:
         if self.local_path is not None:  # the driver reports no progress
-            with open(target, "xb") as copy:
+            with self._fs.waiting(), open(target, "xb") as copy:
                 for chunk in _read_chunks(path, note):
                     copy.write(chunk)
             return
@@ -448,4 +425,6 @@ def _connect(address: str, scheme: str) -> tuple[Any, str]:
             f"{address} cannot be opened: {describe_error(error)}. Check the address, the "
             "credentials and the network, and start again."
         ) from None
+    if scheme in ("s3", "s3a"):
+        fs.retries = _S3_ATTEMPTS
     return fs, str(root)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 
 from surestep.base.errors import CheckpointError, RunError
 from surestep.base.secrets import describe_error
@@ -25,6 +25,7 @@ from surestep.mirror.store import Store, UnreachableError
 INTERVAL_S = 1.0  # between two passes
 LONGEST_PAUSE_S = 30.0  # between two attempts to reach the mirror
 STALLED_S = 60.0  # at the end of a run: how long to wait for a mirror that takes nothing more
+HANGING_S = 60.0  # a mirror that does not answer for so long counts as an outage
 _SILENT_S = 5.0  # at the end of a run, before a line says why it does not end yet
 _POLL_S = 0.05
 
@@ -76,6 +77,7 @@ class Uploader:
         self._lost: RunError | None = None
         self._messages: list[str] = []
         self._failures = 0
+        self._lock, self._is_out = Lock(), False
         self._thread = Thread(target=self._follow, name="surestep-mirror", daemon=True)
 
     def start(self) -> None:
@@ -88,11 +90,13 @@ class Uploader:
         self.owner.start()
         if self._late is not None:
             self._failures = 1
-            self._messages.append(self._describe(self._late.outage))
+            self._report(describe_error(self._late.outage))
         self._thread.start()
 
     def notice(self) -> str | None:
         """Return a message about the mirror, each once."""
+        if (silent_s := self.store.silent_s()) > HANGING_S:
+            self._report(f"it has not answered for {silent_s:.0f} s")
         return self._messages.pop(0) if self._messages else None
 
     def discard(self) -> None:
@@ -120,6 +124,8 @@ class Uploader:
                     is_silent = False
                     print_line(f"Copying the rest to {self.store.address}. Ctrl-C stops that.")
                 if now - self.store.progress.at > STALLED_S:
+                    if (silent_s := self.store.silent_s()) > STALLED_S / 2:
+                        self._report(f"it has not answered for {silent_s:.0f} s", is_over=True)
                     break
         finally:
             self._gave_up.set()
@@ -177,17 +183,17 @@ class Uploader:
             self._messages.append(f"{error} It is not copied to {self.store.address}.")
         if is_last:
             self.owner.release()
-        if self._failures:
-            self._failures = 0
-            self._messages.append(f"{self.store.address} has what it had missed.")
+        with self._lock:
+            if self._is_out:
+                self._messages.append(f"{self.store.address} has what it had missed.")
+            self._failures, self._is_out = 0, False
         return INTERVAL_S
 
     def _fail(self, error: Exception) -> float:
-        """Report the first failure in a row; return how long to wait."""
+        """Report an outage, if it is not known; return how long to wait."""
         self._failures += 1
         self.pusher.look_again()
-        if self._failures == 1:
-            self._messages.append(self._describe(error))
+        self._report(describe_error(error))
         return min(LONGEST_PAUSE_S, 2.0 ** min(self._failures, 5))
 
     def _check(self) -> None:
@@ -195,8 +201,13 @@ class Uploader:
             raise _GaveUp
         self.owner.check()
 
-    def _describe(self, error: Exception) -> str:
+    def _report(self, reason: str, *, is_over: bool = False) -> None:
+        """Report an outage once, until the mirror has taken everything again."""
         effect = "Training continues, and what is missing is copied when it does."
         if self._closing.is_set():
-            effect = f"It is tried for {STALLED_S:.0f} s more."
-        return f"{self.store.address} takes no copies: {describe_error(error)}. {effect}"
+            effect = "" if is_over else f"It is tried for {STALLED_S:.0f} s more."
+        with self._lock:
+            if not self._is_out:
+                text = f"{self.store.address} takes no copies: {reason}. {effect}"
+                self._messages.append(text.rstrip())
+            self._is_out = True
