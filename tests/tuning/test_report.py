@@ -254,6 +254,30 @@ def test_losses_over_a_wide_range_have_a_logarithmic_axis():
     assert "type" not in usual["layout"]["yaxis"]
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_objectives_over_a_wide_range_have_logarithmic_axes(count):
+    objectives = [("val/accuracy", "max"), ("parameters", "min"), ("seconds", "min")][:count]
+    rows = [
+        replace(row, values=(row.values[0], 10.0 ** (row.number % 5), 2.0)[:count])
+        for row in make_rows(12, objectives=objectives)
+        if row.values
+    ]
+    plots = drawn_plots(make_study(rows, objectives=objectives))
+    layout = json.loads(plots["Pareto front"].content)["layout"]
+    layout = layout["scene"] if count == 3 else layout
+    assert layout["yaxis"]["type"] == "log"
+    assert "type" not in layout["xaxis"]
+    lines = json.loads(plots["Parallel coordinates"].content)
+    found = {line["customdata"][1][1] for line in lines["data"] if "customdata" in line}
+    assert found == {f"{row.values[1]:.4g}" for row in rows}
+    accuracies = {line["customdata"][0][1] for line in lines["data"] if "customdata" in line}
+    assert accuracies == {f"{row.values[0]:.4g}" for row in rows}
+    ticks = {tick["text"] for tick in lines["layout"]["annotations"] if tick["x"] == 1}
+    assert {"1", "1e+04"} <= ticks
+    parameters = json.loads(plots["optim.lr and parameters"].content)["layout"]
+    assert (parameters["xaxis"]["type"], parameters["yaxis"]["type"]) == ("log", "log")
+
+
 def test_pareto_front_is_that_of_optuna():
     rows = make_rows(40, objectives=TWO)
     rows[4] = replace(rows[4], values=rows[0].values)  # equal values are on the front together

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from ast import literal_eval
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import unescape
 from typing import TYPE_CHECKING
 
@@ -101,7 +101,7 @@ def draw_plots(
                 view = make_view(rows, objectives, space, with_pruned=True, dotted=pruned)
                 plots.append(_draw_parallel(view, objectives[0]))
             else:
-                plots.append(_draw_parallel_front(every, objectives))
+                plots.append(_draw_parallel_front(rows, objectives, space))
             for view, (name, _) in zip(views, objectives, strict=True):
                 plots += _draw_slices(view, name, pruned)
     return plots
@@ -208,18 +208,12 @@ def _draw_parallel(view: optuna.Study, objective: tuple[str, str]) -> Plot:
     """Draw a line for each trial, with a color by its rank: losses have outliers."""
     name, direction = objective
     values = [trial.values[0] for trial in finished_trials(view)]
-    is_log = _is_wide(values)
+    axis = _Axis(values)
     drawn = visualization.plot_parallel_coordinate(
         view,
-        target=lambda trial: math.log10(trial.values[0]) if is_log else trial.values[0],
+        target=lambda trial: axis.place(trial.values[0]),
         target_name=escape_html(name),
     )
-    low, high = ((math.log10(v) if is_log else v) for v in (min(values), max(values)))
-
-    def show_value(height: float) -> str:
-        value = low + height * (high - low)
-        return f"{10**value if is_log else value:.4g}"
-
     lines, colorbar = drawn.data[: len(values)], drawn.data[-1]
     has_dotted = len(drawn.data) > len(values) + 1  # then a legend explains them, as infeasible
     drawn.data = [*lines, colorbar]
@@ -227,11 +221,11 @@ def _draw_parallel(view: optuna.Study, objective: tuple[str, str]) -> Plot:
     for line in lines:
         rank = heights.index(line.y[0]) / max(1, len(heights) - 1)
         color = str(plotly.colors.sample_colorscale(SCALE, [rank])[0])
-        line.customdata = [(name, show_value(line.y[0])), *line.customdata[1:]]
+        line.customdata = [(name, axis.show(line.y[0])), *line.customdata[1:]]
         line.line.update(color=color, width=1.8 if len(lines) <= MANY else 1)
     for tick in drawn.layout.annotations:
         if tick.x == 0:
-            tick.text = show_value(tick.y)
+            tick.text = axis.show(tick.y)
     colorbar.marker.update(colorscale=SCALE, reversescale=False, color=[0, 1], cmin=0, cmax=1)
     colorbar.marker.colorbar = {
         "tickvals": [0, 1],
@@ -245,14 +239,44 @@ def _draw_parallel(view: optuna.Study, objective: tuple[str, str]) -> Plot:
     return _finish_parallel(drawn, view, [name], note)
 
 
-def _draw_parallel_front(view: optuna.Study, objectives: Objectives) -> Plot:
+class _Axis:
+    """The axis of an objective in parallel coordinates, logarithmic if its values are wide."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self._is_log = _is_wide(values)
+        self._low, self._high = self.place(min(values)), self.place(max(values))
+
+    def place(self, value: float) -> float:
+        """Return a value as it is drawn."""
+        return math.log10(value) if self._is_log else value
+
+    def show(self, height: float) -> str:
+        """Return the value at a height, from 0 to 1."""
+        value = self._low + height * (self._high - self._low)
+        return f"{10**value if self._is_log else value:.4g}"
+
+
+def _draw_parallel_front(rows: Sequence[TrialRow], objectives: Objectives, space: Space) -> Plot:
     """Draw a line for each finished trial, in color if it is on the Pareto front."""
     names = [name for name, _ in objectives]
+    finished = finished_trials(make_view(rows, objectives, space))
+    axes = [_Axis(values) for values in zip(*(trial.values for trial in finished), strict=True)]
+    placed = [
+        replace(row, values=tuple(a.place(v) for a, v in zip(axes, row.values, strict=True)))
+        for row in rows
+        if row.values is not None and all(map(math.isfinite, row.values))
+    ]
+    view = make_view(placed, objectives, space)
     view.set_metric_names([escape_html(name) for name in names])
     drawn = visualization.plot_parallel_coordinate(view)
     drawn.data = drawn.data[:-1]  # without the scale of colors
     front = len(view.best_trials)  # they come last
+    for tick in drawn.layout.annotations:
+        if tick.x < len(axes):
+            tick.text = axes[tick.x].show(tick.y)
     for index, line in enumerate(drawn.data):
+        shown = [(name, axis.show(y)) for name, axis, y in zip(names, axes, line.y, strict=False)]
+        line.customdata = [*shown, *line.customdata[len(axes) :]]
         color = BEST if index >= len(drawn.data) - front else MUTED
         line.line = {"color": color, "width": 1.8 if len(drawn.data) <= MANY else 1}
     note = "Each line is a finished trial; those on the Pareto front are orange."
@@ -346,6 +370,11 @@ def _draw_pareto_front(view: optuna.Study, objectives: Objectives) -> Plot:
         )
         if len(objectives) == 3:
             trace.marker.size = size / 2
+    trials = finished_trials(view)
+    for at, axis in enumerate("xyz"[: len(objectives)]):
+        if _is_wide([trial.values[at] for trial in trials]):
+            where = drawn.layout.scene if len(objectives) == 3 else drawn.layout
+            where[f"{axis}axis"].type = "log"
     if len(objectives) == 3:
         drawn.update_scenes(camera_eye={"x": 1.7, "y": 1.7, "z": 0.9}, camera_center_z=-0.15)
     better = " and ".join(
