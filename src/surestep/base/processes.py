@@ -59,7 +59,8 @@ def list_children(pid: int) -> list[int]:
                 own for own, parent in (map(int, row.split()) for row in rows) if parent == pid
             ]
         return found
-    for listed in (_PROC / f"{pid}/task").glob("*/children"):
-        with suppress(OSError):  # it has ended
-            found += map(int, listed.read_text().split())
+    with suppress(OSError):  # it has ended
+        for thread in (_PROC / f"{pid}/task").iterdir():
+            with suppress(OSError):
+                found += map(int, (thread / "children").read_text().split())
     return found
