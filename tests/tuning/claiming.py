@@ -11,8 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from surestep.tuning.open import read_study
 from surestep.tuning.rows import ClaimedTrial
-from surestep.tuning.study import SearchStudy, read_study
+from surestep.tuning.study import SearchStudy
 from tests.warm import warm_python
 
 

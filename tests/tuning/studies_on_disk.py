@@ -7,9 +7,9 @@ import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
+from surestep.tuning.open import open_study
 from surestep.tuning.settings import StudySettings
 from surestep.tuning.space import Space
-from surestep.tuning.study import open_study
 
 SPACE = {"b": "int(1, 8)", "lr": "log(1e-5, 1e-1)", "name": ["x", "y", [1, 2]]}
 GRID = {"b": "int(1, 8)", "name": ["x", "y", [1, 2]]}

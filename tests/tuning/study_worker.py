@@ -7,7 +7,7 @@ from pathlib import Path
 
 from optuna.storages import JournalStorage, RDBStorage
 
-from surestep.tuning.study import open_study
+from surestep.tuning.open import open_study
 from tests.tuning.studies_on_disk import make_settings, run_trial
 
 

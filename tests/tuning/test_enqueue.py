@@ -9,11 +9,11 @@ import pytest
 from surestep.base.errors import ConfigError
 from surestep.recipes.load import call_recipe, load
 from surestep.tuning.enqueue import parse_points
+from surestep.tuning.open import open_study
 from surestep.tuning.options import SearchOptions, make_settings
 from surestep.tuning.samplers import check_methods
 from surestep.tuning.settings import read_settings
 from surestep.tuning.space import Space
-from surestep.tuning.study import open_study
 from tests.tuning import studies_on_disk
 from tests.tuning.studies_on_disk import GRID, make_study, open_by_optuna, run_all
 

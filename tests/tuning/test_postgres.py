@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from surestep.base.errors import ConfigError, RunError
-from surestep.tuning.study import open_study, read_study
+from surestep.tuning.open import open_study, read_study
 from tests.postgres import PASSWORD
 from tests.tuning.claiming import run_workers
 from tests.tuning.studies import make_study

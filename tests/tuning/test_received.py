@@ -8,9 +8,9 @@ from contextlib import closing
 import pytest
 
 from surestep.base.errors import ConfigError, RunError
+from surestep.tuning.open import open_study, read_study
 from surestep.tuning.process import StopRequests, TrialProcess
 from surestep.tuning.settings import read_settings
-from surestep.tuning.study import open_study, read_study
 from tests.laws.test_law_8_reading import MARK, watching
 from tests.tuning.studies_on_disk import make_study
 

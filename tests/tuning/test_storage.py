@@ -9,6 +9,7 @@ import optuna
 import pytest
 
 from surestep.base.errors import ConfigError, RunError
+from surestep.tuning.open import read_study
 from surestep.tuning.storage import (
     JOURNAL,
     open_storage,
@@ -16,7 +17,6 @@ from surestep.tuning.storage import (
     require_optuna,
     without_password,
 )
-from surestep.tuning.study import read_study
 from tests.tuning.studies_on_disk import make_study, run_all
 
 

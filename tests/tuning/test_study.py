@@ -8,9 +8,10 @@ import optuna
 import pytest
 
 from surestep.base.errors import ConfigError, RunError
+from surestep.tuning.open import open_study, read_study
 from surestep.tuning.rows import Observer
 from surestep.tuning.settings import read_settings
-from surestep.tuning.study import MOST_RETRIES, open_study, read_study
+from surestep.tuning.study import MOST_RETRIES
 from tests.tuning.studies_on_disk import loss, make_settings, make_study, run_all
 
 PYTHON = sys.executable  # not the one of `warm_python`
@@ -129,7 +130,7 @@ def test_trial_whose_worker_ended_on_this_machine_is_shown_as_waiting(tmp_path):
     study.claim_trial()
     assert study.rows()[0].state == "running"
     code = (
-        "import sys\nfrom pathlib import Path\nfrom surestep.tuning.study import read_study\n"
+        "import sys\nfrom pathlib import Path\nfrom surestep.tuning.open import read_study\n"
         "read_study(Path(sys.argv[1])).claim_trial()"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
@@ -419,7 +420,7 @@ def test_study_whose_storage_cannot_be_opened_is_not_recorded(tmp_path):
 def test_password_is_not_written(tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr(
-        "surestep.tuning.study.open_storage",
+        "surestep.tuning.open.open_storage",
         lambda _, url: opened.append(url) or optuna.storages.InMemoryStorage(),
     )
     url = "postgresql://me:sec%40ret@host/db?sslpassword=s3"

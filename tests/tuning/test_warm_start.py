@@ -9,8 +9,8 @@ import optuna
 import pytest
 
 from surestep.base.errors import ConfigError
+from surestep.tuning.open import open_study
 from surestep.tuning.settings import read_settings
-from surestep.tuning.study import open_study
 from surestep.tuning.warm_start import add_warm_start, choose_warm_start
 from tests.tuning.studies_on_disk import (
     SPACE,

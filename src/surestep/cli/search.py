@@ -300,8 +300,8 @@ def show_study(
         json: Print the study as JSON.
     """
     from surestep.record.io import check_output
+    from surestep.tuning.open import read_study
     from surestep.tuning.report import describe_study, write_report
-    from surestep.tuning.study import read_study
 
     opened = read_study(require_local_path(study), storage)
     if html is not None:

@@ -20,9 +20,10 @@ from surestep.base.errors import SurestepError
 from surestep.base.processes import kill_tree
 from surestep.base.text import print_escaped
 from surestep.tuning.confirm import confirm_trials
+from surestep.tuning.open import read_study
 from surestep.tuning.process import StopRequests
 from surestep.tuning.slots import Slot
-from surestep.tuning.study import SearchStudy, read_study
+from surestep.tuning.study import SearchStudy
 from surestep.tuning.worker import Worker, WorkerOptions
 
 _POLL_S = 0.2

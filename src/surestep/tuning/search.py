@@ -16,6 +16,7 @@ from surestep.recipes.load import RecipeCall, call_recipe, load_file
 from surestep.tuning.background import start_workers
 from surestep.tuning.confirm import Confirmed, confirm_trials
 from surestep.tuning.finish import BEST, Winner, conclude, write_results
+from surestep.tuning.open import open_study
 from surestep.tuning.options import (
     Keep,
     SearchOptions,
@@ -30,7 +31,7 @@ from surestep.tuning.rows import TrialRow
 from surestep.tuning.settings import STUDY_FILE, read_settings
 from surestep.tuning.slots import Slot
 from surestep.tuning.storage import require_optuna
-from surestep.tuning.study import SearchStudy, open_study
+from surestep.tuning.study import SearchStudy
 from surestep.tuning.warm_start import add_warm_start, choose_warm_start
 from surestep.tuning.worker import Worker, WorkerOptions
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from surestep.base.errors import ConfigError
 from surestep.base.text import format_count
 from surestep.tuning.lock import FileLock
+from surestep.tuning.open import read_study
 from surestep.tuning.settings import StudySettings, read_settings
 from surestep.tuning.space import Space
 from surestep.tuning.storage import require_optuna
-from surestep.tuning.study import SearchStudy, read_study
+from surestep.tuning.study import SearchStudy
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
