@@ -23,7 +23,7 @@ from tests.cli.searches import (
 )
 from tests.cli.searches import search as search
 from tests.cli.searches import space as space
-from tests.tuning.studies_on_disk import make_settings
+from tests.tuning.studies_on_disk import make_settings, open_by_optuna
 
 
 @LAUNCHES
@@ -347,6 +347,34 @@ def test_several_objectives_have_a_front_and_no_best_trial(search):
 
 
 @LAUNCHES
+def test_best_trial_satisfies_the_constraint_and_optuna_alone_agrees(search):
+    objectives = ("--objective", "val/loss", "parameters")
+    where = ("--where", "parameters < 60", "accuracy >= 0.1")
+    answer, found = search("--trials", 5, *objectives, *where)
+    assert answer.code == 0, answer.err
+    assert "where parameters < 60 and val/accuracy >= 0.1" in answer.err
+    for trial in found:
+        small = trial["measured"]["parameters"] < 60
+        assert trial["is_feasible"] == (small and trial["measured"]["val/accuracy"] >= 0.1)
+        assert ("violates parameters < 60" in trial["reason"]) == (not small)
+    best = open_by_optuna(Path("study")).best_trials
+    numbers = [trial.user_attrs["number"] for trial in best]
+    assert json.loads(Path("study/report.json").read_text())["best"] == numbers
+    assert re.search(rf"Pareto front \(\*\): trials? {', '.join(map(str, numbers))}\. ", answer.out)
+    assert "peak_memory" not in answer.out
+    assert "val/accuracy" in answer.out
+
+
+@LAUNCHES
+def test_search_without_a_trial_that_satisfies_the_constraint_is_a_failure(search):
+    answer, found = search("--trials", 1, "--where", "memory < 1MB")
+    assert (answer.code, states(found)) == (1, ["finished"])
+    assert "No trial satisfies peak_memory < 1MB, so there is no best one." in answer.err
+    assert "violates peak_memory < 1MB" in answer.out
+    assert not Path("study/best.toml").exists()
+
+
+@LAUNCHES
 def test_trials_of_two_processes_each_finish(search):
     answer, found = search("--trials", 1, "--nproc", 2, "--parallel.strategy", "ddp")
     assert answer.code == 0, answer.err
@@ -400,6 +428,8 @@ def test_missing_recipe_is_reported(surestep, space):
         (["--trials", 2, "--mode", "up"], "no choice 'up'. Use --mode min or --mode max."),
         (["--trials", 2, "--metric", "accuracyy"], "The objective 'accuracyy' is not measured"),
         (["--trials", 2, "--objective", "secs"], "seconds, parameters, peak_memory"),
+        (["--trials", 2, "--where", "memory 8GB"], "--where 'memory 8GB' is not a comparison"),
+        (["--trials", 2, "--where", "los < 3"], "The constraint 'los' is not measured"),
         (["--trials", 2, "--storage", "sqlite://bad"], "Write sqlite:///bad, with three slashes"),
         (["--trials", 2, "--study", "space.toml"], "space.toml is a file, and --study needs"),
         (["--trials", 2, "--run", "x"], "use --study FOLDER"),

@@ -311,6 +311,60 @@ def test_three_and_four_objectives_have_a_page(tmp_path, count):
     assert "trials on the Pareto front" in page.text
 
 
+WHERE = "peak_memory < 5GB"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_trials_outside_of_a_constraint_are_shown_as_such(tmp_path, count):
+    objectives = [("val/accuracy", "max"), ("seconds", "min"), ("parameters", "min")][:count]
+    rows = [
+        replace(
+            row,
+            measured={"peak_memory": 1e9 * (row.number % 7)},
+            is_feasible=row.number % 7 < 5,
+            reason=row.reason or ("" if row.number % 7 < 5 else f"violates {WHERE}"),
+        )
+        for row in make_rows(30, objectives=objectives)
+    ]
+    study = make_study(rows, objectives=objectives, where=(WHERE,))
+    page, report = write(study, tmp_path)
+    assert WHERE in page.text
+    assert report["where"] == [WHERE]
+    assert all(rows[number].is_feasible for number in report["best"])
+    assert len(contents(page)) == len(drawn_plots(study))
+    columns, cells = tabulate_trials(rows, objectives, study.settings.space, None, ["peak_memory"])
+    assert columns[2 + count] == "peak_memory"
+    assert cells[3][2 + count] == "3000000000"
+    plots = drawn_plots(study)
+    finished = [row for row in rows if row.state == "finished"]
+    outside = {row.number for row in finished if not row.is_feasible}
+    history = {t["name"]: t for t in json.loads(plots["History of val/accuracy"].content)["data"]}
+    assert set(history["outside of a constraint"]["x"]) == outside
+    highest = max(row.values[0] for row in finished if row.is_feasible)
+    assert max(y for y in history["best so far"]["y"] if y is not None) == highest
+    lines = json.loads(plots["Parallel coordinates"].content)["data"]
+    shown = [line for line in lines if "customdata" in line]
+    if count == 1:
+        pruned = {row.number for row in rows if row.state == "pruned"}
+        dotted = [line for line in shown if line["line"]["dash"] == "dot"]
+        assert len(dotted) == len(outside | pruned)
+        return
+    assert len(shown) == len(finished) - len(outside)
+    front = {t["name"]: t for t in json.loads(plots["Pareto front"].content)["data"]}
+    assert set(front["outside of a constraint"]["customdata"]) == outside
+    assert sorted(front["Pareto front"]["customdata"]) == report["best"]
+    orange = [line for line in shown if line["line"]["color"] == "#f97316"]
+    assert len(orange) == len(report["best"])
+
+
+@pytest.mark.parametrize("objectives", [ACCURACY, TWO])
+def test_page_of_a_study_in_which_no_trial_satisfies_the_constraints(tmp_path, objectives):
+    rows = [replace(row, is_feasible=False) for row in make_rows(30, objectives=objectives)]
+    page, report = write(make_study(rows, objectives=objectives, where=(WHERE,)), tmp_path)
+    assert report["best"] == []
+    assert "No trial is finished and satisfies the constraints." in page.text
+
+
 def test_the_first_of_equal_trials_is_the_best():
     rows = [replace(row, values=(0.5,)) for row in make_rows(2)]
     assert find_best(rows, ACCURACY) == [0]

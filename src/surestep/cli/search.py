@@ -58,6 +58,8 @@ class Options(CommandOptions):
         objective: One or more objectives, such as val/accuracy:max seconds:min: metrics, seconds,
             parameters or peak_memory. The default direction is min for the last three, and
             validation.mode for a metric.
+        where: What a trial has to satisfy so that it can be the best, such as
+            "peak_memory < 8GB" or "val/accuracy >= 0.9", on what a trial measured.
         sampler: How values are chosen: tpe, random, grid, qmc, cmaes or gp.
         pruner: How trials end early: median, percentile, halving, hyperband, patient, wilcoxon or
             none, with options, such as percentile:25,warmup=2. The default is median, which prunes
@@ -87,6 +89,7 @@ class Options(CommandOptions):
     metric: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     mode: Literal["min", "max"] | None = None
     objective: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME:MODE")] = ()
+    where: Annotated[tuple[str, ...], tyro.conf.arg(metavar="CONDITION")] = ()
     sampler: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     pruner: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     storage: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None
@@ -171,8 +174,16 @@ def run(words: list[str]) -> int:
         else:
             _print_result(result, words, expanded[0])
     code = _EXIT_CODES.get(result.stopped, STOPPED)
+    finished = [row for row in result.trials if row.state == "finished"]
+    if code == DONE and finished and not any(row.is_feasible for row in finished):
+        print_escaped(
+            f"No trial satisfies {' and '.join(result.study.settings.where)}, so there is no best "
+            "one. Search other values, or relax --where in a new study.",
+            sys.stderr,
+        )
+        code = FAILED
     failed = [row for row in result.trials if row.state == "failed"]
-    if code != DONE or not failed:
+    if code not in (DONE, FAILED) or not failed:
         return code
     print_escaped(
         f"{len(failed)} of {format_count(len(result.trials), 'trial')} failed, so the exit code is "
@@ -273,7 +284,10 @@ def _print_table(study: SearchStudy) -> list[int]:
 
     rows, settings = study.rows(), study.settings
     winners = find_winners(study, rows)
-    columns, cells = tabulate_trials(rows, settings.objectives, settings.space, winners)
+    constrained = [one.name for one in settings.constraints]
+    columns, cells = tabulate_trials(
+        rows, settings.objectives, settings.space, winners, constrained
+    )
     if cells:
         show.print_table(str(study.folder), columns, cells)
     else:

@@ -370,7 +370,10 @@ STUDY = _adapter(
             "seed": Size,
             **dict.fromkeys(("trials", "threads", "nproc"), Count),
         },
-        {"enqueued": _list[dict[str, Any]], "warm_start": _WARM_START | None},
+        {
+            **{"enqueued": _list[dict[str, Any]], "where": _list[str]},
+            "warm_start": _WARM_START | None,
+        },
     )
 )
 _TENSOR = _open({"name": str, "dtype": str, "shape": _list[_annotated[int, Field(ge=-1)]]})

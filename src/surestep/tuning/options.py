@@ -21,6 +21,7 @@ from surestep.recipes.find import SHIPPED
 from surestep.recipes.load import RecipeCall
 from surestep.record.io import os_error_hint
 from surestep.trainer.planning import PreparedTask, plan_task
+from surestep.tuning.constraints import parse_constraint
 from surestep.tuning.enqueue import Point, drop_repeated, find_own_values, parse_points
 from surestep.tuning.settings import Direction, StudySettings
 from surestep.tuning.slots import share_threads
@@ -46,6 +47,7 @@ class SearchOptions:
         warm_start: folder of another study, whose trials the sampler knows.
         locations: where each dimension was set, as errors show it.
         objectives: each a metric, or one of COSTS, and its direction: "val/accuracy:max".
+        where: constraints that a trial has to satisfy so that it can be the best.
         sampler: chooses the values.
         pruner: ends trials early.
         storage: URL of a database for the trials; None is a file in the study folder.
@@ -69,6 +71,7 @@ class SearchOptions:
     enqueue_place: str = "enqueue"
     warm_start: Path | None = None
     objectives: tuple[str, ...] = ()
+    where: tuple[str, ...] = ()
     sampler: str | None = None
     pruner: str | None = None
     storage: str | None = None
@@ -140,8 +143,11 @@ def make_settings(
     fixed, space = fixed_options(call), _choose_space(call, options, recorded)
     enqueued = () if recorded is None else recorded.enqueued
     added = parse_points(options.enqueue, space, options.enqueue_place)
-    if options.objectives or recorded is None:
+    where = () if recorded is None else recorded.where
+    if options.objectives or options.where or recorded is None:
         planned, point = plan_trial(call, space)
+        where = _name_metrics(options.where, planned) if options.where else where
+    if options.objectives or recorded is None:
         objectives, extra = choose_objectives(call, options.objectives, planned)
         if recorded is None:
             own = [] if point else _find_own(call, planned, space)
@@ -167,6 +173,7 @@ def make_settings(
         threads=threads or share_threads(options.workers, nproc),
         nproc=nproc,
         enqueued=enqueued if all(point in enqueued for point in added) else tuple(added),
+        where=where,
         warm_start=None if recorded is None else recorded.warm_start,
     )
 
@@ -319,14 +326,7 @@ def choose_objectives(
         if name in COSTS:
             found.append((name, "max" if way == "max" else "min"))
             continue
-        monitor = {"validation.metric": name, "validation.mode": way or None}
-        at = dict.fromkeys(monitor, "the objectives")
-        config = planned.config.replace_options(monitor, at)
-        try:
-            plan: Plan = planned.decide(config)
-        except ConfigError as error:
-            raise ConfigError(_name_objective(str(error), name)) from error
-        assert plan.validation_metric is not None
+        plan = _plan_metric(planned, name, way, "The objective")
         found.append((plan.validation_metric, plan.validation_mode))
         monitored = monitored or {
             "validation.metric": plan.validation_metric,
@@ -338,11 +338,44 @@ def choose_objectives(
     return tuple(found), monitored
 
 
-def _name_objective(text: str, name: str) -> str:
-    """Return an error about validation.metric as one about the objective that was typed."""
-    text = text.replace(f"validation.metric={name!r}", f"The objective {name!r}")
-    text = text.replace(" (validation.metric: the objectives)", "")
-    return f"{text} Objectives that are not metrics: {', '.join(COSTS)}."
+def _plan_metric(planned: PreparedTask, name: str, way: str, kind: str) -> Plan:
+    """Return the plan of a run that monitors a metric, which has its full name.
+
+    Args:
+        planned: a trial.
+        name: of the metric, as it was typed.
+        way: "min", "max", or "" for that of the metric.
+        kind: what the metric was typed for, as errors show it.
+
+    Raises:
+        ConfigError: it is not measured, or it is not known which direction is better.
+    """
+    monitor = {"validation.metric": name, "validation.mode": way or None}
+    config = planned.config.replace_options(monitor, dict.fromkeys(monitor, kind))
+    try:
+        plan: Plan = planned.decide(config)
+    except ConfigError as error:
+        text = str(error).replace(f"validation.metric={name!r}", f"{kind} {name!r}")
+        text = text.replace(f" (validation.metric: {kind})", "")
+        raise ConfigError(f"{text} Names that are not metrics: {', '.join(COSTS)}.") from error
+    assert plan.validation_metric is not None
+    return plan
+
+
+def _name_metrics(where: Sequence[str], planned: PreparedTask) -> tuple[str, ...]:
+    """Return constraints with the full names of their metrics.
+
+    Raises:
+        ConfigError: one cannot be parsed, or its metric is not measured.
+    """
+    found = []
+    for text in where:
+        one = parse_constraint(text)
+        name = one.name
+        if name not in COSTS:
+            name = _plan_metric(planned, name, "min", "The constraint").validation_metric
+        found.append(f"{name}{one.text.removeprefix(one.name)}")
+    return tuple(dict.fromkeys(found))
 
 
 def make_folder(name: str) -> Path:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from plotly.offline import get_plotlyjs
 
 from surestep.base.text import format_count, format_duration
+from surestep.tuning.constraints import parse_constraint
 from surestep.tuning.dimension import format_exact, label_choices
 from surestep.tuning.page_style import POLICY, SCRIPT, STYLE, TEMPLATES
 from surestep.tuning.space import Space
-from surestep.tuning.table import EXACT, WALL_TIME, format_value, label_value
+from surestep.tuning.table import EXACT, WALL_TIME, format_value, label_value, list_others
 
 if TYPE_CHECKING:
     from surestep.tuning.dimension import Dimension
@@ -56,6 +57,8 @@ def _render_subtitle(report: Mapping[str, Any]) -> str:
         f"{'highest' if one['direction'] == 'max' else 'lowest'} <b>{escape(one['name'])}</b>"
         for one in report["objectives"]
     )
+    if report["where"]:
+        goals += f" where <b>{escape(' and '.join(report['where']))}</b>"
     parts = [
         f"Goal: {goals}",
         format_count(settings["trials"], "trial"),
@@ -116,7 +119,9 @@ def _render_best(report: Mapping[str, Any], space: Space) -> str:
     best = _best_trials(report)
     names = [one["name"] for one in report["objectives"]]
     if not best:
-        body = '<p class="soft small">No trial is finished.</p>'
+        text = "No trial is finished"
+        text += " and satisfies the constraints." if report["where"] else "."
+        body = f'<p class="soft small">{text}</p>'
         return f'<section class="card half"><h2>Best trial</h2>{body}</section>'
     if len(names) > 1:
         columns = ["trial", *names]
@@ -222,8 +227,9 @@ def _render_plot(plot: Plot) -> str:
 
 def _render_trials(report: Mapping[str, Any], space: Space) -> str:
     objectives = [one["name"] for one in report["objectives"]]
+    others = list_others(objectives, (parse_constraint(text).name for text in report["where"]))
     has_reasons = any(trial["reason"] for trial in report["trials"])
-    columns = ["trial", "state", *objectives, "evaluations", WALL_TIME, *space.names]
+    columns = ["trial", "state", *objectives, *others, "evaluations", WALL_TIME, *space.names]
     columns += ["reason"] * has_reasons
     best = {trial["number"] for trial in _best_trials(report)}
     rows = []
@@ -231,6 +237,7 @@ def _render_trials(report: Mapping[str, Any], space: Space) -> str:
         values, state, seconds = trial["values"] or {}, trial["state"], trial["seconds"]
         cells = [_render_cell(trial["number"]), _render_cell(state, kind=f"state {state}")]
         cells += [_render_cell(values.get(name)) for name in objectives]
+        cells += [_render_cell(trial["measured"].get(name)) for name in others]
         cells.append(_render_cell(trial["evaluations"]))
         cells.append(_render_cell(seconds, None if seconds is None else format_duration(seconds)))
         active = space.active(trial["params"])

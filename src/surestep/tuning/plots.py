@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from ast import literal_eval
 from collections.abc import Collection, Mapping, Sequence
@@ -37,6 +38,8 @@ WIDE = 20  # times the smallest value: from then on, an axis is logarithmic
 MANY = 100  # lines, from which on they are thinner
 ACCENT, MUTED, BEST = "#3b82f6", "#94a3b8", "#f97316"
 PRUNED = "x"  # symbol of a point
+INFEASIBLE = "outside of a constraint"
+OUTSIDE = {"color": MUTED, "size": 8, "symbol": "circle-open"}
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def draw_plots(
             if is_single:
                 view = make_view(rows, objectives, space, with_pruned=True, dotted=pruned)
                 plots.append(_draw_parallel(view, objectives[0]))
-            else:
+            elif sum(row.state == "finished" and row.is_feasible for row in rows) > 1:
                 plots.append(_draw_parallel_front(rows, objectives, space))
             for view, (name, _) in zip(views, objectives, strict=True):
                 plots += _draw_slices(view, name, pruned)
@@ -111,7 +114,7 @@ def _draw_history(
     view: optuna.Study, name: str, size: str, best: Collection[int], pruned: Mapping[int, float]
 ) -> Plot:
     drawn = visualization.plot_optimization_history(view, target_name=escape_html(name))
-    values, so_far = drawn.data[0], drawn.data[1]
+    values, so_far, infeasible = drawn.data
     colors = [BEST if number in best else ACCENT for number in values.x]
     values.update(marker={"color": colors, "size": 8}, hovertemplate=_hover("Trial %{x}", name))
     so_far.update(
@@ -119,7 +122,14 @@ def _draw_history(
         line={"color": BEST, "width": 2, "shape": "hv"},
         hovertemplate=_hover("Best up to trial %{x}", name),
     )
-    drawn.data = [values, so_far]
+    so_far.y = [value if math.isfinite(value) else None for value in so_far.y]
+    infeasible.update(
+        name=INFEASIBLE,
+        marker=OUTSIDE,
+        hovertemplate=_hover(f"Trial %{{x}}, {INFEASIBLE}", name),
+        showlegend=True,
+    )
+    drawn.data = [values, so_far, *([infeasible] if infeasible.x else [])]
     if pruned:
         drawn.add_scatter(
             x=list(pruned),
@@ -134,6 +144,8 @@ def _draw_history(
     note = "Trials in the order they started, and the best finished one so far."
     if pruned:
         note += " A pruned trial has its last value."
+    if infeasible.x:
+        note += " The best one satisfies the constraints."
     return _finish(drawn, f"History of {name}", note, size=size)
 
 
@@ -235,7 +247,7 @@ def _draw_parallel(view: optuna.Study, objective: tuple[str, str]) -> Plot:
     }
     note = "Each line is a trial: its values on every axis. The color is its rank."
     if has_dotted:
-        note += " Pruned trials are dotted, and have their last values."
+        note += f" Dotted are pruned trials, with their last values, and those {INFEASIBLE}."
     return _finish_parallel(drawn, view, [name], note)
 
 
@@ -259,6 +271,7 @@ class _Axis:
 def _draw_parallel_front(rows: Sequence[TrialRow], objectives: Objectives, space: Space) -> Plot:
     """Draw a line for each finished trial, in color if it is on the Pareto front."""
     names = [name for name, _ in objectives]
+    rows = [row for row in rows if row.is_feasible]
     finished = finished_trials(make_view(rows, objectives, space))
     axes = [_Axis(values) for values in zip(*(trial.values for trial in finished), strict=True)]
     placed = [
@@ -279,7 +292,8 @@ def _draw_parallel_front(rows: Sequence[TrialRow], objectives: Objectives, space
         line.customdata = [*shown, *line.customdata[len(axes) :]]
         color = BEST if index >= len(drawn.data) - front else MUTED
         line.line = {"color": color, "width": 1.8 if len(drawn.data) <= MANY else 1}
-    note = "Each line is a finished trial; those on the Pareto front are orange."
+    note = "Each line is a finished trial that satisfies the constraints, if there are any. Those "
+    note += "on the Pareto front are orange."
     return _finish_parallel(drawn, view, names, note)
 
 
@@ -321,25 +335,29 @@ def _draw_slices(view: optuna.Study, name: str, pruned: Collection[int]) -> list
     plots = []
     for parameter in sorted({name for trial in finished_trials(view) for name in trial.params}):
         drawn = visualization.plot_slice(view, [parameter], target_name=escape_html(name))
-        is_text = drawn.layout.xaxis.type == "category"
-        for trace in drawn.data:
-            symbols = [PRUNED if number in pruned else "circle" for number in trace.marker.color]
-            trace.marker.update(size=8, colorscale=SCALE, showscale=False, symbol=symbols)
-            trace.update(
-                hovertemplate=f"<b>Trial %{{marker.color}}</b><br>{parameter}: %{{x}}<br>"
-                f"{escape_html(name)}: %{{y:.5g}}<extra></extra>"
-            )
-            if is_text:
+        points, *infeasible = drawn.data
+        symbols = [PRUNED if number in pruned else "circle" for number in points.marker.color]
+        points.marker.update(size=8, colorscale=SCALE, showscale=False, symbol=symbols)
+        points.update(
+            hovertemplate=f"<b>Trial %{{marker.color}}</b><br>{parameter}: %{{x}}<br>"
+            f"{escape_html(name)}: %{{y:.5g}}<extra></extra>"
+        )
+        for trace in infeasible:
+            trace.update(marker=OUTSIDE, hovertemplate=_hover(f"A trial {INFEASIBLE}", name))
+        if drawn.layout.xaxis.type == "category":
+            for trace in drawn.data:
                 trace.x = [_unquote(text) for text in trace.x]
-        if is_text:
             shown = [_unquote(text) for text in drawn.layout.xaxis.categoryarray]
             drawn.update_xaxes(categoryarray=shown)
-        _scale_values(drawn, list(drawn.data[0].y))
+        _scale_values(drawn, [value for trace in drawn.data for value in trace.y])
         if drawn.layout.xaxis.type == "log":
-            drawn.update_xaxes(**_log_ticks([float(value) for value in drawn.data[0].x]))
+            values = [float(value) for trace in drawn.data for value in trace.x]
+            drawn.update_xaxes(**_log_ticks(values))
         note = "The later the trial, the more violet."
         if pruned:
             note += " A cross is the last value of a pruned trial."
+        if infeasible:
+            note += f" A circle is a trial {INFEASIBLE}."
         title = f"{unescape(parameter)} and {name}"
         plots.append(_finish(drawn, title, note, size="third", height=280))
     return plots
@@ -358,12 +376,18 @@ def _draw_pareto_front(view: optuna.Study, objectives: Objectives) -> Plot:
         f"<br>{escape_html(name)}: %{{{axis}:.5g}}"
         for (name, _), axis in zip(objectives, "xyz", strict=False)
     )
-    styles = (("other trials", MUTED, 7), ("Pareto front", BEST, 10))
-    for trace, (label, color, size) in zip(drawn.data, styles, strict=True):
+    others, front = ("other trials", MUTED, 7, "circle"), ("Pareto front", BEST, 10, "circle")
+    outside = (INFEASIBLE, MUTED, 7, "circle-open")
+    *dominated, best = drawn.data  # those outside of a constraint, if there are some, come first
+    styles = [outside, others][-len(dominated) :]
+    for trace, (label, color, size, symbol) in zip(
+        [*dominated, best], [*styles, front], strict=True
+    ):
+        numbers = [_read_number(text) for text in trace.text or ()]
         trace.update(
             name=label,
-            customdata=list(trace.marker.color or []),
-            marker={"color": color, "size": size, "showscale": False},
+            customdata=numbers,
+            marker={"color": color, "size": size, "symbol": symbol, "showscale": False},
             showlegend=True,
             text=None,
             hovertemplate=f"<b>Trial %{{customdata}}</b>{shown}<extra></extra>",
@@ -381,7 +405,14 @@ def _draw_pareto_front(view: optuna.Study, objectives: Objectives) -> Plot:
         f"{'higher' if way == 'max' else 'lower'} {name}" for name, way in objectives
     )
     note = f"No other trial has {better} than a trial on the front."
+    if len(dominated) > 1:
+        note = f"{note.removesuffix('.')}, of those that satisfy the constraints."
     return _finish(drawn, "Pareto front", note, height=460)
+
+
+def _read_number(text: str) -> int:
+    """Return the number of a trial from the text that Optuna shows for it."""
+    return int(json.loads(text.replace("<br>", "\n"))["number"])
 
 
 def _finish(

@@ -93,6 +93,7 @@ def describe_study(study: SearchStudy, rows: Sequence[TrialRow] | None = None) -
         "study": study.folder.resolve().name,
         "recipe": settings.recipe["name"],
         "objectives": [{"name": n, "direction": way} for n, way in settings.objectives],
+        "where": recorded["where"],
         "space": recorded["space"],
         "settings": {name: recorded[name] for name in _SHOWN},
         "counts": {state: sum(row.state == state for row in rows) for state in STATES},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 TrialState = Literal["finished", "pruned", "failed", "running", "waiting"]
@@ -25,6 +25,8 @@ class TrialRow:
         run: name of its run folder in `trials/`; None if it has none.
         reason: why it is pruned, failed or waiting, or which trial it repeats; else "".
         same_as: number of the earlier trial with the same values, whose result it has.
+        measured: metrics of its best evaluation, and "seconds", "parameters" and "peak_memory".
+        is_feasible: it violates no constraint, or has not ended.
     """
 
     number: int
@@ -37,6 +39,8 @@ class TrialRow:
     run: str | None
     reason: str
     same_as: int | None = None
+    measured: dict[str, float] = field(default_factory=dict)
+    is_feasible: bool = True
 
 
 @dataclass(frozen=True)

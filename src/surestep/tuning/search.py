@@ -97,6 +97,7 @@ def search(
     study: str | Path | None = None,
     options: Mapping[str, Any] | None = None,
     objectives: str | Sequence[str] = (),
+    where: str | Sequence[str] = (),
     enqueue: Sequence[Mapping[str, Any]] = (),
     warm_start: str | Path | None = None,
     sampler: str | None = None,
@@ -128,6 +129,8 @@ def search(
         options: of the Config and, as "task.NAME", of the recipe, the same for all trials.
         objectives: what to optimize: a metric, or "seconds", "parameters" or "peak_memory"; with
             its direction, such as "val/accuracy:max". The default is validation.metric.
+        where: constraints that a trial has to satisfy so that it can be the best, such as
+            "peak_memory < 8GB" or "val/accuracy >= 0.9", on what a trial measured.
         enqueue: points of the first trials, such as [{"optim.lr": 0.01}]; the sampler chooses the
             values that a point leaves out. Trial 0 has the recipe's own values, if they are in the
             space.
@@ -175,6 +178,7 @@ def search(
         study=None if study is None else require_local_path(study),
         space=space,
         objectives=(objectives,) if isinstance(objectives, str) else tuple(objectives),
+        where=(where,) if isinstance(where, str) else tuple(where),
         enqueue=tuple(enqueue),
         warm_start=None if warm_start is None else require_local_path(warm_start),
         sampler=sampler,
@@ -281,6 +285,8 @@ def _print_start(study: SearchStudy, *, is_new: bool) -> None:
     else:
         how = f"{done_of}; nothing is left to train"
     goals = ", ".join(f"{name} ({way})" for name, way in settings.objectives)
+    if settings.where:
+        goals += f", where {' and '.join(settings.where)}"
     methods = f"{settings.sampler}; {settings.pruner}"
     print_escaped(f"{study.folder}: {how}; {goals}; {methods}.", sys.stderr)
 

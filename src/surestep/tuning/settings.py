@@ -5,12 +5,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from surestep.base.errors import ConfigError, RunError
 from surestep.record.io import explain_write_errors, read_json, to_jsonable, write_json
 from surestep.record.schemas import STUDY, STUDY_FORMAT
+from surestep.tuning.constraints import Constraint, parse_constraint
 from surestep.tuning.lock import FileLock
 from surestep.tuning.methods import PRUNERS, SAMPLERS, complete_method
 from surestep.tuning.result import read_result
@@ -43,6 +45,7 @@ class StudySettings:
         name: of the study in the storage; "" chooses one.
         enqueued: values that the first trials have, by the name of the option; the sampler chooses
             those that a point leaves out.
+        where: constraints that a trial has to satisfy so that it can be the best.
         warm_start: the trials of another study that samplers know: "study" is its folder, "name"
             its name, "numbers" those of its trials, and "is_other" if its other settings differ.
     """
@@ -60,6 +63,7 @@ class StudySettings:
     nproc: int = 1
     name: str = ""
     enqueued: tuple[Mapping[str, Any], ...] = ()
+    where: tuple[str, ...] = ()
     warm_start: Mapping[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -76,12 +80,17 @@ class StudySettings:
             ConfigError: its space, its sampler or its pruner is invalid.
         """
         values = {field.name: found[field.name] for field in fields(cls) if field.name in found}
-        values["enqueued"] = tuple(values.get("enqueued", ()))
+        values |= {name: tuple(values.get(name, ())) for name in ("enqueued", "where")}
         if found["format"] == 1:  # it has only the options that were set, and no warmup was 0
             values["sampler"] = complete_method("sampler", found["sampler"], SAMPLERS)
             values["pruner"] = complete_method("pruner", found["pruner"], PRUNERS, auto=0)
         objectives = tuple((name, direction) for name, direction in found["objectives"])
         return cls(**{**values, "space": Space.from_json(found["space"]), "objectives": objectives})
+
+    @cached_property
+    def constraints(self) -> tuple[Constraint, ...]:
+        """What a trial has to satisfy so that it can be the best."""
+        return tuple(map(parse_constraint, self.where))
 
     @property
     def is_multi_objective(self) -> bool:

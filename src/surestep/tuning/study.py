@@ -11,6 +11,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from surestep.base.errors import RunError
@@ -23,6 +24,7 @@ from surestep.tuning.attempts import (
     is_lost,
     sampler_attrs,
 )
+from surestep.tuning.constraints import describe_violations
 from surestep.tuning.rows import ClaimedTrial, Observer, TrialRow, TrialState
 from surestep.tuning.samplers import make_pruner, make_sampler, quiet
 from surestep.tuning.settings import StudySettings, read_settings
@@ -248,9 +250,19 @@ class SearchStudy:
 
     @persist
     def finish(
-        self, trial: ClaimedTrial, values: Sequence[float], seconds: float | None = None
+        self,
+        trial: ClaimedTrial,
+        values: Sequence[float],
+        seconds: float | None = None,
+        measured: Mapping[str, float] = MappingProxyType({}),
     ) -> bool:
         """End a trial with the values of its objectives; NaN fails it.
+
+        Args:
+            trial: that ended.
+            values: of the objectives.
+            seconds: how long its processes ran.
+            measured: all that it measured, by name.
 
         Returns:
             Whether it was still this worker's.
@@ -260,15 +272,23 @@ class SearchStudy:
         for name, value in zip(names, values, strict=True):
             if math.isnan(value):
                 return self.fail(trial, f"{name} is NaN", seconds)
-        return self._end(trial, "COMPLETE", "", seconds, [float(value) for value in values])
+        own = {**measured, **dict(zip(names, map(float, values), strict=True))}
+        reason = describe_violations(self.settings.constraints, own)
+        return self._end(trial, "COMPLETE", reason, seconds, [*map(float, values)], own)
 
     @persist
-    def prune(self, trial: ClaimedTrial, reason: str, seconds: float | None = None) -> bool:
+    def prune(
+        self,
+        trial: ClaimedTrial,
+        reason: str,
+        seconds: float | None = None,
+        measured: Mapping[str, float] = MappingProxyType({}),
+    ) -> bool:
         """End a trial that the pruner stopped; return whether it was still this worker's."""
         frozen = self._frozen(trial)
         last = frozen.intermediate_values.get(frozen.last_step or 0, math.nan)
         values = None if math.isnan(last) or self.settings.is_multi_objective else [last]
-        return self._end(trial, "PRUNED", reason, seconds, values)
+        return self._end(trial, "PRUNED", reason, seconds, values, measured)
 
     @persist
     def answer(self, trial: ClaimedTrial) -> bool:
@@ -289,10 +309,10 @@ class SearchStudy:
         for step, value in found.intermediate_values.items():
             self._storage.set_trial_intermediate_value(trial.trial_id, step, value)
         self._set_attr(trial.trial_id, "same_as", number)
-        reason = f"same values as trial {number}"
-        if found.state.name == "PRUNED":
-            reason += f", {found.user_attrs['end']['reason']}"
-        return self._end(trial, found.state.name, reason, 0.0, found.values)
+        why = found.user_attrs["end"]["reason"]
+        reason = f"same values as trial {number}{', ' if why else ''}{why}"
+        measured = found.user_attrs.get("measured", {})
+        return self._end(trial, found.state.name, reason, 0.0, found.values, measured)
 
     @persist
     def fail(self, trial: ClaimedTrial, reason: str, seconds: float | None = None) -> bool:
@@ -306,13 +326,30 @@ class SearchStudy:
         reason: str,
         seconds: float | None,
         values: Sequence[float] | None = None,
+        measured: Mapping[str, float] = MappingProxyType({}),
     ) -> bool:
         end = {"reason": reason, "seconds": seconds}
+        if measured and not self._record_measured(trial, measured):
+            return False
         if state == "FAIL":  # `lost` is there if a worker died while it handed the trial back
             self._set_attr(trial.trial_id, "lost", None)
         return self._set_attr(trial.trial_id, "end", end) and self._set_state(
             trial.trial_id, state, values
         )
+
+    def _record_measured(self, trial: ClaimedTrial, measured: Mapping[str, float]) -> bool:
+        """Record what a trial measured, and Optuna's constraints; return False if it is over."""
+        optuna = require_optuna()
+        try:
+            if not self._set_attr(trial.trial_id, "measured", dict(measured)):
+                return False
+            with quiet():
+                made = optuna.trial.Trial(self._study, trial.trial_id)
+                for one in self.settings.constraints:
+                    made.set_constraint(one.text, one.measure_violation(measured))
+        except optuna.exceptions.UpdateFinishedTrialError:
+            return False
+        return True
 
     @persist
     def rows(self) -> list[TrialRow]:
@@ -339,6 +376,8 @@ class SearchStudy:
             run=_run_name(number) if has_run else None,
             reason=str(end.get("reason", "")),
             same_as=same_as,
+            measured=dict(trial.user_attrs.get("measured", {})),
+            is_feasible=all(value <= 0 for value in trial.constraints.values()),
         )
 
     def _current(self) -> dict[int, FrozenTrial]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from surestep.base.text import format_count, format_duration
@@ -24,13 +24,17 @@ _LONGEST_REASON = 400  # characters: a sentence that lists many names, and no mo
 def find_best(rows: Sequence[TrialRow], objectives: Sequence[tuple[str, str]]) -> list[int]:
     """Return the number of the best finished trial, or of those on the Pareto front.
 
-    Of trials with the same value, the first one is the best. A value that is not finite is never.
+    Of trials with the same value, the first one is the best. A trial that violates a constraint
+    never is, nor is one with a value that is not finite.
     """
     signs = [1 if direction == "min" else -1 for _, direction in objectives]
     costs = {
         row.number: [sign * value for sign, value in zip(signs, row.values, strict=True)]
         for row in rows
-        if row.state == "finished" and row.values and all(map(math.isfinite, row.values))
+        if row.state == "finished"
+        and row.values
+        and row.is_feasible
+        and all(map(math.isfinite, row.values))
     }
     if len(objectives) == 1:
         return [min(costs, key=lambda number: (costs[number], number))] if costs else []
@@ -76,6 +80,7 @@ def tabulate_trials(
     objectives: Sequence[tuple[str, str]],
     space: Space,
     starred: Collection[int] | None = None,
+    constrained: Sequence[str] = (),
 ) -> tuple[list[str], list[list[str]]]:
     """Return the columns and cells of the table of trials for a terminal.
 
@@ -84,16 +89,19 @@ def tabulate_trials(
         objectives: of the study.
         space: what was searched.
         starred: numbers of the trials that have a star; None is the best ones.
+        constrained: names of what the constraints of the study compare.
 
     Returns:
         The columns, and the cells of each row.
     """
     best = set(find_best(rows, objectives) if starred is None else starred)
     has_reasons = any(row.reason for row in rows)
-    columns = ["trial", "state", *(name for name, _ in objectives), "evaluations", WALL_TIME]
+    names = [name for name, _ in objectives]
+    others = list_others(names, constrained)
+    columns = ["trial", "state", *names, *others, "evaluations", WALL_TIME]
     cells = []
     for row in rows:
-        values = row.values or [None] * len(objectives)
+        values = [*(row.values or [None] * len(names)), *map(row.measured.get, others)]
         line = [f"{row.number}{' *' * (row.number in best)}", row.state]
         line += ["" if value is None else format_value(value) for value in values]
         line += [str(row.evaluations), "" if row.seconds is None else format_duration(row.seconds)]
@@ -102,6 +110,11 @@ def tabulate_trials(
             line.append(label_value(active[name], row.params[name]) if name in active else "")
         cells.append([*line, shorten_reason(row)] if has_reasons else line)
     return [*columns, *space.names, *["reason"] * has_reasons], cells
+
+
+def list_others(objectives: Sequence[str], constrained: Iterable[str]) -> list[str]:
+    """Return what constraints compare beside the objectives, each once."""
+    return [name for name in dict.fromkeys(constrained) if name not in objectives]
 
 
 def shorten_reason(row: TrialRow) -> str:

@@ -58,6 +58,7 @@ def make_view(
     ]
     view = optuna.create_study(directions=directions)
     by_number = {row.number: row for row in rows}
+    is_constrained = bool(dotted) or not all(row.is_feasible for row in rows)
     dimensions = {dimension.key: _ViewDimension(dimension) for dimension in space.dimensions}
     for number in range(max(by_number, default=-1) + 1):
         row = by_number.get(number)
@@ -84,10 +85,19 @@ def make_view(
                 },
                 distributions={dimension.name: dimension.distribution for dimension in shown},
                 intermediate_values=intermediate,
-                constraints={"dotted": float(number in dotted)} if dotted else None,
+                constraints=_constrain(row, dotted, is_constrained),
             )
         )
     return view
+
+
+def _constrain(
+    row: TrialRow, dotted: Collection[int], is_constrained: bool
+) -> dict[str, float] | None:
+    """Return the constraint of a trial; all trials have one, or none."""
+    if not is_constrained:
+        return None
+    return {"feasible": float(not row.is_feasible or row.number in dotted)}
 
 
 def _is_shown(row: TrialRow) -> bool:

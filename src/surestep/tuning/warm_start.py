@@ -109,10 +109,11 @@ def _make_trial(
     """
     optuna = require_optuna()
     params = _fit(row.params, settings.space)
-    values = row.values
+    values, constraints = row.values, settings.constraints
     if row.state == "pruned" and not is_other and row.intermediate:
         values = (row.intermediate[max(row.intermediate)],)
-    if params is None or values is None or any(map(math.isnan, values)):
+    has_all = all(one.name in row.measured for one in constraints)
+    if params is None or values is None or any(map(math.isnan, values)) or not has_all:
         return None
     distributions = settings.space.distributions()
     state = "COMPLETE" if row.state == "finished" else "PRUNED"
@@ -123,6 +124,7 @@ def _make_trial(
         distributions={key: distributions[key] for key in params},
         intermediate_values={} if is_other else dict(row.intermediate),
         user_attrs=dict(attrs),
+        constraints={one.text: one.measure_violation(row.measured) for one in constraints},
     )
     return made
 

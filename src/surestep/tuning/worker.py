@@ -186,12 +186,15 @@ class Worker:
         if result is None:
             return study.fail(trial, ended.reason, seconds)
         if result["pruned"]:
-            return study.prune(trial, f"{PRUNED} after step {result['last_step']}", seconds)
+            reason = f"{PRUNED} after step {result['last_step']}"
+            return study.prune(trial, reason, seconds, result["metrics"])
         names = [name for name, _ in study.settings.objectives]
-        missing = [name for name in names if name not in result["metrics"]]
+        needed = [*names, *(one.name for one in study.settings.constraints)]
+        missing = [name for name in needed if name not in result["metrics"]]
         if missing:
             return study.fail(trial, f"no evaluation has a number for {missing[0]}", seconds)
-        return study.finish(trial, [result["metrics"][name] for name in names], seconds)
+        values = [result["metrics"][name] for name in names]
+        return study.finish(trial, values, seconds, result["metrics"])
 
     def run_job(
         self,
@@ -279,12 +282,12 @@ def describe_row(row: TrialRow, study: SearchStudy) -> str:
 
 
 def best_rows(rows: list[TrialRow], study: SearchStudy) -> list[TrialRow]:
-    """Return the finished trials that were trained, best first.
+    """Return the finished trials that were trained and violate no constraint, best first.
 
     With several objectives, those that none beats.
     """
     objectives = study.settings.objectives
-    rows = [row for row in rows if row.same_as is None]
+    rows = [row for row in rows if row.same_as is None and row.is_feasible]
     if study.settings.is_multi_objective:
         front = set(find_best(rows, objectives))
         return [row for row in rows if row.number in front]
