@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from surestep.engine.task.task import Task as Task
     from surestep.engine.value import Metrics as Metrics
     from surestep.record.checkpoint.reader import CheckpointInfo as CheckpointInfo
+    from surestep.record.history import History as History
     from surestep.record.run import Run as Run
     from surestep.tracking.tracker import Tracker as Tracker
     from surestep.trainer.prepare import prepare as prepare
@@ -77,6 +78,7 @@ _HOMES = {
     "Data": "surestep.config.groups",
     "Doctor": "surestep.config.doctor",
     "EarlyStop": "surestep.config.groups",
+    "History": "surestep.record.history",
     "InitWeights": "surestep.engine.task.init_weights",
     "InputMetric": "surestep.engine.metrics.base",
     "LogPoint": "surestep.engine.step.log_point",

@@ -49,6 +49,7 @@ if TYPE_CHECKING:  # a run is read without torch
     from surestep.engine.modes import TrainModes
     from surestep.engine.state.state import State
     from surestep.record.export import ExportResult
+    from surestep.record.history import History
 
 Which = Literal["best", "last", "average"]
 _NO_SECOND = "Put a copy of it back, or load the newest valid one: which='last' (--which last)."
@@ -409,3 +410,16 @@ class Run:
             RunError: the file is missing, cannot be read, or is of a newer surestep.
         """
         return read_events(self.path / "events.jsonl")
+
+    def history(self) -> History:
+        """Return the steps and evaluations of the run as numpy arrays by name.
+
+        Returns:
+            The table, with a row per step: "step", "train/loss", "lr", "val/loss" and so on.
+
+        Raises:
+            RunError: the file is missing, cannot be read, or is of a newer surestep.
+        """
+        from surestep.record.history import read_history
+
+        return read_history(self.events())
