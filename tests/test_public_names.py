@@ -65,7 +65,8 @@ USED = [
     *(surestep.Trainer.fit, surestep.Trainer.evaluate, surestep.Trainer.predict),
     *(surestep.Session.steps, surestep.Session.evaluate, surestep.Session.predict),
     *(surestep.Run.best.fget, surestep.Run.last.fget, surestep.ManualStep.micro_batches),
-    *(surestep.prepare, surestep.search, surestep.Run.history),
+    *(surestep.prepare, surestep.search, surestep.Run.history, surestep.runs),
+    surestep.RunList.best,
 ]
 
 

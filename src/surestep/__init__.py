@@ -58,6 +58,9 @@ if TYPE_CHECKING:
     from surestep.record.checkpoint.reader import CheckpointInfo as CheckpointInfo
     from surestep.record.history import History as History
     from surestep.record.run import Run as Run
+    from surestep.record.runs import RunList as RunList
+    from surestep.record.runs import RunSummary as RunSummary
+    from surestep.record.runs import runs as runs
     from surestep.tracking.tracker import Tracker as Tracker
     from surestep.trainer.prepare import prepare as prepare
     from surestep.trainer.replay import replay as replay
@@ -95,6 +98,8 @@ _HOMES = {
     "Predictions": "surestep.engine.evaluate.predict",
     "Request": "surestep.engine.step.callback",
     "Run": "surestep.record.run",
+    "RunList": "surestep.record.runs",
+    "RunSummary": "surestep.record.runs",
     "SavedCheckpoint": "surestep.engine.step.callback",
     "Scaler": "surestep.config.groups",
     "Schedule": "surestep.config.schedule",
@@ -118,6 +123,7 @@ _HOMES = {
     "metrics": "surestep.engine.metrics",
     "prepare": "surestep.trainer.prepare",
     "replay": "surestep.trainer.replay",
+    "runs": "surestep.record.runs",
     "samplers": "surestep.engine.data.samplers",
     "search": "surestep.tuning.search",
     "set_seed": "surestep.engine.rng",

@@ -1,5 +1,7 @@
 """`surestep runs`."""
 
+import csv
+import io
 import json
 import os
 import signal
@@ -8,8 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from surestep import Run
+from surestep.base.text import format_bytes
 from surestep.cli.runs import _row
 from surestep.record.runs import RunSummary, list_runs, newest_run
 from tests.cli.conftest import RECIPE, environment
@@ -121,3 +126,55 @@ def test_run_is_running_until_it_is_killed(folder, recipe, surestep):
         finally:
             process.send_signal(signal.SIGKILL)
     assert json.loads(surestep("runs", "--json").out)[0]["state"] == "killed"
+
+
+def size_of(folder):
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_disk_use_is_listed_and_sorted_by(runs, surestep):
+    (runs / "short" / "notes.bin").write_bytes(b"x" * 10_000_000)
+    (runs / "deep" / "good" / "outside").symlink_to(runs / "short")  # not followed
+    answer = surestep("runs", "--sort", "size", "--json")
+    assert names(answer)[0] == "short"
+    found = {row["path"]: row["bytes"] for row in json.loads(answer.out)}
+    assert found["runs/short"] == size_of(runs / "short")
+    assert found["runs/deep/good"] == size_of(runs / "deep" / "good") < 5_000_000
+    out = surestep("runs").out
+    assert f"runs: 3 runs, {format_bytes(sum(found.values()))}\n" in out
+    assert f" {format_bytes(found['runs/short'])} " in out
+
+
+def test_csv_of_a_run_is_its_history(runs, surestep):
+    answer = surestep("runs", "runs/long", "--csv")
+    assert answer.code == 0
+    rows = list(csv.DictReader(io.StringIO(answer.out)))
+    history = Run(runs / "long").history()
+    assert list(rows[0]) == list(history)
+    assert [int(row["step"]) for row in rows] == history["step"].tolist() == list(range(1, 9))
+    assert [float(row["train/loss"]) for row in rows] == history["train/loss"].tolist()
+    assert [row["val/loss"] == "" for row in rows] == np.isnan(history["val/loss"]).tolist()
+
+
+def test_options_that_select_runs_do_not_go_with_the_csv_of_a_run(runs, surestep):
+    answer = surestep("runs", "runs/long", "--csv", "--sort", "step")
+    assert answer.code == 2
+    assert "runs/long is a run, whose steps --csv prints" in answer.err
+
+
+def test_csv_of_a_folder_lists_its_runs(runs, surestep):
+    listed = json.loads(surestep("runs", "--json").out)
+    rows = list(csv.DictReader(io.StringIO(surestep("runs", "--csv").out)))
+    assert rows == [
+        {key: "" if value is None else str(value) for key, value in row.items()} for row in listed
+    ]
+    assert surestep("runs", "--csv", "--name", "none").out.count("\n") == 1
+
+
+def test_names_in_a_csv_are_escaped(runs, surestep):
+    with (runs / "short" / "events.jsonl").open("a") as file:
+        metrics = {"\x1b[31mred": 0.5}
+        event = {"event": "evaluation", "time": 1.0, "step": 2, "metrics": metrics}
+        file.write(json.dumps(event) + "\n")
+    header = surestep("runs", "runs/short", "--csv").out.splitlines()[0]
+    assert header.endswith(",\\x1b[31mred")

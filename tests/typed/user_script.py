@@ -158,7 +158,11 @@ def train(task: surestep.Task, config: surestep.Config) -> float:
     rows: list[list[float]] = trainer.evaluate("val").tables["val/confusion"]
     predictions: surestep.Predictions = trainer.predict("val")
     output: NDArray[np.float32] = predictions["output"]
-    print(best.step, best.path, run.last.step, rows, output.shape)
+    print(best.step, best.path, run.last.step, rows, output.shape, run.history()["train/loss"][-1])
+    runs: surestep.RunList = surestep.runs("runs", state=["finished"], sort="best")
+    summary: surestep.RunSummary = runs.best("val/loss")
+    history: surestep.History = summary.run.history()
+    print(history.to_pandas(), [each.metrics for each in history.final])
     found = surestep.Run("runs/typed").load_model(build(), which="last")
     return found.metrics["val/loss"]
 

@@ -28,7 +28,7 @@ COMMANDS = {
     "watch": "watch SCRIPT [ARGS]: run a script, and report what is silently wrong in its training",
     "explain": "explain [RULE]: explain the mistakes that check and watch find",
     "diagnose": "diagnose [RUN]: name the curve of a run, and what usually causes it",
-    "runs": "runs [FOLDER]: list the runs in a folder with state, step and best metric",
+    "runs": "runs [FOLDER]: list the runs in a folder with state, step, best metric and size",
     "ckpt": "ckpt list|verify|export|diff: inspect the checkpoints of a run",
     "replay": "replay INCIDENT: run a failed step again",
     "mirror": "mirror push|fetch|release: copy a run to its mirror or from it",

@@ -1,31 +1,25 @@
 """`surestep runs`."""
 
+import csv
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict
-from fnmatch import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
 from typing import Annotated, Any, Literal
 
 import tyro
 
+from surestep.base.errors import ConfigError
 from surestep.base.paths import require_local_path
-from surestep.base.text import print_escaped, print_json
+from surestep.base.text import format_bytes, format_count, one_line, print_escaped, print_json
 from surestep.cli import output as show
 from surestep.cli.parse import command
+from surestep.record.checkpoint_ref import is_run
 from surestep.record.io import dumps
-from surestep.record.runs import RunSummary, State, list_runs
+from surestep.record.run import Run
+from surestep.record.runs import RunSummary, State, runs
 
-# Runs for which the key is None come last.
-_KEYS: dict[str, Callable[[RunSummary], Any]] = {
-    "age": lambda run: None if run.written is None else -run.written,
-    "name": lambda run: str(run.path),
-    "state": lambda run: run.state,
-    "step": lambda run: None if run.step is None else -run.step,
-    "best": lambda run: (
-        None if run.best is None else (run.metric, run.best if run.mode == "min" else -run.best)
-    ),
-}
+_COLUMNS = ("run", "recipe", "state", "step", "best metric", "at step", "size", "age")
 
 
 @command("runs")
@@ -33,48 +27,74 @@ def run(
     folder: Annotated[str, tyro.conf.arg(metavar="FOLDER")] = "runs",
     /,
     *,
-    sort: Literal["age", "name", "state", "step", "best"] = "age",
+    sort: Literal["age", "name", "state", "step", "size", "best"] = "age",
     state: tuple[State, ...] = (),
     name: str = "*",
     recipe: str = "*",
     metric: str = "*",
+    csv: bool = False,
     json: bool = False,
 ) -> int:
-    """List the runs in a folder: state, step, best metric and age.
+    """List the runs in a folder: state, step, best metric, size on disk and age.
 
     Args:
-        folder: Folder that the runs are in, at any depth.
-        sort: Newest, by name, by state, most steps, or best metric first.
+        folder: Folder that the runs are in, at any depth. With --csv, it can be a run.
+        sort: Newest, by name, by state, most steps, most bytes, or best metric first.
         state: Only runs in these states, such as `--state running finished`.
         name: Only runs whose folder matches this pattern, such as "digits-*".
         recipe: Only runs of recipes whose name matches this pattern.
         metric: Only runs with this validation.metric, such as val/loss.
+        csv: Print the list as CSV; of a run, its history: a line for each step.
         json: Print the list as JSON.
     """
-    every = list_runs(require_local_path(folder))
-    chosen = [
-        run
-        for run in every
-        if (not state or run.state in state)
-        and fnmatch(run.path.resolve().name, name)
-        and fnmatch(run.recipe, recipe)
-        and fnmatch(run.metric or "", metric)
-    ]
-    key = _KEYS[sort]
-    without = [run for run in chosen if key(run) is None]
-    chosen = sorted((run for run in chosen if key(run) is not None), key=key) + without
+    place = require_local_path(folder)
+    if csv and json:
+        raise ConfigError("--csv and --json exclude each other. Pass one of them.")
+    if csv and is_run(place):
+        if (sort, state, name, recipe, metric) != ("age", (), "*", "*", "*"):
+            raise ConfigError(
+                f"{folder} is a run, whose steps --csv prints. Leave out the options that select "
+                "runs, or pass the folder that it is in."
+            )
+        history = Run(place).history()
+        _print_csv(history, history.rows())
+        return 0
+    chosen: Sequence[RunSummary] = runs(
+        place, sort=sort, state=state, name=name, recipe=recipe, metric=metric
+    )
     if json:
-        print_json(dumps([{**asdict(run), "path": str(run.path)} for run in chosen], indent=1))
+        print_json(dumps(list(map(_as_dict, chosen)), indent=1))
+    elif csv:
+        columns = [field.name for field in fields(RunSummary)]
+        _print_csv(columns, map(_as_dict, chosen))
     elif not chosen:
-        none = "no runs yet" if not every else f"{len(every)} runs, and none of them matches"
+        every = len(runs(place))
+        none = "no runs yet" if not every else f"{every} runs, and none of them matches"
         print_escaped(f"{folder} has {none}.", file=sys.stderr)
     else:
-        columns = ("run", "recipe", "state", "step", "best metric", "at step", "age")
-        show.print_table(folder, columns, map(_row, chosen))
+        _print_table(folder, chosen)
     for run in chosen:
         if run.problem:
             print_escaped(f"{run.path}: {run.problem}", file=sys.stderr)
     return 0
+
+
+def _as_dict(run: RunSummary) -> dict[str, Any]:
+    return {**asdict(run), "path": str(run.path)}
+
+
+def _print_csv(columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Print a table as CSV; names from the files of a run are escaped, and None is empty."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(map(one_line, columns))
+    for row in rows:
+        writer.writerow("" if cell is None else one_line(str(cell)) for cell in row.values())
+
+
+def _print_table(folder: str, chosen: Sequence[RunSummary]) -> None:
+    size = format_bytes(sum(run.bytes for run in chosen))
+    title = f"{folder}: {format_count(len(chosen), 'run')}, {size}"
+    show.print_table(title, _COLUMNS, map(_row, chosen))
 
 
 def _row(run: RunSummary) -> tuple[str, ...]:
@@ -88,5 +108,6 @@ def _row(run: RunSummary) -> tuple[str, ...]:
         step,
         "" if run.best is None else f"{run.metric} {run.best:.4g}",
         "" if run.best_step is None or run.best is None else f"{run.best_step:,}",
+        format_bytes(run.bytes),
         "not known" if run.written is None else show.format_age(time.time() - run.written),
     )

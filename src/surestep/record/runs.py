@@ -2,20 +2,25 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
-from surestep.base.errors import RunError, SurestepError
-from surestep.record.checkpoint.discovery import scan_checkpoints
+from surestep.base.errors import ConfigError, RunError, SurestepError
+from surestep.base.paths import require_local_path
+from surestep.base.text import format_count
+from surestep.record.checkpoint.discovery import scan_checkpoints, size_on_disk
 from surestep.record.checkpoint.retention import best_first
 from surestep.record.checkpoint_ref import is_run
 from surestep.record.events import last_step
 from surestep.record.lock import is_locked
 from surestep.record.run import Run
 
+Sort = Literal["age", "name", "state", "step", "size", "best"]
 State = Literal["running", "finished", "stopped", "failed", "killed", "unreadable"]
 
 
@@ -34,6 +39,7 @@ class RunSummary:
         best: the value of the metric at the best checkpoint, if there is one.
         best_step: the step of that checkpoint.
         written: when the run was last written to, in seconds since 1970.
+        bytes: the size of its files; links are not followed.
         problem: why the state is "unreadable"; else "".
     """
 
@@ -47,7 +53,117 @@ class RunSummary:
     best: float | None = None
     best_step: int | None = None
     written: float | None = None
+    bytes: int = 0
     problem: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the run: the name of its folder."""
+        return self.path.resolve().name
+
+    @property
+    def run(self) -> Run:
+        """The run folder, to read.
+
+        Raises:
+            RunError: it is gone, or has no config.json.
+        """
+        return Run(self.path)
+
+
+class RunList(tuple[RunSummary, ...]):
+    """Runs of a folder, in their order."""
+
+    def best(self, metric: str | None = None) -> RunSummary:
+        """Return the run with the best value at its best checkpoint.
+
+        Args:
+            metric: only runs with this validation.metric, such as "val/loss".
+
+        Raises:
+            RunError: no run has a value, or the metrics of the runs differ.
+        """
+        known = [run for run in self if run.best is not None and metric in (None, run.metric)]
+        goals = Counter((str(run.metric), str(run.mode)) for run in known)
+        if not goals:
+            of = "" if metric is None else f" of {metric}"
+            raise RunError(
+                f"None of {format_count(len(self), 'run')} has a best value{of}. Evaluate while "
+                "training: set validation.every, and give the Task validation data."
+            )
+        if len(goals) > 1:
+            counts = ", ".join(
+                f"{name} ({mode}) of {format_count(count, 'run')}"
+                for (name, mode), count in sorted(goals.items())
+            )
+            raise RunError(
+                f"The runs cannot be compared, because their validation.metric differs: {counts}. "
+                "Select some of them, or pass the metric, such as best("
+                f"{next(iter(goals))[0]!r})."
+            )
+        return min(known, key=_KEYS["best"])
+
+
+# Runs for which the key is None come last.
+_KEYS: dict[str, Callable[[RunSummary], Any]] = {
+    "age": lambda run: None if run.written is None else -run.written,
+    "name": lambda run: str(run.path),
+    "state": lambda run: run.state,
+    "step": lambda run: None if run.step is None else -run.step,
+    "size": lambda run: -run.bytes,
+    "best": lambda run: (
+        None if run.best is None else (run.metric, run.best if run.mode == "min" else -run.best)
+    ),
+}
+
+
+def runs(
+    folder: str | Path = "runs",
+    *,
+    sort: Sort = "age",
+    state: State | Sequence[State] = (),
+    name: str = "*",
+    recipe: str = "*",
+    metric: str = "*",
+) -> RunList:
+    """Return the runs in a folder and in the folders below it, without opening or locking them.
+
+    Args:
+        folder: the folder.
+        sort: "age" is newest first, "step" most steps, "size" most bytes, "best" best metric; also
+            "name" and "state".
+        state: only runs in this state, or in one of these, such as "finished".
+        name: only runs whose folder matches this pattern, such as "digits-*".
+        recipe: only runs of recipes whose name matches this pattern.
+        metric: only runs whose validation.metric matches this pattern.
+
+    Returns:
+        A tuple with a summary of each; its method `best()` returns the best of them.
+
+    Raises:
+        ConfigError: there is no such order or state.
+        RunError: there is no such folder.
+    """
+    states = (state,) if isinstance(state, str) else state
+    _check_choices("sort", [sort], get_args(Sort))
+    _check_choices("state", states, get_args(State))
+    found = [
+        run
+        for run in list_runs(require_local_path(folder))
+        if (not states or run.state in states)
+        and fnmatch(run.name, name)
+        and fnmatch(run.recipe, recipe)
+        and fnmatch(run.metric or "", metric)
+    ]
+    key = _KEYS[sort]
+    ranked = sorted((run for run in found if key(run) is not None), key=key)
+    return RunList([*ranked, *(run for run in found if key(run) is None)])
+
+
+def _check_choices(option: str, values: Sequence[str], known: Sequence[str]) -> None:
+    for value in values:
+        if value not in known:
+            raise ConfigError(f"{option}={value!r} is not known. Use one of {', '.join(known)}.")
 
 
 def list_runs(folder: Path) -> list[RunSummary]:
@@ -91,14 +207,14 @@ def _written(path: Path) -> float | None:
 
 def summarize(path: Path) -> RunSummary:
     """Summarize a run. A damaged one has the state "unreadable"."""
-    written = _written(path)
+    written, size = _written(path), sum(size_on_disk(Path(place)) for place, _, _ in os.walk(path))
     try:
         run = Run(path)
         config, status = run.config, run.status
         found = scan_checkpoints(run.checkpoints).good
         ranked = best_first(found, *run.monitor) if run.monitor else []
     except SurestepError as error:
-        return RunSummary(path, "unreadable", written=written, problem=str(error))
+        return RunSummary(path, "unreadable", written=written, bytes=size, problem=str(error))
     steps = [checkpoint.step for checkpoint in found]
     steps += [step for step in (status.get("step"), last_step(path / "events.jsonl")) if step]
     metric, mode = run.monitor or (None, None)
@@ -115,4 +231,5 @@ def summarize(path: Path) -> RunSummary:
         best=None if math.isnan(best) else best,
         best_step=ranked[0].step if ranked else None,
         written=written,
+        bytes=size,
     )
