@@ -5,16 +5,20 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
+from fnmatch import fnmatch
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
-from surestep.base.errors import ConfigError
+from surestep.base.errors import ConfigError, RunError
+from surestep.base.exit_codes import FAILED
 from surestep.base.paths import require_local_path
 from surestep.base.text import format_bytes, format_count, one_line, print_escaped, print_json
 from surestep.cli import output as show
 from surestep.cli.parse import command
 from surestep.record.checkpoint_ref import is_run
+from surestep.record.delete_run import delete_run
 from surestep.record.io import dumps
 from surestep.record.run import Run
 from surestep.record.runs import RunSummary, State, runs
@@ -32,6 +36,7 @@ def run(
     name: str = "*",
     recipe: str = "*",
     metric: str = "*",
+    delete: str = "",
     csv: bool = False,
     json: bool = False,
 ) -> int:
@@ -44,12 +49,14 @@ def run(
         name: Only runs whose folder matches this pattern, such as "digits-*".
         recipe: Only runs of recipes whose name matches this pattern.
         metric: Only runs with this validation.metric, such as val/loss.
+        delete: Delete the runs whose folder matches this pattern, of those that the other options
+            select. It lists them and asks first. A run that is in use is not deleted.
         csv: Print the list as CSV; of a run, its history: a line for each step.
         json: Print the list as JSON.
     """
     place = require_local_path(folder)
-    if csv and json:
-        raise ConfigError("--csv and --json exclude each other. Pass one of them.")
+    if bool(delete) + csv + json > 1:
+        raise ConfigError("--delete, --csv and --json exclude each other. Pass one of them.")
     if csv and is_run(place):
         if (sort, state, name, recipe, metric) != ("age", (), "*", "*", "*"):
             raise ConfigError(
@@ -62,6 +69,8 @@ def run(
     chosen: Sequence[RunSummary] = runs(
         place, sort=sort, state=state, name=name, recipe=recipe, metric=metric
     )
+    if delete:
+        return _delete([run for run in chosen if fnmatch(run.name, delete)], place)
     if json:
         print_json(dumps(list(map(_as_dict, chosen)), indent=1))
     elif csv:
@@ -95,6 +104,32 @@ def _print_table(folder: str, chosen: Sequence[RunSummary]) -> None:
     size = format_bytes(sum(run.bytes for run in chosen))
     title = f"{folder}: {format_count(len(chosen), 'run')}, {size}"
     show.print_table(title, _COLUMNS, map(_row, chosen))
+
+
+def _delete(chosen: Sequence[RunSummary], folder: Path) -> int:
+    """Delete runs, after a question; return 1 if not all of them were deleted."""
+    running = [run for run in chosen if run.state == "running"]
+    others = [run for run in chosen if run.state != "running"]
+    for run in running:
+        print_escaped(f"{run.path} is running, and stays.", file=sys.stderr)
+    if not others:
+        print_escaped(f"No run in {folder} is to be deleted.", file=sys.stderr)
+        return FAILED if running else 0
+    _print_table(str(folder), others)
+    print_escaped(f"Delete {format_count(len(others), 'run')}, for good? Type yes: ", sys.stderr)
+    if sys.stdin.readline().strip() != "yes":
+        print_escaped("Nothing was deleted.", file=sys.stderr)
+        return FAILED
+    failed = len(running)
+    for run in others:
+        try:
+            delete_run(run.path, below=folder)
+        except RunError as error:
+            failed += 1
+            print_escaped(str(error), file=sys.stderr)
+        else:
+            print_escaped(f"{run.path} is deleted: {format_bytes(run.bytes)}.")
+    return FAILED if failed else 0
 
 
 def _row(run: RunSummary) -> tuple[str, ...]:
