@@ -21,7 +21,7 @@ from types import CodeType
 
 from surestep.doctor.check import check_file
 from surestep.doctor.finding import Finding
-from surestep.doctor.rule import Rule, load_rules, read_example
+from surestep.doctor.rule import Rule, load_rules
 from surestep.doctor.source.files import Project, SourceFile, parse_source
 
 FOLDER = Path(__file__).with_name("rules")
@@ -111,7 +111,7 @@ def read_script(path: Path) -> Example:
 
 def read_page(rule: Rule, kind: str) -> Example:
     """Return the example of a kind on the page of a rule."""
-    text = read_example(next(iter(rule.examples(kind).values())))
+    text = rule.wrong if kind == "bad" else rule.right
     found = rule.code if kind == "bad" else "nothing"
     if "surestep.Trainer(" in text or "surestep.prepare(" in text:
         line = f"nothing; train: {found}"

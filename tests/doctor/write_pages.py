@@ -5,7 +5,7 @@ docs/rules/ has one page for each rule, and a table of all.
 
 from pathlib import Path
 
-from surestep.doctor.rule import Rule, load_rules, read_example
+from surestep.doctor.rule import Rule, load_rules
 
 FOLDER = Path(__file__).parents[2] / "docs" / "rules"
 HEADER = "<!-- Written by `python -m tests.doctor.write_pages`: edit the module of the rule. -->"
@@ -27,10 +27,9 @@ def render_page(rule: Rule) -> str:
     parts += [f"**Fix:** {rule.fix}"]
     if rule.is_fixable:
         parts += [f"`surestep check --fix --select {rule.code}` fixes it where that is safe."]
-    for heading, kind in (("Wrong", "bad"), ("Right", "good")):
-        for example in list(rule.examples(kind).values())[:1]:
-            # "py" and not "python": tests/test_docs.py does not run it.
-            parts += [f"## {heading}", f"```py\n{read_example(example)}\n```"]
+    for heading, example in (("Wrong", rule.wrong), ("Right", rule.right)):
+        # "py" and not "python": tests/test_docs.py does not run it.
+        parts += [f"## {heading}", f"```py\n{example}\n```"]
     return "\n\n".join(parts) + "\n"
 
 

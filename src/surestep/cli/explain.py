@@ -9,7 +9,7 @@ import tyro
 from surestep.base.errors import ConfigError
 from surestep.base.text import print_escaped, print_json
 from surestep.cli.parse import command
-from surestep.doctor.rule import Rule, load_rules, read_example
+from surestep.doctor.rule import Rule, load_rules
 from surestep.doctor.selection import find_unknown, is_selected
 
 
@@ -54,14 +54,13 @@ def _page(rule: Rule) -> str:
     lines += ["", f"Fix: {rule.fix}"]
     if rule.is_fixable:
         lines.append("`surestep check --fix` fixes it where that is safe.")
-    for heading, kind in (("Wrong", "bad"), ("Right", "good")):
-        for example in list(rule.examples(kind).values())[:1]:
-            lines += ["", f"{heading}:", "", textwrap.indent(read_example(example), "    ")]
+    for heading, example in (("Wrong", rule.wrong), ("Right", rule.right)):
+        lines += ["", f"{heading}:", "", textwrap.indent(example, "    ")]
     return "\n".join(lines)
 
 
 def _describe(rule: Rule) -> dict[str, Any]:
-    """Return a rule as JSON, with all its examples."""
+    """Return a rule as JSON."""
     return {
         "code": rule.code,
         "name": rule.name,
@@ -71,8 +70,6 @@ def _describe(rule: Rule) -> dict[str, Any]:
         "page": rule.page,
         "fix": rule.fix,
         "fixable": rule.is_fixable,
-        **{
-            kind: {name: read_example(example) for name, example in rule.examples(kind).items()}
-            for kind in ("bad", "good")
-        },
+        "wrong": rule.wrong,
+        "right": rule.right,
     }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from surestep.doctor.finding import Finding
 from surestep.doctor.report import FileReport
-from surestep.doctor.rule import Rule, read_example
-from surestep.doctor.source.files import Project, SourceFile, parse_source
+from surestep.doctor.rule import Rule
+from surestep.doctor.source.files import Project, SourceFile
 from surestep.doctor.source.interpreter import follow
 from surestep.doctor.suppress import read_suppressions
 
@@ -81,9 +81,3 @@ def note_bug(report: FileReport, part: str, error: Exception) -> None:
         f"{report.path}: {part} failed: {type(error).__name__}: {error} "
         f"({Path(last.filename).name}:{last.lineno}). This is a bug of surestep: please report it."
     )
-
-
-def parse_example(function: Callable[[], object]) -> SourceFile:
-    """Return the body of an example of a rule as a script."""
-    text = f"{read_example(function)}\n"
-    return parse_source(Path(f"{function.__name__}.py"), text.encode())

@@ -1,6 +1,7 @@
 """Rules: one module each, in the folder `rules`.
 
-The docstring of a module is the page of its rule. Its name is the code and the name:
+The docstring of a module is the page of its rule, with a script that has the mistake, under
+`Wrong:`, and a correct one, under `Right:`. The name of the module is the code and the name:
 `ss101_missing_zero_grad.py` is SS101, missing-zero-grad. It has
 
 - `SEVERITY`;
@@ -10,12 +11,9 @@ The docstring of a module is the page of its rule. Its name is the code and the 
 - a class `Watch`, which observes a script while it runs;
 - `inspect(data)`, which yields a `Remark` for each mistake in the data of a run of Trainer;
 - `review(case)`, which yields a `Remark` for each mistake in a run of Trainer. A rule has one of
-  the four, or more;
-- `WATCH_SKIPS`: the names of examples that do not run on a CPU, that need another library, or whose
-  mistake only the source shows;
-- `CHECK_SKIPS`: the names of bad examples whose mistake shows only while they run;
-- `bad_*()` functions, each with the mistake, and `good_*()` functions without it. They are shown on
-  the page, and they are the tests of the rule.
+  the four, or more.
+
+More scripts with and without the mistake are in `tests/doctor/rules/ss101/`.
 """
 
 from __future__ import annotations
@@ -50,9 +48,11 @@ class Rule:
         name: "missing-zero-grad".
         severity: of its findings.
         summary: the first line of its page.
-        page: the whole text.
+        page: the text.
+        wrong: a script with the mistake.
+        right: a correct script.
         fix: what to write instead.
-        module: with its examples.
+        module: with its sides.
         watcher: its run-time side; None without one.
     """
 
@@ -61,6 +61,8 @@ class Rule:
     severity: Severity
     summary: str
     page: str
+    wrong: str
+    right: str
     fix: str
     module: ModuleType
     watcher: Callable[[], Watcher] | None
@@ -129,23 +131,6 @@ class Rule:
                 remark.fix or self.fix,
             )
 
-    def examples(self, kind: str) -> dict[str, Callable[[], object]]:
-        """Return the functions of the module whose names start with `bad_` or `good_`."""
-        return {
-            name: value
-            for name, value in vars(self.module).items()
-            if name.startswith(f"{kind}_") and callable(value)
-        }
-
-
-@cache
-def read_example(function: Callable[[], object]) -> str:
-    """Return the body of an example as a script."""
-    import inspect  # takes long to import, and checking needs no example
-
-    lines = inspect.getsource(function).splitlines()
-    return textwrap.dedent("\n".join(lines[1:]))
-
 
 @cache
 def list_codes() -> dict[str, str]:
@@ -172,7 +157,9 @@ def _split(module: str) -> tuple[str, str]:
 def _load_rule(name: str) -> Rule:
     module = import_module(f"{rules.__name__}.{name}")
     code, title = _split(name)
-    page = (module.__doc__ or "").strip()
-    summary = page.splitlines()[0]
+    page, _, examples = (module.__doc__ or "").strip().partition("\n\nWrong:\n\n")
+    wrong, right = (textwrap.dedent(text) for text in examples.split("\n\nRight:\n\n"))
+    summary = page.partition("\n")[0]
     watcher = getattr(module, "Watch", None)
-    return Rule(code, title, module.SEVERITY, summary, page, module.FIX, module, watcher)
+    severity, fix = module.SEVERITY, module.FIX
+    return Rule(code, title, severity, summary, page, wrong, right, fix, module, watcher)

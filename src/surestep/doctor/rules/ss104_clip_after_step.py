@@ -7,6 +7,31 @@ jump.
 Ignore it if the clipped gradients are used by something else, such as a step in another process.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.utils.clip_grad_norm_.html
+
+Wrong:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+Right:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
 """
 
 from __future__ import annotations
@@ -85,100 +110,3 @@ class Watch(WindowWatcher):
             f"The gradients of {tally.mistakes} of {tally.steps} steps were clipped only after "
             "step()."
         )
-
-
-def bad_loop() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        optimizer.zero_grad()
-        loss = model(torch.randn(8, 4)).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-
-
-def bad_end_of_window() -> None:
-    import torch
-    from torch.nn.utils import clip_grad_norm_
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(5):
-        for _ in range(4):
-            (model(torch.randn(8, 4)).pow(2).mean() / 4).backward()
-        optimizer.step()
-        clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.zero_grad()
-
-
-def bad_function() -> None:
-    import torch
-
-    def train_step(model, optimizer, batch, max_norm=1.0):
-        optimizer.zero_grad()
-        loss = model(batch).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-        return loss.item()
-
-    net = torch.nn.Linear(4, 1)
-    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
-    for _ in range(5):
-        train_step(net, sgd, torch.randn(8, 4))
-
-
-def good_loop() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-
-
-def good_one_loss_for_two_optimizers() -> None:
-    import torch
-
-    encoder, head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
-    opt_e = torch.optim.SGD(encoder.parameters(), lr=0.1)
-    opt_h = torch.optim.SGD(head.parameters(), lr=0.1)
-    for _ in range(5):
-        opt_e.zero_grad()
-        opt_h.zero_grad()
-        head(encoder(torch.randn(8, 4))).pow(2).mean().backward()
-        opt_h.step()
-        torch.nn.utils.clip_grad_norm_(encoder.parameters(), 1.0)
-        opt_e.step()
-
-
-def good_norm_for_the_log() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(5):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
-        assert norm >= 0
-
-
-def good_clips_the_sum_of_a_window() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for index in range(8):
-        (model(torch.randn(8, 4)).pow(2).mean() / 4).backward()
-        if (index + 1) % 4 == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -7,6 +7,36 @@ fails: training is slow, and its speed follows the scale.
 Ignore it if the limit of the norm is multiplied with the scale.
 
 Source: https://docs.pytorch.org/docs/stable/notes/amp_examples.html
+
+Wrong:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        scaler.scale(loss).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+Right:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    for _ in range(5):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.randn(8, 4)).pow(2).mean()).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
 """
 
 from __future__ import annotations
@@ -128,116 +158,3 @@ class Watch(Watcher):
                 self._first,
                 {"mistakes": self._mistakes, "steps": self._steps},
             )
-
-
-def bad_loop() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu")
-    for _ in range(5):
-        optimizer.zero_grad()
-        loss = model(torch.randn(8, 4)).pow(2).mean()
-        scaler.scale(loss).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-
-
-def bad_unscaled_too_late() -> None:
-    import torch
-    from torch.nn.utils import clip_grad_norm_
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.AdamW(model.parameters())
-    scaler = torch.amp.GradScaler("cpu")
-    for index in range(16):
-        loss = model(torch.randn(8, 4)).pow(2).mean() / 4
-        scaler.scale(loss).backward()
-        if (index + 1) % 4 == 0:
-            clip_grad_norm_(model.parameters(), 1.0)
-            scaler.unscale_(optimizer)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-
-
-def bad_in_methods() -> None:
-    import torch
-
-    class Trainer:
-        def __init__(self) -> None:
-            self.model = torch.nn.Linear(4, 1)
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-            self.grad_scaler = torch.amp.GradScaler("cpu")
-
-        def step(self, loss: torch.Tensor) -> None:
-            self.optimizer.zero_grad()
-            self.grad_scaler.scale(loss).backward()
-            torch.nn.utils.clip_grad_value_(self.model.parameters(), 0.1)
-            self.grad_scaler.step(self.optimizer)
-            self.grad_scaler.update()
-
-    trainer = Trainer()
-    for _ in range(3):
-        trainer.step(trainer.model(torch.randn(8, 4)).pow(2).mean())
-
-
-def good_unscaled() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu")
-    for _ in range(5):
-        optimizer.zero_grad()
-        scaler.scale(model(torch.randn(8, 4)).pow(2).mean()).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-
-
-def good_limit_is_scaled() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu")
-    for _ in range(5):
-        optimizer.zero_grad()
-        scaler.scale(model(torch.randn(8, 4)).pow(2).mean()).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0 * scaler.get_scale())
-        scaler.step(optimizer)
-        scaler.update()
-
-
-def good_without_scaling() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cuda", enabled=False)
-    for _ in range(5):
-        optimizer.zero_grad()
-        scaler.scale(model(torch.randn(8, 4)).pow(2).mean()).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-
-
-def good_two_optimizers() -> None:
-    import torch
-
-    nets = [torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)]
-    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
-    scaler = torch.amp.GradScaler("cpu")
-    for _ in range(3):
-        for net, optimizer in zip(nets, optimizers):
-            optimizer.zero_grad()
-            scaler.scale(net(torch.randn(8, 4)).pow(2).mean()).backward()
-            scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            scaler.step(optimizer)
-        scaler.update()

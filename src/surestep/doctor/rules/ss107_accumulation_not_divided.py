@@ -9,6 +9,32 @@ Ignore it if the learning rate was chosen for the sum. It is not reported for op
 Adam, which do not depend on the size of the gradient, unless the gradient is clipped.
 
 Source: https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation
+
+Wrong:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for index in range(12):
+        loss = torch.nn.functional.mse_loss(model(torch.randn(8, 4)), torch.randn(8, 1))
+        loss.backward()
+        if (index + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+Right:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for index in range(12):
+        loss = torch.nn.functional.mse_loss(model(torch.randn(8, 4)), torch.randn(8, 1))
+        (loss / 4).backward()
+        if (index + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
 """
 
 from __future__ import annotations
@@ -175,123 +201,3 @@ def _is_computed_mean(loss: Tensor, *, is_scaled: bool) -> bool:
     if node is None:
         return False
     return node.name().startswith("MeanBackward") or getattr(node, "_saved_reduction", 0) == 1
-
-
-def bad_sgd() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for index in range(12):
-        loss = torch.nn.functional.mse_loss(model(torch.randn(8, 4)), torch.randn(8, 1))
-        loss.backward()
-        if (index + 1) % 4 == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def bad_clipped() -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Linear(4, 3)
-    optimizer = torch.optim.AdamW(model.parameters())
-    criterion = nn.CrossEntropyLoss()
-    accumulate = 8
-    for index in range(1, 33):
-        criterion(model(torch.randn(8, 4)), torch.randint(3, (8,))).backward()
-        if index % accumulate == 0:
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def bad_with_scaler() -> None:
-    import torch
-    from torch import nn
-
-    class Trainer:
-        def __init__(self) -> None:
-            self.model = nn.Linear(4, 1)
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-            self.scaler = torch.amp.GradScaler("cpu")
-            self.criterion = nn.MSELoss()
-
-        def fit(self) -> None:
-            for i in range(16):
-                loss = self.criterion(self.model(torch.randn(8, 4)), torch.randn(8, 1))
-                self.scaler.scale(loss).backward()
-                if (i + 1) % 4:
-                    continue
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
-                self.optimizer.zero_grad()
-
-    Trainer().fit()
-
-
-def good_divided() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for index in range(12):
-        loss = torch.nn.functional.mse_loss(model(torch.randn(8, 4)), torch.randn(8, 1))
-        (loss / 4).backward()
-        if (index + 1) % 4 == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def good_sum() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    criterion = torch.nn.MSELoss(reduction="sum")
-    for index in range(12):
-        criterion(model(torch.randn(8, 4)), torch.randn(8, 1)).backward()
-        if (index + 1) % 4 == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def good_gradients_divided() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for index in range(12):
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        if (index + 1) % 4 == 0:
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.div_(4)
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def good_adam() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.AdamW(model.parameters())
-    for index in range(12):
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        if (index + 1) % 4 == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def good_only_the_log_is_rare() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for index in range(12):
-        optimizer.zero_grad()
-        loss = model(torch.randn(8, 4)).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        if index % 4 == 0:
-            print(loss.item())

@@ -9,6 +9,43 @@ shows both.
 Ignore it if the number of batches is a multiple of N.
 
 Source: https://docs.pytorch.org/docs/stable/notes/amp_examples.html#gradient-accumulation
+
+Wrong:
+
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(40, 4), torch.randn(40, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        for index, (x, y) in enumerate(loader):
+            loss = torch.nn.functional.mse_loss(model(x), y) / 4
+            loss.backward()
+            if (index + 1) % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+Right:
+
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(40, 4), torch.randn(40, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    count = 0
+    for _ in range(4):
+        for x, y in loader:
+            count += 1
+            loss = torch.nn.functional.mse_loss(model(x), y) / 2
+            loss.backward()
+            if count % 2 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
 """
 
 from __future__ import annotations
@@ -33,7 +70,6 @@ if TYPE_CHECKING:
 
 SEVERITY = "info"
 FIX = "Step also after the last batch: `if (i + 1) % n == 0 or i + 1 == len(loader)`."
-CHECK_SKIPS = ("bad_used_in_the_next_epoch",)  # the number of batches is not known
 _FEWEST_EPOCHS = 2
 _FEWEST_STEPS = 3
 _KEPT = 1000  # epochs
@@ -148,157 +184,3 @@ class Watch(Watcher):
                 self._first,
                 {"batches": self._lost[0], "epochs": len(self._lost), "window": size},
             )
-
-
-def bad_loop() -> None:
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(40, 4), torch.randn(40, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        for index, (x, y) in enumerate(loader):
-            loss = torch.nn.functional.mse_loss(model(x), y) / 4
-            loss.backward()
-            if (index + 1) % 4 == 0:
-                optimizer.step()
-                optimizer.zero_grad()
-
-
-def bad_used_in_the_next_epoch() -> None:
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(40, 4), torch.randn(40, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        for index, (x, y) in enumerate(loader):
-            loss = torch.nn.functional.mse_loss(model(x), y) / 2
-            loss.backward()
-            if (index + 1) % 2 == 0:
-                optimizer.step()
-                optimizer.zero_grad()
-
-
-def good_windows_over_epochs() -> None:
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(40, 4), torch.randn(40, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    count = 0
-    for _ in range(4):
-        for x, y in loader:
-            count += 1
-            loss = torch.nn.functional.mse_loss(model(x), y) / 2
-            loss.backward()
-            if count % 2 == 0:
-                optimizer.step()
-                optimizer.zero_grad()
-
-
-def bad_in_methods() -> None:
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    class Trainer:
-        def __init__(self, accumulate: int) -> None:
-            self.model = torch.nn.Linear(4, 1)
-            self.opt = torch.optim.AdamW(self.model.parameters())
-            self.accumulate = accumulate
-            data = TensorDataset(torch.randn(40, 4), torch.randn(40, 1))
-            self.loader = DataLoader(data, batch_size=8, shuffle=True)
-
-        def train_epoch(self) -> None:
-            self.opt.zero_grad()
-            for i, (x, y) in enumerate(self.loader, 1):
-                loss = torch.nn.functional.mse_loss(self.model(x), y)
-                (loss / self.accumulate).backward()
-                if i % self.accumulate == 0:
-                    self.opt.step()
-                    self.opt.zero_grad()
-
-        def fit(self) -> None:
-            for _ in range(3):
-                self.train_epoch()
-
-    Trainer(2).fit()
-
-
-def bad_guard() -> None:
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(40, 4), torch.randn(40, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(3):
-        model.zero_grad()
-        for index, (x, y) in enumerate(loader):
-            (torch.nn.functional.mse_loss(model(x), y) / 3).backward()
-            if (index + 1) % 3:
-                continue
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def good_last_batch() -> None:
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(40, 4), torch.randn(40, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        for index, (x, y) in enumerate(loader):
-            (torch.nn.functional.mse_loss(model(x), y) / 4).backward()
-            if (index + 1) % 4 == 0 or index + 1 == len(loader):
-                optimizer.step()
-                optimizer.zero_grad()
-
-
-def good_step_after_the_loop() -> None:
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(40, 4), torch.randn(40, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        for index, (x, y) in enumerate(loader):
-            (torch.nn.functional.mse_loss(model(x), y) / 4).backward()
-            if (index + 1) % 4 == 0:
-                optimizer.step()
-                optimizer.zero_grad()
-        optimizer.step()
-
-
-def good_window_spans_epochs() -> None:
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(40, 4), torch.randn(40, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    count = 0
-    for _ in range(3):
-        for x, y in loader:
-            (torch.nn.functional.mse_loss(model(x), y) / 4).backward()
-            count += 1
-            if count % 4 == 0:
-                optimizer.step()
-                optimizer.zero_grad()

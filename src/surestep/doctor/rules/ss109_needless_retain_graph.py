@@ -7,6 +7,31 @@ the memory is full.
 Ignore it if another part of the program calls `backward()` through the same graph.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.Tensor.backward.html
+
+Wrong:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+
+Right:
+
+    import torch
+
+    body, heads = torch.nn.Linear(4, 4), [torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)]
+    optimizer = torch.optim.SGD(body.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        features = body(torch.randn(8, 4))
+        heads[0](features).mean().backward(retain_graph=True)
+        heads[1](features).pow(2).mean().backward()
+        optimizer.step()
 """
 
 from __future__ import annotations
@@ -187,109 +212,3 @@ def _find_lowest_nodes(loss: Tensor) -> list[Any]:
             lowest.append(node)
         waiting += [found for found in following if not found.name().endswith("AccumulateGrad")]
     return lowest
-
-
-def bad_loop() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(5):
-        optimizer.zero_grad()
-        loss = model(torch.randn(8, 4)).pow(2).mean()
-        loss.backward(retain_graph=True)
-        optimizer.step()
-
-
-def bad_module_of_the_script() -> None:
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layers(x)
-
-    net = Net()
-    optimizer = torch.optim.AdamW(net.parameters())
-    criterion = nn.CrossEntropyLoss()
-    for _ in range(5):
-        optimizer.zero_grad()
-        criterion(net(torch.randn(8, 4)), torch.randint(3, (8,))).backward(retain_graph=True)
-        optimizer.step()
-
-
-def bad_function() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def train_step(x: torch.Tensor, y: torch.Tensor) -> float:
-        loss = torch.nn.functional.mse_loss(model(x), y)
-        optimizer.zero_grad()
-        loss.backward(None, True)
-        optimizer.step()
-        return loss.item()
-
-    for _ in range(5):
-        train_step(torch.randn(8, 4), torch.randn(8, 1))
-
-
-def good_two_backward_passes() -> None:
-    import torch
-
-    body, heads = torch.nn.Linear(4, 4), [torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)]
-    optimizer = torch.optim.SGD(body.parameters(), lr=0.1)
-    for _ in range(5):
-        optimizer.zero_grad()
-        features = body(torch.randn(8, 4))
-        heads[0](features).mean().backward(retain_graph=True)
-        heads[1](features).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_features_before_the_loop() -> None:
-    import torch
-
-    body, head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-    features = body(torch.randn(8, 4))
-    for _ in range(5):
-        optimizer.zero_grad()
-        head(features).pow(2).mean().backward(retain_graph=True)
-        optimizer.step()
-
-
-def good_hidden_state() -> None:
-    import torch
-
-    cell, head = torch.nn.GRUCell(3, 4), torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-    hidden = torch.zeros(2, 4)
-    for _ in range(3):
-        optimizer.zero_grad()
-        hidden = cell(torch.randn(2, 3), hidden)
-        head(hidden).pow(2).mean().backward(retain_graph=True)
-        optimizer.step()
-
-
-def good_parts_of_the_loss_of_a_critic() -> None:
-    import torch
-
-    critic = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-    optimizer = torch.optim.RMSprop(critic.parameters(), lr=5e-5)
-    one = torch.tensor(1.0)
-    for _ in range(6):
-        real, fake = torch.randn(8, 4), torch.randn(8, 4)
-        optimizer.zero_grad()
-        of_real, of_fake = critic(real).mean(), critic(fake).mean()
-        of_real.backward(-one, retain_graph=True)
-        of_fake.backward(one, retain_graph=True)
-        between = (0.5 * real + 0.5 * fake).requires_grad_()
-        (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
-        (10 * (slope.norm(dim=1) - 1).pow(2).mean()).backward()
-        optimizer.step()

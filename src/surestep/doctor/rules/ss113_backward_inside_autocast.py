@@ -7,6 +7,32 @@ which can lose digits. PyTorch advises against it.
 Ignore it if a custom backward function needs the context.
 
 Source: https://docs.pytorch.org/docs/stable/amp.html#torch.autocast
+
+Wrong:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(torch.randn(8, 4)).pow(2).mean()
+            loss.backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
 """
 
 from collections.abc import Iterator
@@ -32,94 +58,3 @@ def check(program: Program) -> Iterator[Problem]:
                     f"`{describe(action.event.value)}` runs inside `{describe(contexts[-1])}`.",
                     context_line=getattr(contexts[-1].node, "lineno", None),
                 )
-
-
-def bad_loop() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(5):
-        optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = model(torch.randn(8, 4)).pow(2).mean()
-            loss.backward()
-        optimizer.step()
-
-
-def bad_with_scaler() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu")
-    for _ in range(5):
-        with torch.amp.autocast("cpu", dtype=torch.float16):
-            optimizer.zero_grad()
-            loss = model(torch.randn(8, 4)).pow(2).mean()
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-
-
-def bad_decorator() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    @torch.autocast("cpu", dtype=torch.bfloat16)  # type: ignore[untyped-decorator]
-    def train_step(x: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        model(x).pow(2).mean().backward()
-        optimizer.step()
-
-    for _ in range(5):
-        train_step(torch.randn(8, 4))
-
-
-def good_loop() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(5):
-        optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = model(torch.randn(8, 4)).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-
-
-def good_disabled_inside() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(5):
-        optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = model(torch.randn(8, 4)).pow(2).mean()
-            with torch.autocast("cpu", enabled=False):
-                loss.backward()
-        optimizer.step()
-
-
-def good_forward_decorated() -> None:
-    import torch
-
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(4, 1)
-
-        @torch.autocast("cpu", dtype=torch.bfloat16)  # type: ignore[untyped-decorator]
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x)
-
-    model = Model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(5):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).float().pow(2).mean().backward()
-        optimizer.step()

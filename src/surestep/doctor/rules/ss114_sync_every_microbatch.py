@@ -7,6 +7,42 @@ step waits for the network N times.
 Ignore it if the memory for the gradients of `no_sync()` is not there, or the exchange costs little.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+
+Wrong:
+
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for index in range(16):
+        (model(torch.randn(8, 4)).pow(2).mean() / 4).backward()
+        if (index + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.distributed.destroy_process_group()
+
+Right:
+
+    import contextlib
+
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for index in range(8):
+        is_last = (index + 1) % 4 == 0
+        with contextlib.nullcontext() if is_last else model.no_sync():
+            (model(torch.randn(8, 4)).pow(2).mean() / 4).backward()
+        if is_last:
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.distributed.destroy_process_group()
 """
 
 from __future__ import annotations
@@ -97,117 +133,3 @@ class Watch(WindowWatcher):
             f"{tally.mistakes} of {tally.steps} steps reduced the gradients of all ranks up to "
             f"{tally.most} times."
         )
-
-
-def bad_loop() -> None:
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    model = DistributedDataParallel(torch.nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for index in range(16):
-        (model(torch.randn(8, 4)).pow(2).mean() / 4).backward()
-        if (index + 1) % 4 == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-    torch.distributed.destroy_process_group()
-
-
-def bad_in_methods() -> None:
-    import torch
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
-    class Trainer:
-        def __init__(self, model: torch.nn.Module, accumulate: int) -> None:
-            self.model = DDP(model)
-            self.optimizer = torch.optim.AdamW(self.model.parameters())
-            self.accumulate = accumulate
-
-        def fit(self) -> None:
-            for i in range(1, 17):
-                loss = self.model(torch.randn(8, 4)).pow(2).mean() / self.accumulate
-                loss.backward()
-                if i % self.accumulate == 0:
-                    self.optimizer.step()
-                    self.optimizer.zero_grad()
-
-    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    Trainer(torch.nn.Linear(4, 1), 4).fit()
-    torch.distributed.destroy_process_group()
-
-
-def bad_guard() -> None:
-    import torch
-
-    class Net(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(4, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x)
-
-    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    model = torch.nn.parallel.DistributedDataParallel(Net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for index in range(8):
-        (model(torch.randn(8, 4)).pow(2).mean() / 2).backward()
-        if (index + 1) % 2:
-            continue
-        optimizer.step()
-        optimizer.zero_grad()
-    torch.distributed.destroy_process_group()
-
-
-def good_no_sync() -> None:
-    import contextlib
-
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    model = DistributedDataParallel(torch.nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for index in range(8):
-        is_last = (index + 1) % 4 == 0
-        with contextlib.nullcontext() if is_last else model.no_sync():
-            (model(torch.randn(8, 4)).pow(2).mean() / 4).backward()
-        if is_last:
-            optimizer.step()
-            optimizer.zero_grad()
-    torch.distributed.destroy_process_group()
-
-
-def good_without_accumulation() -> None:
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    model = DistributedDataParallel(torch.nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for index in range(8):
-        optimizer.zero_grad()
-        loss = model(torch.randn(8, 4)).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        if index % 4 == 0:
-            print(loss.item())
-    torch.distributed.destroy_process_group()
-
-
-def good_one_process() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for index in range(8):
-        (model(torch.randn(8, 4)).pow(2).mean() / 4).backward()
-        if (index + 1) % 4 == 0:
-            optimizer.step()
-            optimizer.zero_grad()

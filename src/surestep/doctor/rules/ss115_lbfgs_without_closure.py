@@ -8,6 +8,34 @@ and the search ends at once.
 Ignore it if the closure calls code that computes the gradients and that the source does not show.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.optim.LBFGS.html
+
+Wrong:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()  # type: ignore[call-arg]
+
+Right:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe")
+    x, y = torch.randn(8, 4), torch.randn(8, 1)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    for _ in range(5):
+        optimizer.step(closure)
 """
 
 import ast
@@ -84,97 +112,3 @@ def _is_without_gradients(closure: Value, events: list[Event]) -> bool:
 
 def _calls_any(calls: list[Call]) -> bool:
     return any(call.name in _GRADIENTS or "step" in call.name for call in calls)
-
-
-def bad_no_closure() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1)
-    for _ in range(5):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()  # type: ignore[call-arg]
-
-
-def bad_closure_without_backward() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1)
-    x, y = torch.randn(8, 4), torch.randn(8, 1)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        return torch.nn.functional.mse_loss(model(x), y)
-
-    for _ in range(5):
-        optimizer.step(closure)
-
-
-def bad_lambda() -> None:
-    import torch
-
-    class Fit:
-        def __init__(self) -> None:
-            self.model = torch.nn.Linear(4, 1)
-            self.optimizer = torch.optim.LBFGS(self.model.parameters())
-
-        def run(self) -> None:
-            for _ in range(5):
-                self.optimizer.zero_grad()
-                loss = self.model(torch.randn(8, 4)).pow(2).mean()
-                loss.backward()
-                self.optimizer.step(lambda: loss.detach())
-
-    Fit().run()
-
-
-def good_closure() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe")
-    x, y = torch.randn(8, 4), torch.randn(8, 1)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(model(x), y)
-        loss.backward()
-        return loss
-
-    for _ in range(5):
-        optimizer.step(closure)
-
-
-def good_closure_calls_a_method() -> None:
-    import torch
-
-    class Fit:
-        def __init__(self) -> None:
-            self.model = torch.nn.Linear(4, 1)
-            self.optimizer = torch.optim.LBFGS(self.model.parameters())
-            self.x = torch.randn(8, 4)
-
-        def evaluate(self) -> torch.Tensor:
-            self.optimizer.zero_grad()
-            loss = self.model(self.x).pow(2).mean()
-            loss.backward()
-            return loss
-
-        def run(self) -> None:
-            for _ in range(5):
-                self.optimizer.step(self.evaluate)
-
-    Fit().run()
-
-
-def good_other_optimizer() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.Rprop(model.parameters())
-    for _ in range(5):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()

@@ -8,6 +8,32 @@ the same effective batch size trains another model.
 Ignore it if the micro-batches are large enough for their statistics, such as 32 samples or more.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm2d.html
+
+Wrong:
+
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for index in range(24):
+        loss = nn.functional.mse_loss(model(torch.randn(4, 4)), torch.randn(4, 1)) / 4
+        loss.backward()
+        if (index + 1) % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+Right:
+
+    import torch
+
+    import surestep
+
+    x, y = torch.randn(64, 4), torch.arange(64) % 3
+    net = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
+    task = surestep.Task(net, "multiclass", train=(x, y))
+    config = surestep.Config(max_steps=3, batch_size=16)
+    surestep.Trainer(task, config, run="run").fit()
 """
 
 from __future__ import annotations
@@ -82,143 +108,3 @@ def review(case: Case) -> Iterator[Remark]:
             f"samples, and not the batches of {size}.",
             {"layers": layers, "micro_batch_size": samples, "batch_size": size},
         )
-
-
-def bad_accumulated() -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for index in range(24):
-        loss = nn.functional.mse_loss(model(torch.randn(4, 4)), torch.randn(4, 1)) / 4
-        loss.backward()
-        if (index + 1) % 4 == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def bad_in_an_inner_loop() -> None:
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.norm = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)
-            self.head = nn.Linear(4, 2)
-
-        def forward(self, x):
-            return self.head(self.norm(self.conv(x)).relu().mean((2, 3)))
-
-    net = Net()
-    optimizer = torch.optim.AdamW(net.parameters())
-    for _ in range(6):
-        x, y = torch.randn(8, 1, 6, 6), torch.randint(2, (8,))
-        optimizer.zero_grad()
-        for part, labels in zip(x.chunk(2), y.chunk(2)):
-            (nn.functional.cross_entropy(net(part), labels) / 2).backward()
-        optimizer.step()
-
-
-def bad_in_methods() -> None:
-    import torch
-    from torch import nn
-
-    class Trainer:
-        def __init__(self, accumulate: int) -> None:
-            self.accumulate = accumulate
-            self.net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
-            self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
-
-        def backward(self) -> None:
-            (self.net(torch.randn(2, 4)).pow(2).mean() / self.accumulate).backward()
-
-        def step(self) -> None:
-            self.optimizer.zero_grad(set_to_none=True)
-            for _ in range(self.accumulate):
-                self.backward()
-            self.optimizer.step()
-
-    trainer = Trainer(3)
-    for _ in range(5):
-        trainer.step()
-
-
-def bad_micro_batches_of_trainer() -> None:
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(64, 4), torch.arange(64) % 3
-    net = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
-    task = surestep.Task(net, "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=16, micro_batch_size=4)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_whole_batches_of_trainer() -> None:
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(64, 4), torch.arange(64) % 3
-    net = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
-    task = surestep.Task(net, "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=16)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_group_norm() -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.GroupNorm(2, 8), nn.ReLU(), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for index in range(24):
-        loss = nn.functional.mse_loss(model(torch.randn(4, 4)), torch.randn(4, 1)) / 4
-        loss.backward()
-        if (index + 1) % 4 == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def good_frozen_statistics() -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
-    model[1].eval()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for index in range(24):
-        loss = nn.functional.mse_loss(model(torch.randn(4, 4)), torch.randn(4, 1)) / 4
-        loss.backward()
-        if (index + 1) % 4 == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def good_one_backward_for_a_step() -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(torch.randn(16, 4)), torch.randn(16, 1)).backward()
-        optimizer.step()
-
-
-def good_large_micro_batches() -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for index in range(24):
-        loss = nn.functional.mse_loss(model(torch.randn(64, 4)), torch.randn(64, 1)) / 4
-        loss.backward()
-        if (index + 1) % 4 == 0:
-            optimizer.step()
-            optimizer.zero_grad()

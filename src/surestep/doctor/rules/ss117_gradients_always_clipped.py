@@ -12,6 +12,31 @@ random weights often have norms a little above 1, and clipping them rarely makes
 Ignore it if you normalize gradients on purpose, as some language models do.
 
 Source: https://arxiv.org/abs/1211.5063
+
+Wrong:
+
+    import torch
+    from torch.nn.functional import mse_loss
+
+    model = torch.nn.Linear(16, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    for _ in range(30):
+        x = torch.randn(256, 16)
+        optimizer.zero_grad()
+        mse_loss(model(x), x.sum(1, keepdim=True), reduction="sum").backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+Right:
+
+    import torch
+
+    import surestep
+
+    x = torch.randn(64, 4)
+    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=(x, x.sum(1, keepdim=True)))
+    config = surestep.Config(max_steps=30, batch_size=8, max_grad_norm=100.0)
+    surestep.Trainer(task, config, run="run").fit()
 """
 
 from __future__ import annotations
@@ -88,119 +113,3 @@ def review(case: Case) -> Iterator[Remark]:
         "norm, 'off'.",
         "info",
     )
-
-
-def bad_summed_loss() -> None:
-    import torch
-    from torch.nn.functional import mse_loss
-
-    model = torch.nn.Linear(16, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    for _ in range(30):
-        x = torch.randn(256, 16)
-        optimizer.zero_grad()
-        mse_loss(model(x), x.sum(1, keepdim=True), reduction="sum").backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-
-
-def bad_tiny_limit() -> None:
-    import torch
-    from torch.nn.functional import cross_entropy
-    from torch.nn.utils import clip_grad_norm_
-
-    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for _ in range(25):
-        x, y = torch.randn(32, 8), torch.randint(4, (32,))
-        loss = cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        clip_grad_norm_(model.parameters(), max_norm=1e-3)
-        optimizer.step()
-
-
-def bad_unscaled_targets() -> None:
-    import torch
-
-    class Learner:
-        def __init__(self) -> None:
-            self.model = torch.nn.Linear(4, 1)
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
-
-        def step(self) -> None:
-            x = torch.randn(16, 4)
-            loss = (self.model(x) - 1000 * x.mean(1, keepdim=True)).pow(2).mean()
-            self.optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimizer.step()
-
-    learner = Learner()
-    for _ in range(25):
-        learner.step()
-
-
-def bad_limit_of_trainer() -> None:
-    import torch
-
-    import surestep
-
-    x = torch.randn(64, 4)
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=(x, x.sum(1, keepdim=True)))
-    config = surestep.Config(max_steps=30, batch_size=8, max_grad_norm=1e-3)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_limit_of_trainer() -> None:
-    import torch
-
-    import surestep
-
-    x = torch.randn(64, 4)
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=(x, x.sum(1, keepdim=True)))
-    config = surestep.Config(max_steps=30, batch_size=8, max_grad_norm=100.0)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_rare() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for index in range(30):
-        x = torch.randn(16, 4) * (100 if index == 7 else 1)
-        loss = (model(x) - x.mean(1, keepdim=True)).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-
-
-def good_at_the_start_only() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for index in range(60):
-        x = torch.randn(64, 4)
-        scale = 30 if index < 10 else 1
-        loss = scale * (model(x) - x.mean(1, keepdim=True)).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-
-
-def good_measured_without_a_limit() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    for _ in range(30):
-        x = torch.randn(64, 4)
-        loss = 100 * (model(x) - x.mean(1, keepdim=True)).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
-        optimizer.step()

@@ -8,6 +8,49 @@ Ignore it if something else updates them. Layers that are frozen on purpose, and
 part of the model, are not reported.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.add_param_group.html
+
+Wrong:
+
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(4, 8)
+
+        def forward(self, x):
+            return self.head(self.body(x).relu())
+
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net.head = nn.Linear(8, 1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        net(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(4, 8)
+
+        def forward(self, x):
+            return self.head(self.body(x).relu())
+
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net.head = nn.Linear(8, 1)
+    optimizer.add_param_group({"params": net.head.parameters()})
+    for _ in range(5):
+        optimizer.zero_grad()
+        net(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
 """
 
 from __future__ import annotations
@@ -190,197 +233,3 @@ class Watch(Watcher):
                 first.since,
                 {"parameters": [seen.name for seen in late], "steps": first.steps},
             )
-
-
-def bad_head_is_added_late():
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = nn.Linear(4, 8)
-
-        def forward(self, x):
-            return self.head(self.body(x).relu())
-
-    net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    net.head = nn.Linear(8, 1)
-    for _ in range(5):
-        optimizer.zero_grad()
-        net(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def bad_unfrozen_later():
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.backbone = nn.Linear(4, 8)
-            self.head = nn.Linear(8, 1)
-
-        def forward(self, x):
-            return self.head(self.backbone(x).relu())
-
-    model = Net()
-    for p in model.backbone.parameters():
-        p.requires_grad = False
-    optimizer = torch.optim.AdamW(filter(lambda p: p.requires_grad, model.parameters()))
-    for epoch in range(8):
-        if epoch == 2:
-            for p in model.parameters():
-                p.requires_grad = True
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def bad_unfrozen_in_a_method():
-    import torch
-    from torch import nn
-
-    class Learner:
-        def __init__(self):
-            self.model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-            self.model[0].requires_grad_(False)
-            trained = [p for p in self.model.parameters() if p.requires_grad]
-            self.optimizer = torch.optim.SGD(trained, lr=0.1)
-
-        def fit(self, steps):
-            for _ in range(steps):
-                self.optimizer.zero_grad()
-                self.model(torch.randn(8, 4)).pow(2).mean().backward()
-                self.optimizer.step()
-
-    learner = Learner()
-    learner.model.requires_grad_(True)
-    learner.fit(5)
-
-
-def bad_unfrozen_in_a_later_epoch() -> None:
-    import torch
-    from torch import nn
-
-    backbone, head = nn.Linear(4, 8), nn.Linear(8, 1)
-    model = nn.Sequential(backbone, nn.ReLU(), head)
-    backbone.requires_grad_(False)
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
-    x = torch.randn(256, 4)
-    for epoch in range(4):
-        if epoch == 1:
-            backbone.requires_grad_(True)
-        for batch in x.split(8):
-            optimizer.zero_grad()
-            nn.functional.mse_loss(model(batch), batch.sum(1, keepdim=True)).backward()
-            optimizer.step()
-
-
-def good_group_is_added():
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = nn.Linear(4, 8)
-
-        def forward(self, x):
-            return self.head(self.body(x).relu())
-
-    net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    net.head = nn.Linear(8, 1)
-    optimizer.add_param_group({"params": net.head.parameters()})
-    for _ in range(5):
-        optimizer.zero_grad()
-        net(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_optimizer_of_a_part():
-    import torch
-    from torch import nn
-
-    body, head = nn.Linear(4, 8), nn.Linear(8, 1)
-    body.requires_grad_(False)
-    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        head(body(torch.randn(8, 4)).relu()).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_all_parameters_from_the_start():
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-    model[0].requires_grad_(False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for epoch in range(4):
-        if epoch == 2:
-            for parameter in model.parameters():
-                parameter.requires_grad = True
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_new_optimizer_for_all():
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-    model[0].requires_grad_(False)
-    for is_frozen in (True, False):
-        model[0].requires_grad_(not is_frozen)
-        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(torch.randn(8, 4)).pow(2).mean().backward()
-            optimizer.step()
-
-
-def good_teacher_is_made_later():
-    import copy
-
-    import torch
-    from torch import nn
-
-    class Distilled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.student = nn.Linear(4, 2)
-
-        def forward(self, x):
-            with torch.no_grad():
-                target = self.teacher(x)
-            return (self.student(x) - target).pow(2).mean()
-
-    model = Distilled()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model.teacher = copy.deepcopy(model.student)
-    for _ in range(6):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).backward()
-        optimizer.step()
-
-
-def good_updated_by_hand():
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model.append(nn.Linear(8, 1))
-    for _ in range(6):
-        model.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        with torch.no_grad():
-            for parameter in model[2].parameters():
-                parameter -= 0.01 * parameter.grad

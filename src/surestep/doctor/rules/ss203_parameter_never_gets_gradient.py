@@ -8,6 +8,47 @@ for it or raises an error.
 Ignore it if the layer is for later, such as a head that is trained in a second phase.
 
 Source: https://docs.pytorch.org/docs/stable/notes/ddp.html
+
+Wrong:
+
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.extra, self.last = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.relu(self.first(x)))
+
+    net = Net()
+    optimizer = torch.optim.Adam(net.parameters())
+    for _ in range(12):
+        optimizer.zero_grad()
+        net(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+    from torch import nn
+
+    import surestep
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head, self.spare = nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(8, 1)
+            self.spare.requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.relu(self.body(x)))
+
+    x = torch.randn(64, 4)
+    task = surestep.Task(Net(), "mse", train=(x, x.sum(1, keepdim=True)))
+    config = surestep.Config(max_steps=30, batch_size=8, max_grad_norm="off")
+    surestep.Trainer(task, config, run="run").fit()
 """
 
 from __future__ import annotations
@@ -102,141 +143,3 @@ def review(case: Case) -> Iterator[Remark]:
         "Use them in the forward pass, check for a detach() or no_grad() before them, or remove or "
         "freeze them.",
     )
-
-
-def bad_layer_that_is_not_called() -> None:
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.extra, self.last = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.last(torch.relu(self.first(x)))
-
-    net = Net()
-    optimizer = torch.optim.Adam(net.parameters())
-    for _ in range(12):
-        optimizer.zero_grad()
-        net(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def bad_detached_features() -> None:
-    import torch
-
-    backbone, head = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)
-    optimizer = torch.optim.SGD([*backbone.parameters(), *head.parameters()], lr=0.1)
-    for _ in range(12):
-        features = torch.relu(backbone(torch.randn(8, 4)))
-        loss = head(features.detach()).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def bad_branch_that_is_never_taken() -> None:
-    import torch
-    from torch import nn
-
-    class Gated(nn.Module):
-        def __init__(self, use_gate: bool = False) -> None:
-            super().__init__()
-            self.use_gate = use_gate
-            self.gate, self.out = nn.Linear(4, 4), nn.Linear(4, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.out(x * torch.sigmoid(self.gate(x)) if self.use_gate else x)
-
-    class Learner:
-        def __init__(self) -> None:
-            self.model = Gated()
-            self.optimizer = torch.optim.AdamW(self.model.parameters())
-
-        def step(self) -> None:
-            self.optimizer.zero_grad()
-            self.model(torch.randn(8, 4)).abs().mean().backward()
-            self.optimizer.step()
-
-    learner = Learner()
-    for _ in range(12):
-        learner.step()
-
-
-def bad_spare_layer_in_trainer() -> None:
-    import torch
-    from torch import nn
-
-    import surestep
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.head, self.spare = nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(8, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(torch.relu(self.body(x)))
-
-    x = torch.randn(64, 4)
-    task = surestep.Task(Net(), "mse", train=(x, x.sum(1, keepdim=True)))
-    config = surestep.Config(max_steps=30, batch_size=8, max_grad_norm="off")
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_frozen_layer_in_trainer() -> None:
-    import torch
-    from torch import nn
-
-    import surestep
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.head, self.spare = nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(8, 1)
-            self.spare.requires_grad_(False)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(torch.relu(self.body(x)))
-
-    x = torch.randn(64, 4)
-    task = surestep.Task(Net(), "mse", train=(x, x.sum(1, keepdim=True)))
-    config = surestep.Config(max_steps=30, batch_size=8, max_grad_norm="off")
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_all_are_used() -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-    optimizer = torch.optim.Adam(model.parameters())
-    for _ in range(12):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_frozen_backbone() -> None:
-    import torch
-
-    backbone, head = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)
-    for parameter in backbone.parameters():
-        parameter.requires_grad = False
-    optimizer = torch.optim.SGD([*backbone.parameters(), *head.parameters()], lr=0.1)
-    for _ in range(12):
-        optimizer.zero_grad()
-        head(torch.relu(backbone(torch.randn(8, 4)))).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_branches_that_take_turns() -> None:
-    import torch
-
-    experts = torch.nn.ModuleList(torch.nn.Linear(4, 1) for _ in range(3))
-    optimizer = torch.optim.Adam(experts.parameters())
-    for index in range(12):
-        optimizer.zero_grad()
-        experts[index % 3](torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()

@@ -9,6 +9,47 @@ Ignore it if they are hidden on purpose, such as a frozen model that must not be
 one module, or of modules that are registered as well, is not reported.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.ModuleList.html
+
+Wrong:
+
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self, depth=3):
+            super().__init__()
+            self.layers = []
+            for _ in range(depth):
+                self.layers.append(nn.Linear(4, 4))
+            self.head = nn.Linear(4, 1)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x).relu()
+            return self.head(x)
+
+    print(Net()(torch.randn(2, 4)))
+
+Right:
+
+    import torch
+    from torch import nn
+
+    import surestep
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.layers = nn.Linear(4, 1), {}
+            self.layers["first"] = nn.Linear(4, 4).requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.layers["first"](x))
+
+    x = torch.randn(64, 4)
+    task = surestep.Task(Net(), "mse", train=(x, x.sum(1, keepdim=True)))
+    config = surestep.Config(max_steps=3, batch_size=8)
+    surestep.Trainer(task, config, run="run").fit()
 """
 
 from __future__ import annotations
@@ -184,199 +225,3 @@ def _list_in_collections(parent: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         modules = [part for part in values if isinstance(part, nn.Module)]
         if len(modules) > 1:  # one alone is often hidden on purpose
             yield from ((name, part) for part in modules if any(True for _ in part.parameters()))
-
-
-def bad_appended():
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self, depth=3):
-            super().__init__()
-            self.layers = []
-            for _ in range(depth):
-                self.layers.append(nn.Linear(4, 4))
-            self.head = nn.Linear(4, 1)
-
-        def forward(self, x):
-            for layer in self.layers:
-                x = layer(x).relu()
-            return self.head(x)
-
-    print(Net()(torch.randn(2, 4)))
-
-
-def bad_comprehension():
-    import torch
-    from torch import nn
-
-    class Block(nn.Module):
-        def __init__(self, width):
-            super().__init__()
-            self.linear = nn.Linear(width, width)
-
-        def forward(self, x):
-            return x + self.linear(x)
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks = [Block(4) for _ in range(2)]
-
-        def forward(self, x):
-            for block in self.blocks:
-                x = block(x)
-            return x
-
-    print(Net()(torch.randn(2, 4)))
-
-
-def bad_dict():
-    import torch
-    import torch.nn as nn
-
-    class Heads(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = nn.Linear(4, 8)
-            self.heads = {"color": nn.Linear(8, 3), "size": nn.Linear(8, 1)}
-
-        def forward(self, x):
-            x = self.body(x)
-            return {name: head(x) for name, head in self.heads.items()}
-
-    print(Heads()(torch.randn(2, 4)))
-
-
-def bad_dict_in_trainer():
-    import torch
-    from torch import nn
-
-    import surestep
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head, self.layers = nn.Linear(4, 1), {}
-            self.layers["first"] = nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with torch.no_grad():
-                features = self.layers["first"](x)
-            return self.head(features)
-
-    x = torch.randn(64, 4)
-    task = surestep.Task(Net(), "mse", train=(x, x.sum(1, keepdim=True)))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_frozen_in_trainer():
-    import torch
-    from torch import nn
-
-    import surestep
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head, self.layers = nn.Linear(4, 1), {}
-            self.layers["first"] = nn.Linear(4, 4).requires_grad_(False)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.layers["first"](x))
-
-    x = torch.randn(64, 4)
-    task = surestep.Task(Net(), "mse", train=(x, x.sum(1, keepdim=True)))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_module_list():
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self, depth=3):
-            super().__init__()
-            layers = []
-            for _ in range(depth):
-                layers.append(nn.Linear(4, 4))
-            self.layers = nn.ModuleList(layers)
-
-        def forward(self, x):
-            for layer in self.layers:
-                x = layer(x).relu()
-            return x
-
-    print(Net()(torch.randn(2, 4)))
-
-
-def good_list_for_sequential():
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.parts = [nn.Linear(4, 8), nn.ReLU()]
-            self.parts += [nn.Linear(8, 1)]
-            self.net = nn.Sequential(*self.parts)
-
-        def forward(self, x):
-            return self.net(x)
-
-    print(Net()(torch.randn(2, 4)))
-
-
-def good_registered_twice():
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = nn.Linear(4, 4)
-            self.second = nn.Linear(4, 1)
-            self.layers = [self.first, self.second]
-
-        def forward(self, x):
-            for layer in self.layers:
-                x = layer(x)
-            return x
-
-    print(Net()(torch.randn(2, 4)))
-
-
-def good_without_parameters():
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-            self.activations = {"relu": nn.ReLU(), "tanh": nn.Tanh()}
-
-        def forward(self, x, name="relu"):
-            return self.activations[name](self.linear(x))
-
-    print(Net()(torch.randn(2, 4)))
-
-
-def good_hidden_teacher():
-    import torch
-    from torch import nn
-
-    class Student(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Linear(4, 2)
-            self.teacher = [nn.Linear(4, 2)]  # not saved with the student
-
-        def forward(self, x):
-            with torch.no_grad():
-                target = self.teacher[0](x)
-            return (self.net(x) - target).pow(2).mean()
-
-    print(Student()(torch.randn(2, 4)))

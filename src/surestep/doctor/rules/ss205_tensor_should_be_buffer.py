@@ -7,6 +7,37 @@ than the trained model. Nothing fails on the CPU; on other devices the first for
 Ignore it if the values are set again before each use.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.register_buffer
+
+Wrong:
+
+    import torch
+    from torch import nn
+
+    class RandomFeatures(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.weight = torch.randn(4, width)
+            self.head = nn.Linear(width, 1)
+
+        def forward(self, x):
+            return self.head(torch.cos(x @ self.weight))
+
+    print(RandomFeatures(8)(torch.randn(3, 4)))
+
+Right:
+
+    import torch
+    from torch import nn
+
+    class RandomFeatures(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.register_buffer("weight", torch.randn(4, width))
+
+        def forward(self, x):
+            return torch.cos(x @ self.weight)
+
+    print(RandomFeatures(8)(torch.randn(3, 4)))
 """
 
 from __future__ import annotations
@@ -173,135 +204,3 @@ def _is_round(factor: float) -> bool:
     Each number is some multiple of each other number, so a single value needs this.
     """
     return math.isclose(factor, float(f"{factor:.1e}"), rel_tol=1e-6)
-
-
-def bad_random_features():
-    import torch
-    from torch import nn
-
-    class RandomFeatures(nn.Module):
-        def __init__(self, width):
-            super().__init__()
-            self.weight = torch.randn(4, width)
-            self.head = nn.Linear(width, 1)
-
-        def forward(self, x):
-            return self.head(torch.cos(x @ self.weight))
-
-    print(RandomFeatures(8)(torch.randn(3, 4)))
-
-
-def bad_permutation():
-    import torch
-    from torch import nn
-
-    class Shuffle(nn.Module):
-        def __init__(self, size):
-            super().__init__()
-            self.order = torch.randperm(size)
-
-        def forward(self, x):
-            return x[:, self.order]
-
-    print(Shuffle(4)(torch.randn(3, 4)))
-
-
-def bad_scaled():
-    import math
-
-    import torch
-    from torch import nn
-
-    class Fourier(nn.Module):
-        def __init__(self, dim, scale=10.0):
-            super().__init__()
-            self.B = torch.randn(dim, 8) * scale
-
-        def forward(self, x):
-            x = 2 * math.pi * x @ self.B
-            return torch.cat([x.sin(), x.cos()], dim=-1)
-
-    model = nn.Sequential(Fourier(2), nn.Linear(16, 1))
-    print(model(torch.rand(3, 2)))
-
-
-def bad_single_value():
-    import torch
-    from torch import nn
-
-    class Shifted(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.offset = 0.01 * torch.randn(1)
-            self.head = nn.Linear(4, 1)
-
-        def forward(self, x):
-            return self.head(x + self.offset)
-
-    print(Shifted()(torch.randn(3, 4)))
-
-
-def good_buffer():
-    import torch
-    from torch import nn
-
-    class RandomFeatures(nn.Module):
-        def __init__(self, width):
-            super().__init__()
-            self.register_buffer("weight", torch.randn(4, width))
-
-        def forward(self, x):
-            return torch.cos(x @ self.weight)
-
-    print(RandomFeatures(8)(torch.randn(3, 4)))
-
-
-def good_parameter():
-    import torch
-    from torch import nn
-
-    class Scale(nn.Module):
-        def __init__(self, width):
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(4, width))
-            self.fixed = nn.Parameter(torch.rand(width), requires_grad=False)
-
-        def forward(self, x):
-            return x @ self.weight * self.fixed
-
-    print(Scale(8)(torch.randn(3, 4)))
-
-
-def good_random_number_sets_a_weight():
-    import torch
-    from torch import nn
-
-    class Shifted(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(4, 1)
-            self.offset = torch.tensor([0.5])
-            with torch.no_grad():
-                self.head.bias.copy_(0.1 * torch.randn(1))
-
-        def forward(self, x):
-            return self.head(x + self.offset)
-
-    torch.manual_seed(0)
-    print(Shifted()(torch.randn(3, 4)))
-
-
-def good_same_values_in_every_run():
-    import torch
-    from torch import nn
-
-    class Hash(nn.Module):
-        def __init__(self):
-            super().__init__()
-            generator = torch.Generator().manual_seed(0)
-            self.planes = torch.randn(4, 8, generator=generator)
-
-        def forward(self, x):
-            return (x @ self.planes.to(x)) > 0
-
-    print(Hash()(torch.randn(3, 4)))

@@ -6,6 +6,31 @@ layer, or the first call of the module, raises an error that does not name the c
 Ignore it if `__init__` is never used, because another method creates the object.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html
+
+Wrong:
+
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self, width):
+            self.hidden = nn.Linear(4, width)
+            self.head = nn.Linear(width, 1)
+
+        def forward(self, x):
+            return self.head(self.hidden(x).relu())
+
+    print(Net.__name__)
+
+Right:
+
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self, width):
+            super(Net, self).__init__()
+            self.head = nn.Linear(4, width)
+
+    print(Net(3))
 """
 
 import ast
@@ -64,94 +89,3 @@ def _may_initialize(init: ast.FunctionDef) -> bool:
         if isinstance(node, ast.Name) and node.id == "super":
             return True
     return False
-
-
-def bad_layers():
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self, width):
-            self.hidden = nn.Linear(4, width)
-            self.head = nn.Linear(width, 1)
-
-        def forward(self, x):
-            return self.head(self.hidden(x).relu())
-
-    print(Net.__name__)
-
-
-def bad_option_only():
-    import torch
-
-    class Scale(torch.nn.Module):
-        def __init__(self, factor=2.0):
-            self.factor = factor
-
-        def forward(self, x):
-            return x * self.factor
-
-    print(Scale(3.0).factor)
-
-
-def bad_base_in_the_script():
-    from torch.nn import Linear, Module
-
-    class Base(Module):
-        def count(self):
-            return sum(p.numel() for p in self.parameters())
-
-    class Classifier(Base):
-        def __init__(self):
-            self.classes = 10
-            self.head = Linear(4, self.classes)
-
-    print(Classifier.__name__)
-
-
-def good_with_super():
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self, width):
-            super(Net, self).__init__()
-            self.head = nn.Linear(4, width)
-
-    print(Net(3))
-
-
-def good_base_is_named():
-    from torch import nn
-
-    class Named:
-        def __init__(self, name):
-            self.name = name
-
-    class Net(Named, nn.Module):
-        def __init__(self):
-            nn.Module.__init__(self)
-            Named.__init__(self, "net")
-            self.head = nn.Linear(4, 2)
-
-    print(Net())
-
-
-def good_without_init():
-    from torch import nn
-
-    class Norm(nn.Module):
-        eps = 1e-6
-
-        def forward(self, x):
-            return x / (x.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
-
-    print(Norm())
-
-
-def good_not_a_module():
-    import torch
-
-    class Learner:
-        def __init__(self):
-            self.model = torch.nn.Linear(4, 1)
-
-    print(Learner().model)

@@ -11,6 +11,33 @@ decay is reported: SGD with decay on all parameters is a common recipe for convo
 
 Source: https://arxiv.org/abs/1812.01187, section 3.1, and
 https://github.com/karpathy/minGPT/blob/master/mingpt/model.py
+
+Wrong:
+
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 1))
+    weights = [p for p in model.parameters() if p.ndim >= 2]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": weights}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
 """
 
 from __future__ import annotations
@@ -126,112 +153,3 @@ def _list_sensitive(model: nn.Module, decayed: set[int]) -> Iterator[str]:
             for part, parameter in layer.named_parameters(recurse=False):
                 if id(parameter) in decayed:
                     yield f"{name}.{part}" if name else part
-
-
-def bad_sequential():
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def bad_group_of_a_module():
-    import torch
-    from torch import nn
-
-    class Tagger(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding = nn.Embedding(10, 8)
-            self.head = nn.Linear(8, 3)
-
-        def forward(self, tokens):
-            return self.head(self.embedding(tokens))
-
-    model = Tagger()
-    groups = [
-        {"params": model.embedding.parameters(), "lr": 1e-4},
-        {"params": model.head.parameters(), "lr": 1e-3},
-    ]
-    optimizer = torch.optim.AdamW(groups, weight_decay=0.05)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randint(10, (4, 5))).pow(2).mean().backward()
-        optimizer.step()
-
-
-def bad_in_a_class():
-    import torch
-    from torch import nn
-    from torch.optim import AdamW
-
-    class Learner:
-        def __init__(self, decay=0.05):
-            self.net = nn.Sequential(nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4), nn.Flatten())
-            self.optimizer = AdamW(self.net.parameters(), 1e-3, weight_decay=decay)
-
-        def step(self, x):
-            self.optimizer.zero_grad()
-            self.net(x).pow(2).mean().backward()
-            self.optimizer.step()
-
-    learner = Learner()
-    for _ in range(3):
-        learner.step(torch.randn(8, 1, 6))
-
-
-def good_two_groups():
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 1))
-    weights = [p for p in model.parameters() if p.ndim >= 2]
-    others = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": weights}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=1e-3, weight_decay=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_only_linear_layers():
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_no_decay():
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_normalisation_without_parameters():
-    import torch
-    from torch import nn
-
-    norm = nn.LayerNorm(8, elementwise_affine=False)
-    model = nn.Sequential(nn.Linear(4, 8), norm, nn.Linear(8, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()

@@ -8,6 +8,28 @@ Ignore it if you reproduce a result that was trained like this. Graph networks u
 that imports torch_geometric or dgl is not reported.
 
 Source: https://arxiv.org/abs/1711.05101
+
+Wrong:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
 """
 
 import re
@@ -60,76 +82,3 @@ def _find_decay(call: Call) -> float | None:
 
 def _is(key: Value | None, name: str) -> bool:
     return isinstance(key, Constant) and key.value == name
-
-
-def bad_keyword():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=0.01)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def bad_group():
-    from torch import nn, optim
-
-    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-    groups = [
-        {"params": net[0].parameters(), "weight_decay": 1e-2},
-        {"params": net[2].parameters(), "weight_decay": 0.0},
-    ]
-    print(optim.Adam(groups, lr=3e-4))
-
-
-def bad_in_a_class():
-    from torch import nn
-    from torch.optim import Adam
-
-    class Learner:
-        def __init__(self, decay=5e-4):
-            self.model = nn.Linear(4, 1)
-            self.optimizer = Adam(self.model.parameters(), lr=0.01, weight_decay=decay)
-
-    print(Learner().optimizer)
-
-
-def good_adamw():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_without_decay():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    print(torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=0))
-
-
-def good_decoupled():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    options = {"lr": 1e-3}
-    print(torch.optim.Adam(model.parameters(), **options))
-    print(torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-4))
-
-
-def good_graph_network():
-    import torch
-
-    try:
-        from torch_geometric.nn import GCNConv
-    except ImportError:
-        print("This example needs torch_geometric.")
-    else:
-        model = GCNConv(4, 1)
-        print(torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4))

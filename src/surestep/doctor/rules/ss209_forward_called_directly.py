@@ -7,6 +7,28 @@ without hooks both give the same result, so the mistake shows only later.
 Ignore it if the hooks are skipped on purpose.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.forward
+
+Wrong:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model.forward(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
 """
 
 import ast
@@ -65,77 +87,3 @@ def _find_values(program: Program) -> dict[str, list[Value]]:
                 if isinstance(event.target, (ast.Name, ast.Attribute)):
                     values.setdefault(ast.unparse(event.target), []).append(event.value)
     return values
-
-
-def bad_in_the_loop():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model.forward(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def bad_module_of_the_script():
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(4, 2)
-
-        def forward(self, x):
-            return self.linear(x)
-
-    net = Net().eval()
-    with torch.no_grad():
-        print(net.forward(torch.randn(3, 4)))
-
-
-def bad_attribute():
-    import torch
-
-    class Learner:
-        def __init__(self):
-            self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
-
-        def loss(self, x):
-            return self.model.forward(x).pow(2).mean()
-
-    print(Learner().loss(torch.randn(3, 4)))
-
-
-def good_called():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_forward_of_the_base():
-    import torch
-    from torch import nn
-
-    class Scaled(nn.Linear):
-        def forward(self, x):
-            return super().forward(x) / self.in_features
-
-    print(Scaled(4, 2)(torch.randn(3, 4)))
-
-
-def good_not_a_module():
-    import torch
-
-    class Rotation:
-        def forward(self, x):
-            return x.flip(-1)
-
-    rotation = Rotation()
-    print(rotation.forward(torch.randn(3, 4)))

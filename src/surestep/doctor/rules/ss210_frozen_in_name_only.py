@@ -9,6 +9,39 @@ Ignore it if the statistics are to follow the new data. Layers that are frozen f
 such as the discriminator of a GAN, and copies without gradients are not reported.
 
 Source: https://keras.io/guides/transfer_learning/
+
+Wrong:
+
+    import torch
+    from torch import nn
+
+    body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU())
+    head = nn.Linear(8, 2)
+    for parameter in body.parameters():
+        parameter.requires_grad = False
+    model = nn.Sequential(body, head)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    model.train()
+    for _ in range(10):
+        x, y = torch.randn(16, 4), torch.randint(2, (16,))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+    from torch import nn
+
+    body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU()).requires_grad_(False)
+    head = nn.Sequential(nn.Linear(8, 2), nn.Dropout(0.1))
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    body.eval()
+    for _ in range(10):
+        x, y = torch.randn(16, 4), torch.randint(2, (16,))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(head(body(x)), y).backward()
+        optimizer.step()
 """
 
 from __future__ import annotations
@@ -129,153 +162,3 @@ class Watch(Watcher):
                 self._first,
                 {"steps": len(changes), "parameters": max(changes)},
             )
-
-
-def bad_statistics_of_a_frozen_body() -> None:
-    import torch
-    from torch import nn
-
-    body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU())
-    head = nn.Linear(8, 2)
-    for parameter in body.parameters():
-        parameter.requires_grad = False
-    model = nn.Sequential(body, head)
-    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-    model.train()
-    for _ in range(10):
-        x, y = torch.randn(16, 4), torch.randint(2, (16,))
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-
-def bad_statistics_of_a_body_that_was_trained_before() -> None:
-    import torch
-    from torch import nn
-
-    body, head = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU()), nn.Linear(8, 2)
-    model = nn.Sequential(body, head)
-
-    def fit(parameters, steps):
-        optimizer = torch.optim.SGD(parameters, lr=0.1)
-        for _ in range(steps):
-            x, y = torch.randn(16, 4), torch.randint(2, (16,))
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-
-    fit(model.parameters(), 5)
-    body.requires_grad_(False)
-    fit(head.parameters(), 20)
-
-
-def bad_momentum_continues() -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
-    for epoch in range(4):
-        if epoch == 1:
-            model[0].requires_grad_(False)  # warm-up is over
-        for _ in range(5):
-            x = torch.randn(16, 4)
-            loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
-            optimizer.zero_grad(set_to_none=False)
-            loss.backward()
-            optimizer.step()
-
-
-def bad_gradient_is_left() -> None:
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder, self.head = nn.Linear(4, 8), nn.Linear(8, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.encoder(x).tanh())
-
-    net = Net()
-    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-    for step in range(16):
-        x = torch.randn(8, 4)
-        net.head.zero_grad()
-        if step < 4:
-            net.encoder.zero_grad()
-        else:
-            net.encoder.requires_grad_(False)
-        nn.functional.mse_loss(net(x), x.sum(1, keepdim=True)).backward()
-        optimizer.step()
-
-
-def good_norms_in_eval_mode() -> None:
-    import torch
-    from torch import nn
-
-    body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU()).requires_grad_(False)
-    head = nn.Sequential(nn.Linear(8, 2), nn.Dropout(0.1))
-    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-    body.eval()
-    for _ in range(10):
-        x, y = torch.randn(16, 4), torch.randint(2, (16,))
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(head(body(x)), y).backward()
-        optimizer.step()
-
-
-def good_discriminator_is_frozen_in_turns() -> None:
-    import torch
-    from torch import nn
-
-    G = nn.Linear(2, 4)
-    D = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
-    g_optimizer = torch.optim.Adam(G.parameters(), lr=1e-3)
-    d_optimizer = torch.optim.Adam(D.parameters(), lr=1e-3)
-    for _ in range(10):
-        D.requires_grad_(False)
-        g_optimizer.zero_grad()
-        (-D(G(torch.randn(16, 2))).mean()).backward()
-        g_optimizer.step()
-        D.requires_grad_(True)
-        d_optimizer.zero_grad()
-        fake = G(torch.randn(16, 2)).detach()
-        (D(fake).mean() - D(torch.randn(16, 4)).mean()).backward()
-        d_optimizer.step()
-
-
-def good_key_encoder_in_train_mode() -> None:
-    import copy
-
-    import torch
-    from torch import nn
-
-    query = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
-    key = copy.deepcopy(query).requires_grad_(False)
-    optimizer = torch.optim.SGD(query.parameters(), lr=0.1)
-    for _ in range(10):
-        x = torch.randn(16, 4)
-        with torch.no_grad():
-            for kept, new in zip(key.parameters(), query.parameters(), strict=True):
-                kept.lerp_(new, 0.01)
-            target = key(x + 0.1 * torch.randn(16, 4))
-        optimizer.zero_grad()
-        (query(x) - target).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_gradients_are_removed() -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
-    for step in range(20):
-        if step == 5:
-            model[0].requires_grad_(False)
-        x = torch.randn(16, 4)
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).backward()
-        optimizer.step()

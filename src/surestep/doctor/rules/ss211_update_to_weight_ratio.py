@@ -7,6 +7,30 @@ rewritten in a few steps: the learning rate is too high for it. The loss shows n
 Only runs of more than 500 steps are compared, without the steps that change nothing.
 
 Source: https://cs231n.github.io/neural-networks-3/#ratio
+
+Wrong:
+
+    import torch
+
+    model = torch.nn.Linear(16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-8)
+    for _ in range(600):
+        x, y = torch.randn(8, 16), torch.randint(4, (8,))
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+
+    model = torch.nn.Linear(16, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(600):
+        x, y = torch.randn(8, 16), torch.randint(4, (8,))
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
 """
 
 from __future__ import annotations
@@ -123,103 +147,3 @@ def _find_name(run: Run, parameter: Tensor) -> str:
             if other is parameter:
                 return name
     return f"a parameter of shape {tuple(parameter.shape)}"
-
-
-def bad_learning_rate_is_tiny() -> None:
-    import torch
-
-    model = torch.nn.Linear(16, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-8)
-    for _ in range(600):
-        x, y = torch.randn(8, 16), torch.randint(4, (8,))
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-
-def bad_learning_rate_is_tiny_in_double_precision() -> None:
-    import torch
-
-    model = torch.nn.Linear(16, 4).double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
-    for _ in range(600):
-        x, y = torch.randn(8, 16).double(), torch.randint(4, (8,))
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-
-def bad_learning_rate_is_huge() -> None:
-    import torch
-
-    class Learner:
-        def __init__(self) -> None:
-            self.model = torch.nn.Linear(16, 4)
-            self.optimizer = torch.optim.Adam(self.model.parameters(), lr=10.0)
-
-        def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
-            self.optimizer.zero_grad()
-            self.model(x).sub(y).abs().mean().backward()
-            self.optimizer.step()
-
-    learner = Learner()
-    for step in range(600):
-        learner.optimizer.param_groups[0]["lr"] *= 1.01
-        learner.step(torch.randn(8, 16), torch.randn(8, 4) * step)
-
-
-def bad_schedule_decays_too_early() -> None:
-    import torch
-    from torch import nn
-    from torch.optim.lr_scheduler import ExponentialLR
-
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-7, weight_decay=0.0)
-    schedule = ExponentialLR(optimizer, gamma=0.99)
-    for _ in range(600):
-        x = torch.randn(8, 8)
-        loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-
-
-def good_usual_learning_rate() -> None:
-    import torch
-
-    model = torch.nn.Linear(16, 4)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for _ in range(600):
-        x, y = torch.randn(8, 16), torch.randint(4, (8,))
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-
-def good_weights_that_start_at_zero() -> None:
-    import torch
-
-    model = torch.nn.Linear(16, 4)
-    torch.nn.init.zeros_(model.weight)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(600):
-        x = torch.randn(8, 16)
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(x), x[:, :4]).backward()
-        optimizer.step()
-
-
-def good_short_warmup() -> None:
-    import torch
-    from torch.optim.lr_scheduler import LambdaLR
-
-    model = torch.nn.Linear(16, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    schedule = LambdaLR(optimizer, lambda step: min(1.0, 1e-6 + step / 200))
-    for _ in range(700):
-        x = torch.randn(8, 16)
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(x), x[:, :4]).backward()
-        optimizer.step()
-        schedule.step()

@@ -8,6 +8,36 @@ model only predicts the same for every input.
 Only an activation or a layer with parameters is reported, and only if its inputs differ.
 
 Source: https://karpathy.github.io/2019/04/25/recipe/
+
+Wrong:
+
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1), nn.ReLU(), nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e3)
+    for _ in range(30):
+        x = torch.rand(32, 4)
+        loss = nn.functional.l1_loss(model(x), -x.sum(1, keepdim=True))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+    from torch import nn
+
+    first = nn.Linear(4, 16)
+    with torch.no_grad():
+        first.bias[:8] = -50.0
+    model = nn.Sequential(first, nn.ReLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(30):
+        x = torch.randn(32, 4)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).backward()
+        optimizer.step()
 """
 
 from __future__ import annotations
@@ -23,7 +53,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 SEVERITY = "warning"
-ALSO = ("SS509",)  # such a model predicts the same for all samples
 FIX = "Lower the learning rate, scale the inputs, or initialize the layer before with small values."
 _FEWEST = 15  # batches that were checked
 _SHARE = 0.9  # of the batches
@@ -151,131 +180,3 @@ def _pick(values: Tensor, most: int) -> Tensor:
     """Return evenly spaced values of a contiguous tensor."""
     step = values.numel() // most | 1  # odd: an even step may read a few features only
     return values.as_strided((-(-values.numel() // step),), (step,))
-
-
-def bad_step_was_too_large() -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1), nn.ReLU(), nn.Linear(1, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e3)
-    for _ in range(30):
-        x = torch.rand(32, 4)
-        loss = nn.functional.l1_loss(model(x), -x.sum(1, keepdim=True))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def bad_negative_bias() -> None:
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.hidden, self.act, self.out = nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)
-            nn.init.constant_(self.hidden.bias, -50.0)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.out(self.act(self.hidden(x)))
-
-    net = Net()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
-    for _ in range(30):
-        x, y = torch.randn(16, 8), torch.randint(3, (16,))
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(net(x), y).backward()
-        optimizer.step()
-
-
-def bad_inputs_are_not_scaled() -> None:
-    import torch
-    from torch import nn
-
-    first = nn.Linear(1, 4, bias=False)
-    nn.init.uniform_(first.weight, 0.5, 1.0)
-    model = nn.Sequential(first, nn.Sigmoid(), nn.Linear(4, 1))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for _ in range(30):
-        year = torch.randint(1990, 2025, (16, 1)).float()
-        loss = nn.functional.mse_loss(model(year), year / 2000)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def good_some_units_are_dead() -> None:
-    import torch
-    from torch import nn
-
-    first = nn.Linear(4, 16)
-    with torch.no_grad():
-        first.bias[:8] = -50.0
-    model = nn.Sequential(first, nn.ReLU(), nn.Linear(16, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(30):
-        x = torch.randn(32, 4)
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).backward()
-        optimizer.step()
-
-
-def good_branch_that_starts_at_zero() -> None:
-    import torch
-    from torch import nn
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.out = nn.Linear(4, 8), nn.Linear(8, 4)
-            nn.init.zeros_(self.out.weight)
-            nn.init.zeros_(self.out.bias)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.out(self.body(x).relu())
-
-    model = nn.Sequential(Block(), nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(30):
-        x = torch.randn(32, 4)
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).backward()
-        optimizer.step()
-
-
-def good_input_is_the_same_everywhere() -> None:
-    import torch
-    from torch import nn
-
-    class Conditional(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale, self.body = nn.Linear(1, 1), nn.Linear(4, 1)
-
-        def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
-            return self.body(x) * self.scale(time)
-
-    model = Conditional()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(30):
-        x, time = torch.randn(32, 4), torch.full((32, 1), 0.5)
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(x, time), x.sum(1, keepdim=True)).backward()
-        optimizer.step()
-
-
-def good_only_some_features_are_dead() -> None:
-    import torch
-    from torch import nn
-
-    hidden = nn.Linear(4, 2)
-    nn.init.constant_(hidden.bias[:1], -50.0)
-    model = nn.Sequential(hidden, nn.ReLU(), nn.Linear(2, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for _ in range(30):
-        x = torch.randn(1024, 4)
-        loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()

@@ -9,6 +9,37 @@ shrinks several times for each layer. Nothing fails: fine-tuning is worse than w
 Ignore it if the first layers are meant to learn fastest.
 
 Source: https://arxiv.org/abs/1801.06146, section 3.2 (discriminative fine-tuning)
+
+Wrong:
+
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    groups = []
+    for i, layer in enumerate(model.children()):
+        groups.append({"params": layer.parameters(), "lr": 1e-3 * 0.9**i})
+    optimizer = torch.optim.AdamW(groups)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    groups = [
+        {"params": layer.parameters(), "lr": 1e-3 * 0.9 ** (len(model) - 1 - i)}
+        for i, layer in enumerate(model)
+    ]
+    optimizer = torch.optim.AdamW(groups)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
 """
 
 from __future__ import annotations
@@ -249,127 +280,3 @@ def _is_decay(rates: list[float]) -> bool:
     factors = [later / earlier for earlier, later in pairwise(rates)]
     is_even = max(factors) - min(factors) < _TOLERANCE
     return is_even and _STRONGEST < factors[0] < 1
-
-
-def bad_enumerate():
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
-    groups = []
-    for i, layer in enumerate(model.children()):
-        groups.append({"params": layer.parameters(), "lr": 1e-3 * 0.9**i})
-    optimizer = torch.optim.AdamW(groups)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def bad_index_of_parameters():
-    import torch
-    from torch import nn
-
-    def make_groups(model: nn.Module, lr: float, layer_decay: float):
-        return [
-            {"params": [parameter], "lr": lr * layer_decay**index}
-            for index, (name, parameter) in enumerate(model.named_parameters())
-        ]
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(make_groups(model, 0.1, 0.75))
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def bad_product_in_the_loop():
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
-            self.head = nn.Linear(4, 1)
-
-        def forward(self, x):
-            for layer in self.layers:
-                x = layer(x).relu()
-            return self.head(x)
-
-    model = Net()
-    lr = 0.01
-    groups = [{"params": model.head.parameters(), "lr": lr}]
-    for layer in model.layers:
-        lr *= 0.8
-        groups.append({"params": layer.parameters(), "lr": lr})
-    optimizer = torch.optim.SGD(groups)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_counted_from_the_end():
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
-    groups = [
-        {"params": layer.parameters(), "lr": 1e-3 * 0.9 ** (len(model) - 1 - i)}
-        for i, layer in enumerate(model)
-    ]
-    optimizer = torch.optim.AdamW(groups)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_reversed():
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-    lr, groups = 0.01, []
-    for layer in reversed(list(model.children())):
-        groups.append({"params": layer.parameters(), "lr": lr})
-        lr *= 0.8
-    optimizer = torch.optim.SGD(groups)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_listed_from_the_head():
-    import torch
-    from torch import nn
-
-    stem, head = nn.Linear(4, 8), nn.Linear(8, 1)
-    layers = [head, stem]
-    groups = []
-    for i, layer in enumerate(layers):
-        groups.append({"params": layer.parameters(), "lr": 0.1 * 0.5**i})
-    optimizer = torch.optim.SGD(groups)
-    for _ in range(3):
-        optimizer.zero_grad()
-        head(stem(torch.randn(8, 4)).relu()).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_growing():
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-    groups = []
-    for i, layer in enumerate(model.children()):
-        groups.append({"params": layer.parameters(), "lr": 1e-3 * 1.5**i})
-    optimizer = torch.optim.SGD(groups)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()

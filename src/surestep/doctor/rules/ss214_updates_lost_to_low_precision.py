@@ -7,6 +7,30 @@ lost in each step. Nothing fails: the loss only falls more slowly, or stops.
 Ignore it if the optimizer keeps a float32 copy, or rounds at random.
 
 Source: https://arxiv.org/abs/2010.06192
+
+Wrong:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1).bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    for _ in range(12):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4, dtype=torch.bfloat16)).pow(2).mean().backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
 """
 
 from __future__ import annotations
@@ -134,93 +158,3 @@ class Watch(Watcher):
                 self._first,
                 {"share": usual, "steps": len(shares), "dtype": self._dtype},
             )
-
-
-def bad_bfloat16():
-    import torch
-
-    model = torch.nn.Linear(4, 1).bfloat16()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    for _ in range(12):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4, dtype=torch.bfloat16)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def bad_to_dtype():
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(4, 2)
-
-        def forward(self, x):
-            return self.linear(x)
-
-    net = Net()
-    net.to(dtype=torch.bfloat16)
-    optimizer = torch.optim.Adam(net.parameters(), lr=5e-5)
-    for _ in range(12):
-        x = torch.randn(8, 4).to(torch.bfloat16)
-        optimizer.zero_grad()
-        net(x).pow(2).mean().backward()
-        optimizer.step()
-
-
-def bad_in_a_class():
-    import torch
-
-    class Learner:
-        def __init__(self):
-            self.model = torch.nn.Linear(4, 1)
-            self.model.to("cpu", torch.bfloat16)
-            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-5)
-
-        def step(self, x):
-            self.model(x).pow(2).mean().backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-
-    learner = Learner()
-    for _ in range(12):
-        learner.step(torch.randn(8, 4, dtype=torch.bfloat16))
-
-
-def good_autocast():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    for _ in range(3):
-        optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = model(torch.randn(8, 4)).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-
-
-def good_converted_back():
-    import torch
-
-    model = torch.nn.Linear(4, 1).bfloat16()
-    model.float()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_frozen_base_in_low_precision():
-    import torch
-    from torch import nn
-
-    base, head = nn.Linear(4, 8).bfloat16().requires_grad_(False), nn.Linear(8, 1)
-    optimizer = torch.optim.AdamW(head.parameters(), lr=1e-4)
-    for _ in range(3):
-        features = base(torch.randn(8, 4, dtype=torch.bfloat16)).float()
-        optimizer.zero_grad()
-        head(features).pow(2).mean().backward()
-        optimizer.step()

@@ -7,6 +7,32 @@ prints a warning, once.
 Ignore it if the first learning rate is meant to be skipped.
 
 Source: https://docs.pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate
+
+Wrong:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=5)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        scheduler.step()
+        optimizer.step()
+
+Right:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=5)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        scheduler.step()
 """
 
 from __future__ import annotations
@@ -78,112 +104,3 @@ class Watch(ScheduleWatcher):
                     1,
                     {"steps": seen.steps, "optimizer_steps": seen.optimizer_steps},
                 )
-
-
-def bad_every_batch() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=5)
-    for _ in range(10):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        scheduler.step()
-        optimizer.step()
-
-
-def bad_start_of_epoch() -> None:
-    import torch
-    from torch.optim.lr_scheduler import StepLR
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = StepLR(optimizer, step_size=2)
-    for _ in range(4):
-        scheduler.step()
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(torch.randn(8, 4)).pow(2).mean().backward()
-            optimizer.step()
-
-
-def bad_in_methods() -> None:
-    import torch
-
-    class Learner:
-        def __init__(self) -> None:
-            self.net = torch.nn.Linear(4, 1)
-            self.opt = torch.optim.AdamW(self.net.parameters())
-            self.sched = torch.optim.lr_scheduler.CosineAnnealingLR(self.opt, T_max=10)
-
-        def fit(self) -> None:
-            for _ in range(10):
-                self.sched.step()
-                self.train_batch(torch.randn(8, 4))
-
-        def train_batch(self, x: torch.Tensor) -> None:
-            self.opt.zero_grad()
-            self.net(x).pow(2).mean().backward()
-            self.opt.step()
-
-    Learner().fit()
-
-
-def good_every_batch() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=5)
-    for _ in range(10):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        scheduler.step()
-
-
-def good_not_in_the_first_epoch() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
-    for epoch in range(4):
-        if epoch > 0:
-            scheduler.step()
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(torch.randn(8, 4)).pow(2).mean().backward()
-            optimizer.step()
-
-
-def good_resumed() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
-    for _ in range(2):  # epochs that an earlier run has done
-        scheduler.step()
-    for _ in range(2, 4):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        scheduler.step()
-
-
-def good_two_optimizers() -> None:
-    import torch
-
-    nets = [torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)]
-    opt_a = torch.optim.SGD(nets[0].parameters(), lr=0.1)
-    opt_b = torch.optim.SGD(nets[1].parameters(), lr=0.1)
-    sched_a = torch.optim.lr_scheduler.LinearLR(opt_a)
-    for _ in range(4):
-        opt_a.zero_grad()
-        opt_b.zero_grad()
-        sum(net(torch.randn(8, 4)).pow(2).mean() for net in nets).backward()
-        opt_a.step()
-        sched_a.step()
-        opt_b.step()

@@ -7,6 +7,42 @@ with a tiny one. Nothing fails.
 Ignore it if the numbers count batches.
 
 Source: https://docs.pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate
+
+Wrong:
+
+    import torch
+    from torch.optim.lr_scheduler import ExponentialLR
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = ExponentialLR(optimizer, gamma=0.9)
+    for _ in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            scheduler.step()
+
+Right:
+
+    import torch
+    from torch.optim.lr_scheduler import ExponentialLR
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = ExponentialLR(optimizer, gamma=0.99)
+    for _ in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            scheduler.step()
 """
 
 from __future__ import annotations
@@ -134,154 +170,3 @@ def _find_short_unit(seen: Seen) -> str:
             fallen = gamma**seen.steps
             return f"gamma={gamma:g}: the learning rate fell to {fallen:.1g} of its first value"
     return ""
-
-
-def bad_exponential() -> None:
-    import torch
-    from torch.optim.lr_scheduler import ExponentialLR
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = ExponentialLR(optimizer, gamma=0.9)
-    for _ in range(3):
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-            scheduler.step()
-
-
-def good_exponential_of_batches() -> None:
-    import torch
-    from torch.optim.lr_scheduler import ExponentialLR
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = ExponentialLR(optimizer, gamma=0.99)
-    for _ in range(3):
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-            scheduler.step()
-
-
-def bad_milestones() -> None:
-    import torch
-    from torch.optim.lr_scheduler import MultiStepLR
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = MultiStepLR(optimizer, milestones=[3, 6], gamma=0.1)
-    for _ in range(8):
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-            scheduler.step()
-
-
-def bad_cosine() -> None:
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    num_epochs = 6
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=num_epochs)
-
-    def train_epoch() -> None:
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-            scheduler.step()
-
-    for _ in range(num_epochs):
-        train_epoch()
-
-
-def bad_step_size() -> None:
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    class Trainer:
-        def __init__(self) -> None:
-            self.model = torch.nn.Linear(4, 1)
-            self.opt = torch.optim.SGD(self.model.parameters(), lr=0.1)
-            self.sched = torch.optim.lr_scheduler.StepLR(self.opt, step_size=4, gamma=0.5)
-            data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
-            self.train_loader = DataLoader(data, batch_size=8, shuffle=True)
-
-        def fit(self) -> None:
-            for _ in range(10):
-                for _, (x, y) in enumerate(self.train_loader):
-                    self.opt.zero_grad()
-                    torch.nn.functional.mse_loss(self.model(x), y).backward()
-                    self.opt.step()
-                    self.sched.step()
-
-    Trainer().fit()
-
-
-def good_once_per_epoch() -> None:
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[3, 6])
-    for _ in range(8):
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-        scheduler.step()
-
-
-def good_total_of_batches() -> None:
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    epochs = 3
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs * len(loader))
-    for _ in range(epochs):
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-            scheduler.step()
-
-
-def good_step_size_in_batches() -> None:
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=20)
-    for _ in range(10):
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-            scheduler.step()

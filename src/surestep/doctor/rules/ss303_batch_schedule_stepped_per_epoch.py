@@ -7,6 +7,44 @@ Nothing fails.
 Ignore it if the loader whose length is used has one batch.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.optim.lr_scheduler.OneCycleLR.html
+
+Wrong:
+
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.1, steps_per_epoch=len(loader), epochs=3
+    )
+    for _ in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        scheduler.step()
+
+Right:
+
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.1, steps_per_epoch=len(loader), epochs=3
+    )
+    for _ in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            scheduler.step()
 """
 
 from __future__ import annotations
@@ -29,7 +67,6 @@ from surestep.doctor.watcher import Observation, Run
 
 SEVERITY = "error"
 FIX = "Step the schedule after each step of the optimizer, in the loop over the batches."
-CHECK_SKIPS = ("bad_lambda",)
 _FEWEST_EPOCHS = 4  # for a warm-up, which is shorter than the run
 
 
@@ -98,149 +135,3 @@ def _read_length(seen: Seen) -> int:
         if isinstance(seen.values.get(name), int):
             return int(seen.values[name])
     return 0
-
-
-def bad_one_cycle() -> None:
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=0.1, steps_per_epoch=len(loader), epochs=3
-    )
-    for _ in range(3):
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-        scheduler.step()
-
-
-def bad_lambda() -> None:
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    def get_schedule(optimizer, total):
-        def factor(step):
-            return max(0.0, 1 - step / total)
-
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-
-    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = get_schedule(optimizer, 3 * len(loader))
-    for _ in range(3):
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-        scheduler.step()
-
-
-def bad_cosine() -> None:
-    import torch
-    from torch.optim.lr_scheduler import CosineAnnealingLR
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    epochs = 3
-    total_steps = epochs * len(loader)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.AdamW(model.parameters())
-    scheduler = CosineAnnealingLR(optimizer, total_steps)
-
-    def train_epoch() -> None:
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-
-    for _ in range(epochs):
-        train_epoch()
-        scheduler.step()
-
-
-def bad_warmup() -> None:
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    class Trainer:
-        def __init__(self) -> None:
-            data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
-            self.loader = DataLoader(data, batch_size=8, shuffle=True)
-            self.model = torch.nn.Linear(4, 1)
-            self.opt = torch.optim.SGD(self.model.parameters(), lr=0.1)
-            self.warmup = torch.optim.lr_scheduler.LinearLR(
-                self.opt, start_factor=0.01, total_iters=2 * len(self.loader)
-            )
-
-        def fit(self) -> None:
-            for _ in range(4):
-                for _, (x, y) in enumerate(self.loader):
-                    self.opt.zero_grad()
-                    torch.nn.functional.mse_loss(self.model(x), y).backward()
-                    self.opt.step()
-                self.warmup.step()
-
-    Trainer().fit()
-
-
-def good_every_batch() -> None:
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=0.1, steps_per_epoch=len(loader), epochs=3
-    )
-    for _ in range(3):
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-            scheduler.step()
-
-
-def good_epochs() -> None:
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * len(loader))
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=3)
-    for _ in range(3):
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-        scheduler.step()
-
-
-def good_epochs_from_steps() -> None:
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    max_steps = 12
-    epochs = max_steps // len(loader)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
-    for _ in range(epochs):
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-        scheduler.step()

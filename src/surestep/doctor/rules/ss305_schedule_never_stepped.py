@@ -7,6 +7,32 @@ Ignore it if the schedule is stepped by code that reaches it differently, such a
 optimizer.
 
 Source: https://docs.pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate
+
+Wrong:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+    print(scheduler.get_last_lr())
+
+Right:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        scheduler.step()
 """
 
 from __future__ import annotations
@@ -105,111 +131,3 @@ class Watch(ScheduleWatcher):
                     seen.made_at + 1,
                     {"optimizer_steps": seen.optimizer_steps},
                 )
-
-
-def bad_loop() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3)
-    for _ in range(5):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-    print(scheduler.get_last_lr())
-
-
-def bad_not_called() -> None:
-    import torch
-    from torch.optim.lr_scheduler import CosineAnnealingLR
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.AdamW(model.parameters())
-    lr_scheduler = CosineAnnealingLR(optimizer, T_max=5)
-    for _ in range(5):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        lr_scheduler.step  # noqa: B018
-
-
-def bad_in_function() -> None:
-    import torch
-
-    def train(model: torch.nn.Module, epochs: int) -> torch.nn.Module:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        warmup = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.01)
-        for _ in range(epochs):
-            optimizer.zero_grad()
-            model(torch.randn(8, 4)).pow(2).mean().backward()
-            optimizer.step()
-        return model
-
-    train(torch.nn.Linear(4, 1), 5)
-
-
-def bad_in_class() -> None:
-    import torch
-
-    class Trainer:
-        def __init__(self, model: torch.nn.Module) -> None:
-            self.model = model
-            self.optimizer = torch.optim.AdamW(model.parameters())
-            self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
-
-        def train(self, epochs: int) -> None:
-            for epoch in range(epochs):
-                for _ in range(4):
-                    self.optimizer.zero_grad()
-                    self.model(torch.randn(8, 4)).pow(2).mean().backward()
-                    self.optimizer.step()
-                print(epoch, self.scheduler.get_last_lr())
-
-    Trainer(torch.nn.Linear(4, 1)).train(3)
-
-
-def good_loop() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3)
-    for _ in range(5):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        scheduler.step()
-
-
-def good_part_of_another() -> None:
-    import torch
-    from torch.optim.lr_scheduler import ConstantLR, LinearLR, SequentialLR
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    warmup = LinearLR(optimizer, total_iters=2)
-    rest = ConstantLR(optimizer, factor=1.0)
-    schedule = SequentialLR(optimizer, [warmup, rest], milestones=[2])
-    for _ in range(5):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        schedule.step()
-
-
-def good_in_function() -> None:
-    import torch
-
-    def step_all(objects: list[object]) -> None:
-        for option in objects:
-            option.step()  # type: ignore[attr-defined]
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3)
-    for _ in range(5):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        step_all([scheduler])

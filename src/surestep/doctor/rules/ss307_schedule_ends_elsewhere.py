@@ -12,6 +12,35 @@ for each epoch of a DataLoader, in a script that ends without an error.
 Ignore it if you ended the run on purpose, for example by an early stop.
 
 Source: https://arxiv.org/abs/2405.18392
+
+Wrong:
+
+    import torch
+
+    import surestep
+
+    x = torch.randn(64, 4)
+    data = (x, x.sum(1, keepdim=True))
+    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=data)
+    schedule = surestep.Schedule(name="cosine")
+    config = surestep.Config(epochs=20, batch_size=8, schedule=schedule, max_grad_norm="off")
+    with surestep.prepare(task, config, run="run") as session:
+        for result in session.steps():
+            if result.step == 40:
+                break
+        session.end("finished")
+
+Right:
+
+    import torch
+
+    import surestep
+
+    x = torch.randn(64, 4)
+    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=(x, x.sum(1, keepdim=True)))
+    schedule = surestep.Schedule(name="cosine")
+    config = surestep.Config(max_steps=40, batch_size=8, schedule=schedule, max_grad_norm="off")
+    surestep.Trainer(task, config, run="run").fit()
 """
 
 from __future__ import annotations
@@ -34,7 +63,6 @@ FIX = (
 )
 _SHARE = 0.95  # of the planned steps: a run with more of them is complete
 _ABOVE = 0.1  # of the peak: nearer to the last rate is near
-ALSO = ("SS609",)  # an example has this mistake too
 
 
 def review(case: Case) -> Iterator[Remark]:
@@ -149,229 +177,3 @@ def _read_planned(schedule: Any) -> _Planned | None:
                 end = float(schedule.lr_lambdas[0](total))
                 return _Planned(total, schedule.base_lrs[0] * end)
     return None
-
-
-def bad_loop_that_ends_early() -> None:
-    import torch
-
-    import surestep
-
-    x = torch.randn(64, 4)
-    data = (x, x.sum(1, keepdim=True))
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=data)
-    schedule = surestep.Schedule(name="cosine")
-    config = surestep.Config(epochs=20, batch_size=8, schedule=schedule, max_grad_norm="off")
-    with surestep.prepare(task, config, run="run") as session:
-        for result in session.steps():
-            if result.step == 40:
-                break
-        session.end("finished")
-
-
-def bad_steps_of_another_batch_size() -> None:
-    import torch
-
-    import surestep
-
-    x = torch.randn(256, 4)
-    y = x.sum(1, keepdim=True)
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=(x, y))
-    schedule = surestep.Schedule(name="linear")
-    config = surestep.Config(max_steps=256 // 8, schedule=schedule, max_grad_norm="off")
-    with surestep.prepare(task, config, run="run") as session:
-        for rows in torch.arange(256).split(32):
-            session.train_step([(x[rows], y[rows])])
-        session.end("finished")
-
-
-def bad_skipped_steps() -> None:
-    import torch
-
-    import surestep
-
-    x = torch.randn(64, 4)
-    y = x.sum(1, keepdim=True)
-    x[:8] = float("nan")
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=(x, y))
-    config = surestep.Config(
-        max_steps=60,
-        batch_size=8,
-        schedule=surestep.Schedule(name="cosine"),
-        on_nonfinite="skip",
-        max_grad_norm="off",
-    )
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_all_steps() -> None:
-    import torch
-
-    import surestep
-
-    x = torch.randn(64, 4)
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=(x, x.sum(1, keepdim=True)))
-    schedule = surestep.Schedule(name="cosine")
-    config = surestep.Config(max_steps=40, batch_size=8, schedule=schedule, max_grad_norm="off")
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_early_stop() -> None:
-    import torch
-
-    import surestep
-
-    x = torch.randn(96, 4)
-    y = torch.randn(96, 1)
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=(x[:64], y[:64]), val=(x[64:], y[64:]))
-    config = surestep.Config(
-        max_steps=2000,
-        batch_size=8,
-        schedule=surestep.Schedule(name="cosine"),
-        max_grad_norm="off",
-        validation=surestep.Validation(every="2 steps"),
-        early_stop=surestep.EarlyStop(patience=2),
-    )
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_constant_rate() -> None:
-    import torch
-
-    import surestep
-
-    x = torch.randn(64, 4)
-    data = (x, x.sum(1, keepdim=True))
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=data)
-    schedule = surestep.Schedule(name="constant", warmup="0 steps")
-    config = surestep.Config(epochs=20, batch_size=8, schedule=schedule, max_grad_norm="off")
-    with surestep.prepare(task, config, run="run") as session:
-        for result in session.steps():
-            if result.step == 40:
-                break
-        session.end("finished")
-
-
-def bad_steps_of_the_samples() -> None:
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    steps = 3 * len(data)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=steps)
-    for epoch in range(3):
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-            schedule.step()
-
-
-def bad_more_epochs() -> None:
-    import torch
-    from torch.optim import lr_scheduler
-    from torch.utils.data import DataLoader, TensorDataset
-
-    class Trainer:
-        def __init__(self, epochs: int) -> None:
-            self.model = torch.nn.Linear(4, 1)
-            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
-            self.scheduler = lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=100)
-            self.epochs = epochs
-
-        def fit(self, loader) -> None:
-            for _ in range(self.epochs):
-                for x, y in loader:
-                    loss = torch.nn.functional.mse_loss(self.model(x), y)
-                    self.optimizer.zero_grad()
-                    loss.backward()
-                    self.optimizer.step()
-                self.scheduler.step()
-
-    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
-    Trainer(epochs=10).fit(DataLoader(data, batch_size=8, shuffle=True))
-
-
-def bad_steps_of_micro_batches() -> None:
-    from functools import partial
-
-    import torch
-    from torch.optim.lr_scheduler import LambdaLR
-    from torch.utils.data import DataLoader, TensorDataset
-
-    def decay(step: int, *, num_warmup_steps: int, num_training_steps: int) -> float:
-        if step < num_warmup_steps:
-            return step / num_warmup_steps
-        rest = num_training_steps - step
-        return max(0.0, rest / (num_training_steps - num_warmup_steps))
-
-    data = TensorDataset(torch.randn(128, 4), torch.randn(128, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    total = 2 * len(loader)  # but a step is made for every four of them
-    rate = partial(decay, num_warmup_steps=2, num_training_steps=total)
-    schedule = LambdaLR(optimizer, rate)
-    for epoch in range(2):
-        for index, (x, y) in enumerate(loader, start=1):
-            (torch.nn.functional.mse_loss(model(x), y) / 4).backward()
-            if index % 4 == 0:
-                optimizer.step()
-                schedule.step()
-                optimizer.zero_grad()
-
-
-def good_ends_with_the_run() -> None:
-    import torch
-    from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    warmup = LinearLR(optimizer, start_factor=0.1, total_iters=4)
-    cosine = CosineAnnealingLR(optimizer, T_max=3 * len(loader) - 4)
-    schedule = SequentialLR(optimizer, [warmup, cosine], milestones=[4])
-    for epoch in range(3):
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-            schedule.step()
-
-
-def good_ends_close_to_its_end() -> None:
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=11)
-    for epoch in range(10):
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-        schedule.step()
-
-
-def good_warmup_and_a_constant_rate() -> None:
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
-    loader = DataLoader(data, batch_size=8, shuffle=True)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=200)
-    for epoch in range(3):
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-            schedule.step()

@@ -6,6 +6,53 @@ late as the first run has done, and the learning rate jumps at the resume. Nothi
 Ignore it if the schedule is meant to start again.
 
 Source: https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html
+
+Wrong:
+
+    import io
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3)
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    file = io.BytesIO()
+    torch.save({**state, "scheduler": scheduler.state_dict(), "epoch": 2}, file)
+    file.seek(0)
+    checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+    model.load_state_dict(checkpoint["model"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    for _ in range(checkpoint["epoch"], 5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        scheduler.step()
+
+Right:
+
+    import os
+
+    import torch
+
+    def train(path: str, epochs: int) -> None:
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.AdamW(model.parameters())
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
+        start_epoch = 0
+        if path:
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+            scheduler.load_state_dict(saved["scheduler"])
+            start_epoch = saved["epoch"] + 1
+        for _ in range(start_epoch, epochs):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).pow(2).mean().backward()
+            optimizer.step()
+            scheduler.step()
+
+    train(os.environ.get("CHECKPOINT", ""), 3)
 """
 
 from __future__ import annotations
@@ -35,7 +82,6 @@ SEVERITY = "warning"
 FIX = "Save scheduler.state_dict() in the checkpoint, and load it when the run is resumed."
 _MOST = 32  # schedules
 # In these, nothing has trained before: the learning rate that is restored is the first one.
-WATCH_SKIPS = ("bad_script", "bad_function")
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -158,145 +204,3 @@ class Watch(Watcher):
                     seen.resumed_at + 1,
                     {"steps": seen.steps},
                 )
-
-
-def bad_script() -> None:
-    import io
-
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3)
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    file = io.BytesIO()
-    torch.save({**state, "scheduler": scheduler.state_dict(), "epoch": 2}, file)
-    file.seek(0)
-    checkpoint = torch.load(file, map_location="cpu", weights_only=True)
-    model.load_state_dict(checkpoint["model"])
-    optimizer.load_state_dict(checkpoint["optimizer"])
-    for _ in range(checkpoint["epoch"], 5):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        scheduler.step()
-
-
-def bad_function() -> None:
-    import os
-
-    import torch
-
-    def train(path: str, epochs: int) -> None:
-        model = torch.nn.Linear(4, 1)
-        optimizer = torch.optim.AdamW(model.parameters())
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
-        start_epoch = 0
-        if path:
-            saved = torch.load(path, map_location="cpu", weights_only=True)
-            model.load_state_dict(saved["model"])
-            optimizer.load_state_dict(saved["optimizer"])
-            start_epoch = saved["epoch"] + 1
-        for _ in range(start_epoch, epochs):
-            optimizer.zero_grad()
-            model(torch.randn(8, 4)).pow(2).mean().backward()
-            optimizer.step()
-            scheduler.step()
-
-    train(os.environ.get("CHECKPOINT", ""), 3)
-
-
-def bad_in_methods() -> None:
-    import io
-
-    import torch
-
-    class Trainer:
-        def __init__(self) -> None:
-            self.model = torch.nn.Linear(4, 1)
-            self.opt = torch.optim.SGD(self.model.parameters(), lr=0.1)
-            self.sched = torch.optim.lr_scheduler.StepLR(self.opt, step_size=1)
-            self.epoch = 0
-
-        def resume(self, saved: dict) -> None:  # type: ignore[type-arg]
-            self.model.load_state_dict(saved["model"])
-            self.opt.load_state_dict(saved["optimizer"])
-            self.epoch = saved["epoch"]
-
-        def fit(self) -> None:
-            for _ in range(self.epoch, 4):
-                self.opt.zero_grad()
-                self.model(torch.randn(8, 4)).pow(2).mean().backward()
-                self.opt.step()
-                self.sched.step()
-
-    first, file = Trainer(), io.BytesIO()
-    first.fit()
-    state = {"model": first.model.state_dict(), "optimizer": first.opt.state_dict()}
-    torch.save({**state, "scheduler": first.sched.state_dict(), "epoch": 2}, file)
-    file.seek(0)
-    second = Trainer()
-    second.resume(torch.load(file, map_location="cpu", weights_only=True))
-    second.fit()
-
-
-def good_restored() -> None:
-    import os
-
-    import torch
-
-    def train(path: str, epochs: int) -> None:
-        model = torch.nn.Linear(4, 1)
-        optimizer = torch.optim.AdamW(model.parameters())
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
-        start_epoch = 0
-        if path:
-            saved = torch.load(path, map_location="cpu", weights_only=True)
-            model.load_state_dict(saved["model"])
-            optimizer.load_state_dict(saved["optimizer"])
-            scheduler.load_state_dict(saved["scheduler"])
-            start_epoch = saved["epoch"] + 1
-        for _ in range(start_epoch, epochs):
-            optimizer.zero_grad()
-            model(torch.randn(8, 4)).pow(2).mean().backward()
-            optimizer.step()
-            scheduler.step()
-
-    train(os.environ.get("CHECKPOINT", ""), 3)
-
-
-def good_stepped_to_the_epoch() -> None:
-    import torch
-
-    def train(saved: dict, epochs: int) -> None:  # type: ignore[type-arg]
-        model = torch.nn.Linear(4, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        for _ in range(saved["epoch"]):
-            scheduler.step()
-        for _ in range(saved["epoch"], epochs):
-            optimizer.zero_grad()
-            model(torch.randn(8, 4)).pow(2).mean().backward()
-            optimizer.step()
-            scheduler.step()
-
-    assert train is not None
-
-
-def good_fine_tuning() -> None:
-    import torch
-
-    def tune(saved: dict, epochs: int) -> None:  # type: ignore[type-arg]
-        model = torch.nn.Linear(4, 1)
-        model.load_state_dict(saved["model"])
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
-        for _ in range(epochs):
-            optimizer.zero_grad()
-            model(torch.randn(8, 4)).pow(2).mean().backward()
-            optimizer.step()
-            scheduler.step()
-
-    tune({"model": torch.nn.Linear(4, 1).state_dict()}, 3)

@@ -8,6 +8,44 @@ Ignore it if the whole model is meant to train in eval mode. A script that freez
 switches only some layers, is not reported.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.train
+
+Wrong:
+
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(4)]
+    model.train()
+    for _ in range(2):
+        for x, y in batches[:3]:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            for x, y in batches[3:]:
+                print((model(x).argmax(1) == y).float().mean())
+
+Right:
+
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(4)]
+    for _ in range(2):
+        model.train()
+        for x, y in batches[:3]:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            for x, y in batches[3:]:
+                print((model(x).argmax(1) == y).float().mean())
 """
 
 from __future__ import annotations
@@ -181,287 +219,3 @@ class Watch(Watcher):
                     seen.first,
                     {"eval_steps": seen.mistakes, "train_steps": seen.trained},
                 )
-
-
-def bad_never_switched_back():
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    batches = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(4)]
-    model.train()
-    for _ in range(2):
-        for x, y in batches[:3]:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-        model.eval()
-        with torch.no_grad():
-            for x, y in batches[3:]:
-                print((model(x).argmax(1) == y).float().mean())
-
-
-def bad_switched_in_a_function():
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm = nn.BatchNorm1d(4)
-            self.head = nn.Linear(4, 1)
-
-        def forward(self, x):
-            return self.head(self.norm(x))
-
-    @torch.no_grad()
-    def evaluate(net, x, y):
-        net.eval()
-        return nn.functional.mse_loss(net(x), y).item()
-
-    def train(net, epochs):
-        optimizer = torch.optim.AdamW(net.parameters())
-        for epoch in range(epochs):
-            x, y = torch.randn(8, 4), torch.randn(8, 1)
-            loss = nn.functional.mse_loss(net(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            if epoch % 2 == 0:
-                print(evaluate(net, x, y))
-
-    train(Net(), 8)
-
-
-def bad_in_methods():
-    import torch
-    from torch import nn
-
-    class Trainer:
-        def __init__(self):
-            self.model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-
-        def train_epoch(self):
-            for _ in range(3):
-                self.optimizer.zero_grad()
-                self.model(torch.randn(8, 4)).pow(2).mean().backward()
-                self.optimizer.step()
-
-        def validate(self):
-            self.model.eval()
-            with torch.no_grad():
-                return self.model(torch.randn(8, 4)).pow(2).mean().item()
-
-        def fit(self):
-            for _ in range(2):
-                self.train_epoch()
-                print(self.validate())
-
-    Trainer().fit()
-
-
-def bad_function_that_depends_on_the_mode():
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lstm, self.head = nn.LSTM(4, 8), nn.Linear(8, 1)
-
-        def forward(self, x):
-            return self.head(nn.functional.dropout(self.lstm(x)[0], 0.3, self.training))
-
-    net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for _ in range(3):
-        for _ in range(3):
-            optimizer.zero_grad()
-            net(torch.randn(5, 8, 4)).pow(2).mean().backward()
-            optimizer.step()
-        net.eval()
-        with torch.no_grad():
-            print(net(torch.randn(5, 8, 4)).pow(2).mean().item())
-
-
-def bad_evaluated_before_the_first_step():
-    import torch
-    from torch import nn
-
-    @torch.no_grad()
-    def evaluate(net):
-        net.eval()
-        return sum(net(torch.randn(8, 4)).pow(2).mean().item() for _ in range(9)) / 9
-
-    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for step in range(52):
-        if step % 25 == 0:
-            print(step, evaluate(net))
-        optimizer.zero_grad()
-        net(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_switched_in_every_epoch():
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    batches = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(4)]
-    for _ in range(2):
-        model.train()
-        for x, y in batches[:3]:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-        model.eval()
-        with torch.no_grad():
-            for x, y in batches[3:]:
-                print((model(x).argmax(1) == y).float().mean())
-
-
-def good_switched_back_by_the_evaluation():
-    import torch
-    from torch import nn
-
-    def evaluate(net, x):
-        was_training = net.training
-        net.eval()
-        with torch.no_grad():
-            value = net(x).mean().item()
-        net.train(was_training)
-        return value
-
-    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for step in range(6):
-        optimizer.zero_grad()
-        net(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        if step % 3 == 2:
-            print(evaluate(net, torch.randn(8, 4)))
-
-
-def good_one_phase_after_the_other():
-    import torch
-    from torch import nn
-
-    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for phase in ("train", "val", "train", "val"):
-        if phase == "train":
-            net.train()
-        else:
-            net.eval()
-        with torch.set_grad_enabled(phase == "train"):
-            loss = net(torch.randn(8, 4)).pow(2).mean()
-        if phase == "train":
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-
-def good_eval_mode_in_every_epoch():
-    import torch
-    from torch import nn
-
-    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for _ in range(4):
-        net.eval()
-        print(torch.no_grad()(net)(torch.randn(8, 4)).mean().item())
-        net.eval()  # the statistics of the norm stay as they are
-        for _ in range(3):
-            optimizer.zero_grad()
-            net(torch.randn(8, 4)).pow(2).mean().backward()
-            optimizer.step()
-
-
-def good_frozen_teacher():
-    import torch
-    from torch import nn
-
-    teacher = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1)).eval()
-    student = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
-    for _ in range(3):
-        x = torch.randn(8, 4)
-        with torch.no_grad():
-            target = teacher(x)
-        optimizer.zero_grad()
-        nn.functional.mse_loss(student(x), target).backward()
-        optimizer.step()
-
-
-def good_frozen_body_stays_in_eval_mode():
-    import torch
-    from torch import nn
-
-    body, head = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout()), nn.Linear(8, 1)
-    model = nn.Sequential(body, head)
-    body.requires_grad_(False)
-    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
-    for epoch in range(3):
-        model.eval()
-        with torch.no_grad():
-            print(model(torch.randn(8, 4)).std())
-        for _ in range(5):
-            optimizer.zero_grad()
-            model(torch.randn(8, 4)).pow(2).mean().backward()
-            optimizer.step()
-
-
-def good_attacked_in_eval_mode():
-    import torch
-    from torch import nn
-
-    def attack(model, x, y):
-        model.eval()
-        x = x.requires_grad_()
-        with torch.no_grad():
-            print((model(x).argmax(1) == y).float().mean())
-        (gradient,) = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), x)
-        return (x + 0.1 * gradient.sign()).detach()
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(8):
-        y = torch.randint(2, (8,))
-        x = attack(model, torch.randn(8, 4), y)
-        model.train()
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-
-def good_first_model_is_the_teacher_of_a_second_one():
-    import torch
-    from torch import nn
-
-    def fit(model, target_of):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model.train()
-        for _ in range(6):
-            x = torch.randn(8, 4)
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), target_of(x)).backward()
-            optimizer.step()
-        model.eval()
-        with torch.no_grad():
-            print(model(torch.randn(8, 4)).argmax(1))
-        return model
-
-    def build():
-        return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
-
-    teacher = fit(build(), lambda x: (x.sum(1) > 0).long())
-
-    @torch.no_grad()
-    def predict(x):
-        return teacher(x).softmax(1)
-
-    fit(build(), predict)

@@ -8,6 +8,35 @@ Ignore it if gradients are wanted later. A script that asks for gradients in the
 for saliency maps or adversarial examples, is not reported.
 
 Source: https://docs.pytorch.org/docs/stable/notes/autograd.html#locally-disable-grad-doc
+
+Wrong:
+
+    import torch
+    from torch import nn
+
+    x, y, x_val, y_val = (torch.randn(16, width) for width in (4, 1, 4, 1))
+    model, criterion = nn.Linear(4, 1), nn.MSELoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        loss = criterion(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(loss.item(), criterion(model(x_val), y_val).item())
+
+Right:
+
+    import torch
+    from torch import nn
+
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        output, y = model(torch.randn(8, 4)), torch.randn(8, 1)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(output, y).backward()
+        optimizer.step()
+        print(nn.functional.l1_loss(output, y).item())
 """
 
 from __future__ import annotations
@@ -41,7 +70,6 @@ if TYPE_CHECKING:
 
 SEVERITY = "warning"
 FIX = "Evaluate inside `with torch.no_grad():`."
-CHECK_SKIPS = ("bad_in_train_mode", "bad_without_a_loader")
 _FEWEST = 3  # graphs that were built for nothing
 _MOST = 64  # graphs that are remembered
 _LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss")
@@ -249,174 +277,3 @@ def _wants_gradients(inputs: tuple[Any, ...]) -> bool:
     if private.peek_transforms() is not None:
         return True
     return any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
-
-
-def bad_without_a_loader():
-    import torch
-    from torch import nn
-
-    x, y, x_val, y_val = (torch.randn(16, width) for width in (4, 1, 4, 1))
-    model, criterion = nn.Linear(4, 1), nn.MSELoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(6):
-        loss = criterion(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        print(loss.item(), criterion(model(x_val), y_val).item())
-
-
-def good_second_loss_of_the_same_output():
-    import torch
-    from torch import nn
-
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(6):
-        output, y = model(torch.randn(8, 4)), torch.randn(8, 1)
-        optimizer.zero_grad()
-        nn.functional.mse_loss(output, y).backward()
-        optimizer.step()
-        print(nn.functional.l1_loss(output, y).item())
-
-
-def bad_validation():
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    batches = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(4)]
-    for _ in range(5):
-        model.train()
-        for x, y in batches[:3]:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-        model.eval()
-        correct = 0
-        for x, y in batches[3:]:
-            correct += (model(x).argmax(1) == y).sum().item()
-        print(correct)
-
-
-def bad_function():
-    import torch
-    from torch import nn
-
-    def evaluate(model, batches):
-        model.eval()
-        criterion = nn.MSELoss(reduction="sum")
-        total = 0.0
-        for x, y in batches:
-            total += criterion(model(x), y).item()
-        return total
-
-    model = nn.Linear(4, 1)
-    print(evaluate(model, [(torch.randn(8, 4), torch.randn(8, 1)) for _ in range(3)]))
-
-
-def bad_method():
-    import torch
-    from torch import nn
-
-    class Tester:
-        def __init__(self):
-            self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-
-        def test(self, batches):
-            self.net.eval()
-            losses = []
-            for x, y in batches:
-                losses.append(nn.functional.cross_entropy(self.net(x), y).item())
-            return sum(losses)
-
-    print(Tester().test([(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(3)]))
-
-
-def bad_in_train_mode():
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader, TensorDataset
-
-    net = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    loader = DataLoader(TensorDataset(torch.randn(32, 4), torch.randn(32, 1)), 8, shuffle=True)
-    held_out = DataLoader(TensorDataset(torch.randn(16, 4), torch.randn(16, 1)), 8)
-    for _ in range(3):
-        for x, y in loader:
-            optimizer.zero_grad()
-            nn.functional.mse_loss(net(x), y).backward()
-            optimizer.step()
-        print(sum(((net(x) - y) ** 2).sum().item() for x, y in held_out))
-
-
-def good_no_grad():
-    import torch
-    from torch import nn
-
-    model = nn.Linear(4, 2)
-    batches = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(4)]
-    model.eval()
-    with torch.no_grad():
-        for x, y in batches:
-            print((model(x).argmax(1) == y).sum().item())
-
-
-def good_generator():
-    import torch
-    from torch import nn
-
-    generator, critic = nn.Linear(2, 4), nn.Linear(4, 1)
-    first = torch.optim.Adam(generator.parameters())
-    second = torch.optim.Adam(critic.parameters())
-    for _ in range(5):
-        fake = generator(torch.randn(8, 2))
-        second.zero_grad()
-        nn.functional.mse_loss(critic(fake.detach()), torch.zeros(8, 1)).backward()
-        second.step()
-        first.zero_grad()
-        nn.functional.mse_loss(critic(generator(torch.randn(8, 2))), torch.ones(8, 1)).backward()
-        first.step()
-
-
-def good_decorator():
-    import torch
-    from torch import nn
-
-    @torch.inference_mode()
-    def evaluate(model, batches):
-        model.eval()
-        total = 0.0
-        for x, y in batches:
-            total += nn.functional.mse_loss(model(x), y, reduction="sum").item()
-        return total
-
-    print(evaluate(nn.Linear(4, 1), [(torch.randn(8, 4), torch.randn(8, 1)) for _ in range(3)]))
-
-
-def good_adversarial_examples():
-    import torch
-    from torch import nn
-
-    model = nn.Linear(4, 2)
-    model.eval()
-    correct = 0
-    for x, y in [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(3)]:
-        x.requires_grad_(True)
-        loss = nn.functional.cross_entropy(model(x), y)
-        (gradient,) = torch.autograd.grad(loss, x)
-        with torch.no_grad():
-            correct += (model(x + 0.1 * gradient.sign()).argmax(1) == y).sum().item()
-    print(correct)
-
-
-def good_gradients_off_for_all():
-    import torch
-    from torch import nn
-
-    torch.set_grad_enabled(False)
-    model = nn.Linear(4, 2)
-    model.eval()
-    for x, y in [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(3)]:
-        print((model(x).argmax(1) == y).sum().item())

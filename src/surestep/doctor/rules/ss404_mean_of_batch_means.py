@@ -8,6 +8,36 @@ Ignore it if all batches are equally large. Training losses, and loaders with `d
 not reported, nor data sets whose size is a multiple of the batch size, if the source shows it.
 
 Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader (drop_last)
+
+Wrong:
+
+    import torch
+    import torch.nn.functional as F
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(100, 4), torch.randint(3, (100,)))
+    loader = DataLoader(data, batch_size=64)
+    model = torch.nn.Linear(4, 3)
+    total = 0.0
+    with torch.inference_mode():
+        for x, y in loader:
+            total += F.cross_entropy(model(x), y).item()
+    print(total / len(loader))
+
+Right:
+
+    import torch
+    import torch.nn.functional as F
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.randn(100, 4), torch.randint(3, (100,)))
+    loader = DataLoader(data, batch_size=64)
+    model = torch.nn.Linear(4, 3)
+    total = 0.0
+    with torch.inference_mode():
+        for x, y in loader:
+            total += F.cross_entropy(model(x), y).item() * len(x)
+    print(total / len(data))
 """
 
 import ast
@@ -161,121 +191,3 @@ def _counts_batches(count: Value | None, loader: Loader) -> bool:
         case Operation(operator="+", operands=(_, Constant(value=1))):
             return True
     return False
-
-
-def bad_divided_by_the_length_of_the_loader():
-    import torch
-    import torch.nn.functional as F
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(100, 4), torch.randint(3, (100,)))
-    loader = DataLoader(data, batch_size=64)
-    model = torch.nn.Linear(4, 3)
-    total = 0.0
-    with torch.inference_mode():
-        for x, y in loader:
-            total += F.cross_entropy(model(x), y).item()
-    print(total / len(loader))
-
-
-def bad_counted_batches():
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader, TensorDataset
-
-    class Evaluator:
-        def __init__(self, model):
-            self.model, self.criterion = model, nn.MSELoss()
-
-        @torch.inference_mode()
-        def evaluate(self, loader):
-            self.model.eval()
-            total, batches = 0.0, 0
-            for x, y in loader:
-                total += float(self.criterion(self.model(x), y))
-                batches += 1
-            total /= batches
-            return total
-
-    data = TensorDataset(torch.randn(50, 4), torch.randn(50, 1))
-    print(Evaluator(nn.Linear(4, 1)).evaluate(DataLoader(data, batch_size=16)))
-
-
-def bad_list_of_accuracies():
-    import numpy as np
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    def evaluate(model, loader):
-        accuracies = []
-        with torch.inference_mode():
-            for x, y in loader:
-                accuracies.append((model(x).argmax(1) == y).float().mean().item())
-        return np.mean(accuracies)
-
-    data = TensorDataset(torch.randn(30, 4), torch.randint(3, (30,)))
-    print(evaluate(torch.nn.Linear(4, 3), DataLoader(data, batch_size=8)))
-
-
-def good_sum_over_samples():
-    import torch
-    import torch.nn.functional as F
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(100, 4), torch.randint(3, (100,)))
-    loader = DataLoader(data, batch_size=64)
-    model = torch.nn.Linear(4, 3)
-    total = 0.0
-    with torch.inference_mode():
-        for x, y in loader:
-            total += F.cross_entropy(model(x), y).item() * len(x)
-    print(total / len(data))
-
-
-def good_reduced_by_sum():
-    import torch
-    import torch.nn.functional as F
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(100, 4), torch.randint(3, (100,)))
-    loader = DataLoader(data, batch_size=64)
-    model = torch.nn.Linear(4, 3)
-    total = 0.0
-    with torch.inference_mode():
-        for x, y in loader:
-            total += F.cross_entropy(model(x), y, reduction="sum").item()
-    print(total / len(loader.dataset))
-
-
-def good_equal_batches():
-    import torch
-    import torch.nn.functional as F
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(96, 4), torch.randint(3, (96,)))
-    loader = DataLoader(data, batch_size=32)
-    model = torch.nn.Linear(4, 3)
-    total = 0.0
-    with torch.inference_mode():
-        for x, y in loader:
-            total += F.cross_entropy(model(x), y).item()
-    print(total / len(loader))
-
-
-def good_training_loss():
-    import torch
-    import torch.nn.functional as F
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(100, 4), torch.randint(3, (100,)))
-    loader = DataLoader(data, batch_size=64, shuffle=True)
-    model = torch.nn.Linear(4, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    total = 0.0
-    for x, y in loader:
-        loss = F.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        total += loss.item()
-    print(total / len(loader))

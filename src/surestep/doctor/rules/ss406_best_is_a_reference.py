@@ -8,6 +8,42 @@ has it with `value.detach()`, and with `value.cpu()` while the model is on the C
 Ignore it if no step follows.
 
 Source: https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html
+
+Wrong:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    best_loss, best_state = float("inf"), None
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        if loss.item() < best_loss:
+            best_loss = loss.item()
+            best_state = model.state_dict()
+    model.load_state_dict(best_state)
+
+Right:
+
+    import io
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    best, large = float("inf"), []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        if loss.item() < best:
+            best = loss.item()
+            large = [name for name, value in model.state_dict().items() if value.abs().max() > 0.1]
+    torch.save(large, io.BytesIO())
 """
 
 from __future__ import annotations
@@ -42,7 +78,6 @@ SEVERITY = "error"
 FIX = "Keep copy.deepcopy(model.state_dict()), or save it to a file at once."
 _MOST_STATES = 64  # that are remembered
 
-WATCH_SKIPS = ("good_moved_from_the_gpu",)  # without a GPU, it has the mistake
 _BEST = re.compile(r"best|min|max|low|high", re.IGNORECASE)
 _COPIES_TOP_ONLY = ("dict", "collections.OrderedDict", "copy.copy", ".copy")
 _SHARES_MEMORY = (".detach", ".items", ".values")
@@ -223,224 +258,3 @@ def _find_tensor(state: Any) -> Tensor | None:
         return None
     tensors = (value for value in state.values() if isinstance(value, Tensor))
     return next((tensor for tensor in tensors if tensor.is_floating_point()), None)
-
-
-def bad_loaded_after_the_loop():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    best_loss, best_state = float("inf"), None
-    for _ in range(5):
-        optimizer.zero_grad()
-        loss = model(torch.randn(8, 4)).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        if loss.item() < best_loss:
-            best_loss = loss.item()
-            best_state = model.state_dict()
-    model.load_state_dict(best_state)
-
-
-def bad_returned_in_a_dict():
-    import torch
-
-    def train(model, epochs):
-        optimizer = torch.optim.AdamW(model.parameters())
-        best = {"loss": 1e9, "state": model.state_dict()}
-        for epoch in range(epochs):
-            optimizer.zero_grad()
-            loss = model(torch.randn(8, 4)).pow(2).mean()
-            loss.backward()
-            optimizer.step()
-            if loss < best["loss"]:
-                best = {"loss": loss.item(), "epoch": epoch, "state": model.state_dict()}
-        return best
-
-    model = torch.nn.Linear(4, 1)
-    model.load_state_dict(train(model, 5)["state"])
-
-
-def bad_shallow_copy():
-    import copy
-
-    import torch
-
-    class Trainer:
-        def __init__(self):
-            self.model = torch.nn.Linear(4, 1)
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-
-        def fit(self):
-            best_score, weights = 0.0, None
-            for _ in range(5):
-                self.optimizer.zero_grad()
-                loss = self.model(torch.randn(8, 4)).pow(2).mean()
-                loss.backward()
-                self.optimizer.step()
-                if (score := 1 / (1 + loss.item())) > best_score:
-                    best_score = score
-                    weights = copy.copy(self.model.state_dict())
-            self.model.load_state_dict(weights)
-
-    Trainer().fit()
-
-
-def bad_dict_of_the_same_tensors():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    best_loss, best = float("inf"), None
-    for _ in range(5):
-        optimizer.zero_grad()
-        loss = model(torch.randn(8, 4)).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        if loss.item() < best_loss:
-            best_loss = loss.item()
-            best = {key: value for key, value in model.state_dict().items()}
-    model.load_state_dict(best)
-
-
-def bad_moved_to_the_same_cpu():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    best_loss, best = float("inf"), None
-    for _ in range(5):
-        optimizer.zero_grad()
-        loss = model(torch.randn(8, 4)).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        if loss.item() < best_loss:
-            best_loss = loss.item()
-            best = {key: value.cpu() for key, value in model.state_dict().items()}
-    print(torch.nn.Linear(4, 1).load_state_dict(best))
-
-
-def good_names_only():
-    import io
-
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    best, large = float("inf"), []
-    for _ in range(5):
-        optimizer.zero_grad()
-        loss = model(torch.randn(8, 4)).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        if loss.item() < best:
-            best = loss.item()
-            large = [name for name, value in model.state_dict().items() if value.abs().max() > 0.1]
-    torch.save(large, io.BytesIO())
-
-
-def good_moved_from_the_gpu():
-    import torch
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = torch.nn.Linear(4, 1).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    best_loss, best = float("inf"), None
-    for _ in range(5):
-        for _ in range(5):
-            optimizer.zero_grad()
-            loss = model(torch.randn(8, 4, device=device)).pow(2).mean()
-            loss.backward()
-            optimizer.step()
-        if loss.item() < best_loss:
-            best_loss = loss.item()
-            best = {key: value.cpu() for key, value in model.state_dict().items()}
-    model.load_state_dict(best)
-
-
-def good_deep_copy():
-    import copy
-
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    best_loss, best_state = float("inf"), None
-    for _ in range(5):
-        optimizer.zero_grad()
-        loss = model(torch.randn(8, 4)).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        if loss.item() < best_loss:
-            best_loss = loss.item()
-            best_state = copy.deepcopy(model.state_dict())
-    model.load_state_dict(best_state)
-
-
-def good_cloned_tensors():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    best, state = 1e9, {}
-    for _ in range(5):
-        optimizer.zero_grad()
-        loss = model(torch.randn(8, 4)).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        if loss.item() < best:
-            best = loss.item()
-            state = {key: value.clone() for key, value in model.state_dict().items()}
-    model.load_state_dict(state)
-
-
-def good_saved_at_once():
-    import io
-
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    best, file = 1e9, io.BytesIO()
-    for epoch in range(5):
-        optimizer.zero_grad()
-        loss = model(torch.randn(8, 4)).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        if loss.item() < best:
-            best, file = loss.item(), io.BytesIO()
-            checkpoint = {"epoch": epoch, "model": model.state_dict()}
-            torch.save(checkpoint, file)
-    print(len(file.getvalue()))
-
-
-def good_new_model_every_time():
-    import torch
-
-    best_loss, best_state = 1e9, None
-    for lr in (0.1, 0.01):
-        model = torch.nn.Linear(4, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-        for _ in range(3):
-            optimizer.zero_grad()
-            loss = model(torch.randn(8, 4)).pow(2).mean()
-            loss.backward()
-            optimizer.step()
-        if loss.item() < best_loss:
-            best_loss, best_state = loss.item(), model.state_dict()
-    torch.nn.Linear(4, 1).load_state_dict(best_state)
-
-
-def good_state_is_loaded_at_once():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    state = model.state_dict()
-    for _ in range(5):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        state = model.state_dict()
-        state["bias"] = torch.zeros(1)  # keeps the bias at 0
-        model.load_state_dict(state)

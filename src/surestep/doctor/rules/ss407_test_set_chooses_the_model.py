@@ -9,6 +9,73 @@ Ignore it if the data is for validation and only its name is wrong, and other da
 Only data that is named as test data, such as `test_loader`, is reported.
 
 Source: https://scikit-learn.org/stable/modules/cross_validation.html
+
+Wrong:
+
+    import io
+
+    import torch
+    import torch.nn.functional as F
+    from torch.utils.data import DataLoader, TensorDataset
+
+    def evaluate(model, loader):
+        correct, total = 0, 0
+        with torch.inference_mode():
+            for x, y in loader:
+                correct += (model(x).argmax(1) == y).sum().item()
+                total += len(x)
+        return correct / total
+
+    train_data = TensorDataset(torch.randn(64, 4), torch.randint(3, (64,)))
+    test_data = TensorDataset(torch.randn(32, 4), torch.randint(3, (32,)))
+    train_loader = DataLoader(train_data, batch_size=8, shuffle=True)
+    test_loader = DataLoader(test_data, batch_size=8)
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    best, file = 0.0, io.BytesIO()
+    for _ in range(3):
+        for x, y in train_loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        accuracy = evaluate(model, test_loader)
+        if accuracy > best:
+            best = accuracy
+            file.seek(0)
+            torch.save(model.state_dict(), file)
+
+Right:
+
+    import io
+
+    import torch
+    import torch.nn.functional as F
+    from torch.utils.data import DataLoader, TensorDataset
+
+    def evaluate(model, loader):
+        with torch.inference_mode():
+            losses = [F.mse_loss(model(x), y, reduction="sum").item() for x, y in loader]
+        return sum(losses)
+
+    def make_loader(count, shuffle=False):
+        data = TensorDataset(torch.randn(count, 4), torch.randn(count, 1))
+        return DataLoader(data, batch_size=8, shuffle=shuffle)
+
+    train_loader, val_loader, test_loader = make_loader(64, True), make_loader(16), make_loader(16)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    best, file = float("inf"), io.BytesIO()
+    for _ in range(3):
+        for x, y in train_loader:
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+        loss = evaluate(model, val_loader)
+        if loss < best:
+            best = loss
+            file.seek(0)
+            torch.save(model.state_dict(), file)
+    print(evaluate(model, test_loader))
 """
 
 import re
@@ -122,249 +189,3 @@ def _names_of(trace: Trace, value: Value) -> set[str]:
     stores = (event for event in trace.events if event.kind == "store" and event.value is value)
     names = (getattr(e.target, "id", getattr(e.target, "attr", "")) for e in stores)
     return {name for name in names if name}
-
-
-def bad_best_epoch_of_a_test_loader():
-    import io
-
-    import torch
-    import torch.nn.functional as F
-    from torch.utils.data import DataLoader, TensorDataset
-
-    def evaluate(model, loader):
-        correct, total = 0, 0
-        with torch.inference_mode():
-            for x, y in loader:
-                correct += (model(x).argmax(1) == y).sum().item()
-                total += len(x)
-        return correct / total
-
-    train_data = TensorDataset(torch.randn(64, 4), torch.randint(3, (64,)))
-    test_data = TensorDataset(torch.randn(32, 4), torch.randint(3, (32,)))
-    train_loader = DataLoader(train_data, batch_size=8, shuffle=True)
-    test_loader = DataLoader(test_data, batch_size=8)
-    model = torch.nn.Linear(4, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    best, file = 0.0, io.BytesIO()
-    for _ in range(3):
-        for x, y in train_loader:
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-        accuracy = evaluate(model, test_loader)
-        if accuracy > best:
-            best = accuracy
-            file.seek(0)
-            torch.save(model.state_dict(), file)
-
-
-def bad_given_as_a_parameter():
-    import copy
-
-    import torch
-
-    def fit(model, train_batches, test_loader):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        lowest, best_state = float("inf"), None
-        for _ in range(2):
-            for x in train_batches:
-                optimizer.zero_grad()
-                model(x).pow(2).mean().backward()
-                optimizer.step()
-            with torch.inference_mode():
-                test_loss = 0.0
-                for x in test_loader:
-                    test_loss += model(x).pow(2).sum().item()
-            if test_loss < lowest:
-                lowest = test_loss
-                best_state = copy.deepcopy(model.state_dict())
-        model.load_state_dict(best_state)
-
-    batches = [torch.randn(8, 4) for _ in range(3)]
-    globals().get("run", fit)(torch.nn.Linear(4, 1), batches, batches)
-
-
-def bad_in_a_class():
-    import io
-
-    import torch
-    import torch.nn.functional as F
-    from torch.utils.data import DataLoader, TensorDataset
-
-    class Learner:
-        def __init__(self):
-            train = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
-            test = TensorDataset(torch.randn(16, 4), torch.randn(16, 1))
-            self.train_loader = DataLoader(train, batch_size=8, shuffle=True)
-            self.testloader = DataLoader(test, batch_size=8)
-            self.model = torch.nn.Linear(4, 1)
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-            self.lowest, self.file = float("inf"), io.BytesIO()
-
-        @torch.inference_mode()
-        def evaluate(self):
-            total = 0.0
-            for x, y in self.testloader:
-                total += F.mse_loss(self.model(x), y, reduction="sum").item()
-            return total
-
-        def fit(self):
-            for _ in range(2):
-                for x, y in self.train_loader:
-                    self.optimizer.zero_grad()
-                    F.mse_loss(self.model(x), y).backward()
-                    self.optimizer.step()
-                loss = self.evaluate()
-                if loss < self.lowest:
-                    self.lowest = loss
-                    self.file.seek(0)
-                    torch.save(self.model.state_dict(), self.file)
-
-    Learner().fit()
-
-
-def bad_stops_by_the_test_data():
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    class EarlyStoppingByLogLoss:
-        def __init__(self, patience):
-            self.patience, self.count, self.lowest = patience, 0, float("inf")
-
-        def __call__(self, loss):
-            if loss < self.lowest:
-                self.lowest, self.count = loss, 0
-            else:
-                self.count += 1
-            return self.count >= self.patience
-
-    train_loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8, shuffle=True)
-    test_loader = DataLoader(TensorDataset(torch.randn(16, 4)), batch_size=8)
-    model, stop = torch.nn.Linear(4, 1), EarlyStoppingByLogLoss(2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        for (x,) in train_loader:
-            optimizer.zero_grad()
-            model(x).pow(2).mean().backward()
-            optimizer.step()
-        with torch.inference_mode():
-            test_loss = sum(model(x).pow(2).sum().item() for (x,) in test_loader)
-        if stop(test_loss):
-            break
-
-
-def bad_learning_rate_by_the_test_data():
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    train_loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8, shuffle=True)
-    test_loader = DataLoader(TensorDataset(torch.randn(16, 4)), batch_size=8)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-    for _ in range(3):
-        for (x,) in train_loader:
-            optimizer.zero_grad()
-            model(x).pow(2).mean().backward()
-            optimizer.step()
-        with torch.inference_mode():
-            test_loss = sum(model(x).pow(2).sum().item() for (x,) in test_loader)
-        scheduler.step(test_loss)
-
-
-def good_validation_chooses():
-    import io
-
-    import torch
-    import torch.nn.functional as F
-    from torch.utils.data import DataLoader, TensorDataset
-
-    def evaluate(model, loader):
-        with torch.inference_mode():
-            losses = [F.mse_loss(model(x), y, reduction="sum").item() for x, y in loader]
-        return sum(losses)
-
-    def make_loader(count, shuffle=False):
-        data = TensorDataset(torch.randn(count, 4), torch.randn(count, 1))
-        return DataLoader(data, batch_size=8, shuffle=shuffle)
-
-    train_loader, val_loader, test_loader = make_loader(64, True), make_loader(16), make_loader(16)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    best, file = float("inf"), io.BytesIO()
-    for _ in range(3):
-        for x, y in train_loader:
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
-        loss = evaluate(model, val_loader)
-        if loss < best:
-            best = loss
-            file.seek(0)
-            torch.save(model.state_dict(), file)
-    print(evaluate(model, test_loader))
-
-
-def good_only_printed():
-    import torch
-
-    def fit(model, train_batches, test_loader):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(2):
-            for x in train_batches:
-                optimizer.zero_grad()
-                model(x).pow(2).mean().backward()
-                optimizer.step()
-            with torch.inference_mode():
-                test_loss = sum(model(x).pow(2).sum().item() for x in test_loader)
-            if test_loss < 0.1:
-                print("small", test_loss)
-
-    batches = [torch.randn(8, 4) for _ in range(3)]
-    globals().get("run", fit)(torch.nn.Linear(4, 1), batches, batches)
-
-
-def good_last_epochs_are_saved():
-    import io
-
-    import torch
-
-    def fit(model, train_batches, test_loader):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for epoch in range(3):
-            for x in train_batches:
-                optimizer.zero_grad()
-                model(x).pow(2).mean().backward()
-                optimizer.step()
-            with torch.inference_mode():
-                print(sum(model(x).pow(2).sum().item() for x in test_loader))
-            if epoch > 1:
-                torch.save(model.state_dict(), io.BytesIO())
-
-    batches = [torch.randn(8, 4) for _ in range(3)]
-    globals().get("run", fit)(torch.nn.Linear(4, 1), batches, batches)
-
-
-def good_early_stop_logger():
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    class EarlyStopLogger:
-        def __init__(self):
-            self.losses = []
-
-        def __call__(self, loss):
-            self.losses.append(loss)
-            print("test loss", loss)
-
-    train_loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8, shuffle=True)
-    test_loader = DataLoader(TensorDataset(torch.randn(16, 4)), batch_size=8)
-    model, logger = torch.nn.Linear(4, 1), EarlyStopLogger()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        for (x,) in train_loader:
-            optimizer.zero_grad()
-            model(x).pow(2).mean().backward()
-            optimizer.step()
-        with torch.inference_mode():
-            logger(sum(model(x).pow(2).sum().item() for (x,) in test_loader))

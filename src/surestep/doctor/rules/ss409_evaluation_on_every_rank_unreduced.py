@@ -11,6 +11,47 @@ is called before training continues, or the script ends.
 Ignore it if only the loss of one part is wanted, or if something else adds them.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.all_reduce
+
+Wrong:
+
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.data.distributed import DistributedSampler
+
+    @torch.no_grad()
+    def evaluate(model, loader):
+        model.eval()
+        correct = total = 0
+        for x, y in loader:
+            correct += (model(x).argmax(1) == y).sum().item()
+            total += len(y)
+        return correct / total
+
+    data = TensorDataset(torch.randn(32, 4), torch.randint(3, (32,)))
+    sampler = DistributedSampler(data, num_replicas=2, rank=0, shuffle=False)
+    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    print(evaluate(nn.Linear(4, 3), loader))
+
+Right:
+
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    @torch.no_grad()
+    def evaluate(model, loader):
+        sums = torch.zeros(2)
+        for x, y in loader:
+            sums[0] += (model(x).argmax(1) == y).sum()
+            sums[1] += len(y)
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(sums)
+        return (sums[0] / sums[1]).item()
+
+    data = TensorDataset(torch.randn(32, 4), torch.randint(3, (32,)))
+    sampler = DistributedSampler(data, num_replicas=2, rank=0, shuffle=False)
+    print(evaluate(nn.Linear(4, 3), DataLoader(data, batch_size=8, sampler=sampler)))
 """
 
 from __future__ import annotations
@@ -38,7 +79,6 @@ if TYPE_CHECKING:
 
 SEVERITY = "warning"
 FIX = "Add the sums and the counts of all ranks with all_reduce() before you divide them."
-WATCH_SKIPS = ("bad_function", "bad_block", "bad_method")  # one process, without a group
 _MOST_LINES = 16
 # A script that calls one of these may combine what the ranks computed.
 _COMBINES = re.compile(
@@ -172,200 +212,3 @@ def _is_measured(call: CallOfTorch) -> bool:
         and target.dim() > 0
         and not (predicted.is_floating_point() or target.is_floating_point())
     )
-
-
-def bad_function():
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader, TensorDataset
-    from torch.utils.data.distributed import DistributedSampler
-
-    @torch.no_grad()
-    def evaluate(model, loader):
-        model.eval()
-        correct = total = 0
-        for x, y in loader:
-            correct += (model(x).argmax(1) == y).sum().item()
-            total += len(y)
-        return correct / total
-
-    data = TensorDataset(torch.randn(32, 4), torch.randint(3, (32,)))
-    sampler = DistributedSampler(data, num_replicas=2, rank=0, shuffle=False)
-    loader = DataLoader(data, batch_size=8, sampler=sampler)
-    print(evaluate(nn.Linear(4, 3), loader))
-
-
-def bad_block():
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader, TensorDataset
-    from torch.utils.data.distributed import DistributedSampler
-
-    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
-    loader = DataLoader(data, 8, sampler=DistributedSampler(data, 2, 0))
-    model, criterion, losses = nn.Linear(4, 1).eval(), nn.MSELoss(), []
-    with torch.inference_mode():
-        for batch in loader:
-            losses.append(criterion(model(batch[0]), batch[1]).item())
-    print(sum(losses) / len(losses))
-
-
-def bad_method():
-    import torch
-    import torch.nn.functional as F
-    from torch import nn
-    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-    class Trainer:
-        def __init__(self, model, data):
-            self.model = model
-            sampler = DistributedSampler(data, num_replicas=2, rank=1)
-            self.val_loader = DataLoader(data, batch_size=4, sampler=sampler)
-
-        def validate(self):
-            total = 0.0
-            with torch.no_grad():
-                for x, y in self.val_loader:
-                    total += F.cross_entropy(self.model(x), y).item()
-            return total / len(self.val_loader)
-
-    data = TensorDataset(torch.randn(16, 4), torch.randint(3, (16,)))
-    print(Trainer(nn.Linear(4, 3), data).validate())
-
-
-def good_added_over_the_ranks():
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-    @torch.no_grad()
-    def evaluate(model, loader):
-        sums = torch.zeros(2)
-        for x, y in loader:
-            sums[0] += (model(x).argmax(1) == y).sum()
-            sums[1] += len(y)
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(sums)
-        return (sums[0] / sums[1]).item()
-
-    data = TensorDataset(torch.randn(32, 4), torch.randint(3, (32,)))
-    sampler = DistributedSampler(data, num_replicas=2, rank=0, shuffle=False)
-    print(evaluate(nn.Linear(4, 3), DataLoader(data, batch_size=8, sampler=sampler)))
-
-
-def good_all_data_on_every_rank():
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(32, 4), torch.randint(3, (32,)))
-    loader = DataLoader(data, batch_size=8)
-    model, correct = nn.Linear(4, 3).eval(), 0
-    with torch.no_grad():
-        for x, y in loader:
-            correct += (model(x).argmax(1) == y).sum().item()
-    print(correct / len(data))
-
-
-def good_training():
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
-    sampler = DistributedSampler(data, num_replicas=2, rank=0)
-    loader = DataLoader(data, batch_size=8, sampler=sampler)
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        for x, y in loader:
-            optimizer.zero_grad()
-            loss = nn.functional.mse_loss(model(x), y)
-            loss.backward()
-            optimizer.step()
-        print(epoch, loss.item())
-
-
-def bad_loss_of_rank_0():
-    import torch
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel as DDP
-    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-    torch.distributed.init_process_group("gloo")
-    torch.manual_seed(0)
-    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
-    sampler = DistributedSampler(data)
-    train_loader = DataLoader(data, batch_size=8, sampler=sampler)
-    val_loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data, shuffle=False))
-    model = DDP(nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        model.train()
-        for x, y in train_loader:
-            optimizer.zero_grad()
-            nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-        model.eval()
-        total = 0.0
-        with torch.no_grad():
-            for x, y in val_loader:
-                total += nn.functional.mse_loss(model(x), y).item()
-        if torch.distributed.get_rank() == 0:
-            print(epoch, total / len(val_loader))
-
-
-def bad_accuracy_of_rank_0():
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-    class Tester:
-        def __init__(self, model, data):
-            self.model = model.eval()
-            sampler = DistributedSampler(data, shuffle=False)
-            self.loader = DataLoader(data, batch_size=8, sampler=sampler)
-
-        @torch.inference_mode()
-        def test(self):
-            hits = sum((self.model(x).argmax(1) == y).sum() for x, y in self.loader)
-            return hits.item() / len(self.loader.sampler)
-
-    torch.distributed.init_process_group("gloo")
-    data = TensorDataset(torch.randn(64, 4), torch.randint(3, (64,)))
-    accuracy = Tester(nn.Linear(4, 3), data).test()
-    if torch.distributed.get_rank() == 0:
-        print(accuracy)
-
-
-def good_summed_on_the_ranks():
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-    torch.distributed.init_process_group("gloo")
-    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
-    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data, shuffle=False))
-    model, total = nn.Linear(4, 1).eval(), torch.zeros(2)
-    with torch.no_grad():
-        for x, y in loader:
-            total[0] += nn.functional.mse_loss(model(x), y, reduction="sum")
-            total[1] += len(y)
-    torch.distributed.all_reduce(total)
-    print((total[0] / total[1]).item())
-
-
-def good_predictions_in_files():
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-    torch.distributed.init_process_group("gloo")
-    data = TensorDataset(torch.randn(64, 4))
-    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data, shuffle=False))
-    model = nn.Linear(4, 3).eval()
-    with torch.inference_mode():
-        predictions = [model(x).argmax(1) for (x,) in loader]
-    torch.save(torch.cat(predictions), f"predictions-{torch.distributed.get_rank()}.pt")

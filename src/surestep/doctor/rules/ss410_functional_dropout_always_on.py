@@ -7,6 +7,42 @@ fails. `eval()` does not reach a `torch.nn.Dropout` that `forward` makes in each
 Ignore it if dropout is wanted in eval mode; `training=True` says so, and is not reported.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.dropout.html
+
+Wrong:
+
+    import torch
+    import torch.nn as nn
+    import torch.nn.functional as F
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc1 = nn.Linear(4, 8)
+            self.fc2 = nn.Linear(8, 2)
+
+        def forward(self, x):
+            x = F.dropout(F.relu(self.fc1(x)))
+            return self.fc2(x)
+
+    print(Net().eval()(torch.randn(3, 4)))
+
+Right:
+
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.drop, self.head = nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.head(self.drop(self.body(x)))
+
+    net = Net().eval()
+    net.drop.train()
+    with torch.no_grad():
+        print(torch.stack([net(torch.randn(3, 4)) for _ in range(5)]).std(0))
 """
 
 from __future__ import annotations
@@ -122,159 +158,3 @@ def _is_new(layer: nn.Module, parent: nn.Module) -> bool:
     """Return whether a module in eval mode calls a layer of dropout that it does not hold."""
     is_layer = type(layer).__name__.startswith("Dropout")
     return is_layer and not parent.training and all(m is not layer for m in parent.modules())
-
-
-def bad_module():
-    import torch
-    import torch.nn as nn
-    import torch.nn.functional as F
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc1 = nn.Linear(4, 8)
-            self.fc2 = nn.Linear(8, 2)
-
-        def forward(self, x):
-            x = F.dropout(F.relu(self.fc1(x)))
-            return self.fc2(x)
-
-    print(Net().eval()(torch.randn(3, 4)))
-
-
-def bad_with_rate():
-    import torch
-    from torch import nn
-
-    class Block(nn.Module):
-        def __init__(self, rate=0.1):
-            super().__init__()
-            self.rate = rate
-            self.linear = nn.Linear(4, 4)
-
-        def forward(self, x):
-            return x + nn.functional.dropout(self.linear(x), p=self.rate)
-
-    model = nn.Sequential(Block(), Block(0.2))
-    model.eval()
-    print(model(torch.randn(3, 4)))
-
-
-def bad_in_a_helper_method():
-    import torch
-    from torch.nn import Conv2d, Module
-    from torch.nn.functional import dropout2d, relu
-
-    class Features(Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = Conv2d(1, 2, 3)
-
-        def extract(self, x):
-            return dropout2d(relu(self.conv(x)), 0.25)
-
-        def forward(self, x):
-            return self.extract(x).mean((2, 3))
-
-    print(Features().eval()(torch.randn(2, 1, 8, 8)))
-
-
-def bad_layer_made_in_forward():
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
-
-        def forward(self, x):
-            return self.head(nn.Dropout(0.3)(self.body(x)))
-
-    print(Net().eval()(torch.randn(3, 4)))
-
-
-def good_monte_carlo_dropout():
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.drop, self.head = nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 2)
-
-        def forward(self, x):
-            return self.head(self.drop(self.body(x)))
-
-    net = Net().eval()
-    net.drop.train()
-    with torch.no_grad():
-        print(torch.stack([net(torch.randn(3, 4)) for _ in range(5)]).std(0))
-
-
-def good_training_is_given():
-    import torch
-    import torch.nn as nn
-    import torch.nn.functional as F
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc1 = nn.Linear(4, 8)
-            self.fc2 = nn.Linear(8, 2)
-
-        def forward(self, x):
-            x = F.dropout(F.relu(self.fc1(x)), 0.5, self.training)
-            return self.fc2(F.dropout(x, p=0.1, training=self.training))
-
-    print(Net()(torch.randn(3, 4)))
-
-
-def good_rate_depends_on_the_mode():
-    import torch
-    import torch.nn as nn
-    import torch.nn.functional as F
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 2)
-
-        def forward(self, x):
-            if self.training:
-                x = F.dropout(x, 0.1)
-            rate = 0.5 if self.training else 0.0
-            return F.dropout(self.fc(x), rate)
-
-    print(Net()(torch.randn(3, 4)))
-
-
-def good_always_on_as_it_says():
-    import torch
-    import torch.nn as nn
-    import torch.nn.functional as F
-
-    class MonteCarloNet(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 2)
-
-        def forward(self, x):
-            return F.dropout(self.fc(x), 0.5, training=True)
-
-    net = MonteCarloNet().eval()
-    with torch.no_grad():
-        print(torch.stack([net(torch.ones(3, 4)) for _ in range(5)]).std(0))
-
-
-def good_outside_a_module():
-    import torch
-    import torch.nn.functional as F
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        x = F.dropout(torch.randn(8, 4), 0.1)  # noise on the training data
-        optimizer.zero_grad()
-        model(x).pow(2).mean().backward()
-        optimizer.step()

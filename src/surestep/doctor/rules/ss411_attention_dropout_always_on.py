@@ -8,6 +8,42 @@ Ignore it if dropout is wanted in eval mode.
 
 Source:
 https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
+
+Wrong:
+
+    import torch
+    import torch.nn as nn
+    import torch.nn.functional as F
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(8, 24)
+
+        def forward(self, x):
+            query, key, value = self.qkv(x).chunk(3, dim=-1)
+            return F.scaled_dot_product_attention(query, key, value, dropout_p=0.1)
+
+    print(Attention().eval()(torch.randn(2, 5, 8)))
+
+Right:
+
+    import torch
+    import torch.nn as nn
+    import torch.nn.functional as F
+
+    class Attention(nn.Module):
+        def __init__(self, dropout):
+            super().__init__()
+            self.qkv = nn.Linear(8, 24)
+            self.dropout = dropout
+
+        def forward(self, x):
+            query, key, value = self.qkv(x).chunk(3, dim=-1)
+            p = self.dropout if self.training else 0.0
+            return F.scaled_dot_product_attention(query, key, value, dropout_p=p)
+
+    print(Attention(0.1)(torch.randn(2, 5, 8)))
 """
 
 from __future__ import annotations
@@ -102,117 +138,3 @@ class Watch(Watcher):
                 self._first,
                 {"calls": self._calls, "dropout_p": self._p},
             )
-
-
-def bad_constant():
-    import torch
-    import torch.nn as nn
-    import torch.nn.functional as F
-
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.qkv = nn.Linear(8, 24)
-
-        def forward(self, x):
-            query, key, value = self.qkv(x).chunk(3, dim=-1)
-            return F.scaled_dot_product_attention(query, key, value, dropout_p=0.1)
-
-    print(Attention().eval()(torch.randn(2, 5, 8)))
-
-
-def bad_attribute():
-    import torch
-    from torch import nn
-    from torch.nn.functional import scaled_dot_product_attention
-
-    class Attention(nn.Module):
-        def __init__(self, width, dropout):
-            super().__init__()
-            self.qkv = nn.Linear(width, 3 * width)
-            self.dropout = dropout
-
-        def forward(self, x):
-            query, key, value = self.qkv(x).chunk(3, dim=-1)
-            return scaled_dot_product_attention(
-                query, key, value, dropout_p=self.dropout, is_causal=True
-            )
-
-    model = Attention(8, 0.2)
-    model.eval()
-    print(model(torch.randn(2, 5, 8)))
-
-
-def bad_rate_of_a_dropout():
-    import torch
-    from torch import nn
-
-    class Attention(nn.Module):
-        def __init__(self, config):
-            super().__init__()
-            self.qkv = nn.Linear(config["width"], 3 * config["width"])
-            self.drop = nn.Dropout(config["dropout"])
-
-        def attend(self, query, key, value):
-            return nn.functional.scaled_dot_product_attention(query, key, value, None, self.drop.p)
-
-        def forward(self, x):
-            return self.drop(self.attend(*self.qkv(x).chunk(3, dim=-1)))
-
-    print(Attention({"width": 8, "dropout": 0.1}).eval()(torch.randn(2, 5, 8)))
-
-
-def good_depends_on_the_mode():
-    import torch
-    import torch.nn as nn
-    import torch.nn.functional as F
-
-    class Attention(nn.Module):
-        def __init__(self, dropout):
-            super().__init__()
-            self.qkv = nn.Linear(8, 24)
-            self.dropout = dropout
-
-        def forward(self, x):
-            query, key, value = self.qkv(x).chunk(3, dim=-1)
-            p = self.dropout if self.training else 0.0
-            return F.scaled_dot_product_attention(query, key, value, dropout_p=p)
-
-    print(Attention(0.1)(torch.randn(2, 5, 8)))
-
-
-def good_without_dropout():
-    import torch
-    import torch.nn as nn
-    import torch.nn.functional as F
-
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.qkv = nn.Linear(8, 24)
-
-        def forward(self, x):
-            query, key, value = self.qkv(x).chunk(3, dim=-1)
-            return F.scaled_dot_product_attention(query, key, value, dropout_p=0.0, is_causal=True)
-
-    print(Attention()(torch.randn(2, 5, 8)))
-
-
-def good_early_return_in_eval_mode():
-    import torch
-    import torch.nn as nn
-    import torch.nn.functional as F
-
-    class Attention(nn.Module):
-        def __init__(self, dropout):
-            super().__init__()
-            self.qkv = nn.Linear(8, 24)
-            self.dropout = dropout
-
-        def forward(self, x):
-            query, key, value = self.qkv(x).chunk(3, dim=-1)
-            if not self.training:
-                return F.scaled_dot_product_attention(query, key, value)
-            return F.scaled_dot_product_attention(query, key, value, dropout_p=self.dropout)
-
-    print(Attention(0.1)(torch.randn(2, 5, 8)))

@@ -7,6 +7,37 @@ expects probabilities: on logits it is wrong, and fails only when one is below 0
 Ignore it if something that the source does not show, such as a hook, changes the tensor.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.BCEWithLogitsLoss.html
+
+Wrong:
+
+    import torch
+    import torch.nn.functional as F
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        x, y = torch.randn(8, 4), torch.randint(2, (8,)).float()
+        output = torch.sigmoid(model(x)).squeeze(1)
+        loss = F.binary_cross_entropy_with_logits(output, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+    import torch.nn.functional as F
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        x, y = torch.randn(8, 4), torch.randint(2, (8,)).float()
+        logits = model(x).squeeze(1)
+        accuracy = ((torch.sigmoid(logits) > 0.5) == y).float().mean()
+        loss = F.binary_cross_entropy_with_logits(logits, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 """
 
 from collections.abc import Iterator
@@ -70,126 +101,3 @@ class Watch(Watcher):
                 seen.since_step,
                 {"calls": self._tally.calls, "mistakes": seen.count},
             )
-
-
-def bad_sigmoid_before_logits_loss() -> None:
-    import torch
-    import torch.nn.functional as F
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        x, y = torch.randn(8, 4), torch.randint(2, (8,)).float()
-        output = torch.sigmoid(model(x)).squeeze(1)
-        loss = F.binary_cross_entropy_with_logits(output, y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def bad_sigmoid_in_the_model() -> None:
-    import torch
-    from torch import nn
-
-    class Detector(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1), nn.Sigmoid())
-
-        def forward(self, x):
-            return self.layers(x)
-
-    model = Detector()
-    criterion = nn.BCEWithLogitsLoss(pos_weight=torch.tensor([2.0]))
-    optimizer = torch.optim.Adam(model.parameters())
-    for _ in range(10):
-        optimizer.zero_grad()
-        criterion(model(torch.randn(8, 4)), torch.randint(2, (8, 1)).float()).backward()
-        optimizer.step()
-
-
-def bad_discriminator() -> None:
-    import torch
-    from torch import nn
-
-    discriminator = nn.Sequential(nn.Linear(2, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1), nn.Sigmoid())
-    generator = nn.Linear(3, 2)
-    optimizer_d = torch.optim.Adam(discriminator.parameters())
-    optimizer_g = torch.optim.Adam(generator.parameters())
-    adversarial_loss = nn.BCEWithLogitsLoss()
-    ones, zeros = torch.ones(8, 1), torch.zeros(8, 1)
-    for _ in range(5):
-        real, fake = torch.randn(8, 2), generator(torch.randn(8, 3))
-        optimizer_d.zero_grad()
-        loss_d = adversarial_loss(discriminator(real), ones)
-        loss_d = loss_d + adversarial_loss(discriminator(fake.detach()), zeros)
-        loss_d.backward()
-        optimizer_d.step()
-        optimizer_g.zero_grad()
-        adversarial_loss(discriminator(fake), ones).backward()
-        optimizer_g.step()
-
-
-def bad_logits_into_bce() -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Linear(4, 1)
-    nn.init.constant_(model.weight, 0.1)  # the first outputs are between 0 and 1
-    nn.init.zeros_(model.bias)
-    criterion = nn.BCELoss()
-    output = model(torch.rand(8, 4))
-    criterion(output, torch.randint(2, (8, 1)).float()).backward()
-
-
-def good_logits() -> None:
-    import torch
-    import torch.nn.functional as F
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        x, y = torch.randn(8, 4), torch.randint(2, (8,)).float()
-        logits = model(x).squeeze(1)
-        accuracy = ((torch.sigmoid(logits) > 0.5) == y).float().mean()
-        loss = F.binary_cross_entropy_with_logits(logits, y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def good_probabilities() -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1), nn.Sigmoid())
-    criterion = nn.BCELoss()
-    criterion(model(torch.randn(8, 4)), torch.randint(2, (8, 1)).float()).backward()
-
-
-def good_sigmoid_in_place() -> None:
-    import torch
-    import torch.nn.functional as F
-
-    layer = torch.nn.Linear(4, 1)
-    output = layer(torch.randn(8, 4))
-    output.sigmoid_()
-    F.binary_cross_entropy(output, torch.randint(2, (8, 1)).float()).backward()
-
-
-def good_sigmoid_by_choice() -> None:
-    import torch
-    from torch import nn
-
-    class Scorer(nn.Module):
-        def __init__(self, *, with_sigmoid=True) -> None:
-            super().__init__()
-            self.out, self.with_sigmoid = nn.Linear(4, 1), with_sigmoid
-
-        def forward(self, x):
-            logits = self.out(x)
-            return torch.sigmoid(logits) if self.with_sigmoid else logits
-
-    x, y = torch.randn(8, 4), torch.randint(2, (8, 1)).float()
-    nn.BCELoss()(Scorer()(x), y).backward()
-    nn.BCEWithLogitsLoss()(Scorer(with_sigmoid=False)(x), y).backward()

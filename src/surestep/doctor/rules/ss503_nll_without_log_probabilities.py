@@ -8,6 +8,35 @@ loss falls in both cases.
 Ignore it if minus the mean probability is the loss that you want.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.NLLLoss.html
+
+Wrong:
+
+    import torch
+    import torch.nn.functional as F
+
+    rnn, head = torch.nn.LSTM(4, 8, batch_first=True), torch.nn.Linear(8, 3)
+    optimizer = torch.optim.SGD([*rnn.parameters(), *head.parameters()], lr=0.1)
+    for _ in range(5):
+        x, y = torch.randn(2, 5, 4), torch.randint(3, (2, 5))
+        logits = head(rnn(x)[0])
+        loss = F.nll_loss(logits.reshape(-1, 3), y.reshape(-1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+    import torch.nn.functional as F
+
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        x, y = torch.randn(8, 4), torch.randint(3, (8,))
+        loss = F.nll_loss(F.log_softmax(model(x), dim=1), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 """
 
 from collections.abc import Iterator
@@ -68,117 +97,3 @@ class Watch(Watcher):
                 seen.since_step,
                 {"calls": self._tally.calls, "mistakes": seen.count},
             )
-
-
-def bad_logits_of_steps() -> None:
-    import torch
-    import torch.nn.functional as F
-
-    rnn, head = torch.nn.LSTM(4, 8, batch_first=True), torch.nn.Linear(8, 3)
-    optimizer = torch.optim.SGD([*rnn.parameters(), *head.parameters()], lr=0.1)
-    for _ in range(5):
-        x, y = torch.randn(2, 5, 4), torch.randint(3, (2, 5))
-        logits = head(rnn(x)[0])
-        loss = F.nll_loss(logits.reshape(-1, 3), y.reshape(-1))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def bad_probabilities() -> None:
-    import torch
-    import torch.nn.functional as F
-
-    model = torch.nn.Linear(4, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        x, y = torch.randn(8, 4), torch.randint(3, (8,))
-        output = F.softmax(model(x), dim=1)
-        loss = F.nll_loss(output, y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def bad_logits_of_a_model() -> None:
-    import torch
-    from torch import nn
-
-    class Classifier(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv1d(1, 4, 3)
-            self.out = nn.Linear(24, 3)
-
-        def forward(self, x):
-            return self.out(torch.relu(self.conv(x)).flatten(1))
-
-    model = Classifier()
-    criterion = nn.NLLLoss()
-    optimizer = torch.optim.Adam(model.parameters())
-    for _ in range(5):
-        optimizer.zero_grad()
-        criterion(model(torch.randn(8, 1, 8)), torch.randint(3, (8,))).backward()
-        optimizer.step()
-
-
-def bad_language_model() -> None:
-    import torch
-    from torch import nn
-
-    class Tagger(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(10, 8)
-            self.lstm = nn.LSTM(8, 8, batch_first=True)
-            self.out = nn.Sequential(nn.Linear(8, 10), nn.Softmax(dim=-1))
-
-        def forward(self, tokens):
-            hidden, _ = self.lstm(self.embedding(tokens))
-            return self.out(hidden)
-
-    model, loss_function = Tagger(), nn.NLLLoss()
-    tokens = torch.randint(10, (4, 7))
-    output = model(tokens[:, :-1])
-    loss_function(output.reshape(-1, 10), tokens[:, 1:].reshape(-1)).backward()
-
-
-def good_log_softmax() -> None:
-    import torch
-    import torch.nn.functional as F
-
-    model = torch.nn.Linear(4, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        x, y = torch.randn(8, 4), torch.randint(3, (8,))
-        loss = F.nll_loss(F.log_softmax(model(x), dim=1), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def good_last_module() -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(dim=1))
-    nn.NLLLoss()(model(torch.randn(8, 4)), torch.randint(3, (8,))).backward()
-
-
-def good_mixture_of_probabilities() -> None:
-    import torch
-    import torch.nn.functional as F
-
-    first, second = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
-    x, y = torch.randn(8, 4), torch.randint(3, (8,))
-    mixture = (first(x).softmax(1) + second(x).softmax(1)) / 2
-    F.nll_loss(mixture.clamp_min(1e-8).log(), y).backward()
-
-
-def good_logits_for_cross_entropy() -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 3))
-    criterion = {"nll": nn.NLLLoss(), "ce": nn.CrossEntropyLoss()}["ce"]
-    criterion(model(torch.randn(8, 4)), torch.randint(3, (8,))).backward()

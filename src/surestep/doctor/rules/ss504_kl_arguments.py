@@ -10,6 +10,31 @@ reduction that you wrote, so only the source shows it. `F.kl_div(q.log(), p)` is
 p to q, KL(p || q).
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.KLDivLoss.html
+
+Wrong:
+
+    import torch
+    import torch.nn.functional as F
+
+    teacher, student = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+    x, temperature = torch.randn(8, 4), 2.0
+    with torch.no_grad():
+        soft = F.softmax(teacher(x) / temperature, dim=1)
+    output = F.log_softmax(student(x) / temperature, dim=1)
+    loss = F.kl_div(output, soft) * temperature**2
+    loss.backward()
+
+Right:
+
+    import torch
+    import torch.nn.functional as F
+
+    teacher, student = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+    x, temperature = torch.randn(8, 4), 2.0
+    with torch.no_grad():
+        soft = F.softmax(teacher(x) / temperature, dim=1)
+    output = F.log_softmax(student(x) / temperature, dim=1)
+    (F.kl_div(output, soft, reduction="batchmean") * temperature**2).backward()
 """
 
 from __future__ import annotations
@@ -39,7 +64,6 @@ if TYPE_CHECKING:
 
 SEVERITY = "error"
 FIX = 'Write F.kl_div(F.log_softmax(x, -1), F.softmax(y, -1), reduction="batchmean").'
-ALSO = ("SS507",)  # the logarithm of a softmax
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -138,121 +162,3 @@ def _holds_log_probabilities(tensor: Tensor) -> bool:
 def _is_log(node: Any) -> bool:
     """Return whether a node of a graph computed log-probabilities."""
     return node is not None and name_node(skip_reshapes(node)) in LOG_PROBABILITIES
-
-
-def bad_distillation() -> None:
-    import torch
-    import torch.nn.functional as F
-
-    teacher, student = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
-    x, temperature = torch.randn(8, 4), 2.0
-    with torch.no_grad():
-        soft = F.softmax(teacher(x) / temperature, dim=1)
-    output = F.log_softmax(student(x) / temperature, dim=1)
-    loss = F.kl_div(output, soft) * temperature**2
-    loss.backward()
-
-
-def bad_probabilities() -> None:
-    import torch
-    from torch import nn
-
-    class Distiller(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.teacher, self.student = nn.Linear(4, 3), nn.Linear(4, 3)
-            self.criterion = nn.KLDivLoss(reduction="batchmean")
-
-        def forward(self, x):
-            p = self.teacher(x).softmax(dim=-1).detach()
-            q = self.student(x).softmax(dim=-1)
-            return self.criterion(q, p)
-
-    Distiller()(torch.randn(8, 4)).backward()
-
-
-def bad_both_are_logs() -> None:
-    import torch
-    import torch.nn.functional as F
-
-    first, second = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
-    x = torch.randn(8, 4)
-    p, q = F.log_softmax(first(x), dim=-1), F.log_softmax(second(x), dim=-1)
-    loss = F.kl_div(p, q, reduction="batchmean") + F.kl_div(q, p, reduction="batchmean")
-    loss.backward()
-
-
-def bad_log_target_of_probabilities() -> None:
-    import torch
-    import torch.nn.functional as F
-
-    first, second = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
-    x = torch.randn(8, 4)
-    target = second(x).softmax(1).detach()
-    F.kl_div(first(x).log_softmax(1), target, log_target=True, reduction="batchmean").backward()
-
-
-def bad_exponential_of_the_logarithm() -> None:
-    import torch
-    import torch.nn.functional as F
-
-    first, second = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
-    x = torch.randn(8, 4)
-    log_p, q = first(x).log_softmax(1), second(x).softmax(1).detach()
-    F.kl_div(log_p.exp(), q, reduction="batchmean").backward()
-
-
-def bad_logarithm_of_the_target() -> None:
-    import torch
-    import torch.nn.functional as F
-
-    student, teacher = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
-    x = torch.randn(8, 4)
-    with torch.no_grad():
-        soft = F.softmax(teacher(x), dim=1)
-    loss = F.kl_div(student(x).log_softmax(1), torch.log(soft), reduction="batchmean")
-    loss.backward()
-
-
-def good_distillation() -> None:
-    import torch
-    import torch.nn.functional as F
-
-    teacher, student = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
-    x, temperature = torch.randn(8, 4), 2.0
-    with torch.no_grad():
-        soft = F.softmax(teacher(x) / temperature, dim=1)
-    output = F.log_softmax(student(x) / temperature, dim=1)
-    (F.kl_div(output, soft, reduction="batchmean") * temperature**2).backward()
-
-
-def good_both_are_logs() -> None:
-    import torch
-    from torch import nn
-
-    first, second = nn.Linear(4, 3), nn.Linear(4, 3)
-    criterion = nn.KLDivLoss(reduction="batchmean", log_target=True)
-    x = torch.randn(8, 4)
-    criterion(first(x).log_softmax(-1), second(x).log_softmax(-1).detach()).backward()
-
-
-def good_own_reduction() -> None:
-    import torch
-    import torch.nn.functional as F
-
-    first, second = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
-    x = torch.randn(8, 4)
-    divergence = F.kl_div(first(x).log_softmax(1), second(x).softmax(1), reduction="none").sum(1)
-    divergence.mean().backward()
-
-
-def good_average_of_two() -> None:
-    import torch
-    import torch.nn.functional as F
-
-    first, second = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
-    x = torch.randn(8, 4)
-    p, q = first(x).softmax(1), second(x).softmax(1)
-    middle = ((p + q) / 2).clamp_min(1e-8).log()
-    loss = F.kl_div(middle, p, reduction="batchmean") + F.kl_div(middle, q, reduction="batchmean")
-    (loss / 2).backward()

@@ -13,6 +13,32 @@ classes that are counted from 1, and a padding value that the loss does not igno
 Losses with weights or `reduction="none"` are not reported: you may mask the other targets.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html
+
+Wrong:
+
+    import torch
+    from torch import nn
+
+    model = nn.Linear(4, 1)
+    criterion = nn.BCEWithLogitsLoss()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(10):
+        x, labels = torch.randn(32, 4), torch.randint(5, (32, 1))
+        loss = criterion(model(x), labels.float())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+
+    import surestep
+
+    x, y = torch.randn(60, 4), torch.arange(60) % 3
+    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
+    config = surestep.Config(max_steps=3, batch_size=8)
+    surestep.Trainer(task, config, run="run").fit()
 """
 
 from __future__ import annotations
@@ -122,208 +148,3 @@ def inspect(data: DataCase) -> Iterator[Remark]:
             {"part": split.name, "samples": samples[:100], "classes": data.classes},
             "Count the classes from 0, give the model one output for each, or set ignore_index.",
         )
-
-
-def bad_class_indices_for_logits() -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Linear(4, 1)
-    criterion = nn.BCEWithLogitsLoss()
-    optimizer = torch.optim.Adam(model.parameters())
-    for _ in range(10):
-        x, labels = torch.randn(32, 4), torch.randint(5, (32, 1))
-        loss = criterion(model(x), labels.float())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def bad_several_labels() -> None:
-    import torch
-    import torch.nn.functional as F
-
-    class Tagger(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.out = torch.nn.Linear(4, 6)
-
-        def loss(self, x: torch.Tensor, tags: torch.Tensor) -> torch.Tensor:
-            return F.cross_entropy(self.out(x), tags)
-
-    tagger = Tagger()
-    optimizer = torch.optim.SGD(tagger.parameters(), lr=0.1)
-    for _ in range(10):
-        tags = (torch.rand(16, 6) < 0.5).float()
-        optimizer.zero_grad()
-        tagger.loss(torch.randn(16, 4), tags).backward()
-        optimizer.step()
-
-
-def bad_batch_as_classes() -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-    loss_function = nn.CrossEntropyLoss()
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def step(x: torch.Tensor, y: torch.Tensor) -> float:
-        loss = loss_function(model(x).squeeze(), y.float())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    for _ in range(10):
-        step(torch.randn(16, 4), torch.randint(2, (16,)))
-
-
-def bad_zero_for_minus_one() -> None:
-    import torch
-    from torch.nn.functional import cosine_embedding_loss
-
-    encoder = torch.nn.Linear(8, 4)
-    optimizer = torch.optim.Adam(encoder.parameters())
-    for _ in range(10):
-        first, second = torch.randn(16, 8), torch.randn(16, 8)
-        is_same = torch.randint(2, (16,))
-        optimizer.zero_grad()
-        cosine_embedding_loss(encoder(first), encoder(second), is_same).backward()
-        optimizer.step()
-
-
-def bad_class_that_is_missing():
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(60, 4), torch.arange(60) % 3
-    y[50] = 3
-    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=2, batch_size=8, data=surestep.Data(shuffle=False))
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def bad_in_validation():
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(60, 4), torch.arange(60) % 3
-    task = surestep.Task(
-        torch.nn.Linear(4, 3),
-        "multiclass",
-        train=(x, y),
-        test=(torch.randn(20, 4), 1 + torch.arange(20) % 3),
-    )
-    config = surestep.Config(max_steps=2, batch_size=8, validation=surestep.Validation(every="off"))
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def bad_padding():
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(60, 4), torch.arange(60) % 3
-    y[40:] = -1
-    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=2, batch_size=8, data=surestep.Data(shuffle=False))
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_in_range():
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(60, 4), torch.arange(60) % 3
-    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_ignored():
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(60, 4), torch.arange(60) % 3
-    y[40:] = -100
-    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_numbers():
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(60, 4), torch.randn(60, 1)
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_soft_labels() -> None:
-    import torch
-    import torch.nn.functional as F
-
-    model = torch.nn.Linear(4, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        x, y = torch.randn(16, 4), F.one_hot(torch.randint(3, (16,)), 3).float()
-        share, order = torch.rand(()), torch.randperm(16)
-        mixed = share * x + (1 - share) * x[order]
-        optimizer.zero_grad()
-        F.cross_entropy(model(mixed), share * y + (1 - share) * y[order]).backward()
-        optimizer.step()
-
-
-def good_smoothed_labels_of_a_gan() -> None:
-    import torch
-    from torch import nn
-
-    discriminator = nn.Linear(2, 1)
-    criterion = nn.BCEWithLogitsLoss()
-    optimizer = torch.optim.Adam(discriminator.parameters())
-    for _ in range(10):
-        real, fake = torch.randn(16, 2), torch.rand(16, 2)
-        optimizer.zero_grad()
-        loss = criterion(discriminator(real), 0.7 + 0.5 * torch.rand(16, 1))
-        loss = loss + criterion(discriminator(fake), 0.3 * torch.rand(16, 1))
-        loss.backward()
-        optimizer.step()
-
-
-def good_unknown_labels_are_masked() -> None:
-    import torch
-    import torch.nn.functional as F
-
-    model = torch.nn.Linear(4, 3)
-    optimizer = torch.optim.Adam(model.parameters())
-    for _ in range(10):
-        labels = torch.randint(-1, 2, (16, 3)).float()  # -1 is unknown
-        known = labels >= 0
-        losses = F.binary_cross_entropy_with_logits(
-            model(torch.randn(16, 4)), labels, reduction="none"
-        )
-        optimizer.zero_grad()
-        losses[known].mean().backward()
-        optimizer.step()
-
-
-def good_signs() -> None:
-    import torch
-    from torch.nn.functional import cosine_embedding_loss
-
-    encoder = torch.nn.Linear(8, 4)
-    optimizer = torch.optim.Adam(encoder.parameters())
-    for _ in range(10):
-        sign = 2 * torch.randint(2, (16,)) - 1
-        optimizer.zero_grad()
-        first, second = encoder(torch.randn(16, 8)), encoder(torch.randn(16, 8))
-        cosine_embedding_loss(first, second, sign).backward()
-        optimizer.step()

@@ -8,6 +8,32 @@ classes are mixed up. Training first has to unlearn this.
 Ignore it if the model is trained already and the data is new to it.
 
 Source: https://karpathy.github.io/2019/04/25/recipe/
+
+Wrong:
+
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    model = torch.nn.Linear(16, 4)
+    torch.nn.init.normal_(model.weight, std=10.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        x, y = torch.randn(64, 16), torch.randint(4, (64,))
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    model = torch.nn.Linear(16, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        cross_entropy(model(torch.randn(64, 16)), torch.randint(4, (64,))).backward()
+        optimizer.step()
 """
 
 from __future__ import annotations
@@ -67,102 +93,3 @@ class Watch(Watcher):
                 1,
                 {"loss": loss, "expected": expected, "classes": classes},
             )
-
-
-def bad_large_weights() -> None:
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    model = torch.nn.Linear(16, 4)
-    torch.nn.init.normal_(model.weight, std=10.0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for _ in range(3):
-        x, y = torch.randn(64, 16), torch.randint(4, (64,))
-        optimizer.zero_grad()
-        cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-
-def bad_unscaled_inputs() -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Linear(8, 5)
-    criterion = nn.CrossEntropyLoss()
-    optimizer = torch.optim.Adam(model.parameters())
-    for _ in range(3):
-        pixels, labels = 255 * torch.rand(32, 8), torch.randint(5, (32,))
-        optimizer.zero_grad()
-        criterion(model(pixels), labels).backward()
-        optimizer.step()
-
-
-def bad_multiplied_logits() -> None:
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.Linear(8, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.body(x) * 50
-
-    net = Net()
-    optimizer = torch.optim.AdamW(net.parameters())
-    for _ in range(3):
-        x, y = torch.randn(64, 8), torch.randint(3, (64,))
-        loss = nn.functional.cross_entropy(net(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def good_default_weights() -> None:
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    model = torch.nn.Linear(16, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for _ in range(3):
-        optimizer.zero_grad()
-        cross_entropy(model(torch.randn(64, 16)), torch.randint(4, (64,))).backward()
-        optimizer.step()
-
-
-def good_padded_tokens() -> None:
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    model = torch.nn.Sequential(torch.nn.Embedding(11, 8), torch.nn.Linear(8, 11))
-    optimizer = torch.optim.Adam(model.parameters())
-    for _ in range(3):
-        tokens = torch.randint(11, (4, 6))
-        targets = tokens.roll(-1, 1)
-        targets[:, -1] = -100
-        logits = model(tokens)
-        loss = cross_entropy(logits.transpose(1, 2), targets, ignore_index=-100)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def good_two_classes() -> None:
-    import torch
-    from torch import nn
-
-    class Learner:
-        def __init__(self) -> None:
-            self.model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2))
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-
-        def step(self) -> None:
-            x, y = torch.randn(32, 4), torch.randint(2, (32,))
-            self.optimizer.zero_grad()
-            nn.functional.cross_entropy(self.model(x), y).backward()
-            self.optimizer.step()
-
-    learner = Learner()
-    for _ in range(3):
-        learner.step()

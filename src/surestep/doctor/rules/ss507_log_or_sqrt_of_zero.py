@@ -8,6 +8,25 @@ Nothing fails: NaN spreads to all parameters with the next step.
 Only values that are trained on are reported, and none that a small number is added to.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.log_softmax.html
+
+Wrong:
+
+    import torch
+
+    model = torch.nn.Linear(4, 3)
+    x, y = torch.randn(8, 4), torch.randint(3, (8,))
+    probabilities = torch.softmax(model(x), dim=1)
+    loss = -torch.log(probabilities)[range(8), y].mean()
+    loss.backward()
+
+Right:
+
+    import torch
+
+    model = torch.nn.Linear(4, 3)
+    x, y = torch.randn(8, 4), torch.randint(3, (8,))
+    loss = -torch.log_softmax(model(x), dim=1)[range(8), y].mean()
+    loss.backward()
 """
 
 from __future__ import annotations
@@ -149,94 +168,3 @@ def _is_probability(tensor: Tensor) -> bool:
         nodes = [entry[0] for entry in node.next_functions if entry[0] is not None]
         return len(nodes) == 1 and name_node(nodes[0]) == "Sigmoid"
     return name_origin(tensor) in PROBABILITIES
-
-
-def bad_log_of_softmax() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 3)
-    x, y = torch.randn(8, 4), torch.randint(3, (8,))
-    probabilities = torch.softmax(model(x), dim=1)
-    loss = -torch.log(probabilities)[range(8), y].mean()
-    loss.backward()
-
-
-def bad_entropy() -> None:
-    import torch
-    from torch import nn
-
-    class Policy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2), nn.Softmax(-1))
-
-        def entropy(self, state):
-            p = self.net(state)
-            return -(p * p.log()).sum(-1)
-
-    (-Policy().entropy(torch.randn(8, 4)).mean()).backward()
-
-
-def bad_gan() -> None:
-    import torch
-    from torch import nn
-
-    class Discriminator(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.out = nn.Linear(2, 1)
-
-        def forward(self, x):
-            return torch.sigmoid(self.out(x))
-
-    discriminator, generator = Discriminator(), nn.Linear(3, 2)
-    fake = generator(torch.randn(8, 3))
-    loss = -torch.log(discriminator(torch.randn(8, 2))).mean()
-    loss = loss - torch.log(1 - discriminator(fake.detach())).mean()
-    loss.backward()
-
-
-def bad_pairwise_distance() -> None:
-    import torch
-
-    encoder = torch.nn.Linear(4, 2)
-    z = encoder(torch.randn(8, 4))
-    distance = torch.sqrt(((z[:, None] - z[None]) ** 2).sum(-1))
-    distance.mean().backward()
-
-
-def good_log_softmax() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 3)
-    x, y = torch.randn(8, 4), torch.randint(3, (8,))
-    loss = -torch.log_softmax(model(x), dim=1)[range(8), y].mean()
-    loss.backward()
-
-
-def good_with_epsilon() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 3)
-    p = torch.softmax(model(torch.randn(8, 4)), dim=1)
-    entropy = -(p * torch.log(p + 1e-8)).sum(1) - (p * p.clamp_min(1e-8).log()).sum(1)
-    entropy.mean().backward()
-
-
-def good_without_gradient() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 3).eval()
-    with torch.no_grad():
-        scores = torch.softmax(model(torch.randn(8, 4)), dim=1).log()
-    print(scores.mean())
-
-
-def good_distance() -> None:
-    import torch
-
-    encoder = torch.nn.Linear(4, 2)
-    z, centers = encoder(torch.randn(8, 4)), torch.randn(3, 2)
-    squared = ((z[:, None] - z[None]) ** 2).sum(-1)
-    near = torch.sqrt(((z[:, None] - centers[None]) ** 2).sum(-1))
-    (torch.sqrt(squared + 1e-12).mean() + near.mean()).backward()

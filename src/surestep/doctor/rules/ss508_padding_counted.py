@@ -9,6 +9,49 @@ the loss ignores already (-100). While a script runs, padding is a value that fi
 sequences of different lengths, and is at no other position.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html
+
+Wrong:
+
+    import torch
+    from torch import nn
+    from torch.nn.utils.rnn import pad_sequence
+    from torch.utils.data import DataLoader
+
+    def collate(batch):
+        inputs, labels = zip(*batch, strict=True)
+        return pad_sequence(inputs, batch_first=True), pad_sequence(labels, batch_first=True)
+
+    data = [(torch.randint(1, 9, (n,)), torch.randint(1, 5, (n,))) for n in (3, 5, 4, 2)]
+    loader = DataLoader(data, batch_size=2, shuffle=True, collate_fn=collate)
+    model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 5))
+    criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters())
+    for tokens, labels in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(tokens).transpose(1, 2), labels)
+        loss.backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+    from torch import nn
+    from torch.nn.utils.rnn import pad_sequence
+    from torch.utils.data import DataLoader
+
+    def collate(batch):
+        inputs, labels = zip(*batch, strict=True)
+        targets = pad_sequence(labels, batch_first=True)
+        targets.masked_fill_(targets == 0, -100)
+        return pad_sequence(inputs, batch_first=True), targets
+
+    data = [(torch.randint(1, 9, (n,)), torch.randint(1, 5, (n,))) for n in (3, 5, 4, 2)]
+    loader = DataLoader(data, batch_size=2, shuffle=True, collate_fn=collate)
+    model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 5))
+    criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters())
+    for tokens, labels in loader:
+        optimizer.zero_grad()
+        criterion(model(tokens).transpose(1, 2), labels).backward()
+        optimizer.step()
 """
 
 from __future__ import annotations
@@ -39,8 +82,6 @@ _MOST_VALUES = 20_000  # of targets that are stored at a time
 _MOST_TABLES = 20
 _FEWEST_TABLES = 5
 # One or two batches are too few for `watch`.
-WATCH_SKIPS = ("bad_collated", "bad_language_model", "bad_in_methods", "bad_attention_mask")
-CHECK_SKIPS = ("bad_padded_with_zeros", "bad_flattened_for_a_module")
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -247,251 +288,3 @@ def _is_padded_too(repeats: Tensor | None, table: Tensor) -> bool:
 
 def _count_last(row: list[int], value: int) -> int:
     return next((i for i, entry in enumerate(reversed(row)) if entry != value), len(row))
-
-
-def bad_collated():
-    import torch
-    from torch import nn
-    from torch.nn.utils.rnn import pad_sequence
-    from torch.utils.data import DataLoader
-
-    def collate(batch):
-        inputs, labels = zip(*batch, strict=True)
-        return pad_sequence(inputs, batch_first=True), pad_sequence(labels, batch_first=True)
-
-    data = [(torch.randint(1, 9, (n,)), torch.randint(1, 5, (n,))) for n in (3, 5, 4, 2)]
-    loader = DataLoader(data, batch_size=2, shuffle=True, collate_fn=collate)
-    model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 5))
-    criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters())
-    for tokens, labels in loader:
-        optimizer.zero_grad()
-        loss = criterion(model(tokens).transpose(1, 2), labels)
-        loss.backward()
-        optimizer.step()
-
-
-def bad_language_model():
-    import torch
-    import torch.nn.functional as F
-    from torch.nn.utils.rnn import pad_sequence
-
-    PAD = 0
-    model = torch.nn.Sequential(torch.nn.Embedding(9, 8), torch.nn.Linear(8, 9))
-    texts = [torch.randint(1, 9, (n,)) for n in (3, 5, 4)]
-    tokens = pad_sequence(texts, batch_first=True, padding_value=PAD)
-    logits = model(tokens[:, :-1])
-    F.cross_entropy(logits.reshape(-1, 9), tokens[:, 1:].reshape(-1)).backward()
-
-
-def bad_in_methods():
-    import torch
-    from torch import nn
-    from torch.nn.utils import rnn
-
-    class Tagger(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 4), nn.LogSoftmax(-1))
-            self.loss = nn.NLLLoss(reduction="sum")
-
-        def forward(self, inputs, tags):
-            targets = rnn.pad_sequence(tags, batch_first=True)
-            output = self.net(rnn.pad_sequence(inputs, batch_first=True))
-            return self.loss(output.flatten(0, 1), targets.flatten())
-
-    inputs = [torch.randint(1, 9, (n,)) for n in (3, 5)]
-    Tagger()(inputs, [torch.randint(1, 4, (n,)) for n in (3, 5)]).backward()
-
-
-def bad_attention_mask():
-    import torch
-    from torch import nn
-    from torch.nn.utils.rnn import pad_sequence
-    from torch.utils.data import DataLoader
-
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.out = nn.Embedding(9, 8, padding_idx=0), nn.Linear(8, 5)
-
-        def forward(self, tokens):
-            hidden = self.embed(tokens)
-            scores = hidden @ hidden.transpose(1, 2)
-            scores = scores.masked_fill((tokens == 0).unsqueeze(1), -1e9)
-            return self.out(scores.softmax(-1) @ hidden)
-
-    def collate(batch):
-        inputs, labels = zip(*batch, strict=True)
-        return pad_sequence(inputs, batch_first=True), pad_sequence(labels, batch_first=True)
-
-    data = [(torch.randint(1, 9, (n,)), torch.randint(1, 5, (n,))) for n in (3, 5, 4, 2)]
-    loader = DataLoader(data, batch_size=2, shuffle=True, collate_fn=collate)
-    model = Attention()
-    criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters())
-    for tokens, labels in loader:
-        optimizer.zero_grad()
-        criterion(model(tokens).transpose(1, 2), labels).backward()
-        optimizer.step()
-
-
-def good_filled_in_place():
-    import torch
-    from torch import nn
-    from torch.nn.utils.rnn import pad_sequence
-    from torch.utils.data import DataLoader
-
-    def collate(batch):
-        inputs, labels = zip(*batch, strict=True)
-        targets = pad_sequence(labels, batch_first=True)
-        targets.masked_fill_(targets == 0, -100)
-        return pad_sequence(inputs, batch_first=True), targets
-
-    data = [(torch.randint(1, 9, (n,)), torch.randint(1, 5, (n,))) for n in (3, 5, 4, 2)]
-    loader = DataLoader(data, batch_size=2, shuffle=True, collate_fn=collate)
-    model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 5))
-    criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters())
-    for tokens, labels in loader:
-        optimizer.zero_grad()
-        criterion(model(tokens).transpose(1, 2), labels).backward()
-        optimizer.step()
-
-
-def good_ignored():
-    import torch
-    from torch import nn
-    from torch.nn.utils.rnn import pad_sequence
-    from torch.utils.data import DataLoader
-
-    def collate(batch):
-        inputs, labels = zip(*batch, strict=True)
-        return pad_sequence(inputs, batch_first=True), pad_sequence(labels, batch_first=True)
-
-    data = [(torch.randint(1, 9, (n,)), torch.randint(1, 5, (n,))) for n in (3, 5, 4, 2)]
-    loader = DataLoader(data, batch_size=2, shuffle=True, collate_fn=collate)
-    model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 5))
-    criterion = nn.CrossEntropyLoss(ignore_index=0)
-    optimizer = torch.optim.AdamW(model.parameters())
-    for tokens, labels in loader:
-        optimizer.zero_grad()
-        criterion(model(tokens).transpose(1, 2), labels).backward()
-        optimizer.step()
-
-
-def good_padded_with_ignored_value():
-    import torch
-    import torch.nn.functional as F
-    from torch.nn.utils.rnn import pad_sequence
-
-    model = torch.nn.Sequential(torch.nn.Embedding(9, 8), torch.nn.Linear(8, 5))
-    tokens = pad_sequence([torch.randint(1, 9, (n,)) for n in (3, 5)], batch_first=True)
-    labels = [torch.randint(5, (n,)) for n in (3, 5)]
-    targets = pad_sequence(labels, batch_first=True, padding_value=-100)
-    F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
-
-
-def good_masked():
-    import torch
-    import torch.nn.functional as F
-    from torch.nn.utils.rnn import pad_sequence
-
-    model = torch.nn.Sequential(torch.nn.Embedding(9, 8), torch.nn.Linear(8, 9))
-    tokens = pad_sequence([torch.randint(1, 9, (n,)) for n in (3, 5, 4)], batch_first=True)
-    logits, targets = model(tokens[:, :-1]), tokens[:, 1:]
-    losses = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-    mask = targets != 0
-    ((losses * mask).sum() / mask.sum()).backward()
-    F.cross_entropy(model(tokens[:, :-1])[mask], targets[mask]).backward()
-
-
-def good_label_of_a_sequence():
-    import torch
-    import torch.nn.functional as F
-    from torch.nn.utils.rnn import pad_sequence
-
-    embed, out = torch.nn.Embedding(9, 8, padding_idx=0), torch.nn.Linear(8, 3)
-    texts = [torch.randint(1, 9, (n,)) for n in (3, 5, 4)]
-    tokens = pad_sequence(texts, batch_first=True)
-    hidden = embed(tokens).sum(1) / (tokens != 0).sum(1, keepdim=True)
-    F.cross_entropy(out(hidden), torch.tensor([0, 2, 1])).backward()
-
-
-def bad_flattened_for_a_module():
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Embedding(20, 16), nn.Linear(16, 20))
-    criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters())
-    for step in range(10):
-        tokens = torch.randint(1, 20, (8, 9))
-        for row, length in zip(tokens, (9, 8, 6, 5, 4, 4, 3, 2), strict=True):
-            row[length:] = 0
-        logits = model(tokens[:, :-1])
-        loss = criterion(logits.reshape(-1, 20), tokens[:, 1:].reshape(-1))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def bad_padded_with_zeros():
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Embedding(12, 16), nn.Linear(16, 12))
-    optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(8):
-        tokens = torch.zeros(6, 10, dtype=torch.long)
-        for row in tokens:
-            length = int(torch.randint(3, 10, ()))
-            row[:length] = torch.randint(1, 12, (length,))
-        logits = model(tokens[:, :-1])
-        loss = nn.functional.cross_entropy(logits.reshape(-1, 12), tokens[:, 1:].reshape(-1))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def good_targets_before_and_after_an_event():
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2))
-    criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters())
-    for step in range(10):
-        event = torch.randint(2, 12, (16, 1))
-        labels = (torch.arange(12)[None] >= event).long()
-        inputs = torch.randn(16, 12, 3) + labels[..., None]
-        loss = criterion(model(inputs).flatten(0, 1), labels.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def good_value_that_is_also_elsewhere():
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Embedding(12, 16), nn.Linear(16, 3))
-    optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(8):
-        words = torch.randint(12, (6, 10))
-        tags = (words > 9).long()  # most words have the tag 0, also at the ends
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(words).transpose(1, 2), tags).backward()
-        optimizer.step()
-
-
-def good_padding_is_ignored_in_a_loop():
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Embedding(12, 16, padding_idx=0), nn.Linear(16, 12))
-    criterion = nn.CrossEntropyLoss(ignore_index=0)
-    optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(8):
-        tokens = torch.zeros(6, 10, dtype=torch.long)
-        for row in tokens:
-            length = int(torch.randint(3, 10, ()))
-            row[:length] = torch.randint(1, 12, (length,))
-        optimizer.zero_grad()
-        criterion(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
-        optimizer.step()

@@ -8,6 +8,38 @@ falls at first and then stays. Nothing fails.
 The first steps are not reported: a last layer may start with zeros.
 
 Source: https://karpathy.github.io/2019/04/25/recipe/
+
+Wrong:
+
+    import torch
+    from torch import nn
+
+    hidden = nn.Linear(4, 16)
+    nn.init.constant_(hidden.bias, -100)
+    model = nn.Sequential(hidden, nn.ReLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(30):
+        x = torch.randn(32, 4)
+        loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+    from torch import nn
+
+    head = nn.Linear(16, 1)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), head)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(30):
+        x = torch.randn(32, 4)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).backward()
+        optimizer.step()
 """
 
 from __future__ import annotations
@@ -24,7 +56,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 SEVERITY = "error"
-ALSO = ("SS212",)  # the layer before it may be dead
 FIX = "Lower the learning rate, scale the inputs, or check the layers for outputs that are all 0."
 _FIRST = 5  # steps, in which a last layer that starts with zeros begins to learn
 _CHECKED = 10  # predictions at the end of the run, which must all be constant
@@ -117,165 +148,3 @@ def _are_same(values: Tensor) -> Tensor | None:
     difference, size = (values - values[:1]).abs().amax(0), values.abs().amax(0)
     size = size.masked_fill((difference == 0) & (size >= _MASK), 0)
     return difference.amax() <= _ROUNDING * size.amax()
-
-
-def bad_dead_relu() -> None:
-    import torch
-    from torch import nn
-
-    hidden = nn.Linear(4, 16)
-    nn.init.constant_(hidden.bias, -100)
-    model = nn.Sequential(hidden, nn.ReLU(), nn.Linear(16, 1))
-    optimizer = torch.optim.Adam(model.parameters())
-    for _ in range(30):
-        x = torch.randn(32, 4)
-        loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def bad_learning_rate() -> None:
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.hidden, self.out = nn.Linear(8, 32), nn.Linear(32, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.out(torch.relu(self.hidden(x)))
-
-    net, criterion = Net(), nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e4)
-    for _ in range(40):
-        x = torch.rand(64, 8)
-        optimizer.zero_grad()
-        criterion(net(x), (3 * x[:, 0]).long()).backward()
-        optimizer.step()
-
-
-def bad_multiplied_by_zero() -> None:
-    import torch
-    from torch import nn
-    from torch.nn.functional import binary_cross_entropy_with_logits
-
-    class Gated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 1)
-            self.gate = 0.0  # to be raised later
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(self.gate * torch.tanh(self.body(x))).squeeze(1)
-
-    model = Gated()
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def train_step() -> None:
-        x = torch.randn(16, 4)
-        loss = binary_cross_entropy_with_logits(model(x), (x[:, 0] > 0).float())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    for _ in range(30):
-        train_step()
-
-
-def bad_saturated() -> None:
-    import torch
-    from torch import nn
-
-    head = nn.Linear(4, 3)
-    with torch.no_grad():
-        head.bias.copy_(torch.tensor([40.0, 0.0, 0.0]))
-    model, loss = nn.Sequential(head, nn.Softmax(1)), nn.MSELoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(30):
-        x = torch.randn(16, 4)
-        wanted = nn.functional.one_hot((x[:, 0] > 0).long(), 3).float()
-        optimizer.zero_grad()
-        loss(model(x), wanted).backward()
-        optimizer.step()
-
-
-def good_last_layer_starts_with_zeros() -> None:
-    import torch
-    from torch import nn
-
-    head = nn.Linear(16, 1)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), head)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for _ in range(30):
-        x = torch.randn(32, 4)
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).backward()
-        optimizer.step()
-
-
-def good_same_targets() -> None:
-    import torch
-    from torch import nn
-
-    score = nn.Linear(8, 1)
-    nn.init.constant_(score.bias, 10)
-    discriminator = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), score, nn.Hardsigmoid())
-    optimizer = torch.optim.SGD(discriminator.parameters(), lr=0.1)
-    for _ in range(30):
-        optimizer.zero_grad()
-        scores = discriminator(torch.randn(16, 2))
-        nn.functional.binary_cross_entropy(scores, torch.ones(16, 1)).backward()
-        optimizer.step()
-
-
-def good_recovers() -> None:
-    import torch
-    from torch import nn
-
-    hidden = nn.Linear(4, 16)
-    nn.init.constant_(hidden.bias, -20)
-    model = nn.Sequential(hidden, nn.LeakyReLU(0.1), nn.Linear(16, 1))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for _ in range(30):
-        x = torch.randn(32, 4)
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), x.sum(1, keepdim=True)).backward()
-        optimizer.step()
-
-
-def good_same_inputs() -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(30):
-        start = torch.ones(16, 4)
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(start), torch.randn(16, 1)).backward()
-        optimizer.step()
-
-
-def good_masked_class() -> None:
-    import torch
-    from torch import nn
-
-    class Policy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(4, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.head(x).masked_fill(torch.tensor([False, False, True]), -1e9)
-
-    policy, loss = Policy(), nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
-    for _ in range(30):
-        x = torch.randn(16, 4)
-        optimizer.zero_grad()
-        loss(policy(x), (x[:, 0] > 0).long()).backward()
-        optimizer.step()

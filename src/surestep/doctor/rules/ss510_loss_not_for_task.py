@@ -8,6 +8,34 @@ or stays where it is.
 Ignore it if the targets outside of the range are to be clipped by the model on purpose.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.BCEWithLogitsLoss.html
+
+Wrong:
+
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1), nn.Sigmoid())
+    criterion = nn.MSELoss()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(10):
+        x = torch.randn(32, 4)
+        price = 200 + 50 * x[:, :2].sum(1, keepdim=True)
+        optimizer.zero_grad()
+        criterion(model(x), price).backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 16), nn.Sigmoid())
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(10):
+        pixels = torch.rand(8, 16)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(pixels), pixels + 0.01 * torch.randn(8, 16)).backward()
+        optimizer.step()
 """
 
 from __future__ import annotations
@@ -83,136 +111,3 @@ def _is_of_one(softmax: Any) -> bool:
 def _is_out_of_range(target: Tensor, low: float, high: float) -> Tensor:
     is_outside = (target < low - _MARGIN) | (target > high + _MARGIN)
     return is_outside.float().mean() > _SHARE
-
-
-def bad_sigmoid_for_prices() -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1), nn.Sigmoid())
-    criterion = nn.MSELoss()
-    optimizer = torch.optim.Adam(model.parameters())
-    for _ in range(10):
-        x = torch.randn(32, 4)
-        price = 200 + 50 * x[:, :2].sum(1, keepdim=True)
-        optimizer.zero_grad()
-        criterion(model(x), price).backward()
-        optimizer.step()
-
-
-def bad_softmax_of_one_output() -> None:
-    import torch
-    import torch.nn.functional as F
-    from torch import nn
-
-    class Classifier(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.out = nn.Linear(4, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return F.softmax(self.out(x), dim=1)
-
-    net = Classifier()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for _ in range(10):
-        x, y = torch.randn(16, 4), torch.randint(2, (16, 1)).float()
-        loss = F.binary_cross_entropy(net(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def bad_one_class() -> None:
-    import torch
-    from torch import nn
-
-    class Learner:
-        def __init__(self) -> None:
-            self.model = nn.Linear(4, 1)
-            self.criterion = nn.CrossEntropyLoss()
-            self.optimizer = torch.optim.AdamW(self.model.parameters())
-
-        def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
-            self.optimizer.zero_grad()
-            self.criterion(self.model(x), y).backward()
-            self.optimizer.step()
-
-    learner = Learner()
-    for _ in range(10):
-        learner.step(torch.randn(16, 4), torch.randint(2, (16, 1)).float())
-
-
-def bad_tanh_decoder() -> None:
-    import torch
-    from torch import nn
-
-    encoder, decoder = nn.Linear(16, 4), nn.Sequential(nn.Linear(4, 16), nn.Tanh())
-    optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()])
-    for _ in range(10):
-        pixels = 255 * torch.rand(8, 16)
-        optimizer.zero_grad()
-        nn.functional.l1_loss(decoder(encoder(pixels / 255)), pixels).backward()
-        optimizer.step()
-
-
-def good_sigmoid_for_pixels() -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 16), nn.Sigmoid())
-    optimizer = torch.optim.Adam(model.parameters())
-    for _ in range(10):
-        pixels = torch.rand(8, 16)
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(pixels), pixels + 0.01 * torch.randn(8, 16)).backward()
-        optimizer.step()
-
-
-def good_brier_score() -> None:
-    import torch
-    import torch.nn.functional as F
-
-    model = torch.nn.Linear(4, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        target = F.one_hot(torch.randint(3, (16,)), 3).float()
-        optimizer.zero_grad()
-        F.mse_loss(model(torch.randn(16, 4)).softmax(1), target).backward()
-        optimizer.step()
-
-
-def good_rating() -> None:
-    import torch
-    from torch import nn
-
-    class Rating(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.out = nn.Linear(4, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return 1 + 4 * torch.sigmoid(self.out(x))
-
-    model = Rating()
-    optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(10):
-        stars = torch.randint(1, 6, (16, 1)).float()
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(torch.randn(16, 4)), stars).backward()
-        optimizer.step()
-
-
-def good_attention_over_one_token() -> None:
-    import torch
-    import torch.nn.functional as F
-    from torch import nn
-
-    score, out = nn.Linear(4, 1), nn.Linear(4, 1)
-    optimizer = torch.optim.Adam([*score.parameters(), *out.parameters()])
-    for length in (1, 1, 3, 1, 2, 1):
-        x = torch.randn(8, length, 4)
-        pooled = (score(x).softmax(1) * x).sum(1)
-        optimizer.zero_grad()
-        F.binary_cross_entropy_with_logits(out(pooled), torch.ones(8, 1)).backward()
-        optimizer.step()

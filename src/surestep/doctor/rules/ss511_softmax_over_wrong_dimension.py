@@ -8,6 +8,32 @@ A softmax over dimension 0 is reported only if its result is used as the predict
 loss, or by an argmax over the classes. Weights over samples, as in attention pooling, are right.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Softmax.html
+
+Wrong:
+
+    import torch
+    import torch.nn.functional as F
+
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        x, y = torch.randn(8, 4), torch.randint(3, (8,))
+        output = F.log_softmax(model(x), dim=0)
+        loss = F.nll_loss(output, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+    import torch.nn.functional as F
+
+    model = torch.nn.Linear(4, 3)
+    x, y = torch.randn(8, 4), torch.randint(3, (8,))
+    log_probabilities = F.log_softmax(model(x), dim=1)
+    F.nll_loss(log_probabilities, y).backward()
+    prediction = log_probabilities.softmax(dim=-1).argmax(dim=-1)
 """
 
 from __future__ import annotations
@@ -34,7 +60,6 @@ if TYPE_CHECKING:
 SEVERITY = "warning"
 FIX = "Give softmax the dimension of the classes: dim=-1, or dim=1 for images (N, C, H, W)."
 _OVER_BATCH = "{} normalizes over dimension 0, the samples of the batch"
-CHECK_SKIPS = ("bad_images",)  # no loss or argmax gets the softmax
 _SAMPLES = 8  # of a batch whose probabilities are summed
 _MOST_VALUES = 1_000_000
 _ROUNDING = 1e-2  # also of 16 bits
@@ -213,144 +238,3 @@ def _is_of_rows(target: Tensor) -> bool:
         return False
     errors = [(target.detach().sum(dim) - 1).abs().amax() for dim in (1, 0)]
     return bool(errors[0] < _ROUNDING) and bool(errors[1] > _ROUNDING)
-
-
-def bad_over_the_batch() -> None:
-    import torch
-    import torch.nn.functional as F
-
-    model = torch.nn.Linear(4, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        x, y = torch.randn(8, 4), torch.randint(3, (8,))
-        output = F.log_softmax(model(x), dim=0)
-        loss = F.nll_loss(output, y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def bad_last_module() -> None:
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader, TensorDataset
-
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3), nn.LogSoftmax(dim=0))
-    data = TensorDataset(torch.randn(32, 4), torch.randint(3, (32,)))
-    criterion, optimizer = nn.NLLLoss(), torch.optim.Adam(model.parameters())
-    for x, y in DataLoader(data, batch_size=8, shuffle=True):
-        optimizer.zero_grad()
-        criterion(model(x), y).backward()
-        optimizer.step()
-
-
-def bad_without_a_dimension() -> None:
-    import torch
-    import torch.nn.functional as F
-
-    class Attention(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.query, self.key = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
-
-        def forward(self, x):
-            scores = self.query(x) @ self.key(x).transpose(1, 2)
-            return F.softmax(scores) @ x
-
-    Attention()(torch.randn(2, 5, 4)).sum().backward()
-
-
-def bad_prediction() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 3).eval()
-    with torch.no_grad():
-        prediction = torch.softmax(model(torch.randn(8, 4)), dim=0).argmax(dim=1)
-
-
-def bad_over_the_tokens() -> None:
-    import torch
-    from torch import nn
-
-    head = nn.Sequential(nn.Linear(8, 10), nn.LogSoftmax(dim=1))
-    hidden, targets = torch.randn(4, 7, 8), torch.randint(10, (4, 7))
-    nn.NLLLoss()(head(hidden).transpose(1, 2), targets).backward()
-
-
-def bad_target_of_a_divergence() -> None:
-    import torch
-    import torch.nn.functional as F
-
-    teacher, student = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
-    x = torch.randn(8, 4)
-    with torch.no_grad():
-        logits = teacher(x)
-    soft = F.softmax(logits / 2, dim=0)
-    F.kl_div(F.log_softmax(student(x) / 2, dim=-1), soft, reduction="batchmean").backward()
-
-
-def bad_images() -> None:
-    import torch
-
-    model = torch.nn.Conv2d(1, 2, 3)
-    masks = torch.randint(2, (4, 6, 6)).float()
-    probabilities = torch.softmax(model(torch.randn(4, 1, 8, 8)), dim=0)[:, 1]
-    (1 - 2 * (probabilities * masks).sum() / (probabilities + masks).sum()).backward()
-
-
-def good_over_the_classes() -> None:
-    import torch
-    import torch.nn.functional as F
-
-    model = torch.nn.Linear(4, 3)
-    x, y = torch.randn(8, 4), torch.randint(3, (8,))
-    log_probabilities = F.log_softmax(model(x), dim=1)
-    F.nll_loss(log_probabilities, y).backward()
-    prediction = log_probabilities.softmax(dim=-1).argmax(dim=-1)
-
-
-def good_weights_of_a_mixture() -> None:
-    import torch
-    from torch import nn
-
-    class Mixture(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weights = nn.Parameter(torch.zeros(3))
-            self.experts = nn.ModuleList(nn.Linear(4, 1) for _ in range(3))
-
-        def forward(self, x):
-            weights = torch.softmax(self.weights, dim=0)
-            return sum(w * expert(x) for w, expert in zip(weights, self.experts, strict=True))
-
-    nn.functional.mse_loss(Mixture()(torch.randn(8, 4)), torch.randn(8, 1)).backward()
-
-
-def good_attention_over_instances() -> None:
-    import torch
-    from torch import nn
-
-    score, classify = nn.Linear(4, 1), nn.Linear(4, 2)
-    bag = torch.randn(20, 4)  # one sample: a bag of 20 instances
-    weights = torch.softmax(score(bag), dim=0)
-    logits = classify((weights * bag).sum(0, keepdim=True))
-    nn.functional.cross_entropy(logits, torch.tensor([1])).backward()
-
-
-def good_one_sample() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 3).eval()
-    with torch.no_grad():
-        output = model(torch.randn(8, 4))
-    best = torch.nn.functional.softmax(output[0], dim=0).argmax(dim=-1)
-
-
-def good_classes_first() -> None:
-    import torch
-    from torch import nn
-
-    head = nn.Linear(8, 10)
-    hidden, targets = torch.randn(4, 7, 8), torch.randint(10, (4, 7))
-    log_probabilities = head(hidden).transpose(1, 2).log_softmax(dim=1)
-    nn.functional.nll_loss(log_probabilities, targets).backward()

@@ -13,6 +13,33 @@ those of each class come one after another. Labels of a stream are reported only
 could be read, and there is no `data.shuffle_buffer`.
 
 Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader
+
+Wrong:
+
+    import torch
+    from torch.utils.data import DataLoader
+    from torchvision.datasets import ImageFolder
+    from torchvision.transforms import ToTensor
+
+    loader = DataLoader(ImageFolder("images/train", ToTensor()), batch_size=32, num_workers=4)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(10))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for epoch in range(10):
+        for images, labels in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+
+Right:
+
+    import torch
+
+    import surestep
+
+    x, y = torch.randn(60, 4), torch.arange(3).repeat_interleave(20)
+    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
+    config = surestep.Config(max_steps=3, batch_size=8)
+    surestep.Trainer(task, config, run="run").fit()
 """
 
 from __future__ import annotations
@@ -49,7 +76,6 @@ _JOINED = ("torch.utils.data.ConcatDataset",)
 _JOINS = ("torch.cat", "torch.concat", "torch.hstack", "numpy.concatenate", "numpy.hstack")
 _CONSTANTS = frozenset("zeros ones full zeros_like ones_like full_like".split())
 _MIXES = re.compile(r"shuffle|perm|random_split|train_test_split|sample|Subset|choice|argsort")
-WATCH_SKIPS = ("bad_folder_of_images",)  # it needs a folder of images
 _FEWEST_SAMPLES = 30
 _MOST_SAMPLES = 20_000  # whose labels are stored
 _MOST_LOADERS = 20
@@ -239,160 +265,3 @@ def inspect(data: DataCase) -> Iterator[Remark]:
             {"labels": number, "runs": runs, "at_random": at_random},
             f"Set data.shuffle_buffer={number}." if is_of_stream else "Set data.shuffle=True.",
         )
-
-
-def bad_folder_of_images():
-    import torch
-    from torch.utils.data import DataLoader
-    from torchvision.datasets import ImageFolder
-    from torchvision.transforms import ToTensor
-
-    loader = DataLoader(ImageFolder("images/train", ToTensor()), batch_size=32, num_workers=4)
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(10))
-    optimizer = torch.optim.AdamW(model.parameters())
-    for epoch in range(10):
-        for images, labels in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(images), labels).backward()
-            optimizer.step()
-
-
-def bad_class_after_class():
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    x = torch.cat([torch.randn(20, 4) - 1, torch.randn(20, 4) + 1])
-    y = torch.cat([torch.zeros(20), torch.ones(20)])
-    loader = DataLoader(TensorDataset(x, y), batch_size=8)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x, y in loader:
-        optimizer.zero_grad()
-        torch.nn.functional.binary_cross_entropy_with_logits(model(x).squeeze(1), y).backward()
-        optimizer.step()
-
-
-def bad_joined_datasets():
-    import torch
-    from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
-
-    class Trainer:
-        def __init__(self):
-            first = TensorDataset(torch.randn(16, 4), torch.zeros(16, 1))
-            second = TensorDataset(torch.randn(16, 4), torch.ones(16, 1))
-            self.loader = DataLoader(ConcatDataset([first, second]), batch_size=8)
-            self.model = torch.nn.Linear(4, 1)
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-
-        def train_epoch(self):
-            for x, y in self.loader:
-                self.optimizer.zero_grad()
-                torch.nn.functional.mse_loss(self.model(x), y).backward()
-                self.optimizer.step()
-
-    Trainer().train_epoch()
-
-
-def bad_sorted_in_trainer():
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(60, 4), torch.arange(3).repeat_interleave(20)
-    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8, data=surestep.Data(shuffle=False))
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_shuffled_by_trainer():
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(60, 4), torch.arange(3).repeat_interleave(20)
-    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_mixed_in_trainer():
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(60, 4), torch.arange(60) % 3
-    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8, data=surestep.Data(shuffle=False))
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_shuffled():
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    x = torch.cat([torch.randn(20, 4) - 1, torch.randn(20, 4) + 1])
-    y = torch.tensor([0] * 20 + [1] * 20)
-    loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
-    model = torch.nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x, y in loader:
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-
-def good_mixed_before():
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    order = torch.randperm(40)
-    x = torch.cat([torch.randn(20, 4) - 1, torch.randn(20, 4) + 1])[order]
-    y = torch.arange(2).repeat_interleave(20)[order]
-    loader = DataLoader(TensorDataset(x, y), batch_size=8)
-    model = torch.nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x, y in loader:
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-
-def good_sampler():
-    import torch
-    from torch.utils.data import ConcatDataset, DataLoader, TensorDataset, WeightedRandomSampler
-
-    first = TensorDataset(torch.randn(16, 4), torch.zeros(16, 1))
-    second = TensorDataset(torch.randn(16, 4), torch.ones(16, 1))
-    sampler = WeightedRandomSampler(torch.ones(32), 32)
-    loader = DataLoader(ConcatDataset([first, second]), batch_size=8, sampler=sampler)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x, y in loader:
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
-
-
-def good_evaluation():
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    y = torch.cat([torch.zeros(20), torch.ones(20)])
-    loader = DataLoader(TensorDataset(torch.randn(40, 4), y), batch_size=8)
-    model = torch.nn.Linear(4, 1).eval()
-    with torch.no_grad():
-        correct = sum(((model(x).squeeze(1) > 0) == y.bool()).sum() for x, y in loader)
-
-
-def good_order_of_time():
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    series = torch.randn(40, 4).cumsum(0)
-    loader = DataLoader(TensorDataset(series[:-1], series[1:]), batch_size=8)
-    model = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x, y in loader:
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()

@@ -6,6 +6,38 @@ all epochs have the same batches in the same order. Nothing fails: the model onl
 Lightning, Accelerate and Fabric call `set_epoch` themselves. Ignore it if the order is wanted.
 
 Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+
+Wrong:
+
+    import torch
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    data = TensorDataset(torch.randn(16, 4), torch.randn(16, 1))
+    sampler = DistributedSampler(data, num_replicas=2, rank=0)
+    loader = DataLoader(data, batch_size=4, sampler=sampler)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+
+Right:
+
+    import torch
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    data = TensorDataset(torch.randn(16, 4), torch.randn(16, 1))
+    loader = DataLoader(data, 4, sampler=DistributedSampler(data, num_replicas=2, rank=0))
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
 """
 
 from __future__ import annotations
@@ -31,7 +63,6 @@ FIX = "Call sampler.set_epoch(epoch) at the start of each epoch."
 _SAMPLER = "DistributedSampler"
 _FEWEST = 3  # epochs: a search of the learning rate may be before the first
 _MOST = 20  # loaders
-WATCH_SKIPS = ("good_accelerate",)  # it needs a library
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -129,126 +160,3 @@ class Watch(Watcher):
                     epochs.since_step,
                     {"epochs": passes, "number": epochs.number},
                 )
-
-
-def bad_epochs():
-    import torch
-    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-    data = TensorDataset(torch.randn(16, 4), torch.randn(16, 1))
-    sampler = DistributedSampler(data, num_replicas=2, rank=0)
-    loader = DataLoader(data, batch_size=4, sampler=sampler)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for epoch in range(3):
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-
-
-def bad_in_functions():
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-    from torch.utils.data.distributed import DistributedSampler
-
-    def make_loader(data, rank):
-        sampler = DistributedSampler(data, num_replicas=2, rank=rank, shuffle=True, seed=1)
-        return DataLoader(data, 4, sampler=sampler, drop_last=True)
-
-    def train_epoch(model, loader, optimizer):
-        for index, (x, y) in enumerate(loader):
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = make_loader(TensorDataset(torch.randn(16, 4), torch.randn(16, 1)), rank=0)
-    for _ in range(3):
-        train_epoch(model, loader, optimizer)
-
-
-def bad_only_when_distributed():
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-    from torch.utils.data.distributed import DistributedSampler
-
-    class Trainer:
-        def __init__(self, world_size=1):
-            data = TensorDataset(torch.randn(16, 4), torch.randn(16, 1))
-            many = DistributedSampler(data, num_replicas=2, rank=0) if world_size > 1 else None
-            self.loader = DataLoader(data, batch_size=4, sampler=many, shuffle=many is None)
-            self.model = torch.nn.Linear(4, 1)
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-
-        def fit(self, epochs=3):
-            for _ in range(epochs):
-                for x, y in self.loader:
-                    self.optimizer.zero_grad()
-                    torch.nn.functional.mse_loss(self.model(x), y).backward()
-                    self.optimizer.step()
-
-    Trainer(world_size=2).fit()
-
-
-def good_set_epoch():
-    import torch
-    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-    data = TensorDataset(torch.randn(16, 4), torch.randn(16, 1))
-    loader = DataLoader(data, 4, sampler=DistributedSampler(data, num_replicas=2, rank=0))
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for epoch in range(3):
-        loader.sampler.set_epoch(epoch)
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-
-
-def good_one_epoch():
-    import torch
-    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-    data = TensorDataset(torch.randn(16, 4), torch.randn(16, 1))
-    loader = DataLoader(data, 4, sampler=DistributedSampler(data, num_replicas=2, rank=0))
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x, y in loader:
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
-
-
-def good_evaluation():
-    import torch
-    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-    data = TensorDataset(torch.randn(16, 4), torch.randn(16, 1))
-    loader = DataLoader(data, 4, sampler=DistributedSampler(data, num_replicas=2, rank=0))
-    model = torch.nn.Linear(4, 1).eval()
-    for _ in range(3):
-        with torch.no_grad():
-            total = sum(torch.nn.functional.mse_loss(model(x), y) for x, y in loader)
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(total)
-
-
-def good_accelerate():
-    import torch
-    from accelerate import Accelerator
-    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-    accelerator = Accelerator(cpu=True)
-    data = TensorDataset(torch.randn(16, 4), torch.randn(16, 1))
-    loader = DataLoader(data, 4, sampler=DistributedSampler(data, num_replicas=1, rank=0))
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    for _ in range(3):
-        for x, y in loader:
-            optimizer.zero_grad()
-            accelerator.backward(torch.nn.functional.mse_loss(model(x), y))
-            optimizer.step()

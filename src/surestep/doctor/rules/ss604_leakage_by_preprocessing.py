@@ -14,6 +14,34 @@ as Normalizer, learn nothing of this kind and are not reported. Ignore it if all
 model will ever see are known, labels aside.
 
 Source: https://scikit-learn.org/stable/common_pitfalls.html#data-leakage
+
+Wrong:
+
+    import numpy as np
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import train_test_split
+    from sklearn.preprocessing import StandardScaler
+
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(40, 3)), rng.integers(2, size=40)
+    X = StandardScaler().fit_transform(X)
+    X_train, X_test, y_train, y_test = train_test_split(X, y, test_size=0.25, random_state=0)
+    print(LogisticRegression().fit(X_train, y_train).score(X_test, y_test))
+
+Right:
+
+    import matplotlib.pyplot as plt
+    from sklearn.datasets import load_iris
+    from sklearn.decomposition import PCA
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import train_test_split
+
+    x, y = load_iris(return_X_y=True)
+    x_train, x_test, y_train, y_test = train_test_split(x, y, random_state=0)
+    print(LogisticRegression(max_iter=500).fit(x_train, y_train).score(x_test, y_test))
+    pca = PCA(2).fit(x)
+    plt.scatter(*pca.transform(x_train).T)
+    plt.scatter(*pca.transform(x_test).T)
 """
 
 import ast
@@ -268,228 +296,3 @@ def _is_slice(value: Item, split: Split) -> bool:
     """Return whether a value is `X[:n]` of data that is split by slices."""
     is_slice = isinstance(value.node, ast.Subscript) and isinstance(value.node.slice, ast.Slice)
     return is_slice and split.event.kind == "store" and value.base is split.data[0]
-
-
-def bad_scaler_before_the_split():
-    import numpy as np
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import train_test_split
-    from sklearn.preprocessing import StandardScaler
-
-    rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(40, 3)), rng.integers(2, size=40)
-    X = StandardScaler().fit_transform(X)
-    X_train, X_test, y_train, y_test = train_test_split(X, y, test_size=0.25, random_state=0)
-    print(LogisticRegression().fit(X_train, y_train).score(X_test, y_test))
-
-
-def bad_selection_before_cross_validation():
-    import numpy as np
-    from sklearn.feature_selection import SelectPercentile
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import cross_val_score
-
-    rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(40, 50)), rng.integers(2, size=40)
-    selector = SelectPercentile(percentile=10)
-    selector.fit(X, y)
-    X_selected = selector.transform(X)
-    print(cross_val_score(LogisticRegression(), X_selected, y, cv=4).mean())
-
-
-def bad_columns_of_a_table():
-    import numpy as np
-    import pandas as pd
-    from sklearn.model_selection import train_test_split
-    from sklearn.preprocessing import MinMaxScaler
-
-    df = pd.DataFrame(np.random.default_rng(0).normal(size=(40, 3)), columns=["a", "b", "y"])
-    scaler = MinMaxScaler()
-    df[["a", "b"]] = scaler.fit_transform(df[["a", "b"]])
-    train, test = train_test_split(df, test_size=0.25, random_state=0)
-
-
-def bad_tensors_of_scaled_data():
-    import numpy as np
-    import torch
-    from sklearn.decomposition import PCA
-    from torch.utils.data import TensorDataset, random_split
-
-    rng = np.random.default_rng(0)
-    data, labels = rng.normal(size=(40, 6)), rng.integers(2, size=40)
-    reduced = PCA(n_components=2).fit_transform(data)
-    dataset = TensorDataset(torch.tensor(reduced), torch.tensor(labels))
-    train_set, val_set = random_split(dataset, [30, 10])
-
-
-def bad_fit_on_everything():
-    import numpy as np
-    from sklearn.model_selection import train_test_split
-    from sklearn.preprocessing import StandardScaler
-
-    rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(40, 3)), rng.integers(2, size=40)
-    scaler = StandardScaler().fit(X)
-    split = train_test_split(X, y, random_state=0)
-    X_train, X_test = scaler.transform(split[0]), scaler.transform(split[1])
-
-
-def bad_in_a_dataset():
-    import numpy as np
-    import torch
-    from sklearn.preprocessing import RobustScaler
-    from torch.utils.data import Dataset, random_split
-
-    class Table(Dataset):
-        def __init__(self, X, y) -> None:
-            self.X = torch.tensor(RobustScaler().fit_transform(X))
-            self.y = torch.tensor(y)
-
-        def __len__(self):
-            return len(self.y)
-
-        def __getitem__(self, index):
-            return self.X[index], self.y[index]
-
-    rng = np.random.default_rng(0)
-    dataset = Table(rng.normal(size=(40, 3)), rng.integers(2, size=40))
-    train_set, test_set = random_split(dataset, [30, 10])
-
-
-def bad_slices():
-    import numpy as np
-    from sklearn.impute import SimpleImputer
-
-    X = np.random.default_rng(0).normal(size=(40, 3))
-    X[3, 1] = np.nan
-    X = SimpleImputer().fit_transform(X)
-    n = 30
-    X_train = X[:n]
-    X_test = X[n:]
-
-
-def bad_fit_on_everything_after_the_split():
-    import numpy as np
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import train_test_split
-    from sklearn.preprocessing import StandardScaler
-
-    rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(40, 3)), rng.integers(2, size=40)
-    X_train, X_test, y_train, y_test = train_test_split(X, y, random_state=0)
-    scaler = StandardScaler()
-    scaler.fit(X)
-    X_train, X_test = scaler.transform(X_train), scaler.transform(X_test)
-    print(LogisticRegression().fit(X_train, y_train).score(X_test, y_test))
-
-
-def bad_fit_inside_the_folds():
-    import numpy as np
-    from sklearn.decomposition import PCA
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import KFold
-
-    rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(40, 9)), rng.integers(2, size=40)
-    for train, test in KFold(4).split(X):
-        reduced = PCA(2).fit_transform(X)
-        X_train, X_test = reduced[train], reduced[test]
-        print(LogisticRegression().fit(X_train, y[train]).score(X_test, y[test]))
-
-
-def good_fitted_for_a_picture():
-    import matplotlib.pyplot as plt
-    from sklearn.datasets import load_iris
-    from sklearn.decomposition import PCA
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import train_test_split
-
-    x, y = load_iris(return_X_y=True)
-    x_train, x_test, y_train, y_test = train_test_split(x, y, random_state=0)
-    print(LogisticRegression(max_iter=500).fit(x_train, y_train).score(x_test, y_test))
-    pca = PCA(2).fit(x)
-    plt.scatter(*pca.transform(x_train).T)
-    plt.scatter(*pca.transform(x_test).T)
-
-
-def good_split_first():
-    import numpy as np
-    from sklearn.model_selection import train_test_split
-    from sklearn.preprocessing import StandardScaler
-
-    rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(40, 3)), rng.integers(2, size=40)
-    X_train, X_test, y_train, y_test = train_test_split(X, y, random_state=0)
-    scaler = StandardScaler()
-    X_train = scaler.fit_transform(X_train)
-    X_test = scaler.transform(X_test)
-    X_fit, X_val = train_test_split(X_train, random_state=0)
-
-
-def good_pipeline():
-    import numpy as np
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import cross_val_score
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(40, 3)), rng.integers(2, size=40)
-    model = make_pipeline(StandardScaler(), LogisticRegression())
-    print(cross_val_score(model, X, y, cv=4).mean())
-
-
-def good_names_of_classes():
-    import numpy as np
-    from sklearn.model_selection import train_test_split
-    from sklearn.preprocessing import LabelEncoder, Normalizer
-
-    X = np.random.default_rng(0).normal(size=(40, 3))
-    y = LabelEncoder().fit_transform(["cat", "dog"] * 20)
-    X = Normalizer().fit_transform(X)  # scales each sample by itself
-    X_train, X_test, y_train, y_test = train_test_split(X, y, random_state=0)
-
-
-def good_fold_by_fold():
-    import numpy as np
-    from sklearn.model_selection import KFold
-    from sklearn.preprocessing import StandardScaler
-
-    X = np.random.default_rng(0).normal(size=(40, 3))
-    for train, test in KFold(4).split(X):
-        scaler = StandardScaler().fit(X[train])
-        X_train, X_test = scaler.transform(X[train]), scaler.transform(X[test])
-
-
-def good_after_the_evaluation():
-    import numpy as np
-    from sklearn.model_selection import train_test_split
-    from sklearn.preprocessing import StandardScaler
-
-    X = np.random.default_rng(0).normal(size=(40, 3))
-    X_train, X_test = train_test_split(X, random_state=0)
-    scaler = StandardScaler().fit(X_train)
-    X_train, X_test = scaler.transform(X_train), scaler.transform(X_test)
-    final = StandardScaler().fit(X)
-    everything = final.transform(X)
-
-
-def bad_mean_by_hand():
-    import torch
-    from torch.utils.data import TensorDataset, random_split
-
-    X = torch.randn(40, 3)
-    X = (X - X.mean(dim=0)) / X.std(dim=0)
-    train_set, val_set = random_split(TensorDataset(X), [30, 10])
-
-
-def bad_scaler_fitted_again():
-    import numpy as np
-    import torch
-    from sklearn.model_selection import train_test_split
-    from sklearn.preprocessing import StandardScaler
-
-    X_train, X_test = train_test_split(np.random.rand(40, 3), test_size=0.25)
-    scaler = StandardScaler()
-    train = torch.tensor(scaler.fit_transform(X_train))
-    test = torch.tensor(scaler.fit_transform(X_test))

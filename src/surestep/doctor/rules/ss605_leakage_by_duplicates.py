@@ -20,6 +20,33 @@ Ignore it if you validate on the training data on purpose, such as to see whethe
 a few samples.
 
 Source: https://arxiv.org/abs/2207.07048
+
+Wrong:
+
+    import torch
+
+    import surestep
+
+    x = torch.randn(64, 4)
+    data = (x, x.sum(1, keepdim=True))
+    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=data, val=data)
+    config = surestep.Config(max_steps=3, batch_size=8)
+    surestep.Trainer(task, config, run="run").fit()
+
+Right:
+
+    import torch
+
+    import surestep
+
+    x = torch.randn(64, 4)
+    y = x.sum(1, keepdim=True)
+    patients = [f"patient {index // 4}" for index in range(64)]
+    groups = {"train": patients[:48], "val": patients[48:]}
+    train, val = (x[:48], y[:48]), (x[48:], y[48:])
+    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=train, val=val, groups=groups)
+    config = surestep.Config(max_steps=3, batch_size=8)
+    surestep.Trainer(task, config, run="run").fit()
 """
 
 from __future__ import annotations
@@ -228,261 +255,3 @@ class Watch(Watcher):
                     seen.since_step,
                     {"samples": seen.samples, "same": seen.same},
                 )
-
-
-def bad_same_tensors() -> None:
-    import torch
-
-    import surestep
-
-    x = torch.randn(64, 4)
-    data = (x, x.sum(1, keepdim=True))
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=data, val=data)
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def bad_copy() -> None:
-    import torch
-
-    import surestep
-
-    x = torch.randn(64, 4)
-    y = x.sum(1, keepdim=True)
-    val = (x.clone(), y.clone())
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=(x, y), val=val)
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def bad_same_dataset() -> None:
-    import torch
-
-    import surestep
-
-    x = torch.randn(64, 4)
-    data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
-    val = {"old": torch.utils.data.Subset(data, range(64)), "new": data}
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=data, val=val)
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def bad_oversampled_before_the_split() -> None:
-    import torch
-
-    import surestep
-
-    x = torch.randn(64, 4).repeat(2, 1)
-    order = torch.randperm(128)
-    x, y = x[order], x[order].sum(1, keepdim=True)
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=(x[:96], y[:96]), val=(x[96:], y[96:]))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def bad_augmented_before_the_split() -> None:
-    import torch
-
-    import surestep
-
-    images = torch.rand(40, 3, 8, 8).repeat(2, 1, 1, 1)
-    images += 1e-4 * torch.randn_like(images)
-    labels = torch.arange(2).repeat(40)
-    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2))
-    train, val = (images[:60], labels[:60]), (images[60:], labels[60:])
-    task = surestep.Task(net, "multiclass", train=train, val=val)
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def bad_texts_with_a_changed_word() -> None:
-    import torch
-
-    import surestep
-
-    texts = torch.randint(2, 500, (40, 120)).repeat(2, 1)
-    texts[40:, 7] = 1
-    labels = torch.arange(2).repeat(40)
-    net = torch.nn.Sequential(
-        torch.nn.Embedding(500, 4), torch.nn.Flatten(), torch.nn.Linear(480, 2)
-    )
-    train, val = (texts[:50], labels[:50]), (texts[50:], labels[50:])
-    task = surestep.Task(net, "multiclass", train=train, val=val)
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def bad_split_inside_groups() -> None:
-    import torch
-
-    import surestep
-
-    x = torch.randn(64, 4)
-    y = x.sum(1, keepdim=True)
-    patients = torch.arange(64) // 5  # the samples of patient 9 are in both parts
-    groups = {"train": patients[:48], "val": patients[48:]}
-    train, val = (x[:48], y[:48]), (x[48:], y[48:])
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=train, val=val, groups=groups)
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_split_between_groups() -> None:
-    import torch
-
-    import surestep
-
-    x = torch.randn(64, 4)
-    y = x.sum(1, keepdim=True)
-    patients = [f"patient {index // 4}" for index in range(64)]
-    groups = {"train": patients[:48], "val": patients[48:]}
-    train, val = (x[:48], y[:48]), (x[48:], y[48:])
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=train, val=val, groups=groups)
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_categories() -> None:
-    import torch
-
-    import surestep
-
-    x = torch.randint(3, (96, 4)).float()  # 81 possible rows
-    y = x.sum(1, keepdim=True)
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=(x[:64], y[:64]), val=(x[64:], y[64:]))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_augmented_when_read():
-    import torch
-
-    import surestep
-
-    class Noisy(torch.utils.data.Dataset):
-        def __init__(self, rows):
-            self.rows = rows
-
-        def __len__(self):
-            return len(self.rows)
-
-        def __getitem__(self, index):
-            row = self.rows[index] + 0.1 * torch.randn(4)
-            return row, row.sum(0, keepdim=True)
-
-    rows = torch.randn(96, 4)
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=Noisy(rows[:64]), val=Noisy(rows[64:]))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_split() -> None:
-    import torch
-
-    import surestep
-
-    x = torch.randn(64, 4)
-    y = x.sum(1, keepdim=True)
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=(x[:48], y[:48]), val=(x[48:], y[48:]))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_random_split() -> None:
-    import torch
-
-    import surestep
-
-    x = torch.randn(64, 4)
-    data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
-    train, val = torch.utils.data.random_split(data, [48, 16])
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=train, val=val)
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def bad_validation_from_the_training_data():
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    x = torch.randn(96, 4)
-    y = x.sum(1, keepdim=True)
-    train_loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True)
-    val_loader = DataLoader(TensorDataset(x[64:], y[64:]), batch_size=16)  # not removed from train
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for epoch in range(2):
-        model.train()
-        for inputs, targets in train_loader:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(inputs), targets).backward()
-            optimizer.step()
-        model.eval()
-        with torch.no_grad():
-            errors = [(model(inputs) - targets).abs().mean() for inputs, targets in val_loader]
-
-
-def good_folds():
-    import torch
-    from torch.utils.data import DataLoader, Subset, TensorDataset
-
-    x = torch.randn(96, 4)
-    data = TensorDataset(x, x.sum(1, keepdim=True))
-    for fold in range(3):
-        held_out = [index for index in range(96) if index % 3 == fold]
-        others = [index for index in range(96) if index % 3 != fold]
-        train_loader = DataLoader(Subset(data, others), batch_size=16, shuffle=True)
-        val_loader = DataLoader(Subset(data, held_out), batch_size=16)
-        model = torch.nn.Linear(4, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for inputs, targets in train_loader:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(inputs), targets).backward()
-            optimizer.step()
-        model.eval()
-        with torch.no_grad():
-            for inputs, targets in val_loader:
-                error = (model(inputs) - targets).abs().mean()
-
-
-def good_training_accuracy_too():
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset, random_split
-
-    x = torch.randn(96, 4)
-    train_set, val_set = random_split(TensorDataset(x, x.sum(1, keepdim=True)), [64, 32])
-    loaders = {"train": DataLoader(train_set, 16), "validation": DataLoader(val_set, 16)}
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for epoch in range(2):
-        model.train()
-        for inputs, targets in DataLoader(train_set, batch_size=16, shuffle=True):
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(inputs), targets).backward()
-            optimizer.step()
-        model.eval()
-        with torch.no_grad():
-            for name, loader in loaders.items():
-                errors = [(model(inputs) - targets).abs().mean() for inputs, targets in loader]
-
-
-def good_categories_in_a_loop():
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    x = torch.randint(2, (400, 6)).float()
-    y = x.sum(1, keepdim=True)
-    train_loader = DataLoader(TensorDataset(x[:320], y[:320]), batch_size=32, shuffle=True)
-    val_loader = DataLoader(TensorDataset(x[320:], y[320:]), batch_size=32)
-    model = torch.nn.Linear(6, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for epoch in range(2):
-        for inputs, targets in train_loader:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(inputs), targets).backward()
-            optimizer.step()
-        model.eval()
-        with torch.no_grad():
-            errors = [(model(inputs) - targets).abs().mean() for inputs, targets in val_loader]
-        model.train()

@@ -13,6 +13,37 @@ A run of Trainer is checked if the Task says the time of each sample,
 on is one whose future the model has seen.
 
 Source: https://scikit-learn.org/stable/modules/cross_validation.html#time-series-split
+
+Wrong:
+
+    import torch
+    from torch.utils.data import TensorDataset, random_split
+
+    series, length = torch.randn(100), 10
+    X = torch.stack([series[i : i + length] for i in range(len(series) - length)])
+    y = torch.stack([series[i + length] for i in range(len(series) - length)])
+    train_set, val_set = random_split(TensorDataset(X, y), [70, 20])
+
+Right:
+
+    import datetime
+
+    import torch
+
+    import surestep
+
+    x = torch.randn(64, 4)
+    y = x.sum(1, keepdim=True)
+    days = [datetime.date(2024, 1, 1) + datetime.timedelta(days=index) for index in range(64)]
+    task = surestep.Task(
+        torch.nn.Linear(4, 1),
+        "mse",
+        train=(x[:48], y[:48]),
+        val=(x[48:], y[48:]),
+        times={"train": days[:48], "val": days[48:]},
+    )
+    config = surestep.Config(max_steps=3, batch_size=8)
+    surestep.Trainer(task, config, run="run").fit()
 """
 
 from __future__ import annotations
@@ -43,8 +74,6 @@ if TYPE_CHECKING:
 
 SEVERITY = "error"
 FIX = "Split the series by time first, and make the windows of each part: train = series[:n]."
-CHECK_SKIPS = ("bad_subsets_at_random",)
-WATCH_SKIPS = ("bad_list_of_windows", "bad_dataset_of_windows", "bad_loop")  # they train nothing
 _PART = 3  # times that are compared at once: single values are equal by chance
 _FEWEST_TIMES = 2 * _PART
 _MOST_SAMPLES = 64  # of a batch
@@ -245,217 +274,3 @@ def _digest_windows(tensor: Tensor) -> _Windows | None:
     spans = [(first * size, (first + _PART) * size) for first in range(times - _PART + 1)]
     parts = [[hash(row[start:end]) for start, end in spans] for row in rows]
     return _Windows([hash(row) for row in rows], parts)
-
-
-def bad_list_of_windows():
-    import torch
-    from torch.utils.data import TensorDataset, random_split
-
-    series, length = torch.randn(100), 10
-    X = torch.stack([series[i : i + length] for i in range(len(series) - length)])
-    y = torch.stack([series[i + length] for i in range(len(series) - length)])
-    train_set, val_set = random_split(TensorDataset(X, y), [70, 20])
-
-
-def bad_dataset_of_windows():
-    import torch
-    from torch.utils.data import Dataset, random_split
-
-    class Windows(Dataset):
-        def __init__(self, series, length) -> None:
-            self.series, self.length = series, length
-
-        def __len__(self):
-            return len(self.series) - self.length
-
-        def __getitem__(self, i):
-            return self.series[i : i + self.length], self.series[i + self.length]
-
-    train_set, val_set = random_split(Windows(torch.randn(100), 10), [0.8, 0.2])
-
-
-def bad_loop():
-    import numpy as np
-    from sklearn.model_selection import train_test_split
-
-    def make_windows(series, n_steps):
-        X, y = [], []
-        for i in range(len(series) - n_steps):
-            X.append(series[i : i + n_steps])
-            y.append(series[i + n_steps])
-        return np.array(X), np.array(y)
-
-    X, y = make_windows(np.random.randn(100), 5)
-    X_train, X_test, y_train, y_test = train_test_split(X, y, test_size=0.2, random_state=0)
-
-
-def bad_random_split_of_days() -> None:
-    import torch
-
-    import surestep
-
-    x = torch.randn(64, 4)
-    y = x.sum(1, keepdim=True)
-    order = torch.randperm(64)
-    train, val = order[:48], order[48:]
-    task = surestep.Task(
-        torch.nn.Linear(4, 1),
-        "mse",
-        train=(x[train], y[train]),
-        val=(x[val], y[val]),
-        times={"train": train, "val": val},
-    )
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_split_by_date() -> None:
-    import datetime
-
-    import torch
-
-    import surestep
-
-    x = torch.randn(64, 4)
-    y = x.sum(1, keepdim=True)
-    days = [datetime.date(2024, 1, 1) + datetime.timedelta(days=index) for index in range(64)]
-    task = surestep.Task(
-        torch.nn.Linear(4, 1),
-        "mse",
-        train=(x[:48], y[:48]),
-        val=(x[48:], y[48:]),
-        times={"train": days[:48], "val": days[48:]},
-    )
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_by_time():
-    import numpy as np
-    from sklearn.model_selection import train_test_split
-
-    series, n = np.random.randn(100), 5
-    X = np.array([series[i : i + n] for i in range(len(series) - n)])
-    y = np.array([series[i + n] for i in range(len(series) - n)])
-    X_train, X_test, y_train, y_test = train_test_split(X, y, shuffle=False)
-
-
-def good_apart():
-    import torch
-    from torch.utils.data import TensorDataset, random_split
-
-    series, length = torch.randn(100), 10
-    chunks = torch.stack([series[i : i + length] for i in range(0, 100, length)])
-    train_set, val_set = random_split(TensorDataset(chunks), [8, 2])
-
-
-def good_split_first():
-    import torch
-    from torch.utils.data import Dataset
-
-    class Windows(Dataset):
-        def __init__(self, series, length) -> None:
-            self.series, self.length = series, length
-
-        def __len__(self):
-            return len(self.series) - self.length
-
-        def __getitem__(self, i):
-            return self.series[i : i + self.length], self.series[i + self.length]
-
-    series = torch.randn(100)
-    train_set, val_set = Windows(series[:80], 10), Windows(series[80:], 10)
-
-
-def good_chunks_of_a_text():
-    import torch
-    from torch.utils.data import Dataset, random_split
-
-    class Chunks(Dataset):
-        def __init__(self, tokens, length) -> None:
-            self.tokens, self.length = tokens, length
-
-        def __len__(self):
-            return len(self.tokens) // self.length
-
-        def __getitem__(self, index):
-            index = index * self.length
-            return self.tokens[index : index + self.length]
-
-    train_set, val_set = random_split(Chunks(torch.randint(9, (100,)), 10), [8, 2])
-
-
-def bad_subsets_at_random():
-    import torch
-    from torch.utils.data import DataLoader, Dataset, Subset
-
-    class Windows(Dataset):
-        def __init__(self, series):
-            self.series = series
-
-        def __len__(self):
-            return len(self.series) - 12
-
-        def __getitem__(self, index):
-            return self.series[index : index + 12], self.series[index + 12]
-
-    data = Windows(torch.randn(300).cumsum(0))
-    order = torch.randperm(len(data)).tolist()
-    train = DataLoader(Subset(data, order[:220]), 22, shuffle=True)
-    val = DataLoader(Subset(data, order[220:]), 34)
-    model = torch.nn.Linear(12, 1)
-    optimizer = torch.optim.Adam(model.parameters())
-    for _ in range(2):
-        for x, y in train:
-            optimizer.zero_grad()
-            (model(x).squeeze(1) - y).pow(2).mean().backward()
-            optimizer.step()
-        with torch.no_grad():
-            print(sum((model(x).squeeze(1) - y).pow(2).sum() for x, y in val))
-
-
-def good_subsets_by_time():
-    import torch
-    from torch.utils.data import DataLoader, Dataset, Subset
-
-    class Windows(Dataset):
-        def __init__(self, series):
-            self.series = series
-
-        def __len__(self):
-            return len(self.series) - 12
-
-        def __getitem__(self, index):
-            return self.series[index : index + 12], self.series[index + 12]
-
-    data = Windows(torch.randn(300).cumsum(0))
-    train = DataLoader(Subset(data, range(220)), 22, shuffle=True)
-    val = DataLoader(Subset(data, range(220, 288)), 34)
-    model = torch.nn.Linear(12, 1)
-    optimizer = torch.optim.Adam(model.parameters())
-    for _ in range(2):
-        for x, y in train:
-            optimizer.zero_grad()
-            (model(x).squeeze(1) - y).pow(2).mean().backward()
-            optimizer.step()
-        with torch.no_grad():
-            print(sum((model(x).squeeze(1) - y).pow(2).sum() for x, y in val))
-
-
-def good_sequences_with_padding():
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    x, y = torch.randn(300, 12, 3), torch.randn(300, 1)
-    x[:, 8:] = 0  # after the end of each sequence
-    train = DataLoader(TensorDataset(x[:220], y[:220]), 22, shuffle=True)
-    val = DataLoader(TensorDataset(x[220:], y[220:]), 40)
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 1))
-    optimizer = torch.optim.Adam(model.parameters())
-    for _ in range(2):
-        for x, y in train:
-            optimizer.zero_grad()
-            (model(x) - y).pow(2).mean().backward()
-            optimizer.step()
-        with torch.no_grad():
-            print(sum((model(x) - y).pow(2).sum() for x, y in val))

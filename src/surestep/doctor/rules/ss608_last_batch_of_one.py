@@ -6,6 +6,35 @@ With one image or with two samples it computes one of so few values that the out
 running statistics are noise.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.BatchNorm1d.html
+
+Wrong:
+
+    import torch
+
+    import surestep
+
+    x, y = torch.randn(33, 3, 4, 4), torch.arange(33) % 3
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3),
+        torch.nn.BatchNorm2d(4),
+        torch.nn.Flatten(),
+        torch.nn.Linear(16, 3),
+    )
+    task = surestep.Task(net, "multiclass", train=(x, y))
+    config = surestep.Config(max_steps=3, batch_size=8)
+    surestep.Trainer(task, config, run="run").fit()
+
+Right:
+
+    import torch
+
+    import surestep
+
+    x, y = torch.randn(33, 4), torch.arange(33) % 3
+    net = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
+    task = surestep.Task(net, "multiclass", train=(x, y))
+    config = surestep.Config(max_steps=3, batch_size=8, data=surestep.Data(drop_last=True))
+    surestep.Trainer(task, config, run="run").fit()
 """
 
 from __future__ import annotations
@@ -26,7 +55,6 @@ if TYPE_CHECKING:
 
 SEVERITY = "warning"
 FIX = "Set drop_last=True (data.drop_last in a Config), or another batch size."
-ALSO = ("SS116",)  # a micro-batch may be small too
 _FEW = 2  # samples
 _USUAL = 4  # a batch size above which so few samples are not meant
 _MOST_LOADERS = 20
@@ -127,126 +155,3 @@ class Watch(Watcher):
                     rests.first,
                     {"samples": rests.size, "layers": rests.layers},
                 )
-
-
-def bad_one_image():
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(33, 3, 4, 4), torch.arange(33) % 3
-    net = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 4, 3),
-        torch.nn.BatchNorm2d(4),
-        torch.nn.Flatten(),
-        torch.nn.Linear(16, 3),
-    )
-    task = surestep.Task(net, "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def bad_two_rows():
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(34, 4), torch.arange(34) % 3
-    net = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
-    task = surestep.Task(net, "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def bad_micro_batch():
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(38, 4), torch.arange(38) % 3
-    net = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
-    task = surestep.Task(net, "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=16, micro_batch_size=4)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_dropped():
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(33, 4), torch.arange(33) % 3
-    net = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
-    task = surestep.Task(net, "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8, data=surestep.Data(drop_last=True))
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_multiple():
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(40, 4), torch.arange(40) % 3
-    net = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
-    task = surestep.Task(net, "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_without_batch_norm():
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(33, 4), torch.arange(33) % 3
-    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def bad_rest_of_one_in_a_loop():
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader, TensorDataset
-
-    images, labels = torch.randn(33, 3, 8, 8), torch.randint(2, (33,))
-    loader = DataLoader(TensorDataset(images, labels), batch_size=8, shuffle=True)
-    model = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)
-    )
-    optimizer = torch.optim.Adam(model.parameters())
-    for epoch in range(2):
-        for x, y in loader:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-
-
-def good_frozen_batch_norm_in_a_loop():
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(33, 4), torch.randint(2, (33,)))
-    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)).train()
-    model[1].eval()
-    optimizer = torch.optim.Adam(model.parameters())
-    for x, y in DataLoader(data, batch_size=8, shuffle=True):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-
-def good_dropped_in_a_loop():
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(34, 4), torch.randint(2, (34,)))
-    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
-    optimizer = torch.optim.Adam(model.parameters())
-    for x, y in DataLoader(data, batch_size=8, shuffle=True, drop_last=True):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()

@@ -9,6 +9,30 @@ Columns are reported of tables of up to 64 columns only, and scales if the model
 a normalization.
 
 Source: https://developers.google.com/machine-learning/crash-course/numerical-data/normalization
+
+Wrong:
+
+    import torch
+
+    import surestep
+
+    x, y = torch.randn(60, 4), torch.arange(60) % 3
+    x[50, 2] = torch.nan
+    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
+    config = surestep.Config(max_steps=2, batch_size=8, data=surestep.Data(shuffle=False))
+    surestep.Trainer(task, config, run="run").fit()
+
+Right:
+
+    import torch
+
+    import surestep
+
+    x, y = 1e6 * torch.randn(60, 4), torch.arange(60) % 3
+    x = (x - x.mean(0)) / x.std(0)
+    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
+    config = surestep.Config(max_steps=3, batch_size=8)
+    surestep.Trainer(task, config, run="run").fit()
 """
 
 from __future__ import annotations
@@ -29,7 +53,6 @@ if TYPE_CHECKING:
     from surestep.doctor.data_case import DataCase
 
 SEVERITY = "warning"
-ALSO = ("SS408",)  # of such inputs, the loss is NaN
 FIX = "Standardize the columns: subtract their mean and divide by their standard deviation."
 _TIMES = 1e4  # the largest standard deviation by the smallest
 _FEWEST = 50  # samples
@@ -216,161 +239,3 @@ def _has_failed(values: Tensor) -> Tensor:
         if total.isfinite():
             return torch.zeros_like(total, dtype=torch.bool)
     return ~values.isfinite().all()
-
-
-def bad_not_a_number():
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(60, 4), torch.arange(60) % 3
-    x[50, 2] = torch.nan
-    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=2, batch_size=8, data=surestep.Data(shuffle=False))
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def bad_scales():
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(60, 4), torch.arange(60) % 3
-    x[:, 1] *= 1e-6  # a column in other units
-    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=2, batch_size=8, max_grad_norm="off")
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def bad_constant_column():
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(60, 4), torch.arange(60) % 3
-    x[:, 3] = 7.0
-    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_standardized():
-    import torch
-
-    import surestep
-
-    x, y = 1e6 * torch.randn(60, 4), torch.arange(60) % 3
-    x = (x - x.mean(0)) / x.std(0)
-    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_normalized_by_the_model():
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(60, 4), torch.arange(60) % 3
-    x[:, 1] *= 1e-6
-    net = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
-    task = surestep.Task(net, "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_images():
-    import torch
-
-    import surestep
-
-    x, y = torch.rand(60, 1, 4, 4), torch.arange(60) % 3
-    x[:, :, 0] = 0  # the border
-    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
-    task = surestep.Task(net, "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_flat_images():
-    import torch
-
-    import surestep
-
-    images, y = torch.rand(60, 12, 12), torch.arange(60) % 3
-    images[:, 0] = 0  # the border
-    images[:, 1] *= 1e-6
-    x = images.flatten(1)
-    task = surestep.Task(torch.nn.Linear(144, 3), "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def bad_missing_values_in_a_loop():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(6):
-        x, y = torch.randn(16, 4), torch.randn(16, 1)
-        if step == 3:
-            x[5, 2] = float("nan")
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
-
-
-def bad_scales_in_a_loop():
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
-
-        def forward(self, x):
-            return self.layers(x)
-
-    net = Net()
-    optimizer = torch.optim.Adam(net.parameters())
-    for _ in range(10):
-        x = torch.randn(16, 3) * torch.tensor([1e5, 1.0, 1e-2])
-        optimizer.zero_grad()
-        nn.functional.mse_loss(net(x), x[:, 1:2] ** 2).backward()
-        optimizer.step()
-
-
-def good_missing_values_are_filled_in_by_the_model():
-    import torch
-    from torch import nn
-
-    class Imputed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.out = nn.Linear(8, 1)
-
-        def forward(self, x):
-            return self.out(torch.cat([x.nan_to_num(), x.isnan().float()], 1))
-
-    model = Imputed()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(6):
-        x = torch.randn(16, 4)
-        x[torch.rand(16, 4) < 0.1] = float("nan")
-        optimizer.zero_grad()
-        model(x).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_normalized_first_in_a_loop():
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
-    optimizer = torch.optim.Adam(model.parameters())
-    for _ in range(10):
-        x = torch.randn(16, 3) * torch.tensor([1e5, 1.0, 1e-2])
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), x[:, 1:2] + torch.randn(16, 1)).backward()
-        optimizer.step()

@@ -13,6 +13,33 @@ read, and the model learns to answer it without its inputs. If nearly all have o
 accuracy of that answer is shown, since a metric below it is worth nothing.
 
 Source: https://scikit-learn.org/stable/modules/generated/sklearn.utils.shuffle.html
+
+Wrong:
+
+    import numpy as np
+    import torch
+    from torch.utils.data import TensorDataset
+
+    X, y = np.random.randn(20, 4), np.random.randint(2, size=20)
+    np.random.shuffle(X)
+    np.random.shuffle(y)
+    data = TensorDataset(torch.tensor(X), torch.tensor(y))
+
+Right:
+
+    import torch
+    from torch import nn
+
+    points, out = nn.Linear(3, 16), nn.Linear(16, 1)
+    optimizer = torch.optim.Adam([*points.parameters(), *out.parameters()], lr=1e-3)
+    for _ in range(20):
+        cloud = torch.randn(32, 3)
+        radius = cloud.norm(dim=1).max().view(1)
+        shuffled = cloud[torch.randperm(32)]  # the order of points does not matter
+        loss = nn.functional.mse_loss(out(points(shuffled).relu().amax(0)), radius)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 """
 
 from __future__ import annotations
@@ -59,14 +86,6 @@ _FEWEST_SAMPLES = 50
 _FEWEST_TARGETS = 3
 _MOST_TARGETS = 100  # whose range is stored
 _MOST_LOADERS = 20
-CHECK_SKIPS = ("bad_same_label",)
-WATCH_SKIPS = (
-    "bad_two_shuffles",
-    "bad_two_permutations",
-    "bad_two_splits",
-    "bad_generator",
-    "bad_inputs_alone",
-)
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -224,225 +243,3 @@ class Watch(Watcher):
                 seen.entry.since_step,
                 {"samples": seen.samples, "label": seen.value},
             )
-
-
-def bad_two_shuffles() -> None:
-    import numpy as np
-    import torch
-    from torch.utils.data import TensorDataset
-
-    X, y = np.random.randn(20, 4), np.random.randint(2, size=20)
-    np.random.shuffle(X)
-    np.random.shuffle(y)
-    data = TensorDataset(torch.tensor(X), torch.tensor(y))
-
-
-def bad_two_permutations() -> None:
-    import torch
-    from torch.utils.data import TensorDataset
-
-    inputs, labels = torch.randn(20, 4), torch.randint(2, (20,))
-    inputs = inputs[torch.randperm(20)]
-    labels = labels[torch.randperm(20)]
-    data = TensorDataset(inputs, labels)
-
-
-def bad_two_splits() -> None:
-    import numpy as np
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import train_test_split
-
-    rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(20, 4)), np.arange(20) % 2
-    X_train, X_test = train_test_split(X)
-    y_train, y_test = train_test_split(y)
-    model = LogisticRegression()
-    model.fit(X_train, y_train)
-
-
-def bad_inputs_alone() -> None:
-    import torch
-    from torch import nn
-
-    x = torch.randn(40, 4)
-    y = (x.sum(1) > 0).long()
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        order = torch.randperm(len(x))
-        x = x[order]
-        for i in range(0, 40, 8):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x[i : i + 8]), y[i : i + 8]).backward()
-            optimizer.step()
-
-
-def good_target_of_a_set():
-    import torch
-    from torch import nn
-
-    points, out = nn.Linear(3, 16), nn.Linear(16, 1)
-    optimizer = torch.optim.Adam([*points.parameters(), *out.parameters()], lr=1e-3)
-    for _ in range(20):
-        cloud = torch.randn(32, 3)
-        radius = cloud.norm(dim=1).max().view(1)
-        shuffled = cloud[torch.randperm(32)]  # the order of points does not matter
-        loss = nn.functional.mse_loss(out(points(shuffled).relu().amax(0)), radius)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def good_labels_of_shuffled_inputs() -> None:
-    import torch
-    from torch import nn
-
-    x = torch.randn(40, 4)
-    x = x[torch.randperm(len(x))]
-    y = (x.sum(1) > 0).long()
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        order = torch.randperm(len(x))
-        for i in range(0, 40, 8):
-            picked = order[i : i + 8]
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x[picked]), y.index_select(0, picked)).backward()
-            optimizer.step()
-
-
-def bad_generator() -> None:
-    import numpy as np
-    import torch
-    from torch.utils.data import TensorDataset
-
-    class Data:
-        def __init__(self) -> None:
-            self.rng = np.random.default_rng(0)
-            self.X, self.y = np.ones((20, 4)), np.arange(20) % 2
-
-        def load(self):
-            x, y = self.rng.permutation(self.X), self.rng.permutation(self.y)
-            return TensorDataset(torch.from_numpy(x).float(), torch.from_numpy(y))
-
-    Data().load()
-
-
-def bad_constant_in_trainer():
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(60, 4), torch.ones(60, dtype=torch.long)
-    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def bad_rare_class_in_trainer():
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(200, 4), (torch.arange(200) == 99).long()
-    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_balanced_in_trainer():
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(60, 4), torch.arange(60) % 3
-    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_one_order() -> None:
-    import torch
-    from torch.utils.data import TensorDataset
-
-    inputs, labels = torch.randn(20, 4), torch.randint(2, (20,))
-    order = torch.randperm(20)
-    data = TensorDataset(inputs[order], labels[order])
-
-
-def good_same_state() -> None:
-    import numpy as np
-    import torch
-    from torch.utils.data import TensorDataset
-
-    X, y = np.random.randn(20, 4), np.random.randint(2, size=20)
-    np.random.seed(0)
-    np.random.shuffle(X)
-    np.random.seed(0)
-    np.random.shuffle(y)
-    data = TensorDataset(torch.tensor(X), torch.tensor(y))
-
-
-def good_together() -> None:
-    import numpy as np
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import train_test_split
-    from sklearn.utils import shuffle
-
-    X, y = shuffle(np.ones((20, 4)), np.arange(20) % 2)
-    X_train, X_test, y_train, y_test = train_test_split(X, y)
-    LogisticRegression().fit(X_train, y_train)
-
-
-def good_permutation_test() -> None:
-    import numpy as np
-    from sklearn.linear_model import LogisticRegression
-
-    X, y = np.random.randn(20, 4), np.arange(20) % 2
-    score = LogisticRegression().fit(X, y).score(X, y)
-    chance = LogisticRegression().fit(X, np.random.permutation(y)).score(X, y)
-
-
-def good_same_random_state() -> None:
-    import numpy as np
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import train_test_split
-
-    X, y = np.ones((20, 4)), np.arange(20) % 2
-    X_train, X_test = train_test_split(X, random_state=1)
-    y_train, y_test = train_test_split(y, random_state=1)
-    LogisticRegression().fit(X_train, y_train)
-
-
-def bad_same_label():
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    rows = torch.cat([torch.randn(64, 4), torch.ones(64, 1)], 1)  # the last column was not read
-    data = TensorDataset(rows[:, :4], rows[:, 4].long())
-    model = torch.nn.Linear(4, 3)
-    optimizer = torch.optim.Adam(model.parameters())
-    for _ in range(2):
-        for x, y in DataLoader(data, batch_size=8, shuffle=True):
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-
-
-def good_labels_that_are_not_used():
-    import torch
-    from torch.nn.functional import cross_entropy, normalize
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(64, 4), torch.zeros(64, dtype=torch.long))
-    encoder = torch.nn.Linear(4, 8)
-    optimizer = torch.optim.Adam(encoder.parameters())
-    for x, _ in DataLoader(data, batch_size=8, shuffle=True):
-        first = normalize(encoder(x + 0.1 * torch.randn_like(x)), dim=1)
-        second = normalize(encoder(x + 0.1 * torch.randn_like(x)), dim=1)
-        positive = (first * second).sum(1, keepdim=True)
-        negative = first @ second.roll(1, 0).T
-        logits = torch.cat([positive, negative], 1) / 0.1
-        optimizer.zero_grad()
-        cross_entropy(logits, torch.zeros(len(x), dtype=torch.long)).backward()
-        optimizer.step()

@@ -10,6 +10,32 @@ In a script that does not train, only orders and splits are reported. Draws in c
 reported: PyTorch seeds NumPy and `random` in the workers of a DataLoader.
 
 Source: https://docs.pytorch.org/docs/stable/notes/randomness.html
+
+Wrong:
+
+    import numpy as np
+    import torch
+
+    torch.manual_seed(0)
+    data = torch.randn(20, 4)
+    order = np.random.permutation(20)
+    train, val = data[order[:15]], data[order[15:]]
+
+Right:
+
+    import random
+
+    import numpy as np
+    import torch
+
+    def set_seed(seed) -> None:
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+
+    set_seed(0)
+    order = np.random.permutation(20)
+    random.shuffle([1, 2, 3])
 """
 
 import ast
@@ -148,131 +174,3 @@ def _check_modes(events: list[Event]) -> Iterator[Problem]:
             "`cudnn.benchmark` chooses algorithms by measuring them, although "
             "`cudnn.deterministic` is set.",
         )
-
-
-def bad_order_by_numpy():
-    import numpy as np
-    import torch
-
-    torch.manual_seed(0)
-    data = torch.randn(20, 4)
-    order = np.random.permutation(20)
-    train, val = data[order[:15]], data[order[15:]]
-
-
-def bad_shuffle_by_random():
-    import random
-
-    import torch
-
-    def main(seed) -> None:
-        torch.manual_seed(seed)
-        names = [f"sample-{i}" for i in range(20)]
-        random.shuffle(names)
-        model = torch.nn.Linear(4, 1)
-
-    main(seed=1)
-
-
-def bad_data_by_numpy():
-    import numpy as np
-    import torch
-
-    torch.manual_seed(0)
-    x = torch.tensor(np.random.randn(20, 4), dtype=torch.float32)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        loss = model(x).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def bad_seed_after_the_model():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    torch.manual_seed(0)
-    x = torch.randn(20, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        loss = model(x).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def bad_both_modes():
-    import torch
-
-    torch.manual_seed(0)
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = True
-    model = torch.nn.Conv2d(1, 4, 3)
-
-
-def good_all_seeded():
-    import random
-
-    import numpy as np
-    import torch
-
-    def set_seed(seed) -> None:
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.manual_seed(seed)
-
-    set_seed(0)
-    order = np.random.permutation(20)
-    random.shuffle([1, 2, 3])
-
-
-def good_loaded_weights():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    model.load_state_dict({"weight": torch.zeros(1, 4), "bias": torch.zeros(1)})
-    torch.manual_seed(0)
-    x = torch.randn(20, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        loss = model(x).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def good_only_torch():
-    import torch
-
-    torch.manual_seed(0)
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False
-    order = torch.randperm(20)
-
-
-def good_generator_with_seed():
-    import numpy as np
-    import torch
-
-    torch.manual_seed(0)
-    order = np.random.default_rng(0).permutation(20)
-    noise = np.random.RandomState(1).randn(20)
-
-
-def good_in_a_dataset():
-    import random
-
-    import torch
-    from torch.utils.data import DataLoader, Dataset
-
-    class Noisy(Dataset):
-        def __len__(self):
-            return 20
-
-        def __getitem__(self, index):
-            return torch.ones(4) * random.random()
-
-    torch.manual_seed(0)
-    loader = DataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=2)

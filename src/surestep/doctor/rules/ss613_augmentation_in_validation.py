@@ -8,6 +8,24 @@ Augmentation at test time, where the predictions of several views are averaged, 
 name in the script says so (`tta`).
 
 Source: https://docs.pytorch.org/vision/stable/transforms.html
+
+Wrong:
+
+    from torchvision import datasets, transforms
+
+    transform = transforms.Compose(
+        [transforms.RandomHorizontalFlip(), transforms.ToTensor(), transforms.Normalize(0.5, 0.5)]
+    )
+    train_set = datasets.CIFAR10("data", train=True, transform=transform)
+    test_set = datasets.CIFAR10("data", train=False, transform=transform)
+
+Right:
+
+    from torchvision import datasets, transforms
+
+    augment = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.ToTensor()])
+    train_set = datasets.CIFAR10("data", train=True, transform=augment)
+    test_set = datasets.CIFAR10("data", train=False, transform=transforms.ToTensor())
 """
 
 import ast
@@ -111,78 +129,3 @@ def _is_changed(values: tuple[Value, ...], trace: Trace) -> bool:
         and any(part in values for part in walk(event.base))
         for event in trace.events
     )
-
-
-def bad_one_transform():
-    from torchvision import datasets, transforms
-
-    transform = transforms.Compose(
-        [transforms.RandomHorizontalFlip(), transforms.ToTensor(), transforms.Normalize(0.5, 0.5)]
-    )
-    train_set = datasets.CIFAR10("data", train=True, transform=transform)
-    test_set = datasets.CIFAR10("data", train=False, transform=transform)
-
-
-def bad_part_of_augmented_data():
-    import torch
-    import torchvision
-    import torchvision.transforms as T
-
-    augment = T.Compose([T.RandomResizedCrop(32), T.RandAugment(), T.ToTensor()])
-    data = torchvision.datasets.CIFAR10(root="data", train=True, transform=augment)
-    train_set, val_set = torch.utils.data.random_split(data, [45_000, 5_000])
-
-
-def bad_split_by_name():
-    from torch.utils.data import DataLoader
-    from torchvision.datasets import SVHN
-    from torchvision.transforms import v2
-
-    def make_loader(split):
-        steps = [v2.ToImage(), v2.RandomCrop(32, padding=4), v2.ColorJitter(0.2)]
-        return DataLoader(SVHN("data", split="test", transform=v2.Compose(steps)), batch_size=64)
-
-    loader = make_loader("test")
-
-
-def good_own_transform():
-    from torchvision import datasets, transforms
-
-    augment = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.ToTensor()])
-    train_set = datasets.CIFAR10("data", train=True, transform=augment)
-    test_set = datasets.CIFAR10("data", train=False, transform=transforms.ToTensor())
-
-
-def good_by_condition():
-    from torchvision import datasets, transforms
-
-    def make(train):
-        steps = [transforms.RandomCrop(32)] if train else [transforms.CenterCrop(32)]
-        transform = transforms.Compose([*steps, transforms.ToTensor()])
-        return datasets.CIFAR10("data", train=train, transform=transform)
-
-    train_set, test_set = make(True), make(False)
-
-
-def good_parts_of_two_datasets():
-    import torch
-    from torch.utils.data import Subset
-    from torchvision import datasets, transforms
-
-    augment = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.ToTensor()])
-    order = torch.randperm(50_000).tolist()
-    augmented = datasets.CIFAR10("data", train=True, transform=augment)
-    plain = datasets.CIFAR10("data", train=True, transform=transforms.ToTensor())
-    train_set, val_set = Subset(augmented, order[5_000:]), Subset(plain, order[:5_000])
-
-
-def good_copied_for_validation():
-    import copy
-
-    from torch.utils.data import random_split
-    from torchvision import datasets, transforms
-
-    data = datasets.CIFAR10("data", transform=transforms.AutoAugment())
-    train_set, val_set = random_split(data, [45_000, 5_000])
-    val_set.dataset = copy.copy(data)
-    val_set.dataset.transform = transforms.ToTensor()

@@ -14,6 +14,42 @@ which it has nothing to do.
 Ignore it if the loading cannot be made cheaper, and no core is free.
 
 Source: https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
+
+Wrong:
+
+    import time
+
+    import torch
+    from torch.utils.data import Dataset
+
+    import surestep
+
+    class Rows(Dataset):
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, index):
+            time.sleep(0.003)  # decodes an image
+            return torch.full((4,), index / 64), torch.full((1,), float(index % 5))
+
+    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=Rows())
+    config = surestep.Config(
+        max_steps=40, batch_size=8, logging={"every": "5 steps"}, max_grad_norm="off"
+    )
+    surestep.Trainer(task, config, run="run").fit()
+
+Right:
+
+    import torch
+
+    import surestep
+
+    x = torch.randn(64, 4)
+    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=(x, x.sum(1, keepdim=True)))
+    config = surestep.Config(
+        max_steps=40, batch_size=8, logging={"every": "5 steps"}, max_grad_norm="off"
+    )
+    surestep.Trainer(task, config, run="run").fit()
 """
 
 from __future__ import annotations
@@ -154,161 +190,3 @@ def _is_device_idle() -> bool:
     import torch
 
     return not torch.cuda.is_initialized() or torch.cuda.current_stream().query()
-
-
-def bad_slow_samples():
-    import time
-
-    import torch
-    from torch.utils.data import Dataset
-
-    import surestep
-
-    class Rows(Dataset):
-        def __len__(self):
-            return 64
-
-        def __getitem__(self, index):
-            time.sleep(0.003)  # decodes an image
-            return torch.full((4,), index / 64), torch.full((1,), float(index % 5))
-
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=Rows())
-    config = surestep.Config(
-        max_steps=40, batch_size=8, logging={"every": "5 steps"}, max_grad_norm="off"
-    )
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def bad_slow_batches():
-    import time
-
-    import torch
-    from torch.utils.data import TensorDataset
-
-    import surestep
-
-    def join(samples):
-        time.sleep(0.02)  # pads, tokenizes, ...
-        return tuple(torch.stack(part) for part in zip(*samples))
-
-    x = torch.randn(64, 4)
-    rows = TensorDataset(x, x.sum(1, keepdim=True))
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=rows, collate_fn=join)
-    config = surestep.Config(
-        max_steps=40, batch_size=8, logging={"every": "5 steps"}, max_grad_norm="off"
-    )
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def bad_slow_stream():
-    import time
-
-    import torch
-    from torch.utils.data import IterableDataset
-
-    import surestep
-
-    class Lines(IterableDataset):
-        def __iter__(self):
-            for index in range(400):
-                time.sleep(0.003)  # reads from a server
-                yield torch.full((4,), index / 400), torch.full((1,), 1 - index / 400)
-
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=Lines())
-    config = surestep.Config(
-        max_steps=40, batch_size=8, logging={"every": "5 steps"}, max_grad_norm="off"
-    )
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_in_memory():
-    import torch
-
-    import surestep
-
-    x = torch.randn(64, 4)
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=(x, x.sum(1, keepdim=True)))
-    config = surestep.Config(
-        max_steps=40, batch_size=8, logging={"every": "5 steps"}, max_grad_norm="off"
-    )
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_slow_model():
-    import time
-
-    import torch
-    from torch.utils.data import TensorDataset
-
-    import surestep
-
-    class Slow(torch.nn.Linear):
-        def forward(self, x):
-            time.sleep(0.02)
-            return super().forward(x)
-
-    x = torch.randn(64, 4)
-    task = surestep.Task(Slow(4, 1), "mse", train=TensorDataset(x, x.sum(1, keepdim=True)))
-    config = surestep.Config(
-        max_steps=40, batch_size=8, logging={"every": "5 steps"}, max_grad_norm="off"
-    )
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_few_steps():
-    import time
-
-    import torch
-    from torch.utils.data import Dataset
-
-    import surestep
-
-    class Rows(Dataset):
-        def __len__(self):
-            return 64
-
-        def __getitem__(self, index):
-            time.sleep(0.003)
-            return torch.full((4,), index / 64), torch.full((1,), float(index % 5))
-
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=Rows())
-    config = surestep.Config(max_steps=8, batch_size=8, logging={"every": "1 steps"})
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def bad_images_are_decoded_in_the_loop():
-    import time
-
-    import torch
-    from torch.utils.data import DataLoader, Dataset
-
-    class Images(Dataset):
-        def __len__(self):
-            return 120
-
-        def __getitem__(self, index):
-            time.sleep(0.006)  # decodes an image
-            return torch.randn(4), torch.randn(1)
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x, y in DataLoader(Images(), batch_size=4, shuffle=True):
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
-
-
-def good_fast_samples():
-    import time
-
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    data = TensorDataset(torch.randn(120, 4), torch.randn(120, 1))
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x, y in DataLoader(data, batch_size=4, shuffle=True):
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
-        time.sleep(0.005)  # a larger model

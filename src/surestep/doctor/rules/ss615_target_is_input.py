@@ -10,6 +10,29 @@ its attention is causal, or it has one recurrent layer.
 A target that is the complete input, as of an autoencoder, is not reported.
 
 Source: https://arxiv.org/abs/2207.07048
+
+Wrong:
+
+    import torch
+
+    import surestep
+
+    x, y = torch.randn(60, 4), torch.arange(60) % 3
+    x[:, 2] = y
+    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
+    config = surestep.Config(max_steps=3, batch_size=8)
+    surestep.Trainer(task, config, run="run").fit()
+
+Right:
+
+    import torch
+
+    import surestep
+
+    x, y = torch.randn(60, 4), torch.arange(60) % 3
+    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
+    config = surestep.Config(max_steps=3, batch_size=8)
+    surestep.Trainer(task, config, run="run").fit()
 """
 
 from __future__ import annotations
@@ -193,178 +216,3 @@ def _is_triangular(mask: Tensor) -> bool:
     is_lower = bool(kept.tril().equal(kept)) and bool(kept[-1, 0])
     is_upper = bool(kept.triu(1).equal(kept)) and bool(kept[0, -1])  # -inf where it is hidden
     return is_lower or is_upper
-
-
-def bad_label_in_the_table():
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(60, 4), torch.arange(60) % 3
-    x[:, 2] = y
-    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def bad_regression():
-    import torch
-
-    import surestep
-
-    x = torch.randn(60, 4)
-    y = x[:, 3:]
-    task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def bad_tokens_not_shifted():
-    import torch
-
-    import surestep
-
-    x = torch.randint(30, (60, 8))
-    y = x
-    net = torch.nn.Sequential(torch.nn.Embedding(30, 8), torch.nn.Linear(8, 30))
-    task = surestep.Task(net, surestep.losses.multiclass(class_dim=-1), train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_table():
-    import torch
-
-    import surestep
-
-    x, y = torch.randn(60, 4), torch.arange(60) % 3
-    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_autoencoder():
-    import torch
-
-    import surestep
-
-    x = torch.randn(60, 4)
-    y = x
-    task = surestep.Task(torch.nn.Linear(4, 4), "mse", train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_tokens_shifted():
-    import torch
-
-    import surestep
-
-    tokens = torch.randint(30, (60, 9))
-    x, y = tokens[:, :-1], tokens[:, 1:]
-    net = torch.nn.Sequential(torch.nn.Embedding(30, 8), torch.nn.Linear(8, 30))
-    task = surestep.Task(net, surestep.losses.multiclass(class_dim=-1), train=(x, y))
-    config = surestep.Config(max_steps=3, batch_size=8)
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def good_rare_class_and_rare_column():
-    import torch
-
-    import surestep
-
-    x, y = torch.zeros(60, 4), torch.zeros(60, dtype=torch.long)
-    x[7, 1] = 1
-    y[7] = 1  # by chance, as with many rare columns
-    x[::2, 0] = 1
-    task = surestep.Task(torch.nn.Linear(4, 3), "multiclass", train=(x, y))
-    config = surestep.Config(
-        max_steps=3,
-        batch_size=8,
-        doctor=surestep.Doctor(ignore=("SS610=it is rare", "SS609=rare columns")),
-    )
-    surestep.Trainer(task, config, run="run").fit()
-
-
-def bad_label_column_in_a_loop():
-    import torch
-
-    table = torch.randn(64, 5)
-    table[:, 4] = (table[:, 0] > 0).float()
-    model = torch.nn.Linear(5, 1)
-    optimizer = torch.optim.Adam(model.parameters())
-    for start in range(0, 64, 8):
-        x, y = table[start : start + 8], table[start : start + 8, 4]
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(model(x).squeeze(1), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def bad_next_token_in_a_loop():
-    import torch
-    from torch import nn
-
-    class CharRNN(nn.Module):
-        def __init__(self, vocabulary: int) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(vocabulary, 16)
-            self.rnn = nn.GRU(16, 16, batch_first=True)
-            self.head = nn.Linear(16, vocabulary)
-
-        def forward(self, tokens):
-            return self.head(self.rnn(self.embedding(tokens))[0])
-
-    model, text = CharRNN(12), torch.randint(12, (400,))
-    optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(8):
-        starts = torch.randint(380, (4,))
-        tokens = torch.stack([text[start : start + 16] for start in starts])
-        logits = model(tokens)
-        loss = nn.functional.cross_entropy(logits.reshape(-1, 12), tokens.reshape(-1))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def good_next_token_in_a_loop():
-    import torch
-    from torch import nn
-
-    embedding, rnn, head = nn.Embedding(12, 16), nn.GRU(16, 16, batch_first=True), nn.Linear(16, 12)
-    optimizer = torch.optim.AdamW(
-        [*embedding.parameters(), *rnn.parameters(), *head.parameters()], lr=1e-3
-    )
-    text = torch.randint(12, (400,))
-    for _ in range(8):
-        starts = torch.randint(380, (4,))
-        tokens = torch.stack([text[start : start + 16] for start in starts])
-        logits = head(rnn(embedding(tokens[:, :-1]))[0])
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
-        optimizer.step()
-
-
-def good_autoencoder_of_texts():
-    import torch
-    from torch import nn
-
-    class Autoencoder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding, self.out = nn.Embedding(12, 8), nn.Linear(8, 12)
-            self.encoder = nn.GRU(8, 8, batch_first=True)
-            self.decoder = nn.GRU(8, 8, batch_first=True)
-
-        def forward(self, tokens):
-            _, code = self.encoder(self.embedding(tokens))
-            repeated = code[-1][:, None].expand(-1, tokens.shape[1], -1)
-            return self.out(self.decoder(repeated)[0])
-
-    model = Autoencoder()
-    optimizer = torch.optim.Adam(model.parameters())
-    for _ in range(8):
-        tokens = torch.randint(12, (8, 10))
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(tokens).transpose(1, 2), tokens).backward()
-        optimizer.step()

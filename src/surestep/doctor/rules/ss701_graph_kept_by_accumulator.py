@@ -7,6 +7,35 @@ device has no memory left. The numbers are correct, so nothing shows the cause.
 Ignore it if the loop has only a few batches. A sum on which `backward()` is called is not reported.
 
 Source: https://docs.pytorch.org/docs/stable/notes/faq.html
+
+Wrong:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    total = 0.0
+    for _ in range(12):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        total += loss
+    print(total / 12)
+
+Right:
+
+    import torch
+
+    model = torch.nn.Linear(4, 6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(8):
+        outputs = model(torch.randn(8, 4))
+        losses = [outputs[:, task].pow(2).mean() for task in range(6)]
+        optimizer.zero_grad()
+        for loss in losses:
+            loss.backward(retain_graph=loss is not losses[-1])
+        optimizer.step()
 """
 
 from __future__ import annotations
@@ -247,214 +276,3 @@ class Watch(Watcher):
                 self._freed_first,
                 {"graphs": self._highest, "times": self._freed},
             )
-
-
-def bad_sum():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    total = 0.0
-    for _ in range(12):
-        optimizer.zero_grad()
-        loss = model(torch.randn(8, 4)).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        total += loss
-    print(total / 12)
-
-
-def bad_list():
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    net = torch.nn.Linear(4, 3)
-    optimizer = torch.optim.AdamW(net.parameters())
-    losses = []
-    for _ in range(20):
-        loss = cross_entropy(net(torch.randn(8, 4)), torch.randint(3, (8,)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss)
-    print(sum(losses) / len(losses))
-
-
-def bad_weighted_sum():
-    import torch
-
-    net = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.Adam(net.parameters())
-    running_loss = 0.0
-    for step in range(16):
-        x = torch.randn(8, 4)
-        loss = torch.nn.functional.mse_loss(net(x), x.sum(1, keepdim=True))
-        (loss / 2).backward()
-        if step % 2 == 1:
-            optimizer.step()
-            optimizer.zero_grad()
-        running_loss = running_loss + loss * x.size(0)
-
-
-def bad_meter():
-    import torch
-
-    class Meter:
-        def __init__(self):
-            self.sum, self.count = 0.0, 0
-
-        def update(self, value, count):
-            self.sum += value * count
-            self.count += count
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    meter = Meter()
-    for _ in range(12):
-        loss = model(torch.randn(8, 4)).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        meter.update(loss, 8)
-
-
-def bad_short_epochs() -> None:
-    import torch
-
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for epoch in range(4):
-        total = torch.zeros(())
-        for _ in range(5):
-            x = torch.randn(8, 4)
-            optimizer.zero_grad()
-            loss = torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
-            loss.backward()
-            optimizer.step()
-            total = total + loss
-        print(epoch, float(total))
-
-
-def bad_one_of_two_losses():
-    import torch
-
-    first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, second)]
-    losses = []
-    for _ in range(20):
-        optimizers[1].zero_grad()
-        loss = second(first(torch.randn(8, 4)).detach()).pow(2).mean()
-        loss.backward()
-        optimizers[1].step()
-        optimizers[0].zero_grad()
-        second(first(torch.randn(8, 4))).mean().backward()
-        optimizers[0].step()
-        losses.append(loss)
-    print(sum(losses) / len(losses))
-
-
-def good_backward_passes_of_several_tasks() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 6)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(8):
-        outputs = model(torch.randn(8, 4))
-        losses = [outputs[:, task].pow(2).mean() for task in range(6)]
-        optimizer.zero_grad()
-        for loss in losses:
-            loss.backward(retain_graph=loss is not losses[-1])
-        optimizer.step()
-
-
-def good_losses_of_several_tasks() -> None:
-    import torch
-
-    model = torch.nn.Linear(4, 6)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    newest = {}
-    for _ in range(8):
-        for task in range(6):
-            x = torch.randn(8, 4)
-            optimizer.zero_grad()
-            newest[task] = model(x)[:, task].pow(2).mean()
-            newest[task].backward()
-            optimizer.step()
-
-
-def good_detached():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    total, losses = torch.zeros(()), []
-    for _ in range(10):
-        optimizer.zero_grad()
-        loss = model(torch.randn(8, 4)).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        total += loss.detach()
-        losses.append(loss.item())
-
-
-def good_several_losses():
-    import torch
-
-    body, heads = torch.nn.Linear(4, 4), [torch.nn.Linear(4, 1) for _ in range(3)]
-    parameters = [p for module in (body, *heads) for p in module.parameters()]
-    optimizer = torch.optim.SGD(parameters, lr=0.1)
-    for _ in range(10):
-        features = body(torch.randn(8, 4))
-        loss = features.pow(2).mean()
-        for head in heads:
-            loss += head(features).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def good_list_of_one_batch():
-    import torch
-
-    cell, head = torch.nn.GRUCell(4, 4), torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD([*cell.parameters(), *head.parameters()], lr=0.1)
-    for _ in range(3):
-        state, losses = torch.zeros(8, 4), []
-        for _ in range(20):
-            state = cell(torch.randn(8, 4), state)
-            losses.append(head(state).pow(2).mean())
-        optimizer.zero_grad()
-        torch.stack(losses).mean().backward()
-        optimizer.step()
-
-
-def good_without_grad():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    average = torch.zeros(())
-    for _ in range(10):
-        loss = model(torch.randn(8, 4)).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        with torch.no_grad():
-            average += loss / 10
-
-
-def good_float():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    total = count = 0
-    for _ in range(10):
-        x = torch.randn(8, 4)
-        loss = model(x).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        total += float(loss) * x.size(0)
-        count += x.size(0)
-    print(total / count)

@@ -9,6 +9,36 @@ steps is not reported. Nor is a loop that tests for a loss that is not finite, a
 the model after each step, or a script that calls `torch.cuda.synchronize()` to measure time.
 
 Source: https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
+
+Wrong:
+
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = torch.nn.Linear(4, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    total = 0.0
+    for _ in range(10):
+        loss = model(torch.randn(8, 4, device=device)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+
+Right:
+
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = torch.nn.Linear(4, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(10):
+        loss = model(torch.randn(8, 4, device=device)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 100 == 0:
+            print(loss.item())
 """
 
 from __future__ import annotations
@@ -30,7 +60,6 @@ from surestep.doctor.watcher import Location, Observation, Run, Watcher
 
 SEVERITY = "speed"
 FIX = "Add up loss.detach() on the GPU, and read it every N steps."
-WATCH_SKIPS = ("bad_item", "bad_print", "bad_comparison", "bad_after_accumulated_step")
 _FEWEST = 10  # steps
 _SHARE = 0.9  # of the steps, from the first read on
 _MOST_LINES = 64
@@ -210,179 +239,3 @@ def _is_read_by_user() -> bool:
             return False
         frame = frame.f_back  # type: ignore[assignment]
     return False
-
-
-def bad_item():
-    import torch
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = torch.nn.Linear(4, 1).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    total = 0.0
-    for _ in range(10):
-        loss = model(torch.randn(8, 4, device=device)).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        total += loss.item()
-
-
-def bad_print():
-    import torch
-    from torch import nn
-
-    class Learner:
-        def __init__(self) -> None:
-            self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-            self.net = nn.Linear(4, 1).to(self.device)
-            self.optimizer = torch.optim.AdamW(self.net.parameters())
-
-        def fit(self) -> None:
-            for step in range(10):
-                x = torch.randn(8, 4, device=self.device)
-                loss = nn.functional.mse_loss(self.net(x), x[:, :1])
-                self.optimizer.zero_grad()
-                loss.backward()
-                self.optimizer.step()
-                print(f"step {step}: {loss:.3f}")
-
-    Learner().fit()
-
-
-def bad_comparison():
-    import torch
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = torch.nn.Linear(4, 1).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    skipped = 0
-    for _ in range(10):
-        loss = model(torch.randn(8, 4, device=device)).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if loss > 100:
-            skipped += 1
-
-
-def bad_after_accumulated_step():
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = torch.nn.Linear(4, 1).to(device)
-    optimizer = torch.optim.AdamW(model.parameters())
-    loss_fn = torch.nn.MSELoss()
-    loader = [[(torch.randn(8, 4), torch.randn(8, 1))] * 2 for _ in range(10)]
-    for batch in loader:
-        for x, y in batch:
-            loss = loss_fn(model(x.to(device)), y.to(device))
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        print("loss", loss.item())
-
-
-def good_every_hundred_steps():
-    import torch
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = torch.nn.Linear(4, 1).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(10):
-        loss = model(torch.randn(8, 4, device=device)).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if step % 100 == 0:
-            print(loss.item())
-
-
-def good_sum_on_device():
-    import torch
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = torch.nn.Linear(4, 1).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    total = torch.zeros((), device=device)
-    for _ in range(10):
-        loss = model(torch.randn(8, 4, device=device)).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        total += loss.detach()
-    print(total.item() / 10)
-
-
-def good_on_cpu():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        loss = model(torch.randn(8, 4)).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        print(loss.item())
-
-
-def good_stops_if_not_finite():
-    import math
-
-    import torch
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = torch.nn.Linear(4, 1).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        loss = model(torch.randn(8, 4, device=device)).pow(2).mean()
-        if not math.isfinite(loss.item()):
-            raise RuntimeError("The loss is not finite.")
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def good_evaluates_after_every_step():
-    import torch
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = torch.nn.Linear(4, 1).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    x, y = torch.randn(2, 8, 4, device=device)
-
-    def train():
-        model.train()
-        optimizer.zero_grad()
-        loss = (model(x) - 1).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        return float(loss)
-
-    @torch.no_grad()
-    def evaluate():
-        model.eval()
-        return float((model(y) - 1).pow(2).mean())
-
-    for epoch in range(10):
-        print(epoch, train(), evaluate())
-
-
-def good_measures_time():
-    import time
-
-    import torch
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = torch.nn.Linear(4, 1).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    start = time.perf_counter()
-    for _ in range(10):
-        loss = model(torch.randn(8, 4, device=device)).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        print(loss.item())
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    print(time.perf_counter() - start)

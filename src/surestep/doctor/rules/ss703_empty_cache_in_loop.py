@@ -7,6 +7,31 @@ PyTorch, which reuses its cache anyway.
 Ignore it if another process on the same GPU needs the memory between two steps.
 
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management
+
+Wrong:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        torch.cuda.empty_cache()
+
+Right:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).pow(2).mean().backward()
+            optimizer.step()
+        torch.cuda.empty_cache()
 """
 
 from collections.abc import Iterator
@@ -33,108 +58,3 @@ def check(program: Program) -> Iterator[Problem]:
                 for part in training
             ):
                 yield at_event(event, "`torch.cuda.empty_cache()` slows down each step.")
-
-
-def bad_in_step():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        torch.cuda.empty_cache()
-
-
-def bad_in_method():
-    import torch
-
-    class Learner:
-        def __init__(self) -> None:
-            self.model = torch.nn.Linear(4, 1)
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-
-        def step(self, x: torch.Tensor) -> None:
-            torch.cuda.empty_cache()
-            self.optimizer.zero_grad()
-            self.model(x).pow(2).mean().backward()
-            self.optimizer.step()
-
-        def fit(self) -> None:
-            for _ in range(10):
-                self.step(torch.randn(8, 4))
-
-    Learner().fit()
-
-
-def bad_with_garbage_collection():
-    import gc
-
-    import torch
-    from torch.cuda import empty_cache
-
-    net = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.AdamW(net.parameters())
-    for _ in range(2):
-        for _ in range(5):
-            loss = net(torch.randn(8, 4)).abs().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            del loss
-            gc.collect()
-            empty_cache()
-
-
-def bad_after_accumulated_step(model, loader, optimizer, loss_fn):
-    import torch
-
-    for epoch in range(10):
-        for i, (x, y) in enumerate(loader):
-            (loss_fn(model(x), y) / 4).backward()
-            if (i + 1) % 4 == 0:
-                optimizer.step()
-                optimizer.zero_grad()
-                torch.cuda.empty_cache()
-
-
-def good_after_epoch():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(2):
-        for _ in range(5):
-            optimizer.zero_grad()
-            model(torch.randn(8, 4)).pow(2).mean().backward()
-            optimizer.step()
-        torch.cuda.empty_cache()
-
-
-def good_every_thousand_steps():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(10):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        if step % 1000 == 999:
-            torch.cuda.empty_cache()
-
-
-def good_after_error():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        optimizer.zero_grad()
-        try:
-            model(torch.randn(8, 4)).pow(2).mean().backward()
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            continue
-        optimizer.step()

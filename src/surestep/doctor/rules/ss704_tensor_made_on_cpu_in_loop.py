@@ -8,6 +8,32 @@ Ignore it if the numbers must be the same on the CPU and on a GPU. A tensor that
 generator, or from data, is not reported.
 
 Source: https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
+
+Wrong:
+
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = torch.nn.Linear(4, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        noise = torch.randn(8, 4).to(device)
+        optimizer.zero_grad()
+        model(noise).pow(2).mean().backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = torch.nn.Linear(4, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        noise = torch.randn(8, 4, device=device)
+        optimizer.zero_grad()
+        model(noise).pow(2).mean().backward()
+        optimizer.step()
 """
 
 from collections.abc import Iterator
@@ -52,106 +78,3 @@ def _is_in_dataset(event: Event) -> bool:
         return False
     cls = getattr(function.owner, "cls", None)
     return isinstance(cls, Class) and "torch.utils.data.Dataset" in cls.outside_bases
-
-
-def bad_noise():
-    import torch
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = torch.nn.Linear(4, 1).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        noise = torch.randn(8, 4).to(device)
-        optimizer.zero_grad()
-        model(noise).pow(2).mean().backward()
-        optimizer.step()
-
-
-def bad_targets():
-    import torch
-    from torch import nn
-
-    class Learner:
-        def __init__(self) -> None:
-            self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-            self.net = nn.Linear(4, 1).to(self.device)
-            self.optimizer = torch.optim.Adam(self.net.parameters())
-
-        def step(self, x: torch.Tensor) -> None:
-            real = torch.ones(x.size(0), 1).to(self.device)
-            loss = nn.functional.binary_cross_entropy_with_logits(self.net(x), real)
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-
-    learner = Learner()
-    for _ in range(10):
-        learner.step(torch.randn(8, 4, device=learner.device))
-
-
-def bad_in_dataset():
-    import torch
-    from torch.utils.data import Dataset
-
-    class Samples(Dataset):
-        def __init__(self) -> None:
-            self.x = torch.randn(16, 4)
-
-        def __len__(self) -> int:
-            return len(self.x)
-
-        def __getitem__(self, index: int) -> torch.Tensor:
-            return self.x[index].cuda()
-
-    print(len(Samples()))
-
-
-def good_on_device():
-    import torch
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = torch.nn.Linear(4, 1).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        noise = torch.randn(8, 4, device=device)
-        optimizer.zero_grad()
-        model(noise).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_same_numbers_everywhere():
-    import torch
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = torch.nn.Linear(4, 1).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(10):
-        noise = torch.randn(8, 4, generator=generator).to(device)
-        optimizer.zero_grad()
-        model(noise).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_before_loop():
-    import torch
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = torch.nn.Linear(4, 1).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    target = torch.zeros(8, 1).to(device)
-    for _ in range(10):
-        optimizer.zero_grad()
-        (model(torch.randn(8, 4, device=device)) - target).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_other_type():
-    import torch
-
-    model = torch.nn.Linear(4, 1, dtype=torch.float64)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4).to(torch.float64)).pow(2).mean().backward()
-        optimizer.step()

@@ -8,6 +8,30 @@ Ignore it if the loop compares options of the compiler. A loop that compiles a n
 different layer, in each pass is not reported.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.compile.html
+
+Wrong:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        compiled = torch.compile(model, backend="eager")
+        optimizer.zero_grad()
+        compiled(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    compiled = torch.compile(model, backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        compiled(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
 """
 
 from __future__ import annotations
@@ -135,87 +159,3 @@ class Watch(Watcher):
                 self._steps[0],
                 {"steps": len(self._steps), "last": self._steps[-1]},
             )
-
-
-def bad_every_epoch():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(4):
-        compiled = torch.compile(model, backend="eager")
-        optimizer.zero_grad()
-        compiled(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def bad_in_method():
-    import torch
-
-    class Learner:
-        def __init__(self) -> None:
-            self.net = torch.nn.Linear(4, 1)
-            self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
-
-        def step(self, x: torch.Tensor) -> None:
-            net = torch.compile(self.net, backend="eager")
-            self.optimizer.zero_grad()
-            net(x).pow(2).mean().backward()
-            self.optimizer.step()
-
-    learner = Learner()
-    for _ in range(4):
-        learner.step(torch.randn(8, 4))
-
-
-def bad_evaluation():
-    import torch
-
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
-    model.eval()
-    batches = [torch.randn(8, 4) for _ in range(3)]
-    with torch.inference_mode():
-        for x in batches:
-            fast = torch.compile(model, backend="eager")
-            print(fast(x).shape)
-
-
-def good_before_loop():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    compiled = torch.compile(model, backend="eager")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(2):
-        optimizer.zero_grad()
-        compiled(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_every_layer():
-    import torch
-
-    layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
-    for index, layer in enumerate(layers):
-        layers[index] = torch.compile(layer, backend="eager")
-    print(len(layers))
-
-
-def good_new_model():
-    import torch
-
-    for width in (4, 8):
-        model = torch.nn.Linear(width, 1)
-        compiled = torch.compile(model, backend="eager")
-        with torch.inference_mode():
-            print(compiled(torch.randn(8, width)).shape)
-
-
-def good_compared_backends():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    for backend in ("eager", "aot_eager"):
-        compiled = torch.compile(model, backend=backend)
-        with torch.inference_mode():
-            print(backend, compiled(torch.randn(8, 4)).shape)

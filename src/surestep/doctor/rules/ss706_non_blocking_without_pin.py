@@ -6,6 +6,36 @@ makes batches in ordinary memory, so each copy waits, and `non_blocking=True` ha
 Ignore it on a CPU. A loader with `pin_memory` set by an option of the script is not reported.
 
 Source: https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html
+
+Wrong:
+
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = torch.nn.Linear(4, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
+    for x, y in DataLoader(data, batch_size=8, shuffle=True):
+        optimizer.zero_grad()
+        loss = (model(x.to(device, non_blocking=True)) - y.to(device)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    is_cuda = device.type == "cuda"
+    model = torch.nn.Linear(4, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(32, 4))
+    for (x,) in DataLoader(data, batch_size=8, shuffle=True, pin_memory=is_cuda):
+        optimizer.zero_grad()
+        model(x.to(device, non_blocking=True)).pow(2).mean().backward()
+        optimizer.step()
 """
 
 from collections.abc import Iterator
@@ -58,97 +88,3 @@ def _may_pin(loader: Call) -> bool:
     is_off = option is None or (isinstance(option, Constant) and not option.value)
     has_collate = loader.argument(6, "collate_fn") is not None  # which may pin them itself
     return loader.has_unknown_arguments or has_collate or not is_off
-
-
-def bad_loop():
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = torch.nn.Linear(4, 1).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
-    for x, y in DataLoader(data, batch_size=8, shuffle=True):
-        optimizer.zero_grad()
-        loss = (model(x.to(device, non_blocking=True)) - y.to(device)).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-
-
-def bad_dict():
-    import torch
-
-    device = torch.device("cpu")
-    samples = [{"x": torch.randn(4), "y": torch.randn(1)} for _ in range(16)]
-    loader = torch.utils.data.DataLoader(samples, batch_size=8, shuffle=True, num_workers=0)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for batch in loader:
-        x = batch["x"].to(device, non_blocking=True)
-        optimizer.zero_grad()
-        (model(x) - batch["y"]).pow(2).mean().backward()
-        optimizer.step()
-
-
-def bad_pinning_off():
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    class Learner:
-        def __init__(self) -> None:
-            data = TensorDataset(torch.randn(32, 4))
-            self.loader = DataLoader(data, 8, shuffle=True, pin_memory=False)
-            self.model = torch.nn.Linear(4, 1)
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-
-        def fit(self, device: str) -> None:
-            for index, (x,) in enumerate(self.loader):
-                loss = self.model(x.to(device, non_blocking=True)).pow(2).mean() + 0 * index
-                self.optimizer.zero_grad()
-                loss.backward()
-                self.optimizer.step()
-
-    Learner().fit("cpu")
-
-
-def good_pinned():
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    is_cuda = device.type == "cuda"
-    model = torch.nn.Linear(4, 1).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = TensorDataset(torch.randn(32, 4))
-    for (x,) in DataLoader(data, batch_size=8, shuffle=True, pin_memory=is_cuda):
-        optimizer.zero_grad()
-        model(x.to(device, non_blocking=True)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_blocking():
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = torch.nn.Linear(4, 1).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for (x,) in DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=8, shuffle=True):
-        optimizer.zero_grad()
-        model(x.to(device)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_pinned_by_hand():
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    is_cuda = torch.cuda.is_available()
-    device = torch.device("cuda" if is_cuda else "cpu")
-    model = torch.nn.Linear(4, 1).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for (x,) in DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=8, shuffle=True):
-        x = x.pin_memory() if is_cuda else x
-        optimizer.zero_grad()
-        model(x.to(device, non_blocking=True)).pow(2).mean().backward()
-        optimizer.step()

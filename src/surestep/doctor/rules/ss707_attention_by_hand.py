@@ -9,6 +9,32 @@ Ignore it if the sequences are short. Attention whose weights are returned, stor
 they are used is not reported, nor is a fallback beside a fused form.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
+
+Wrong:
+
+    import torch
+    from torch import nn
+
+    class Attention(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(width, 3 * width)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            query, key, value = self.qkv(x).chunk(3, dim=-1)
+            weights = (query @ key.transpose(-2, -1) / query.size(-1) ** 0.5).softmax(dim=-1)
+            return weights @ value
+
+    with torch.inference_mode():
+        print(Attention(8)(torch.randn(2, 5, 8)).shape)
+
+Right:
+
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    query, key, value = torch.randn(3, 2, 4, 5, 8)
+    print(scaled_dot_product_attention(query, key, value, is_causal=True).shape)
 """
 
 import re
@@ -133,125 +159,3 @@ def _reaches(value: Value, weights: Value, product: Value) -> bool:
         if isinstance(part, Call) and part.result is not None:
             waiting.append(part.result)
     return False
-
-
-def bad_module():
-    import torch
-    from torch import nn
-
-    class Attention(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.qkv = nn.Linear(width, 3 * width)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            query, key, value = self.qkv(x).chunk(3, dim=-1)
-            weights = (query @ key.transpose(-2, -1) / query.size(-1) ** 0.5).softmax(dim=-1)
-            return weights @ value
-
-    with torch.inference_mode():
-        print(Attention(8)(torch.randn(2, 5, 8)).shape)
-
-
-def bad_function():
-    import math
-
-    import torch
-    import torch.nn.functional as F
-
-    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(query.size(-1))
-        return torch.matmul(F.softmax(scores, dim=-1), value)
-
-    query, key, value = torch.randn(3, 2, 5, 8)
-    print(attend(query, key, value).shape)
-
-
-def bad_causal():
-    import torch
-    from torch import nn
-
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.dropout = nn.Dropout(0.1)
-
-        def forward(
-            self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-        ) -> torch.Tensor:
-            mask = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool).triu(1)
-            scores = (query @ key.mT) * query.size(-1) ** -0.5
-            scores = scores.masked_fill(mask, float("-inf"))
-            weights = torch.softmax(scores, dim=-1)
-            return self.dropout(weights) @ value
-
-    query, key, value = torch.randn(3, 2, 5, 8)
-    with torch.inference_mode():
-        print(Attention().eval()(query, key, value).shape)
-
-
-def good_fused():
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
-
-    query, key, value = torch.randn(3, 2, 4, 5, 8)
-    print(scaled_dot_product_attention(query, key, value, is_causal=True).shape)
-
-
-def good_fallback():
-    import torch
-    from torch.nn import functional
-
-    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        if hasattr(functional, "scaled_dot_product_attention"):
-            return functional.scaled_dot_product_attention(query, key, value)
-        return (query @ key.transpose(-2, -1) / query.size(-1) ** 0.5).softmax(dim=-1) @ value
-
-    query, key, value = torch.randn(3, 2, 5, 8)
-    print(attend(query, key, value).shape)
-
-
-def good_weights_returned():
-    import torch
-    from torch import nn
-
-    class Attention(nn.Module):
-        def forward(
-            self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            weights = (query @ key.transpose(-2, -1) / query.size(-1) ** 0.5).softmax(dim=-1)
-            return weights @ value, weights
-
-    query, key, value = torch.randn(3, 2, 5, 8)
-    with torch.inference_mode():
-        out, weights = Attention()(query, key, value)
-    print(out.shape, weights.shape)
-
-
-def good_pooling():
-    import torch
-    from torch import nn
-
-    class Pooling(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.score = nn.Linear(8, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            weights = self.score(x).softmax(dim=1)
-            return (weights.transpose(1, 2) @ x).squeeze(1)
-
-    with torch.inference_mode():
-        print(Pooling()(torch.randn(2, 5, 8)).shape)
-
-
-def good_normalized_weights():
-    import torch
-
-    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        weights = (query @ key.transpose(-2, -1) / query.size(-1) ** 0.5).softmax(dim=-1)
-        weights = weights / weights.sum(dim=-2, keepdim=True)
-        return weights @ value
-
-    query, key, value = torch.randn(3, 2, 5, 8)
-    print(attend(query, key, value).shape)

@@ -8,6 +8,28 @@ Ignore it on a CPU, and ignore `foreach=False` if there is no memory for one mor
 parameters. A script that reads gradients, or uses CUDA graphs, is not reported for `set_to_none`.
 
 Source: https://docs.pytorch.org/docs/stable/optim.html
+
+Wrong:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(10):
+        optimizer.zero_grad(set_to_none=True)
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
 """
 
 from __future__ import annotations
@@ -27,7 +49,6 @@ if TYPE_CHECKING:
 
 SEVERITY = "speed"
 FIX = "Leave out foreach and set_to_none, or pass fused=True."
-WATCH_SKIPS = ("bad_one_by_one", "bad_zeros", "bad_neither")
 _FEWEST = 10  # parameters: the time is in the number of kernels
 _NEEDS_GRADIENTS = re.compile(r"graph|static|\.grad\b|use_gradient_as_bucket_view", re.IGNORECASE)
 
@@ -91,101 +112,3 @@ def is_slow(group: Mapping[str, Any], on_gpu: int) -> bool:
     """Return whether a group turns off both fast implementations for its parameters on a GPU."""
     is_off = group.get("foreach") is False and not group.get("fused")
     return is_off and not group.get("capturable") and on_gpu >= _FEWEST
-
-
-def bad_one_by_one():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    for _ in range(10):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def bad_zeros():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        optimizer.zero_grad(set_to_none=False)
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def bad_neither():
-    import torch
-
-    class Learner:
-        def __init__(self):
-            self.net = torch.nn.Linear(4, 1)
-            options = {"lr": 0.1, "momentum": 0.9}
-            self.optimizer = torch.optim.SGD(
-                self.net.parameters(), foreach=False, fused=False, **options
-            )
-
-        def step(self) -> None:
-            self.optimizer.zero_grad()
-            self.net(torch.randn(8, 4)).pow(2).mean().backward()
-            self.optimizer.step()
-
-    learner = Learner()
-    for _ in range(10):
-        learner.step()
-
-
-def good_defaults():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(10):
-        optimizer.zero_grad(set_to_none=True)
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_fused():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False, fused=True)
-    for _ in range(10):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_one_per_parameter():
-    import torch
-
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
-    optimizers = {
-        parameter: torch.optim.Adam([parameter], lr=0.01, foreach=False)
-        for parameter in model.parameters()
-    }
-
-    def step(parameter):
-        optimizers[parameter].step()
-        optimizers[parameter].zero_grad()
-
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(step)
-    for _ in range(5):
-        model(torch.randn(16, 8)).mean().backward()
-
-
-def good_gradients_kept():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    flat = torch.zeros(5)  # all gradients in one tensor
-    for parameter, part in zip(model.parameters(), flat.split((4, 1)), strict=True):
-        parameter.grad = part.view_as(parameter)
-    for _ in range(10):
-        optimizer.zero_grad(set_to_none=False)
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()

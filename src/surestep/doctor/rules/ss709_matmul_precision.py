@@ -7,6 +7,32 @@ affected by it. With autocast most products are in bfloat16 or float16, and this
 Ignore it if the model needs all bits, as some simulations do.
 
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#tf32-on-ampere
+
+Wrong:
+
+    import torch
+    from torch import nn
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(10):
+        x = torch.randn(8, 512, device=device)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), x).backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+
+    model = torch.nn.Linear(512, 512)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(10):
+        x = torch.randn(4, 512)
+        optimizer.zero_grad()
+        (model(x) - x).pow(2).mean().backward()
+        optimizer.step()
 """
 
 from __future__ import annotations
@@ -22,7 +48,6 @@ if TYPE_CHECKING:
 
 SEVERITY = "info"
 FIX = 'Call torch.set_float32_matmul_precision("high") before training.'
-WATCH_SKIPS = ("bad_perceptron", "bad_transformer", "bad_explicit")
 _FEWEST = 10  # products
 _SMALLEST = 512  # of both sides of a weight: smaller products are limited by memory
 _CAPABILITY = 8  # of Ampere
@@ -72,93 +97,3 @@ def is_slow(capability: int, precision: str, shape: tuple[int, ...]) -> bool:
         shape: of the weight.
     """
     return capability >= _CAPABILITY and precision == "highest" and min(shape) >= _SMALLEST
-
-
-def bad_perceptron() -> None:
-    import torch
-    from torch import nn
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(10):
-        x = torch.randn(8, 512, device=device)
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), x).backward()
-        optimizer.step()
-
-
-def bad_transformer() -> None:
-    import torch
-    from torch import nn
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    layer = nn.TransformerEncoderLayer(512, 8, 512, batch_first=True).to(device)
-    optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-4)
-    for _ in range(6):
-        x = torch.randn(2, 4, 512, device=device)
-        loss = layer(x).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def bad_explicit() -> None:
-    import torch
-
-    class Learner:
-        def __init__(self) -> None:
-            torch.set_float32_matmul_precision("highest")
-            self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-            self.model = torch.nn.Linear(512, 512).to(self.device)
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-
-        def step(self) -> None:
-            x = torch.randn(4, 512, device=self.device)
-            self.optimizer.zero_grad()
-            (self.model(x) - x).pow(2).mean().backward()
-            self.optimizer.step()
-
-    learner = Learner()
-    for _ in range(12):
-        learner.step()
-
-
-def good_on_cpu() -> None:
-    import torch
-
-    model = torch.nn.Linear(512, 512)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(10):
-        x = torch.randn(4, 512)
-        optimizer.zero_grad()
-        (model(x) - x).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_small_layers() -> None:
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = torch.nn.Linear(16, 4).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(20):
-        x = torch.randn(8, 16, device=device)
-        optimizer.zero_grad()
-        model(x).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_autocast() -> None:
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = torch.nn.Linear(512, 512).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(12):
-        x = torch.randn(4, 512, device=device)
-        optimizer.zero_grad()
-        with torch.autocast(device, dtype=torch.bfloat16):
-            loss = (model(x) - x).pow(2).mean()
-        loss.backward()
-        optimizer.step()

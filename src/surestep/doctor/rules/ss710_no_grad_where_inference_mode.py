@@ -9,6 +9,38 @@ It is information only: other evaluations under `no_grad()` are not reported. Ig
 something trains on what is generated.
 
 Source: https://docs.pytorch.org/docs/stable/notes/autograd.html#inference-mode
+
+Wrong:
+
+    import torch
+    from torch import nn
+
+    @torch.no_grad()
+    def generate(model, tokens, count):
+        model.eval()
+        for _ in range(count):
+            logits = model(tokens)[:, -1]
+            token = torch.multinomial(logits.softmax(-1), 1)
+            tokens = torch.cat([tokens, token], dim=1)
+        return tokens
+
+    model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16))
+    print(generate(model, torch.zeros(1, 1, dtype=torch.long), 8))
+
+Right:
+
+    import torch
+    from torch import nn
+
+    @torch.inference_mode()
+    def generate(model, tokens, count):
+        for _ in range(count):
+            token = model(tokens)[:, -1].argmax(-1, keepdim=True)
+            tokens = torch.cat([tokens, token], dim=1)
+        return tokens
+
+    model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16)).eval()
+    print(generate(model, torch.zeros(1, 1, dtype=torch.long), 8))
 """
 
 from __future__ import annotations
@@ -79,110 +111,3 @@ def _find_names(output: Call) -> set[str]:
 
 def _list_nodes(node: ast.AST | None) -> Iterator[ast.AST]:
     return ast.walk(node) if isinstance(node, ast.expr) else iter(())
-
-
-def bad_function() -> None:
-    import torch
-    from torch import nn
-
-    @torch.no_grad()
-    def generate(model, tokens, count):
-        model.eval()
-        for _ in range(count):
-            logits = model(tokens)[:, -1]
-            token = torch.multinomial(logits.softmax(-1), 1)
-            tokens = torch.cat([tokens, token], dim=1)
-        return tokens
-
-    model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16))
-    print(generate(model, torch.zeros(1, 1, dtype=torch.long), 8))
-
-
-def bad_block() -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)).eval()
-    series = torch.zeros(4, 1)
-    with torch.no_grad():
-        for _ in range(10):
-            series = torch.cat((series, model(series[:, -1:])), 1)
-    print(series.shape)
-
-
-def bad_method() -> None:
-    import torch
-    from torch import nn
-
-    class Sampler:
-        def __init__(self, model: nn.Module) -> None:
-            self.model = model
-
-        def sample(self, length: int) -> torch.Tensor:
-            tokens = torch.zeros(1, 1, dtype=torch.long)
-            with torch.no_grad():
-                while tokens.size(1) < length:
-                    output = self.model(tokens)
-                    best = output[:, -1].argmax(-1, keepdim=True)
-                    tokens = torch.cat([tokens, best], 1)
-            return tokens
-
-    print(Sampler(nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16)).eval()).sample(6))
-
-
-def good_inference_mode() -> None:
-    import torch
-    from torch import nn
-
-    @torch.inference_mode()
-    def generate(model, tokens, count):
-        for _ in range(count):
-            token = model(tokens)[:, -1].argmax(-1, keepdim=True)
-            tokens = torch.cat([tokens, token], dim=1)
-        return tokens
-
-    model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16)).eval()
-    print(generate(model, torch.zeros(1, 1, dtype=torch.long), 8))
-
-
-def good_evaluation() -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Linear(4, 2).eval()
-    correct = 0
-    with torch.no_grad():
-        for _ in range(4):
-            x, y = torch.randn(8, 4), torch.randint(2, (8,))
-            correct += (model(x).argmax(1) == y).sum().item()
-    print(correct / 32)
-
-
-def good_outputs_beside_inputs() -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Linear(4, 4).eval()
-    with torch.no_grad():
-        for _ in range(4):
-            images = torch.randn(8, 4)
-            rows = torch.cat([images[:2], model(images)[:2]])
-            print(rows.shape)
-
-
-def good_trained_on_what_is_generated() -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        tokens = torch.zeros(4, 1, dtype=torch.long)
-        for _ in range(3):
-            with torch.no_grad():
-                token = model(tokens)[:, -1].argmax(-1, keepdim=True)
-            tokens = torch.cat([tokens, token], 1)
-            loss = nn.functional.cross_entropy(model(tokens)[:, -1], tokens[:, 0])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()

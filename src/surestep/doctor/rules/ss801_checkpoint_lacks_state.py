@@ -10,6 +10,45 @@ reported, nor is a script that does not continue at a saved epoch or step. In a 
 steps that are saved after the resume show this.
 
 Source: https://docs.pytorch.org/tutorials/recipes/recipes/saving_and_loading_a_general_checkpoint.html
+
+Wrong:
+
+    import os
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    start = 0
+    if os.path.exists("missing.pt"):
+        checkpoint = torch.load("missing.pt", map_location="cpu")
+        model.load_state_dict(checkpoint["model"])
+        start = checkpoint["epoch"] + 1
+    for epoch in range(start, 3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        print(epoch)
+
+Right:
+
+    import os
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    start = 0
+    if os.path.exists("missing.pt"):
+        checkpoint = torch.load("missing.pt", map_location="cpu")
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        start = checkpoint["epoch"] + 1
+    for epoch in range(start, 3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        print(epoch)
 """
 
 from __future__ import annotations
@@ -49,7 +88,6 @@ if TYPE_CHECKING:
 
 SEVERITY = "error"
 FIX = "Save optimizer.state_dict() in the checkpoint, and give it to optimizer.load_state_dict()."
-WATCH_SKIPS = ("bad_optimizer",)  # it has no checkpoint to resume from
 _SCALE = re.compile("scale(?!r)", re.IGNORECASE)
 _MAY_RESTORE = re.compile(r"load|restore|resume|set|copy_")
 _HARMLESS = frozenset("step update unscale_ zero_grad print len state_dict scale".split())
@@ -251,249 +289,3 @@ def _keeps_state(optimizer: Optimizer) -> bool:
     states = [s for s in list(optimizer.state.values())[:4] if isinstance(s, Mapping)]
     parts = [state[name] for state in states for name in state if name != "step"]
     return any(isinstance(part, Tensor) for part in parts)
-
-
-def bad_optimizer():
-    import os
-
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.AdamW(model.parameters())
-    start = 0
-    if os.path.exists("missing.pt"):
-        checkpoint = torch.load("missing.pt", map_location="cpu")
-        model.load_state_dict(checkpoint["model"])
-        start = checkpoint["epoch"] + 1
-    for epoch in range(start, 3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        print(epoch)
-
-
-def bad_momentum():
-    import os
-    import tempfile
-
-    import torch
-
-    class Trainer:
-        def __init__(self, path: str) -> None:
-            self.net = torch.nn.Linear(4, 1)
-            self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
-            self.first_epoch = 0
-            self.path = path
-            if os.path.exists(path):
-                self.resume()
-
-        def resume(self) -> None:
-            state = torch.load(self.path, map_location="cpu")
-            self.net.load_state_dict(state["weights"])
-            self.first_epoch = state["next_epoch"]
-
-        def save(self, epoch: int) -> None:
-            state = {"weights": self.net.state_dict(), "next_epoch": epoch + 1}
-            torch.save(state, f"{self.path}.tmp")
-            os.replace(f"{self.path}.tmp", self.path)
-
-        def fit(self, epochs: int) -> None:
-            for epoch in range(self.first_epoch, epochs):
-                self.optimizer.zero_grad()
-                self.net(torch.randn(8, 4)).pow(2).mean().backward()
-                self.optimizer.step()
-                self.save(epoch)
-
-    checkpoint = os.path.join(tempfile.mkdtemp(), "last.pt")
-    Trainer(checkpoint).fit(3)
-    Trainer(checkpoint).fit(6)  # as a second start of the script would
-
-
-def bad_saved_but_not_restored():
-    import os
-    import tempfile
-
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    def train(path: str, epochs: int) -> None:
-        loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
-        model = torch.nn.Linear(4, 1)
-        optimizer = torch.optim.Adam(model.parameters())
-        start = 0
-        if os.path.exists(path):
-            checkpoint = torch.load(path, map_location="cpu")
-            model.load_state_dict(checkpoint["model"])
-            start = checkpoint["epoch"] + 1
-        for epoch in range(start, epochs):
-            for (x,) in loader:
-                optimizer.zero_grad()
-                model(x).pow(2).mean().backward()
-                optimizer.step()
-            weights, moments = model.state_dict(), optimizer.state_dict()
-            state = {"model": weights, "optimizer": moments, "epoch": epoch}
-            torch.save(state, f"{path}.tmp")
-            os.replace(f"{path}.tmp", path)
-
-    checkpoint_path = os.path.join(tempfile.mkdtemp(), "last.pt")
-    train(checkpoint_path, 2)
-    train(checkpoint_path, 4)  # as a second start of the script would
-
-
-def bad_scaler():
-    import os
-    import tempfile
-
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    folder = tempfile.mkdtemp()
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.Adam(model.parameters())
-    scaler = torch.amp.GradScaler("cpu", enabled=True)
-    # As an earlier run left it.
-    weights, moments = model.state_dict(), optimizer.state_dict()
-    torch.save({"model": weights, "optimizer": moments, "epoch": 5}, f"{folder}/5.pt")
-
-    loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
-    start = 0
-    if os.path.exists(f"{folder}/5.pt"):
-        checkpoint = torch.load(f"{folder}/5.pt", map_location="cpu")
-        model.load_state_dict(checkpoint["model"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        start = checkpoint["epoch"]
-    for epoch in range(start, 8):
-        for (x,) in loader:
-            optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.float16):
-                loss = model(x).pow(2).mean()
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        weights, moments = model.state_dict(), optimizer.state_dict()
-        state = {"model": weights, "optimizer": moments, "epoch": epoch + 1}
-        torch.save(state, f"{folder}/{epoch + 1}.pt")
-
-
-def good_all_restored():
-    import os
-
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.AdamW(model.parameters())
-    start = 0
-    if os.path.exists("missing.pt"):
-        checkpoint = torch.load("missing.pt", map_location="cpu")
-        model.load_state_dict(checkpoint["model"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        start = checkpoint["epoch"] + 1
-    for epoch in range(start, 3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        print(epoch)
-
-
-def good_fine_tuning():
-    import tempfile
-
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    def train(model: torch.nn.Module, path: str, epochs: int) -> None:
-        loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
-        optimizer = torch.optim.AdamW(model.parameters())
-        for epoch in range(epochs):
-            for (x,) in loader:
-                optimizer.zero_grad()
-                model(x).pow(2).mean().backward()
-                optimizer.step()
-            torch.save({"model": model.state_dict(), "epoch": epoch}, path)
-
-    folder = tempfile.mkdtemp()
-    train(torch.nn.Linear(4, 1), f"{folder}/pretrained.pt", 3)
-    tuned = torch.nn.Linear(4, 1)
-    pretrained = torch.load(f"{folder}/pretrained.pt", map_location="cpu")
-    tuned.load_state_dict(pretrained["model"])
-    train(tuned, f"{folder}/tuned.pt", 5)
-
-
-def good_plain_sgd():
-    import os
-    import tempfile
-
-    import torch
-
-    def train(path: str, epochs: int) -> None:
-        model = torch.nn.Linear(4, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        start = 0
-        if os.path.exists(path):
-            checkpoint = torch.load(path, map_location="cpu")
-            model.load_state_dict(checkpoint["model"])
-            start = checkpoint["epoch"] + 1
-        for epoch in range(start, epochs):
-            optimizer.zero_grad()
-            model(torch.randn(8, 4)).pow(2).mean().backward()
-            optimizer.step()
-            torch.save({"model": model.state_dict(), "epoch": epoch}, f"{path}.tmp")
-            os.replace(f"{path}.tmp", path)
-
-    checkpoint_path = os.path.join(tempfile.mkdtemp(), "last.pt")
-    train(checkpoint_path, 3)
-    train(checkpoint_path, 6)
-
-
-def good_restored_in_loop():
-    import os
-    import tempfile
-
-    import torch
-
-    def train(path, epochs):
-        model = torch.nn.Linear(4, 1)
-        optimizer = torch.optim.Adam(model.parameters())
-        start = 0
-        parts = {"model": model, "optimizer": optimizer}
-        if os.path.exists(path):
-            checkpoint = torch.load(path, map_location="cpu")
-            for name, part in parts.items():
-                part.load_state_dict(checkpoint[name])
-            start = checkpoint["epoch"] + 1
-        for epoch in range(start, epochs):
-            optimizer.zero_grad()
-            model(torch.randn(8, 4)).pow(2).mean().backward()
-            optimizer.step()
-            state = {name: part.state_dict() for name, part in parts.items()}
-            torch.save({**state, "epoch": epoch}, f"{path}.tmp")
-            os.replace(f"{path}.tmp", path)
-
-    checkpoint_path = os.path.join(tempfile.mkdtemp(), "last.pt")
-    train(checkpoint_path, 3)
-    train(checkpoint_path, 6)
-
-
-def good_second_phase():
-    import os
-    import tempfile
-
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    path = os.path.join(tempfile.mkdtemp(), "best.pt")
-    loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
-    epoch = 0
-    for parameters, lr in ((model[1].parameters(), 1e-2), (model.parameters(), 1e-3)):
-        if epoch > 0:
-            model.load_state_dict(torch.load(path, map_location="cpu")["model"])
-        optimizer = torch.optim.Adam(parameters, lr=lr)
-        for _ in range(3):
-            for (x,) in loader:
-                optimizer.zero_grad()
-                model(x).pow(2).mean().backward()
-                optimizer.step()
-            epoch += 1
-            torch.save({"model": model.state_dict(), "epoch": epoch}, f"{path}.tmp")
-            os.replace(f"{path}.tmp", path)

@@ -8,6 +8,30 @@ Ignore it if the file is always read on the machine that wrote it. A script that
 device, or loads what the same run has saved, is not reported.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.load.html
+
+Wrong:
+
+    import os
+
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = torch.nn.Linear(4, 1).to(device)
+    if os.path.exists("last.pt"):
+        model.load_state_dict(torch.load("last.pt"))
+
+Right:
+
+    import io
+
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = torch.nn.Linear(4, 1).to(device)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
 """
 
 import ast
@@ -113,113 +137,3 @@ def _why_devices_differ(program: Program) -> tuple[str, bool]:
     if any(call.path == "torch.cuda.is_available" for call in calls):
         return "if it was saved on a GPU, a machine without one cannot load it", False
     return "", False
-
-
-def bad_optional_gpu():
-    import os
-
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = torch.nn.Linear(4, 1).to(device)
-    if os.path.exists("last.pt"):
-        model.load_state_dict(torch.load("last.pt"))
-
-
-def bad_every_rank():
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    def load(model: torch.nn.Module, path: str) -> int:
-        checkpoint = torch.load(path)
-        model.load_state_dict(checkpoint["model"])
-        return checkpoint["epoch"] + 1
-
-    torch.distributed.init_process_group("gloo")
-    model = torch.nn.Linear(4, 1)
-    start = load(model, "last.pt")
-    model = DistributedDataParallel(model)
-    print(start)
-
-
-def bad_runs_code():
-    import io
-
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
-    model.load_state_dict(torch.load(file, map_location="cpu", weights_only=False))
-
-
-def good_on_cpu():
-    import io
-
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = torch.nn.Linear(4, 1).to(device)
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
-    model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
-
-
-def good_one_device():
-    import io
-
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
-    model.load_state_dict(torch.load(file))
-
-
-def good_own_objects():
-    import io
-
-    import torch
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = torch.nn.Linear(4, 1).to(device)
-    file = io.BytesIO()
-    torch.save({"model": model.state_dict(), "options": frozenset(("wide",))}, file)
-    file.seek(0)
-    checkpoint = torch.load(file, device, weights_only=False)
-    model.load_state_dict(checkpoint["model"])
-
-
-def good_data():
-    import io
-
-    import torch
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    file = io.BytesIO()
-    torch.save(torch.randn(8, 4), file)
-    file.seek(0)
-    features = torch.load(file)
-    print(features.to(device).shape)
-
-
-def good_saved_by_the_same_run():
-    import io
-
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = torch.nn.Linear(4, 1).to(device)
-    best, file = float("inf"), io.BytesIO()
-    for _ in range(3):
-        with torch.inference_mode():
-            loss = model(torch.randn(8, 4, device=device)).pow(2).mean().item()
-        if loss < best:
-            best = loss
-            file.seek(0)
-            torch.save(model.state_dict(), file)
-    file.seek(0)
-    model.load_state_dict(torch.load(file))

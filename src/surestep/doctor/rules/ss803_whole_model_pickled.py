@@ -8,6 +8,28 @@ Ignore it for a file that is read once, by the same version of the same source. 
 run loads again is not reported.
 
 Source: https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html
+
+Wrong:
+
+    import io
+
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    file = io.BytesIO()
+    torch.save(model, file)
+
+Right:
+
+    import io
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    model.load_state_dict(torch.load(file, map_location="cpu"))
 """
 
 from collections.abc import Iterator
@@ -64,95 +86,3 @@ def _find_model(value: Value | None) -> Value | None:
         return next((m for m in map(_find_model, value.elements) if m is not None), None)
     inner = value.base if isinstance(value, Attribute) and value.name == "module" else value
     return value if is_model(inner) else None
-
-
-def bad_model():
-    import io
-
-    import torch
-
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-    file = io.BytesIO()
-    torch.save(model, file)
-
-
-def bad_in_checkpoint():
-    import io
-
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 1)
-
-    net = Net()
-    optimizer = torch.optim.AdamW(net.parameters())
-    file = io.BytesIO()
-    torch.save({"model": net, "optimizer": optimizer.state_dict(), "epoch": 3}, file)
-
-
-def bad_pickle():
-    import io
-    import pickle
-
-    import torch
-
-    class Trainer:
-        def __init__(self) -> None:
-            self.model = torch.nn.Linear(4, 1).eval()
-
-        def save(self, file: io.BytesIO) -> None:
-            pickle.dump(self.model, file)
-
-    Trainer().save(io.BytesIO())
-
-
-def good_state_dict():
-    import io
-
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
-    model.load_state_dict(torch.load(file, map_location="cpu"))
-
-
-def good_tensors():
-    import io
-
-    import torch
-
-    model = torch.nn.Linear(4, 2)
-    with torch.inference_mode():
-        features = model(torch.randn(8, 4))
-    torch.save({"features": features, "weight": model.weight.detach()}, io.BytesIO())
-
-
-def good_config_and_weights():
-    import io
-
-    import torch
-
-    config = {"in_features": 4, "out_features": 1}
-    net = torch.nn.Linear(**config)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    state = {"config": config, "model": net.state_dict(), "optimizer": optimizer.state_dict()}
-    torch.save(state, io.BytesIO())
-
-
-def good_test_of_pickling():
-    import io
-
-    import torch
-
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    copy = torch.load(file, weights_only=False)
-    x = torch.randn(2, 4)
-    assert torch.equal(copy(x), model(x))

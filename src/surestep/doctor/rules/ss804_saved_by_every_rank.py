@@ -8,6 +8,33 @@ Ignore it if each rank has a separate file system. A file whose name contains th
 reported.
 
 Source: https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html
+
+Wrong:
+
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    dist.init_process_group("gloo")
+    model = DDP(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        torch.save(model.module.state_dict(), f"epoch_{epoch}.pt")
+
+Right:
+
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    dist.init_process_group("gloo")
+    model = DDP(torch.nn.Linear(4, 1))
+    if dist.get_rank() == 0:
+        torch.save(model.module.state_dict(), "model.pt")
+    dist.barrier()
 """
 
 from __future__ import annotations
@@ -33,7 +60,6 @@ from surestep.doctor.watcher import Location, Observation, Run, Watcher
 SEVERITY = "error"
 _MOST_FILES = 100  # that are remembered
 # It has one process here, and would be two runs of rank 0.
-WATCH_SKIPS = ("good_run_of_rank_0",)
 FIX = "Save inside `if torch.distributed.get_rank() == 0:`."
 
 
@@ -93,116 +119,3 @@ class Watch(Watcher):
                     step,
                     {"path": path, "ranks": ranks, "files": len(shared)},
                 )
-
-
-def bad_after_epoch():
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
-    dist.init_process_group("gloo")
-    model = DDP(torch.nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for epoch in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        torch.save(model.module.state_dict(), f"epoch_{epoch}.pt")
-
-
-def bad_if_best():
-    import torch
-
-    def save(model: torch.nn.Module, name: str) -> None:
-        torch.save({"model": model.state_dict()}, f"out/{name}.pt")
-
-    torch.distributed.init_process_group("gloo")
-    model = torch.nn.Linear(4, 1)
-    best = float("inf")
-    for _ in range(3):
-        with torch.inference_mode():
-            loss = model(torch.randn(8, 4)).pow(2).mean().item()
-        if loss < best:
-            best = loss
-            save(model, "best")
-
-
-def bad_in_class():
-    import os
-
-    import torch
-
-    class Trainer:
-        def __init__(self, folder: str) -> None:
-            torch.distributed.init_process_group(backend="gloo")
-            self.folder = folder
-            self.model = torch.nn.Linear(4, 1)
-
-        def save(self) -> None:
-            torch.save(self.model.state_dict(), os.path.join(self.folder, "model.pt"))
-
-    Trainer("out").save()
-
-
-def good_on_rank_0():
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
-    dist.init_process_group("gloo")
-    model = DDP(torch.nn.Linear(4, 1))
-    if dist.get_rank() == 0:
-        torch.save(model.module.state_dict(), "model.pt")
-    dist.barrier()
-
-
-def good_early_return():
-    import os
-
-    import torch
-
-    def save(model: torch.nn.Module) -> None:
-        if not is_first:
-            return
-        torch.save(model.state_dict(), "model.pt")
-
-    torch.distributed.init_process_group("gloo")
-    is_first = int(os.environ["RANK"]) == 0
-    save(torch.nn.Linear(4, 1))
-
-
-def good_file_of_rank():
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    model = torch.nn.Linear(4, 1)
-    rank = dist.get_rank()
-    torch.save(model.state_dict(), f"shard_{rank}.pt")
-
-
-def good_one_process():
-    import io
-
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    torch.save(model.state_dict(), io.BytesIO())
-
-
-def good_run_of_rank_0():
-    import torch
-    import torch.distributed as dist
-
-    def run(rank: int, ranks: int) -> None:
-        if ranks > 1:
-            dist.init_process_group("gloo", rank=rank, world_size=ranks)
-        model = torch.nn.Linear(4, 1)
-        if rank == 0:
-            torch.save({"model": model.state_dict()}, "model.pt")
-
-    ranks = torch.cuda.device_count()
-    if ranks > 1:
-        torch.multiprocessing.spawn(run, args=(ranks,), nprocs=ranks)
-    else:
-        run(0, ranks)

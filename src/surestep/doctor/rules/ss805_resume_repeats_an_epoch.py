@@ -9,6 +9,69 @@ Ignore it if the checkpoint is saved before the epoch is trained. A run shows th
 pass over the DataLoader is followed by a checkpoint, and no checkpoint is saved during one.
 
 Source: https://docs.pytorch.org/tutorials/recipes/recipes/saving_and_loading_a_general_checkpoint.html
+
+Wrong:
+
+    import os
+    import tempfile
+
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    def train(path: str, epochs: int) -> None:
+        loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        start = 0
+        if os.path.exists(path):
+            checkpoint = torch.load(path, map_location="cpu")
+            model.load_state_dict(checkpoint["model"])
+            optimizer.load_state_dict(checkpoint["optimizer"])
+            start = checkpoint["epoch"]
+        for epoch in range(start, epochs):
+            for (x,) in loader:
+                optimizer.zero_grad()
+                model(x).pow(2).mean().backward()
+                optimizer.step()
+            weights, state = model.state_dict(), optimizer.state_dict()
+            torch.save({"model": weights, "optimizer": state, "epoch": epoch}, f"{path}.tmp")
+            os.replace(f"{path}.tmp", path)
+
+    checkpoint_path = os.path.join(tempfile.mkdtemp(), "last.pt")
+    train(checkpoint_path, 2)
+    train(checkpoint_path, 4)  # as a second start of the script would
+
+Right:
+
+    import os
+    import tempfile
+
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    def train(path: str, epochs: int) -> None:
+        loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        start = 0
+        if os.path.exists(path):
+            checkpoint = torch.load(path, map_location="cpu")
+            model.load_state_dict(checkpoint["model"])
+            optimizer.load_state_dict(checkpoint["optimizer"])
+            start = checkpoint["epoch"]
+        for epoch in range(start, epochs):
+            for (x,) in loader:
+                optimizer.zero_grad()
+                model(x).pow(2).mean().backward()
+                optimizer.step()
+            weights, state = model.state_dict(), optimizer.state_dict()
+            checkpoint = {"model": weights, "optimizer": state, "epoch": epoch + 1}
+            torch.save(checkpoint, f"{path}.tmp")
+            os.replace(f"{path}.tmp", path)
+
+    checkpoint_path = os.path.join(tempfile.mkdtemp(), "last.pt")
+    train(checkpoint_path, 2)
+    train(checkpoint_path, 4)
 """
 
 from __future__ import annotations
@@ -136,223 +199,3 @@ def _find_shifted(training: Training) -> tuple[SavedNumbers, int, int] | None:
         if shift != 0 and is_sure and is_same_form and is_of_last:
             return series, number, shift
     return None
-
-
-def bad_saved_as_it_is():
-    import os
-    import tempfile
-
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    def train(path: str, epochs: int) -> None:
-        loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
-        model = torch.nn.Linear(4, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        start = 0
-        if os.path.exists(path):
-            checkpoint = torch.load(path, map_location="cpu")
-            model.load_state_dict(checkpoint["model"])
-            optimizer.load_state_dict(checkpoint["optimizer"])
-            start = checkpoint["epoch"]
-        for epoch in range(start, epochs):
-            for (x,) in loader:
-                optimizer.zero_grad()
-                model(x).pow(2).mean().backward()
-                optimizer.step()
-            weights, state = model.state_dict(), optimizer.state_dict()
-            torch.save({"model": weights, "optimizer": state, "epoch": epoch}, f"{path}.tmp")
-            os.replace(f"{path}.tmp", path)
-
-    checkpoint_path = os.path.join(tempfile.mkdtemp(), "last.pt")
-    train(checkpoint_path, 2)
-    train(checkpoint_path, 4)  # as a second start of the script would
-
-
-def bad_in_class():
-    import os
-    import tempfile
-
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    class Trainer:
-        def __init__(self, folder: str, resume: str = "") -> None:
-            self.folder = folder
-            self.loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
-            self.model = torch.nn.Linear(4, 1)
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-            self.start_epoch = 0
-            if resume:
-                state = torch.load(resume, map_location="cpu")
-                self.model.load_state_dict(state["model"])
-                self.optimizer.load_state_dict(state["optimizer"])
-                self.start_epoch = state["epoch"]
-
-        def train_epoch(self) -> None:
-            for (x,) in self.loader:
-                self.optimizer.zero_grad()
-                self.model(x).pow(2).mean().backward()
-                self.optimizer.step()
-
-        def save(self, epoch: int) -> None:
-            model, optimizer = self.model.state_dict(), self.optimizer.state_dict()
-            state = {"epoch": epoch, "model": model, "optimizer": optimizer}
-            torch.save(state, os.path.join(self.folder, f"{epoch}.pt"))
-
-        def fit(self, epochs: int) -> None:
-            for epoch in range(self.start_epoch, epochs):
-                self.train_epoch()
-                self.save(epoch)
-
-    runs = tempfile.mkdtemp()
-    Trainer(runs).fit(3)
-    Trainer(runs, resume=os.path.join(runs, "2.pt")).fit(5)
-
-
-def bad_one_added_twice():
-    import os
-    import tempfile
-
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    def resume(path: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        checkpoint = torch.load(path, map_location="cpu")
-        model.load_state_dict(checkpoint["model"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        return checkpoint["epoch"] + 1
-
-    folder = tempfile.mkdtemp()
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    # As an earlier run left it.
-    parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    torch.save({**parts, "epoch": 4}, f"{folder}/4.pt")
-
-    loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
-    last = f"{folder}/4.pt"
-    first = resume(last, model, optimizer) if os.path.exists(last) else 0
-    for epoch in range(first, 8):
-        for (x,) in loader:
-            optimizer.zero_grad()
-            model(x).pow(2).mean().backward()
-            optimizer.step()
-        weights, state = model.state_dict(), optimizer.state_dict()
-        checkpoint = {"model": weights, "optimizer": state, "epoch": epoch + 1}
-        torch.save(checkpoint, f"{folder}/{epoch + 1}.pt")
-
-
-def good_next_epoch_saved():
-    import os
-    import tempfile
-
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    def train(path: str, epochs: int) -> None:
-        loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
-        model = torch.nn.Linear(4, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        start = 0
-        if os.path.exists(path):
-            checkpoint = torch.load(path, map_location="cpu")
-            model.load_state_dict(checkpoint["model"])
-            optimizer.load_state_dict(checkpoint["optimizer"])
-            start = checkpoint["epoch"]
-        for epoch in range(start, epochs):
-            for (x,) in loader:
-                optimizer.zero_grad()
-                model(x).pow(2).mean().backward()
-                optimizer.step()
-            weights, state = model.state_dict(), optimizer.state_dict()
-            checkpoint = {"model": weights, "optimizer": state, "epoch": epoch + 1}
-            torch.save(checkpoint, f"{path}.tmp")
-            os.replace(f"{path}.tmp", path)
-
-    checkpoint_path = os.path.join(tempfile.mkdtemp(), "last.pt")
-    train(checkpoint_path, 2)
-    train(checkpoint_path, 4)
-
-
-def good_next_epoch_loaded():
-    import os
-    import tempfile
-
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    def train(path: str, epochs: int) -> None:
-        loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
-        model = torch.nn.Linear(4, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        start = 0
-        if os.path.exists(path):
-            checkpoint = torch.load(path, map_location="cpu")
-            model.load_state_dict(checkpoint["model"])
-            optimizer.load_state_dict(checkpoint["optimizer"])
-            start = 1 + checkpoint["epoch"]
-        for epoch in range(start, epochs):
-            for (x,) in loader:
-                optimizer.zero_grad()
-                model(x).pow(2).mean().backward()
-                optimizer.step()
-            weights, state = model.state_dict(), optimizer.state_dict()
-            torch.save({"model": weights, "optimizer": state, "epoch": epoch}, f"{path}.tmp")
-            os.replace(f"{path}.tmp", path)
-
-    checkpoint_path = os.path.join(tempfile.mkdtemp(), "last.pt")
-    train(checkpoint_path, 2)
-    train(checkpoint_path, 4)
-
-
-def good_saved_before_epoch():
-    import os
-    import tempfile
-
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    def train(path: str, epochs: int) -> None:
-        loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
-        model = torch.nn.Linear(4, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        start = 0
-        if os.path.exists(path):
-            checkpoint = torch.load(path, map_location="cpu")
-            model.load_state_dict(checkpoint["model"])
-            optimizer.load_state_dict(checkpoint["optimizer"])
-            start = checkpoint["epoch"]
-        for epoch in range(start, epochs):
-            weights, state = model.state_dict(), optimizer.state_dict()
-            torch.save({"model": weights, "optimizer": state, "epoch": epoch}, f"{path}.tmp")
-            os.replace(f"{path}.tmp", path)
-            for (x,) in loader:
-                optimizer.zero_grad()
-                model(x).pow(2).mean().backward()
-                optimizer.step()
-
-    checkpoint_path = os.path.join(tempfile.mkdtemp(), "last.pt")
-    train(checkpoint_path, 3)
-    train(checkpoint_path, 6)
-
-
-def good_counted_from_one():
-    import os
-
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    done = 0
-    if os.path.exists("missing.pt"):
-        checkpoint = torch.load("missing.pt", map_location="cpu")
-        model.load_state_dict(checkpoint["model"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        done = checkpoint["epoch"]
-    for epoch in range(done + 1, 1):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
-        torch.save(state, f"{epoch}.pt")

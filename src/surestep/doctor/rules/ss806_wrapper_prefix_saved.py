@@ -8,6 +8,24 @@ Ignore it if only wrapped models load the file. A checkpoint that has more than 
 that loads or renames such weights, is not reported.
 
 Source: https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html
+
+Wrong:
+
+    import io
+
+    import torch
+
+    model = torch.nn.DataParallel(torch.nn.Linear(4, 1))
+    torch.save(model.state_dict(), io.BytesIO())
+
+Right:
+
+    import io
+
+    import torch
+
+    model = torch.nn.DataParallel(torch.nn.Linear(4, 1))
+    torch.save(model.module.state_dict(), io.BytesIO())
 """
 
 from __future__ import annotations
@@ -110,98 +128,3 @@ def _find_prefix(owner: Any) -> str:
         return "_orig_mod."
     wrappers = ("DataParallel", "DistributedDataParallel")
     return "module." if type(owner).__name__ in wrappers else ""
-
-
-def bad_data_parallel():
-    import io
-
-    import torch
-
-    model = torch.nn.DataParallel(torch.nn.Linear(4, 1))
-    torch.save(model.state_dict(), io.BytesIO())
-
-
-def bad_compiled():
-    import io
-
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 1)
-
-    class Trainer:
-        def __init__(self):
-            self.model = torch.compile(Net())
-
-        def save(self, file):
-            torch.save({"weights": self.model.state_dict()}, file)
-
-    Trainer().save(io.BytesIO())
-
-
-def bad_distributed():
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 1)
-
-    dist.init_process_group("gloo")
-    model = DDP(Net())
-    if dist.get_rank() == 0:
-        torch.save(model.state_dict(), "weights.pt")
-
-
-def good_inner_model():
-    import io
-
-    import torch
-
-    model = torch.nn.DataParallel(torch.nn.Linear(4, 1))
-    torch.save(model.module.state_dict(), io.BytesIO())
-
-
-def good_uncompiled_model():
-    import io
-
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 1)
-
-    model = Net()
-    compiled = torch.compile(model)
-    print(type(compiled))
-    torch.save(model.state_dict(), io.BytesIO())
-
-
-def good_loaded_by_a_wrapper():
-    import io
-
-    import torch
-
-    model = torch.nn.DataParallel(torch.nn.Linear(4, 1))
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
-    model.load_state_dict(torch.load(file, map_location="cpu"))
-
-
-def good_renamed():
-    import io
-
-    import torch
-
-    model = torch.nn.DataParallel(torch.nn.Linear(4, 1))
-    weights = {key.removeprefix("module."): value for key, value in model.state_dict().items()}
-    torch.save(weights, io.BytesIO())

@@ -7,6 +7,51 @@ that file, cannot be resumed. Preemption and out-of-memory kills happen at any t
 Ignore it if another copy is made. A script that does not resume from the file is not reported.
 
 Source: https://docs.python.org/3/library/os.html#os.replace
+
+Wrong:
+
+    import os
+    import tempfile
+
+    import torch
+
+    path = os.path.join(tempfile.mkdtemp(), "last.pt")
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    start = 0
+    if os.path.exists(path):
+        state = torch.load(path, map_location="cpu")
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        start = state["epoch"]
+    for epoch in range(start, 2):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        weights, moments = model.state_dict(), optimizer.state_dict()
+        torch.save({"model": weights, "optimizer": moments, "epoch": epoch + 1}, path)
+
+Right:
+
+    import os
+    import tempfile
+
+    import torch
+
+    path = os.path.join(tempfile.mkdtemp(), "last.pt")
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if os.path.exists(path):
+        state = torch.load(path, map_location="cpu")
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(state, f"{path}.tmp")
+        os.replace(f"{path}.tmp", path)
 """
 
 import re
@@ -67,141 +112,3 @@ def _is_resumed(trace: Trace, save: Save) -> bool:
     same = [load for load in loads if is_same_file(load.argument(0, "f"), save.path)]
     restored = [state for _, receiver, state in find_restores(trace) if is_optimizer(receiver)]
     return any(is_restored_from(state, load) for state in restored for load in same)
-
-
-def bad_resumed_file():
-    import os
-    import tempfile
-
-    import torch
-
-    path = os.path.join(tempfile.mkdtemp(), "last.pt")
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.AdamW(model.parameters())
-    start = 0
-    if os.path.exists(path):
-        state = torch.load(path, map_location="cpu")
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        start = state["epoch"]
-    for epoch in range(start, 2):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        weights, moments = model.state_dict(), optimizer.state_dict()
-        torch.save({"model": weights, "optimizer": moments, "epoch": epoch + 1}, path)
-
-
-def bad_constant_name():
-    import os
-
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    if os.path.exists("checkpoint.pt"):
-        state = torch.load("checkpoint.pt", map_location="cpu")
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-    for step in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        if step % 100 == 99:
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save(state, "checkpoint.pt")
-
-
-def bad_in_class():
-    import os
-    import tempfile
-    from pathlib import Path
-
-    import torch
-
-    class Trainer:
-        def __init__(self, folder: str) -> None:
-            self.path = Path(folder) / "last.pt"
-            self.net = torch.nn.Linear(4, 1)
-            self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
-
-        def resume(self) -> None:
-            state = torch.load(self.path, map_location="cpu")
-            self.net.load_state_dict(state["net"])
-            self.optimizer.load_state_dict(state["optimizer"])
-
-        def save(self) -> None:
-            net, optimizer = self.net.state_dict(), self.optimizer.state_dict()
-            torch.save({"net": net, "optimizer": optimizer}, self.path)
-
-        def fit(self) -> None:
-            for _ in range(3):
-                self.optimizer.zero_grad()
-                self.net(torch.randn(8, 4)).pow(2).mean().backward()
-                self.optimizer.step()
-                self.save()
-
-    trainer = Trainer(tempfile.mkdtemp())
-    if os.path.exists(trainer.path):
-        trainer.resume()
-    trainer.fit()
-
-
-def good_replaced():
-    import os
-    import tempfile
-
-    import torch
-
-    path = os.path.join(tempfile.mkdtemp(), "last.pt")
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    if os.path.exists(path):
-        state = torch.load(path, map_location="cpu")
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save(state, f"{path}.tmp")
-        os.replace(f"{path}.tmp", path)
-
-
-def good_file_of_epoch():
-    import os
-    import tempfile
-
-    import torch
-
-    folder = tempfile.mkdtemp()
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    if files := sorted(os.listdir(folder)):
-        state = torch.load(os.path.join(folder, files[-1]), map_location="cpu")
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-    for epoch in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save(state, os.path.join(folder, f"{epoch:04}.pt"))
-
-
-def good_weights_only():
-    import os
-    import tempfile
-
-    import torch
-
-    path = os.path.join(tempfile.mkdtemp(), "best.pt")
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        torch.save(model.state_dict(), path)
-    model.load_state_dict(torch.load(path, map_location="cpu"))

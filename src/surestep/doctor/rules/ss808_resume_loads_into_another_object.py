@@ -9,6 +9,43 @@ Ignore it if the second object is meant to start fresh. `strict=False` is report
 because pretrained weights often lack a head.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html
+
+Wrong:
+
+    import copy
+    import io
+
+    import torch
+
+    def resume(model, file):
+        state = torch.load(file, map_location="cpu")
+        copy.deepcopy(model).load_state_dict(state)
+
+    file = io.BytesIO()
+    torch.save(torch.nn.Linear(4, 1).state_dict(), file)
+    file.seek(0)
+    model = torch.nn.Linear(4, 1)
+    resume(model, file)
+    print(model(torch.randn(8, 4)).mean())
+
+Right:
+
+    import os
+
+    import torch
+
+    student, teacher = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+    if os.path.exists("missing.pt"):
+        teacher.load_state_dict(torch.load("missing.pt", map_location="cpu"))
+    teacher.eval()
+    optimizer = torch.optim.Adam(student.parameters())
+    for _ in range(3):
+        x = torch.randn(8, 4)
+        with torch.no_grad():
+            target = teacher(x)
+        optimizer.zero_grad()
+        (student(x) - target).pow(2).mean().backward()
+        optimizer.step()
 """
 
 import ast
@@ -180,207 +217,3 @@ def _is_resume(restores: list[tuple[Event, Value, Value]], state: Value) -> bool
     own = entry_of(state)
     others = [entry_of(other) for _, receiver, other in restores if is_optimizer(receiver)]
     return own is not None and any(other is not None and other[0] is own[0] for other in others)
-
-
-def bad_copy():
-    import copy
-    import io
-
-    import torch
-
-    def resume(model, file):
-        state = torch.load(file, map_location="cpu")
-        copy.deepcopy(model).load_state_dict(state)
-
-    file = io.BytesIO()
-    torch.save(torch.nn.Linear(4, 1).state_dict(), file)
-    file.seek(0)
-    model = torch.nn.Linear(4, 1)
-    resume(model, file)
-    print(model(torch.randn(8, 4)).mean())
-
-
-def bad_new_model():
-    import io
-
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x)
-
-    file = io.BytesIO()
-    torch.save(Net().state_dict(), file)
-    file.seek(0)
-    model = Net()
-    model.load_state_dict(torch.load(file, map_location="cpu"))
-    model = Net().eval()
-    with torch.inference_mode():
-        print(model(torch.randn(8, 4)).mean())
-
-
-def bad_unused_model():
-    import os
-
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x)
-
-    model = Net()
-    optimizer = torch.optim.Adam(model.parameters())
-    if os.path.exists("missing.pt"):
-        Net().load_state_dict(torch.load("missing.pt", map_location="cpu"))
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def bad_second_model():
-    import os
-
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.Adam(model.parameters())
-    resumed = torch.nn.Linear(4, 1)
-    if os.path.exists("missing.pt"):
-        state = torch.load("missing.pt", map_location="cpu")
-        resumed.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_teacher():
-    import os
-
-    import torch
-
-    student, teacher = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
-    if os.path.exists("missing.pt"):
-        teacher.load_state_dict(torch.load("missing.pt", map_location="cpu"))
-    teacher.eval()
-    optimizer = torch.optim.Adam(student.parameters())
-    for _ in range(3):
-        x = torch.randn(8, 4)
-        with torch.no_grad():
-            target = teacher(x)
-        optimizer.zero_grad()
-        (student(x) - target).pow(2).mean().backward()
-        optimizer.step()
-
-
-def bad_new_optimizer():
-    import os
-
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.Adam(model.parameters())
-    if os.path.exists("missing.pt"):
-        state = torch.load("missing.pt", map_location="cpu")
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def bad_names_skipped():
-    import os
-
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.Adam(model.parameters())
-    if os.path.exists("missing.pt"):
-        state = torch.load("missing.pt", map_location="cpu")
-        model.load_state_dict(state["model"], strict=False)
-        optimizer.load_state_dict(state["optimizer"])
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_order():
-    import os
-
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    if os.path.exists("missing.pt"):
-        state = torch.load("missing.pt", map_location="cpu")
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_pretrained_backbone():
-    import os
-
-    import torch
-
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-    if os.path.exists("backbone.pt"):
-        weights = torch.load("backbone.pt", map_location="cpu")
-        model.load_state_dict(weights, strict=False)
-    optimizer = torch.optim.Adam(model.parameters())
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_used_between():
-    import io
-
-    import torch
-
-    file = io.BytesIO()
-    torch.save(torch.nn.Linear(4, 1).state_dict(), file)
-    file.seek(0)
-    model = torch.nn.Linear(4, 1)
-    model.load_state_dict(torch.load(file, map_location="cpu"))
-    with torch.inference_mode():
-        print(model(torch.randn(8, 4)).mean())
-    model = torch.nn.Linear(4, 1)
-    with torch.inference_mode():
-        print(model(torch.randn(8, 4)).mean())
-
-
-def good_wrapped():
-    import io
-
-    import torch
-    from torch import nn
-
-    file = io.BytesIO()
-    torch.save(nn.Linear(4, 1).state_dict(), file)
-    file.seek(0)
-    model = nn.Linear(4, 1)
-    model.load_state_dict(torch.load(file, map_location="cpu"))
-    model = nn.DataParallel(model)
-    with torch.inference_mode():
-        print(model(torch.randn(8, 4)).mean())

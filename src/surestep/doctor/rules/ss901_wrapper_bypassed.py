@@ -7,6 +7,42 @@ trains a different model. Nothing fails, and only the model of rank 0 is saved.
 Ignore it if the gradients are reduced elsewhere. Evaluation with `model.module` is correct.
 
 Source: https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design
+
+Wrong:
+
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.distributed.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        loss = model.module(torch.randn(8, 4)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
+    torch.distributed.init_process_group("gloo")
+    model = Net()
+    model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
 """
 
 from __future__ import annotations
@@ -152,131 +188,3 @@ class Watch(Watcher):
                 step,
                 {"passes": count},
             )
-
-
-def bad_module():
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    torch.distributed.init_process_group("gloo")
-    model = DistributedDataParallel(torch.nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        loss = model.module(torch.randn(8, 4)).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def bad_inner_model():
-    import torch
-    from torch.nn.functional import mse_loss
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
-    torch.distributed.init_process_group("gloo")
-    model = torch.nn.Linear(4, 1)
-    ddp_model = DDP(model)
-    optimizer = torch.optim.SGD(ddp_model.parameters(), lr=0.1)
-    for _ in range(10):
-        x = torch.randn(8, 4)
-        optimizer.zero_grad()
-        mse_loss(model(x), x.sum(1, keepdim=True)).backward()
-        optimizer.step()
-
-
-def bad_in_class():
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x)
-
-    class Trainer:
-        def __init__(self) -> None:
-            self.model = nn.parallel.DistributedDataParallel(Net())
-            self.optimizer = torch.optim.AdamW(self.model.parameters())
-
-        def step(self, x: torch.Tensor) -> None:
-            self.optimizer.zero_grad()
-            self.model.module(x).pow(2).mean().backward()
-            self.optimizer.step()
-
-    torch.distributed.init_process_group("gloo")
-    trainer = Trainer()
-    for _ in range(10):
-        trainer.step(torch.randn(8, 4))
-
-
-def good_wrapper():
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x)
-
-    torch.distributed.init_process_group("gloo")
-    model = Net()
-    model = nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_evaluation():
-    import torch
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
-    torch.distributed.init_process_group("gloo")
-    model = DDP(torch.nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-    model.eval()
-    with torch.inference_mode():
-        print(model.module(torch.randn(8, 4)).mean())
-
-
-def good_not_always_wrapped():
-    import os
-
-    import torch
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    if "RANK" in os.environ:
-        torch.distributed.init_process_group("gloo")
-        model = DDP(model)
-    for _ in range(10):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_part_of_a_wrapped_step():
-    import torch
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
-    torch.distributed.init_process_group("gloo")
-    model = DDP(torch.nn.Linear(4, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        features = model(torch.randn(8, 4))
-        cycle = model.module(features)
-        optimizer.zero_grad()
-        (features.pow(2).mean() + cycle.pow(2).mean()).backward()
-        optimizer.step()

@@ -8,6 +8,32 @@ Ignore it if a launcher shows one GPU to each process. A script that mentions CU
 is not reported.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+
+Wrong:
+
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    dist.init_process_group("nccl")
+    model = DDP(torch.nn.Linear(4, 1).cuda())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4, device="cuda")).pow(2).mean().backward()
+        optimizer.step()
+
+Right:
+
+    import os
+
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    dist.init_process_group("nccl")
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    print(DDP(torch.nn.Linear(4, 1).cuda()))
 """
 
 import re
@@ -77,84 +103,3 @@ def _is_current_gpu(device: Value) -> bool:
     if isinstance(device, Call) and device.path == "torch.device" and len(device.args) == 1:
         return any(map(_is_current_gpu, options_of(device.args[0])))
     return isinstance(device, Constant) and device.value == "cuda"
-
-
-def bad_cuda():
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
-    dist.init_process_group("nccl")
-    model = DDP(torch.nn.Linear(4, 1).cuda())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4, device="cuda")).pow(2).mean().backward()
-        optimizer.step()
-
-
-def bad_to_cuda():
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 1)
-
-    torch.distributed.init_process_group(backend="nccl")
-    model = Net().to("cuda")
-    model = nn.parallel.DistributedDataParallel(model)
-
-
-def bad_in_function():
-    import torch
-    import torch.distributed as dist
-    import torch.multiprocessing as mp
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
-    def work(rank: int, count: int) -> None:
-        dist.init_process_group("nccl", rank=rank, world_size=count)
-        print(DDP(torch.nn.Linear(4, 1).cuda()))
-
-    mp.spawn(work, args=(2,), nprocs=2)
-
-
-def good_set_device():
-    import os
-
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
-    dist.init_process_group("nccl")
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    print(DDP(torch.nn.Linear(4, 1).cuda()))
-
-
-def good_device_of_rank():
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
-    dist.init_process_group("nccl")
-    rank = dist.get_rank()
-    print(DDP(torch.nn.Linear(4, 1).cuda(rank)))
-
-
-def good_on_cpu():
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
-    dist.init_process_group("gloo")
-    print(DDP(torch.nn.Linear(4, 1)))
-
-
-def good_one_process():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    if torch.cuda.is_available():
-        model = model.cuda()
-    print(model)

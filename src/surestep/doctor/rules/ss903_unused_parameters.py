@@ -7,6 +7,40 @@ names no parameter, or with other collectives the ranks wait forever. This rule 
 A model with `find_unused_parameters=True` or `static_graph=True` is not reported.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+
+Wrong:
+
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(4, 1), nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x)
+
+    torch.distributed.init_process_group("gloo")
+    model = nn.parallel.DistributedDataParallel(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+    from torch import nn
+
+    torch.distributed.init_process_group("gloo")
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
 """
 
 from __future__ import annotations
@@ -70,121 +104,3 @@ class Watch(Watcher):
             self._step,
             {"parameters": names[:50], "count": len(names)},
         )
-
-
-def bad_layer_that_is_not_called() -> None:
-    import torch
-    from torch import nn
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used, self.unused = nn.Linear(4, 1), nn.Linear(4, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.used(x)
-
-    torch.distributed.init_process_group("gloo")
-    model = nn.parallel.DistributedDataParallel(Net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def bad_output_that_the_loss_ignores() -> None:
-    import torch
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
-    class TwoHeads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.classes, self.boxes = nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(8, 4)
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            features = torch.relu(self.body(x))
-            return self.classes(features), self.boxes(features)
-
-    torch.distributed.init_process_group(backend="gloo")
-    ddp = DDP(TwoHeads())
-    optimizer = torch.optim.AdamW(ddp.parameters())
-    for _ in range(4):
-        optimizer.zero_grad()
-        logits, _ = ddp(torch.randn(8, 4))
-        nn.functional.cross_entropy(logits, torch.randint(3, (8,))).backward()
-        optimizer.step()
-
-
-def bad_branch() -> None:
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-
-    class Gated(nn.Module):
-        def __init__(self, use_gate: bool = False) -> None:
-            super().__init__()
-            self.use_gate = use_gate
-            self.gate, self.out = nn.Linear(4, 4), nn.Linear(4, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.out(self.gate(x) if self.use_gate else x)
-
-    class Trainer:
-        def __init__(self) -> None:
-            dist.init_process_group("gloo")
-            self.model = nn.parallel.DistributedDataParallel(Gated())
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-
-        def step(self) -> None:
-            self.optimizer.zero_grad()
-            self.model(torch.randn(8, 4)).pow(2).mean().backward()
-            self.optimizer.step()
-
-    trainer = Trainer()
-    for _ in range(3):
-        trainer.step()
-
-
-def good_all_used() -> None:
-    import torch
-    from torch import nn
-
-    torch.distributed.init_process_group("gloo")
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_frozen() -> None:
-    import torch
-    from torch import nn
-
-    torch.distributed.init_process_group("gloo")
-    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-    net[0].requires_grad_(False)
-    model = nn.parallel.DistributedDataParallel(net)
-    optimizer = torch.optim.SGD(net[1].parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_accumulation() -> None:
-    import torch
-    from torch import nn
-
-    torch.distributed.init_process_group("gloo")
-    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        with model.no_sync():
-            (model(torch.randn(8, 4)).pow(2).mean() / 2).backward()
-        (model(torch.randn(8, 4)).pow(2).mean() / 2).backward()
-        optimizer.step()

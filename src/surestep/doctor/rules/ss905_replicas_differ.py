@@ -8,6 +8,38 @@ fails, and rank 0 saves its own copy.
 Ignore it if the copies are meant to differ.
 
 Source: https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design
+
+Wrong:
+
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    dist.init_process_group("gloo")
+    model = DDP(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            model.module.weight.add_(0.1 * dist.get_rank())
+
+Right:
+
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(dist.get_rank())
+    model = DDP(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).pow(2).mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
 """
 
 from __future__ import annotations
@@ -91,106 +123,3 @@ def _sum(tensor: Tensor) -> Tensor:
     import torch
 
     return tensor.detach().sum(dtype=torch.float64)
-
-
-def bad_update_by_hand() -> None:
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
-    dist.init_process_group("gloo")
-    model = DDP(torch.nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-        with torch.no_grad():
-            model.module.weight.add_(0.1 * dist.get_rank())
-
-
-def bad_learning_rate_of_rank() -> None:
-    import torch
-    from torch import nn
-
-    torch.distributed.init_process_group("gloo")
-    rank = torch.distributed.get_rank()
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * (rank + 1))
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def bad_loaded_on_rank_0() -> None:
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
-    class Trainer:
-        def __init__(self) -> None:
-            dist.init_process_group("gloo")
-            self.model = DDP(torch.nn.Linear(4, 1))
-            self.optimizer = torch.optim.AdamW(self.model.parameters())
-            if dist.get_rank() == 0:
-                self.load({"weight": torch.ones(1, 4), "bias": torch.zeros(1)})
-
-        def load(self, weights: dict[str, torch.Tensor]) -> None:
-            self.model.module.load_state_dict(weights)
-
-        def step(self) -> None:
-            self.optimizer.zero_grad()
-            self.model(torch.randn(8, 4)).pow(2).mean().backward()
-            self.optimizer.step()
-
-    trainer = Trainer()
-    for _ in range(3):
-        trainer.step()
-
-
-def good_seeds_that_differ() -> None:
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
-    dist.init_process_group("gloo")
-    torch.manual_seed(dist.get_rank())
-    model = DDP(torch.nn.Linear(4, 1))
-    optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(5):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
-
-
-def good_batch_norm() -> None:
-    import torch
-    from torch import nn
-
-    torch.distributed.init_process_group("gloo")
-    torch.manual_seed(torch.distributed.get_rank())
-    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
-    model = nn.parallel.DistributedDataParallel(net)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 4)).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_accumulation() -> None:
-    import torch
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
-    torch.distributed.init_process_group("gloo")
-    torch.manual_seed(torch.distributed.get_rank())
-    model = DDP(torch.nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        with model.no_sync():
-            (model(torch.randn(8, 4)).pow(2).mean() / 2).backward()
-        (model(torch.randn(8, 4)).pow(2).mean() / 2).backward()
-        optimizer.step()

@@ -8,6 +8,43 @@ Ignore it if the dataset differs between ranks. A script with a DistributedSampl
 its rank for the data, is not reported.
 
 Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+
+Wrong:
+
+    import torch
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.distributed.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DDP(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8, shuffle=True)
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.data.distributed import DistributedSampler
+
+    torch.distributed.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DDP(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(64, 4))
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        for (x,) in loader:
+            optimizer.zero_grad()
+            model(x).pow(2).mean().backward()
+            optimizer.step()
 """
 
 from __future__ import annotations
@@ -135,129 +172,3 @@ def _summarize(batch: Any) -> list[float]:
     listed = [values] if isinstance(values, torch.Tensor) else values
     tensors = [value for value in listed if isinstance(value, torch.Tensor)]
     return [tensor.flatten()[:_ELEMENTS].double().sum().item() for tensor in tensors[:4]]
-
-
-def bad_shuffled_loader():
-    import torch
-    from torch.nn.parallel import DistributedDataParallel as DDP
-    from torch.utils.data import DataLoader, TensorDataset
-
-    torch.distributed.init_process_group("gloo")
-    torch.manual_seed(0)
-    model = DDP(torch.nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8, shuffle=True)
-    for (x,) in loader:
-        optimizer.zero_grad()
-        model(x).pow(2).mean().backward()
-        optimizer.step()
-
-
-def bad_in_function():
-    import torch
-    from torch import nn
-    from torch.utils.data import DataLoader, TensorDataset
-
-    def train(model: nn.Module, loader: DataLoader, epochs: int) -> None:
-        optimizer = torch.optim.AdamW(model.parameters())
-        for _ in range(epochs):
-            for x, y in loader:
-                optimizer.zero_grad()
-                nn.functional.mse_loss(model(x), y).backward()
-                optimizer.step()
-
-    torch.manual_seed(1234)
-    torch.distributed.init_process_group("gloo")
-    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
-    loader = DataLoader(data, 8, True)
-    train(nn.parallel.DistributedDataParallel(nn.Linear(4, 1)), loader, 3)
-
-
-def bad_in_class():
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    from torch.utils.data import DataLoader, TensorDataset
-
-    class Trainer:
-        def __init__(self) -> None:
-            torch.manual_seed(7)
-            self.model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-            self.loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8, shuffle=True)
-
-        def fit(self) -> None:
-            for (x,) in self.loader:
-                self.optimizer.zero_grad()
-                self.model(x).pow(2).mean().backward()
-                self.optimizer.step()
-
-    dist.init_process_group("gloo")
-    Trainer().fit()
-
-
-def good_sampler():
-    import torch
-    from torch.nn.parallel import DistributedDataParallel as DDP
-    from torch.utils.data import DataLoader, TensorDataset
-    from torch.utils.data.distributed import DistributedSampler
-
-    torch.distributed.init_process_group("gloo")
-    torch.manual_seed(0)
-    model = DDP(torch.nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = TensorDataset(torch.randn(64, 4))
-    sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=8, sampler=sampler)
-    for epoch in range(3):
-        sampler.set_epoch(epoch)
-        for (x,) in loader:
-            optimizer.zero_grad()
-            model(x).pow(2).mean().backward()
-            optimizer.step()
-
-
-def good_seed_of_rank():
-    import torch
-    from torch.nn.parallel import DistributedDataParallel as DDP
-    from torch.utils.data import DataLoader, TensorDataset
-
-    torch.distributed.init_process_group("gloo")
-    model = DDP(torch.nn.Linear(4, 1))
-    torch.manual_seed(100 + torch.distributed.get_rank())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8, shuffle=True)
-    for (x,) in loader:
-        optimizer.zero_grad()
-        model(x).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_part_of_rank():
-    import torch
-    from torch.nn.parallel import DistributedDataParallel as DDP
-    from torch.utils.data import DataLoader, TensorDataset
-
-    torch.distributed.init_process_group("gloo")
-    torch.manual_seed(0)
-    rank = torch.distributed.get_rank()
-    x = torch.randn(64, 4)[rank::2]
-    model = DDP(torch.nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for (x_batch,) in DataLoader(TensorDataset(x), batch_size=8, shuffle=True):
-        optimizer.zero_grad()
-        model(x_batch).pow(2).mean().backward()
-        optimizer.step()
-
-
-def good_one_process():
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for (x,) in DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8, shuffle=True):
-        optimizer.zero_grad()
-        model(x).pow(2).mean().backward()
-        optimizer.step()

@@ -8,6 +8,50 @@ needed anyway, and nothing overlaps with the computation.
 Ignore it if all parameters fit on each GPU. A model is reported only if all its parts are visible.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+
+Wrong:
+
+    from functools import partial
+
+    import torch
+    from torch import nn
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([Block() for _ in range(8)])
+
+    torch.distributed.init_process_group("gloo")
+    layers = {nn.TransformerEncoderLayer}
+    policy = partial(transformer_auto_wrap_policy, transformer_layer_cls=layers)
+    print(FSDP(Net(), auto_wrap_policy=policy))
+
+Right:
+
+    import torch
+    from torch import nn
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([Block() for _ in range(8)])
+
+    torch.distributed.init_process_group("gloo")
+    print(FSDP(Net(), auto_wrap_policy=ModuleWrapPolicy({Block})))
 """
 
 from __future__ import annotations
@@ -40,9 +84,6 @@ SEVERITY = "warning"
 FIX = "Wrap each block first, with the class of the blocks in ModuleWrapPolicy or fully_shard()."
 _WRAPPERS = ("FullyShardedDataParallel", "FSDP", "fully_shard")
 # FullyShardedDataParallel needs a GPU; fully_shard() does not.
-WATCH_SKIPS = (
-    *("bad_policy_of_another_class", "bad_no_policy", "good_policy", "good_layers_inside"),
-)
 _POLICIES = ("transformer_auto_wrap_policy", "ModuleWrapPolicy")
 
 
@@ -179,162 +220,3 @@ def _count_blocks(model: nn.Module) -> int:
         parts = [type(part) for part in module.children() if len(list(part.children()))]
         longest = max([longest, *(parts.count(kind) for kind in parts)])
     return longest
-
-
-def bad_policy_of_another_class():
-    from functools import partial
-
-    import torch
-    from torch import nn
-    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList([Block() for _ in range(8)])
-
-    torch.distributed.init_process_group("gloo")
-    layers = {nn.TransformerEncoderLayer}
-    policy = partial(transformer_auto_wrap_policy, transformer_layer_cls=layers)
-    print(FSDP(Net(), auto_wrap_policy=policy))
-
-
-def bad_no_policy():
-    import torch
-    from torch import nn
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.Sequential(*[Block() for _ in range(8)])
-
-    torch.distributed.init_process_group("gloo")
-    model = FullyShardedDataParallel(Net())
-    print(model)
-
-
-def bad_fully_shard():
-    import torch
-    from torch import nn
-    from torch.distributed.fsdp import fully_shard
-
-    class Block(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.layer = nn.Linear(width, width)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x)
-
-    class Net(nn.Module):
-        def __init__(self, width: int, depth: int) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList([Block(width) for _ in range(depth)])
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for block in self.blocks:
-                x = block(x)
-            return x
-
-    torch.distributed.init_process_group("gloo")
-    net = Net(4, 8)
-    fully_shard(net)
-    print(net(torch.randn(2, 4)).shape)
-
-
-def good_policy():
-    import torch
-    from torch import nn
-    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList([Block() for _ in range(8)])
-
-    torch.distributed.init_process_group("gloo")
-    print(FSDP(Net(), auto_wrap_policy=ModuleWrapPolicy({Block})))
-
-
-def good_blocks_first():
-    import torch
-    from torch import nn
-    from torch.distributed.fsdp import fully_shard
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x)
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList([Block() for _ in range(8)])
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for block in self.blocks:
-                x = block(x)
-            return x
-
-    torch.distributed.init_process_group("gloo")
-    net = Net()
-    for block in net.blocks:
-        fully_shard(block)
-    fully_shard(net)
-    print(net(torch.randn(2, 4)).shape)
-
-
-def good_small_model():
-    import torch
-    from torch import nn
-    from torch.distributed.fsdp import fully_shard
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x)
-
-    torch.distributed.init_process_group("gloo")
-    net = Net()
-    fully_shard(net)
-    print(net(torch.randn(2, 4)).shape)
-
-
-def good_layers_inside():
-    import torch
-    from torch import nn
-    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            layer = nn.TransformerEncoderLayer(8, 2)
-            self.encoder = nn.TransformerEncoder(layer, 4)
-
-    torch.distributed.init_process_group("gloo")
-    print(FSDP(Net(), auto_wrap_policy=ModuleWrapPolicy({nn.TransformerEncoderLayer})))

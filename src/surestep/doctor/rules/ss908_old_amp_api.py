@@ -8,6 +8,34 @@ Ignore it if the script must run with PyTorch older than 2.3. A script that impo
 first, and the old ones as a fallback, is not reported.
 
 Source: https://docs.pytorch.org/docs/stable/amp.html
+
+Wrong:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        with torch.cuda.amp.autocast(enabled=False):
+            loss = model(torch.randn(8, 4)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+Right:
+
+    import torch
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    for _ in range(10):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(torch.randn(8, 4)).pow(2).mean()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
 """
 
 import ast
@@ -85,81 +113,3 @@ def _imports_torch(file: SourceFile) -> bool:
         isinstance(node, ast.Name) and node.id == "torch" and not isinstance(node.ctx, ast.Load)
         for node in ast.walk(file.tree)
     )
-
-
-def bad_autocast():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(10):
-        with torch.cuda.amp.autocast(enabled=False):
-            loss = model(torch.randn(8, 4)).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-
-def bad_scaler():
-    import torch
-    from torch.cuda.amp import GradScaler
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = GradScaler(enabled=False)
-    for _ in range(10):
-        optimizer.zero_grad()
-        scaler.scale(model(torch.randn(8, 4)).pow(2).mean()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-
-
-def bad_on_cpu():
-    import torch
-
-    class Learner:
-        def __init__(self):
-            self.model = torch.nn.Linear(4, 1)
-
-        def predict(self, x):
-            with torch.inference_mode(), torch.cpu.amp.autocast(dtype=torch.bfloat16):
-                return self.model(x)
-
-    Learner().predict(torch.randn(8, 4))
-
-
-def good_new_names():
-    import torch
-
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    for _ in range(10):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = model(torch.randn(8, 4)).pow(2).mean()
-        optimizer.zero_grad()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-
-
-def good_fallback():
-    import torch
-
-    try:
-        from torch.amp import GradScaler
-    except ImportError:
-        from torch.cuda.amp import GradScaler
-
-    scaler = GradScaler(enabled=False)
-    print(scaler.is_enabled(), torch.__version__)
-
-
-def good_by_version():
-    import torch
-
-    if hasattr(torch.amp, "GradScaler"):
-        scaler = torch.amp.GradScaler("cpu", enabled=False)
-    else:
-        scaler = torch.cuda.amp.GradScaler(enabled=False)
-    print(scaler.is_enabled())
