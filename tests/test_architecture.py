@@ -99,9 +99,7 @@ def test_source_files_are_found():
 UPDATES = re.compile(
     r"(?<!^manual_step)(^|\.)backward$|(^|\.|_)optim(izer)?\.step$|autograd\.grad$"
 )
-# The examples of the doctor's rules are training scripts.
-EXAMPLES = ("bad_", "good_")
-MAY_UPDATE = ("engine/step/", "engine/parallel/", "doctor/rules/")
+MAY_UPDATE = ("engine/step/", "engine/parallel/")
 INPUT_GRADIENTS = "engine/evaluate/input_gradients.py"  # gradients of inputs: no update
 
 
@@ -185,17 +183,8 @@ def code_that_may_run(tree: ast.AST) -> set[str]:
     return found
 
 
-def without_examples(path):
-    """Return the tree of a file; the examples of a rule are shown, and only tests run them."""
-    tree = tree_of(path)
-    if not name_of(path).startswith("doctor/rules/"):
-        return tree
-    body = [node for node in tree.body if not getattr(node, "name", "").startswith(EXAMPLES)]
-    return ast.Module(body, [])
-
-
 def test_only_named_calls_unpickle_data_or_run_code():
-    assert offenders(lambda path: code_that_may_run(without_examples(path))) == {
+    assert offenders(lambda path: code_that_may_run(tree_of(path))) == {
         TORCH_FILES_ARE_READ_IN: {"torch.load"},
         TORCH_FILES_ARE_WRITTEN_IN: {"torch.save"},
         RUNS_A_RECIPE: {"spec.loader.exec_module"},

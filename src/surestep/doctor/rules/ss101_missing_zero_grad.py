@@ -260,4 +260,4 @@ class Watch(Watcher):
 def _versions(parameters: list[ref[Tensor]]) -> tuple[object, ...]:
     """Return what changes when a gradient is replaced, removed or written."""
     gradients = [None if (found := probe()) is None else found.grad for probe in parameters]
-    return tuple(None if g is None else (id(g), g._version) for g in gradients)  # noqa: SLF001
+    return tuple(None if g is None else (id(g), g._version) for g in gradients)

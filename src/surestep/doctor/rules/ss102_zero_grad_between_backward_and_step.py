@@ -29,11 +29,13 @@ Right:
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
     x, y = torch.randn(8, 4), torch.randn(8, 1)
 
+
     def closure():
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(model(x), y)
         loss.backward()
         return loss
+
 
     for _ in range(5):
         optimizer.step(closure)

@@ -214,9 +214,10 @@ class Watch(WindowWatcher):
         kinds = {event.kind for event in window.events}
         if lost:
             tally.add(run, lost[0].location, len(lost))
-        elif forwards and not kinds & {"backward", "other", "write"}:
-            if not has_gradient(optimizer):
-                tally.add(run, run.locate())
+        elif (
+            forwards and not kinds & {"backward", "other", "write"} and not has_gradient(optimizer)
+        ):
+            tally.add(run, run.locate())
 
     def describe(self, tally: Tally) -> str:
         if tally.most:

@@ -28,11 +28,13 @@ Right:
     optimizer = torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe")
     x, y = torch.randn(8, 4), torch.randn(8, 1)
 
+
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(model(x), y)
         loss.backward()
         return loss
+
 
     for _ in range(5):
         optimizer.step(closure)

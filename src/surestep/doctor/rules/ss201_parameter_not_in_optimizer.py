@@ -14,6 +14,7 @@ Wrong:
     import torch
     from torch import nn
 
+
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -21,6 +22,7 @@ Wrong:
 
         def forward(self, x):
             return self.head(self.body(x).relu())
+
 
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -35,6 +37,7 @@ Right:
     import torch
     from torch import nn
 
+
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -42,6 +45,7 @@ Right:
 
         def forward(self, x):
             return self.head(self.body(x).relu())
+
 
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -26,6 +26,7 @@ Right:
     import torch
     from torch import nn
 
+
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -34,6 +35,7 @@ Right:
 
         def forward(self, x):
             return self.head(self.body(x).relu())
+
 
     net = Net()
     net.head = nn.Linear(8, 2)

@@ -14,6 +14,7 @@ Wrong:
     import torch
     from torch import nn
 
+
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -21,6 +22,7 @@ Wrong:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.last(torch.relu(self.first(x)))
+
 
     net = Net()
     optimizer = torch.optim.Adam(net.parameters())
@@ -36,6 +38,7 @@ Right:
 
     import surestep
 
+
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -44,6 +47,7 @@ Right:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.head(torch.relu(self.body(x)))
+
 
     x = torch.randn(64, 4)
     task = surestep.Task(Net(), "mse", train=(x, x.sum(1, keepdim=True)))

@@ -15,6 +15,7 @@ Wrong:
     import torch
     from torch import nn
 
+
     class Net(nn.Module):
         def __init__(self, depth=3):
             super().__init__()
@@ -28,6 +29,7 @@ Wrong:
                 x = layer(x).relu()
             return self.head(x)
 
+
     print(Net()(torch.randn(2, 4)))
 
 Right:
@@ -37,6 +39,7 @@ Right:
 
     import surestep
 
+
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -45,6 +48,7 @@ Right:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.head(self.layers["first"](x))
+
 
     x = torch.randn(64, 4)
     task = surestep.Task(Net(), "mse", train=(x, x.sum(1, keepdim=True)))

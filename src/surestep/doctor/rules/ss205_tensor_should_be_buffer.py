@@ -13,6 +13,7 @@ Wrong:
     import torch
     from torch import nn
 
+
     class RandomFeatures(nn.Module):
         def __init__(self, width):
             super().__init__()
@@ -22,12 +23,14 @@ Wrong:
         def forward(self, x):
             return self.head(torch.cos(x @ self.weight))
 
+
     print(RandomFeatures(8)(torch.randn(3, 4)))
 
 Right:
 
     import torch
     from torch import nn
+
 
     class RandomFeatures(nn.Module):
         def __init__(self, width):
@@ -36,6 +39,7 @@ Right:
 
         def forward(self, x):
             return torch.cos(x @ self.weight)
+
 
     print(RandomFeatures(8)(torch.randn(3, 4)))
 """

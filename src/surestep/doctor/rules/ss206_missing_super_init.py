@@ -11,6 +11,7 @@ Wrong:
 
     from torch import nn
 
+
     class Net(nn.Module):
         def __init__(self, width):
             self.hidden = nn.Linear(4, width)
@@ -19,16 +20,19 @@ Wrong:
         def forward(self, x):
             return self.head(self.hidden(x).relu())
 
+
     print(Net.__name__)
 
 Right:
 
     from torch import nn
 
+
     class Net(nn.Module):
         def __init__(self, width):
             super(Net, self).__init__()
             self.head = nn.Linear(4, width)
+
 
     print(Net(3))
 """

@@ -93,10 +93,13 @@ def _find_decayed(call: Call) -> Iterator[tuple[Value, float]]:
             pairs = zip(group.keys, group.elements, strict=False)
             entries = {key.value: value for key, value in pairs if isinstance(key, Constant)}
             parameters, own = entries.get("params"), entries.get("weight_decay", decay)
-        if isinstance(parameters, Call) and parameters.path == ".parameters":
-            if (number := _number_of(own)) > 0:
-                for model in options_of(parameters.receiver)[:1]:
-                    yield model, number
+        if (
+            isinstance(parameters, Call)
+            and parameters.path == ".parameters"
+            and (number := _number_of(own)) > 0
+        ):
+            for model in options_of(parameters.receiver)[:1]:
+                yield model, number
 
 
 def _number_of(value: Value | None) -> float:

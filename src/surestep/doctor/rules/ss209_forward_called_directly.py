@@ -83,7 +83,11 @@ def _find_values(program: Program) -> dict[str, list[Value]]:
     values: dict[str, list[Value]] = {}
     for trace in program.traces:
         for event in trace.events:
-            if event.kind == "store" and event.target is not None and event.file is program.file:
-                if isinstance(event.target, (ast.Name, ast.Attribute)):
-                    values.setdefault(ast.unparse(event.target), []).append(event.value)
+            if (
+                event.kind == "store"
+                and event.target is not None
+                and event.file is program.file
+                and isinstance(event.target, (ast.Name, ast.Attribute))
+            ):
+                values.setdefault(ast.unparse(event.target), []).append(event.value)
     return values

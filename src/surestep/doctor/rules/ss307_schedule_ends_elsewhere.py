@@ -165,9 +165,9 @@ def _read_planned(schedule: Any) -> _Planned | None:
         case "LinearLR" if schedule.end_factor < schedule.start_factor:
             return _Planned(schedule.total_iters, schedule.base_lrs[0] * schedule.end_factor)
         case "SequentialLR":
-            last = _read_planned(schedule._schedulers[-1])  # noqa: SLF001
+            last = _read_planned(schedule._schedulers[-1])
             if last is not None:
-                last.total += schedule._milestones[-1]  # noqa: SLF001
+                last.total += schedule._milestones[-1]
             return last
         case "LambdaLR":  # of transformers
             options = getattr(schedule.lr_lambdas[0], "keywords", {})

@@ -35,6 +35,7 @@ Right:
 
     import torch
 
+
     def train(path: str, epochs: int) -> None:
         model = torch.nn.Linear(4, 1)
         optimizer = torch.optim.AdamW(model.parameters())
@@ -51,6 +52,7 @@ Right:
             model(torch.randn(8, 4)).pow(2).mean().backward()
             optimizer.step()
             scheduler.step()
+
 
     train(os.environ.get("CHECKPOINT", ""), 3)
 """

@@ -189,11 +189,16 @@ class Watch(Watcher):
         if call.name == "grad":
             self._count()
             self._gradients += 1
-        elif run.is_sampled and not run.in_backward and call.result.requires_grad:
-            if self._pass is not None and self._pass.made(call["input"]):
-                passes = self._passes.setdefault(run.locate(), [])
-                if len(passes) < _MOST:
-                    passes.append(self._pass)
+        elif (
+            run.is_sampled
+            and not run.in_backward
+            and call.result.requires_grad
+            and self._pass is not None
+            and self._pass.made(call["input"])
+        ):
+            passes = self._passes.setdefault(run.locate(), [])
+            if len(passes) < _MOST:
+                passes.append(self._pass)
 
     def after_forward(
         self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any

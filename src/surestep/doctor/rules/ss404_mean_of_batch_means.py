@@ -94,9 +94,13 @@ def _find_means(trace: Trace, loaders: list[Loader]) -> dict[int, Loader]:
     for event in trace.events:
         added = _added(event)
         loader = find_loader_of(event.loops, loaders)
-        if added is not None and loader is not None and is_without_grad(event):
-            if _is_mean_of_batch(added, losses):
-                found[id(added)] = loader
+        if (
+            added is not None
+            and loader is not None
+            and is_without_grad(event)
+            and _is_mean_of_batch(added, losses)
+        ):
+            found[id(added)] = loader
     return found
 
 
@@ -154,9 +158,13 @@ def _check_event(event: Event, means: dict[int, Loader]) -> Iterator[Problem]:
 
 def _divisions(event: Event) -> Iterator[tuple[ast.AST, Value, Value | None]]:
     """Yield each division: where it is, the sum, and by what; None is the length of a list."""
-    if event.kind == "augment" and isinstance(event.node, ast.AugAssign):
-        if isinstance(event.node.op, ast.Div) and event.base is not None:
-            yield event.node, event.base, event.value
+    if (
+        event.kind == "augment"
+        and isinstance(event.node, ast.AugAssign)
+        and isinstance(event.node.op, ast.Div)
+        and event.base is not None
+    ):
+        yield event.node, event.base, event.value
     waiting = [event.value, *(event.value.inputs if isinstance(event.value, Call) else ())]
     while waiting:
         value = waiting.pop()

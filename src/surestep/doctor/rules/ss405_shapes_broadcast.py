@@ -246,4 +246,4 @@ def _is_table(prediction: Tensor, target: Tensor) -> bool:
         shape = torch.broadcast_shapes(prediction.shape, target.shape)
     except RuntimeError:
         return False
-    return prod(shape) > max(prediction.numel(), target.numel())
+    return bool(prod(shape) > max(prediction.numel(), target.numel()))

@@ -144,9 +144,12 @@ def _is_used_later(trace: Trace, index: int, state: Value, on_cpu: bool) -> bool
         if event.kind == "return" and state in _references(event.value, on_cpu):
             return True
         call = event.call
-        if call is not None and call.name in ("load_state_dict", "save"):
-            if any(state in _references(arg, on_cpu) for arg in call.args):
-                return True
+        if (
+            call is not None
+            and call.name in ("load_state_dict", "save")
+            and any(state in _references(arg, on_cpu) for arg in call.args)
+        ):
+            return True
     return False
 
 
@@ -234,9 +237,13 @@ class Watch(Watcher):
             return
         # Parameters that are saved again and again are kept as references on purpose.
         is_chosen = use == "loaded" or made.step > 0
-        if tensor is not None and tensor._version != made.version and is_chosen:
-            if len(self._uses) < _MOST_STATES:
-                self._uses.append((made, run.step, use))
+        if (
+            tensor is not None
+            and tensor._version != made.version
+            and is_chosen
+            and len(self._uses) < _MOST_STATES
+        ):
+            self._uses.append((made, run.step, use))
 
     def observe(self, run: Run) -> Iterator[Observation]:
         if self._uses:

@@ -18,6 +18,7 @@ Wrong:
     import torch.nn.functional as F
     from torch.utils.data import DataLoader, TensorDataset
 
+
     def evaluate(model, loader):
         correct, total = 0, 0
         with torch.inference_mode():
@@ -25,6 +26,7 @@ Wrong:
                 correct += (model(x).argmax(1) == y).sum().item()
                 total += len(x)
         return correct / total
+
 
     train_data = TensorDataset(torch.randn(64, 4), torch.randint(3, (64,)))
     test_data = TensorDataset(torch.randn(32, 4), torch.randint(3, (32,)))
@@ -52,14 +54,17 @@ Right:
     import torch.nn.functional as F
     from torch.utils.data import DataLoader, TensorDataset
 
+
     def evaluate(model, loader):
         with torch.inference_mode():
             losses = [F.mse_loss(model(x), y, reduction="sum").item() for x, y in loader]
         return sum(losses)
 
+
     def make_loader(count, shuffle=False):
         data = TensorDataset(torch.randn(count, 4), torch.randn(count, 1))
         return DataLoader(data, batch_size=8, shuffle=shuffle)
+
 
     train_loader, val_loader, test_loader = make_loader(64, True), make_loader(16), make_loader(16)
     model = torch.nn.Linear(4, 1)

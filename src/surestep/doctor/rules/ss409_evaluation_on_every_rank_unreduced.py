@@ -19,6 +19,7 @@ Wrong:
     from torch.utils.data import DataLoader, TensorDataset
     from torch.utils.data.distributed import DistributedSampler
 
+
     @torch.no_grad()
     def evaluate(model, loader):
         model.eval()
@@ -27,6 +28,7 @@ Wrong:
             correct += (model(x).argmax(1) == y).sum().item()
             total += len(y)
         return correct / total
+
 
     data = TensorDataset(torch.randn(32, 4), torch.randint(3, (32,)))
     sampler = DistributedSampler(data, num_replicas=2, rank=0, shuffle=False)
@@ -39,6 +41,7 @@ Right:
     from torch import nn
     from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+
     @torch.no_grad()
     def evaluate(model, loader):
         sums = torch.zeros(2)
@@ -48,6 +51,7 @@ Right:
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(sums)
         return (sums[0] / sums[1]).item()
+
 
     data = TensorDataset(torch.randn(32, 4), torch.randint(3, (32,)))
     sampler = DistributedSampler(data, num_replicas=2, rank=0, shuffle=False)
@@ -160,13 +164,14 @@ class Watch(Watcher):
     def on_call(self, run: Run, call: CallOfTorch) -> None:
         if call.name == "collective":
             self._end(is_added=True)
-        elif self._replicas > 1 and self._open is None and not run.in_backward:
-            if _is_measured(call):
-                location = run.locate()
-                found = self._found.get(location)
-                if found is None and len(self._found) < _MOST_LINES:
-                    found = self._found[location] = _Evaluations(run.step, self._replicas)
-                self._open, self._opened_by = found, self._loader
+        elif (
+            self._replicas > 1 and self._open is None and not run.in_backward and _is_measured(call)
+        ):
+            location = run.locate()
+            found = self._found.get(location)
+            if found is None and len(self._found) < _MOST_LINES:
+                found = self._found[location] = _Evaluations(run.step, self._replicas)
+            self._open, self._opened_by = found, self._loader
 
     def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         loader = None if self._loader is None else self._loader()

@@ -14,6 +14,7 @@ Wrong:
     import torch.nn as nn
     import torch.nn.functional as F
 
+
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -24,12 +25,14 @@ Wrong:
             x = F.dropout(F.relu(self.fc1(x)))
             return self.fc2(x)
 
+
     print(Net().eval()(torch.randn(3, 4)))
 
 Right:
 
     import torch
     from torch import nn
+
 
     class Net(nn.Module):
         def __init__(self):
@@ -38,6 +41,7 @@ Right:
 
         def forward(self, x):
             return self.head(self.drop(self.body(x)))
+
 
     net = Net().eval()
     net.drop.train()
@@ -86,13 +90,15 @@ def check(program: Program) -> Iterator[Problem]:
                 if not _may_be_off(event, call, 1):
                     message = f"`{describe(call)}` also drops in eval mode."
                     yield at_event(event, message, edits=_pass_mode(event))
-            elif call.path == "()" and isinstance(layer := call.receiver, Call):
-                if layer.path in _LAYERS and _is_made_in(event, layer):
-                    if not _may_be_off(event, layer, 0):
-                        message = (
-                            f"`{describe(layer)}` is new in each pass: eval() does not reach it."
-                        )
-                        yield at_event(event, message)
+            elif (
+                call.path == "()"
+                and isinstance(layer := call.receiver, Call)
+                and layer.path in _LAYERS
+                and _is_made_in(event, layer)
+                and not _may_be_off(event, layer, 0)
+            ):
+                message = f"`{describe(layer)}` is new in each pass: eval() does not reach it."
+                yield at_event(event, message)
 
 
 def _may_be_off(event: Event, call: Call, position: int) -> bool:

@@ -15,6 +15,7 @@ Wrong:
     import torch.nn as nn
     import torch.nn.functional as F
 
+
     class Attention(nn.Module):
         def __init__(self):
             super().__init__()
@@ -24,6 +25,7 @@ Wrong:
             query, key, value = self.qkv(x).chunk(3, dim=-1)
             return F.scaled_dot_product_attention(query, key, value, dropout_p=0.1)
 
+
     print(Attention().eval()(torch.randn(2, 5, 8)))
 
 Right:
@@ -31,6 +33,7 @@ Right:
     import torch
     import torch.nn as nn
     import torch.nn.functional as F
+
 
     class Attention(nn.Module):
         def __init__(self, dropout):
@@ -42,6 +45,7 @@ Right:
             query, key, value = self.qkv(x).chunk(3, dim=-1)
             p = self.dropout if self.training else 0.0
             return F.scaled_dot_product_attention(query, key, value, dropout_p=p)
+
 
     print(Attention(0.1)(torch.randn(2, 5, 8)))
 """

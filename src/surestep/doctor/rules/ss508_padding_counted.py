@@ -17,9 +17,11 @@ Wrong:
     from torch.nn.utils.rnn import pad_sequence
     from torch.utils.data import DataLoader
 
+
     def collate(batch):
         inputs, labels = zip(*batch, strict=True)
         return pad_sequence(inputs, batch_first=True), pad_sequence(labels, batch_first=True)
+
 
     data = [(torch.randint(1, 9, (n,)), torch.randint(1, 5, (n,))) for n in (3, 5, 4, 2)]
     loader = DataLoader(data, batch_size=2, shuffle=True, collate_fn=collate)
@@ -38,11 +40,13 @@ Right:
     from torch.nn.utils.rnn import pad_sequence
     from torch.utils.data import DataLoader
 
+
     def collate(batch):
         inputs, labels = zip(*batch, strict=True)
         targets = pad_sequence(labels, batch_first=True)
         targets.masked_fill_(targets == 0, -100)
         return pad_sequence(inputs, batch_first=True), targets
+
 
     data = [(torch.randint(1, 9, (n,)), torch.randint(1, 5, (n,))) for n in (3, 5, 4, 2)]
     loader = DataLoader(data, batch_size=2, shuffle=True, collate_fn=collate)
@@ -122,9 +126,8 @@ def _is_changed(aliases: list[Value], program: Program) -> bool:
     for trace in program.traces:
         for event in trace.events:
             call = event.call
-            if event.kind == "store" and event.base is not None:
-                if _is_ignored(event.value):
-                    return True
+            if event.kind == "store" and event.base is not None and _is_ignored(event.value):
+                return True
             if isinstance(event.target, ast.Attribute) and event.target.attr == "ignore_index":
                 return True
             is_in_place = call is not None and call.name.endswith("_")

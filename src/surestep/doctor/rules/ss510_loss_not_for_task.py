@@ -104,7 +104,7 @@ class Watch(Watcher):
 
 def _is_of_one(softmax: Any) -> bool:
     """Return whether a softmax normalised over a dimension of size 1."""
-    sizes = softmax._saved_result.shape  # noqa: SLF001
+    sizes = softmax._saved_result.shape
     return len(sizes) > 0 and sizes[read_dim(softmax)] == 1
 
 

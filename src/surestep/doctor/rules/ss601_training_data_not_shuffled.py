@@ -48,6 +48,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -228,9 +229,9 @@ def _count_runs(batches: list[list[Any]]) -> tuple[int, float, int]:
     those do that are put together of classes.
     """
     labels = [label for batch in batches for label in batch]
-    limits = list(zip(batches, batches[1:], strict=False))
+    limits = list(pairwise(batches))
     same = sum(first[-1] == second[0] for first, second in limits)
-    runs = 1 + sum(first != second for first, second in zip(labels, labels[1:], strict=False))
+    runs = 1 + sum(first != second for first, second in pairwise(labels))
     is_sorted = runs == len(set(labels)) <= len(batches) / 2
     if len(labels) < _FEWEST_SAMPLES or len(limits) < 2:
         return 0, 0.0, 0

@@ -14,6 +14,7 @@ Wrong:
     import torch
     from torch.utils.data import DataLoader, Dataset
 
+
     class Noisy(Dataset):
         def __init__(self) -> None:
             self.data = torch.randn(64, 4)
@@ -25,6 +26,7 @@ Wrong:
         def __getitem__(self, index):
             return self.data[index] + self.rng.normal(0, 0.1)
 
+
     loader = DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=2)
     for batch in loader:
         print(batch.mean(dtype=torch.float))
@@ -35,12 +37,14 @@ Right:
     import torch
     from torch.utils.data import DataLoader, Dataset
 
+
     class Noisy(Dataset):
         def __len__(self):
             return 64
 
         def __getitem__(self, index):
             return torch.randn(4) + np.random.normal(0, 0.1)
+
 
     loader = DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=2)
     for batch in loader:

@@ -208,8 +208,8 @@ def _table_of(value: Value | None) -> Value | None:
 def _leaks_by_transform(event: Event, fit: Call, split: Split, trace: Trace) -> bool:
     """Return whether what `fit` got is transformed and split, in either order."""
     fitted, text = fit.args[0], argument_text(fit)
-    for event in trace.events[trace.index(event) + 1 :]:
-        call = event.call
+    for later in trace.events[trace.index(event) + 1 :]:
+        call = later.call
         if call is None or find_learner(call.receiver) is not find_learner(fit.receiver):
             continue
         if call.name in ("fit", *FITS):

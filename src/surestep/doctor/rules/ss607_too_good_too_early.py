@@ -21,8 +21,10 @@ Wrong:
 
     import surestep
 
+
     def accuracy(outputs, targets):
         return (outputs.argmax(1) == targets).float().mean()
+
 
     y = torch.randint(3, (600,))
     x = torch.cat([torch.randn(600, 4), 10 * nn.functional.one_hot(y, 3)], 1)
@@ -50,8 +52,10 @@ Right:
 
     import surestep
 
+
     def accuracy(outputs, targets):
         return (outputs.argmax(1) == targets).float().mean()
+
 
     x = torch.randn(600, 6)
     y = (x[:, 0] + torch.randn(600) > 0).long()

@@ -97,9 +97,12 @@ def check(program: Program) -> Iterator[Problem]:
         for event, inputs, labels in pairs:
             orders = find_order(inputs, shuffles), find_order(labels, shuffles)
             first = orders[0]
-            if first is not None and first.event is None:
-                if (find_root(first.before), find_root(labels)) in plain:
-                    continue  # a test of what remains without their relation
+            if (
+                first is not None
+                and first.event is None
+                and (find_root(first.before), find_root(labels)) in plain
+            ):
+                continue  # a test of what remains without their relation
             what = _describe_mismatch(trace, event, labels, *orders)
             if what is not None:
                 yield at_event(event, f"`{describe(inputs)}` {what}.")
@@ -118,9 +121,13 @@ def _find_pairs(trace: Trace) -> Iterator[tuple[Event, Value, Value]]:
             yield event, call.args[0], call.args[1]
         elif loss is not None and id(call) in trained:
             output = find_root(loss.input)
-            if isinstance(output, Call) and output.path == "()" and len(output.args) == 1:
-                if is_named_model(output.receiver):
-                    yield event, output.args[0], loss.target
+            if (
+                isinstance(output, Call)
+                and output.path == "()"
+                and len(output.args) == 1
+                and is_named_model(output.receiver)
+            ):
+                yield event, output.args[0], loss.target
 
 
 def _describe_mismatch(
@@ -135,12 +142,15 @@ def _describe_mismatch(
         is_before = first.event is None or trace.index(first.event) < trace.index(event)
         if is_before and len(call.args) == 2 and keep_order(trace, labels, first):
             return f"is shuffled by `{describe(first.call)}`, but `{describe(labels)}` is not"
-    elif first.call is not second.call and not is_seeded_between(trace, first.call, second.call):
-        if is_pair or (second.before is not None and keep_order(trace, second.before, first)):
-            return (
-                f"and `{describe(labels)}` are shuffled apart, by `{describe(first.call)}` and by "
-                f"`{describe(second.call)}`"
-            )
+    elif (
+        first.call is not second.call
+        and not is_seeded_between(trace, first.call, second.call)
+        and (is_pair or (second.before is not None and keep_order(trace, second.before, first)))
+    ):
+        return (
+            f"and `{describe(labels)}` are shuffled apart, by `{describe(first.call)}` and by "
+            f"`{describe(second.call)}`"
+        )
     return None
 
 

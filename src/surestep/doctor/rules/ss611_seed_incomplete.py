@@ -28,10 +28,12 @@ Right:
     import numpy as np
     import torch
 
+
     def set_seed(seed) -> None:
         random.seed(seed)
         np.random.seed(seed)
         torch.manual_seed(seed)
+
 
     set_seed(0)
     order = np.random.permutation(20)

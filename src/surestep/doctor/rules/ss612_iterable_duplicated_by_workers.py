@@ -13,6 +13,7 @@ Wrong:
     import torch
     from torch.utils.data import DataLoader, IterableDataset
 
+
     class Numbers(IterableDataset):
         def __init__(self, start, end) -> None:
             super().__init__()
@@ -20,6 +21,7 @@ Wrong:
 
         def __iter__(self):
             return iter(range(self.start, self.end))
+
 
     loader = DataLoader(Numbers(0, 100), batch_size=10, num_workers=2)
     for batch in loader:
@@ -30,6 +32,7 @@ Right:
     import torch
     from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+
     class Numbers(IterableDataset):
         def __init__(self, start, end) -> None:
             super().__init__()
@@ -39,6 +42,7 @@ Right:
             info = get_worker_info()
             first, step = (0, 1) if info is None else (info.id, info.num_workers)
             return iter(range(self.start + first, self.end, step))
+
 
     loader = DataLoader(Numbers(0, 100), batch_size=10, num_workers=2)
     for batch in loader:

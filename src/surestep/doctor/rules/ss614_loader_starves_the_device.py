@@ -24,6 +24,7 @@ Wrong:
 
     import surestep
 
+
     class Rows(Dataset):
         def __len__(self):
             return 64
@@ -31,6 +32,7 @@ Wrong:
         def __getitem__(self, index):
             time.sleep(0.003)  # decodes an image
             return torch.full((4,), index / 64), torch.full((1,), float(index % 5))
+
 
     task = surestep.Task(torch.nn.Linear(4, 1), "mse", train=Rows())
     config = surestep.Config(

@@ -15,6 +15,7 @@ Wrong:
     import torch
     from torch import nn
 
+
     class Attention(nn.Module):
         def __init__(self, width: int) -> None:
             super().__init__()
@@ -24,6 +25,7 @@ Wrong:
             query, key, value = self.qkv(x).chunk(3, dim=-1)
             weights = (query @ key.transpose(-2, -1) / query.size(-1) ** 0.5).softmax(dim=-1)
             return weights @ value
+
 
     with torch.inference_mode():
         print(Attention(8)(torch.randn(2, 5, 8)).shape)

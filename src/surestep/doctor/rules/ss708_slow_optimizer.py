@@ -62,11 +62,12 @@ def check(program: Program) -> Iterator[Problem]:
             if call is None:
                 continue
             is_slow_option = _is_false(call, "foreach") and not _has_one_parameter(call)
-            if is_made_by(call, "torch.optim.") and is_slow_option:
-                if _is_false(call, "fused") or "fused" not in call.keywords:
-                    yield at_event(
-                        event, f"`{describe(call)}` updates one parameter after another."
-                    )
+            if (
+                is_made_by(call, "torch.optim.")
+                and is_slow_option
+                and (_is_false(call, "fused") or "fused" not in call.keywords)
+            ):
+                yield at_event(event, f"`{describe(call)}` updates one parameter after another.")
             is_zeroing = call.path == ".zero_grad" and is_made_by(call.receiver, "torch.optim.")
             if is_zeroing and _is_false(call, "set_to_none", 0) and not keeps_gradients:
                 yield at_event(event, f"`{describe(call)}` writes zeros instead of freeing them.")

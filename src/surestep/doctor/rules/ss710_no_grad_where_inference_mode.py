@@ -15,6 +15,7 @@ Wrong:
     import torch
     from torch import nn
 
+
     @torch.no_grad()
     def generate(model, tokens, count):
         model.eval()
@@ -24,6 +25,7 @@ Wrong:
             tokens = torch.cat([tokens, token], dim=1)
         return tokens
 
+
     model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16))
     print(generate(model, torch.zeros(1, 1, dtype=torch.long), 8))
 
@@ -32,12 +34,14 @@ Right:
     import torch
     from torch import nn
 
+
     @torch.inference_mode()
     def generate(model, tokens, count):
         for _ in range(count):
             token = model(tokens)[:, -1].argmax(-1, keepdim=True)
             tokens = torch.cat([tokens, token], dim=1)
         return tokens
+
 
     model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16)).eval()
     print(generate(model, torch.zeros(1, 1, dtype=torch.long), 8))

@@ -118,9 +118,13 @@ def _find_resume(trace: Trace, state: Value) -> Call | None:
     numbers = [part for loop in loops if loop.iterated for part in _start_of(loop.iterated)]
     for number in numbers:
         found = entry_of(number)
-        if found is not None and found[1] is not None and EPOCH_KEY.search(found[1]):
-            if is_restored_from(state, found[0]):
-                return found[0]
+        if (
+            found is not None
+            and found[1] is not None
+            and EPOCH_KEY.search(found[1])
+            and is_restored_from(state, found[0])
+        ):
+            return found[0]
     return None
 
 

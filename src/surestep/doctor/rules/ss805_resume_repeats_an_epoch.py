@@ -18,6 +18,7 @@ Wrong:
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
+
     def train(path: str, epochs: int) -> None:
         loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
         model = torch.nn.Linear(4, 1)
@@ -37,6 +38,7 @@ Wrong:
             torch.save({"model": weights, "optimizer": state, "epoch": epoch}, f"{path}.tmp")
             os.replace(f"{path}.tmp", path)
 
+
     checkpoint_path = os.path.join(tempfile.mkdtemp(), "last.pt")
     train(checkpoint_path, 2)
     train(checkpoint_path, 4)  # as a second start of the script would
@@ -48,6 +50,7 @@ Right:
 
     import torch
     from torch.utils.data import DataLoader, TensorDataset
+
 
     def train(path: str, epochs: int) -> None:
         loader = DataLoader(TensorDataset(torch.randn(24, 4)), batch_size=8, shuffle=True)
@@ -68,6 +71,7 @@ Right:
             checkpoint = {"model": weights, "optimizer": state, "epoch": epoch + 1}
             torch.save(checkpoint, f"{path}.tmp")
             os.replace(f"{path}.tmp", path)
+
 
     checkpoint_path = os.path.join(tempfile.mkdtemp(), "last.pt")
     train(checkpoint_path, 2)

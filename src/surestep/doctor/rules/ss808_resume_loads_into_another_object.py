@@ -17,9 +17,11 @@ Wrong:
 
     import torch
 
+
     def resume(model, file):
         state = torch.load(file, map_location="cpu")
         copy.deepcopy(model).load_state_dict(state)
+
 
     file = io.BytesIO()
     torch.save(torch.nn.Linear(4, 1).state_dict(), file)

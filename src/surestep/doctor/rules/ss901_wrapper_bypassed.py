@@ -27,6 +27,7 @@ Right:
     import torch
     from torch import nn
 
+
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -34,6 +35,7 @@ Right:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.layer(x)
+
 
     torch.distributed.init_process_group("gloo")
     model = Net()

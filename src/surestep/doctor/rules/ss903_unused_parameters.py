@@ -13,6 +13,7 @@ Wrong:
     import torch
     from torch import nn
 
+
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -20,6 +21,7 @@ Wrong:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.used(x)
+
 
     torch.distributed.init_process_group("gloo")
     model = nn.parallel.DistributedDataParallel(Net())

@@ -18,15 +18,18 @@ Wrong:
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
     from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
+
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(4, 4)
 
+
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.blocks = nn.ModuleList([Block() for _ in range(8)])
+
 
     torch.distributed.init_process_group("gloo")
     layers = {nn.TransformerEncoderLayer}
@@ -40,15 +43,18 @@ Right:
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
+
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(4, 4)
 
+
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.blocks = nn.ModuleList([Block() for _ in range(8)])
+
 
     torch.distributed.init_process_group("gloo")
     print(FSDP(Net(), auto_wrap_policy=ModuleWrapPolicy({Block})))
@@ -109,11 +115,15 @@ def check(program: Program) -> Iterator[Problem]:
             if named and not any(_matches(part, cls) for part in parts for cls in named):
                 names = ", ".join(f"`{last_name(cls)}`" for cls in named)
                 yield at_event(event, f"The policy wraps {names}, and the model has no such part.")
-            elif policy is None and len(wrappings) == 1 and _has_blocks(parts):
-                if not _wraps_otherwise(trace):
-                    yield at_event(
-                        event, f"`{describe(call)}` makes one unit of all blocks of the model."
-                    )
+            elif (
+                policy is None
+                and len(wrappings) == 1
+                and _has_blocks(parts)
+                and not _wraps_otherwise(trace)
+            ):
+                yield at_event(
+                    event, f"`{describe(call)}` makes one unit of all blocks of the model."
+                )
 
 
 def _wraps_otherwise(trace: Trace) -> bool:
