@@ -49,11 +49,15 @@ class Away:
     """A client of a server that fails after it has created a run."""
 
     def __init__(self):
-        self.created = 0
+        self.runs = []
 
     def create_run(self, *_, **__):
-        self.created += 1
-        return SimpleNamespace(info=SimpleNamespace(run_id=f"run-{self.created}"))
+        info = SimpleNamespace(run_id=f"run-{len(self.runs)}", start_time=0)
+        self.runs.append(SimpleNamespace(info=info, data=SimpleNamespace(metrics={})))
+        return self.runs[-1]
+
+    def search_runs(self, *_):
+        return []  # not yet: it lists what it has a moment later
 
     def set_tag(self, *_):
         raise ConnectionError
@@ -64,5 +68,5 @@ def test_start_that_failed_halfway_goes_on_with_the_run_that_it_created(monkeypa
     monkeypatch.setattr(module, "_connect", lambda: (client, "0"))
     for _ in range(3):
         with pytest.raises(ConnectionError):
-            tracker.start(TrackedRun(tmp_path, "run", {}, {}, study="study"))
-    assert client.created == 1
+            tracker.start(TrackedRun(tmp_path, "run", {}, {}, "key", study="study"))
+    assert len(client.runs) == 1
