@@ -284,9 +284,7 @@ def batch_size_of(batch: Any) -> int:
 def count_samples_in(micro: MicroBatch, raw: Any) -> int:
     """Return of how many samples a micro-batch is.
 
-    These are the samples that were collated, unless `Task(inputs=)` left some out: then all tensors
-    have as many rows, and fewer. If samples are joined in rows, such as labels or the nodes of
-    graphs, or if time comes first, all samples are there.
+    These are the samples that were collated, unless `Task(inputs=)` left some out.
 
     Raises:
         TaskError: it is a ready batch whose samples were not counted, and its tensors do not show
@@ -298,15 +296,29 @@ def count_samples_in(micro: MicroBatch, raw: Any) -> int:
             raise _unknown_samples(micro, raw)
         return found
     samples = micro.samples if micro.collated is None else micro.collated
-    if any(x.dim() and len(x) == samples for x in flatten_tensors(micro.targets)):
+    read = tensors_with_rows(raw)
+    if samples not in map(len, read):
         return samples
-    rows = _rows_of(micro)
-    read = [x for x in flatten_tensors(raw) if x.dim()]
-    if len(rows) != 1 or rows[0] > samples or all(len(x) != samples for x in read):
+    return count_made_of(samples, _given(micro), joined=(), sizes={x.numel() for x in read})
+
+
+def count_made_of(samples: int, made: list[Tensor], joined: Iterable[int], sizes: set[int]) -> int:
+    """Return of how many samples tensors were made.
+
+    If some were left out, all tensors have as many rows, and fewer. Otherwise one has a row for
+    each sample, or has them in its columns (time comes first), or the samples are joined in rows.
+
+    Args:
+        samples: how many there were.
+        made: tensors that have rows.
+        joined: the numbers of rows of tensors that join all samples.
+        sizes: the numbers of elements of tensors of all samples; empty if they may be padded.
+    """
+    rows = {len(x) for x in made}
+    if samples in rows or len(rows) != 1 or max(rows) > samples:
         return samples
-    sizes = {x.numel() for x in read}
-    is_turned = all(samples in x.shape[:2] and x.numel() in sizes for x in _given(micro))
-    return samples if is_turned else rows[0]
+    is_turned = all(samples in x.shape[:2] and (not sizes or x.numel() in sizes) for x in made)
+    return samples if is_turned or not rows.isdisjoint(joined) else max(rows)
 
 
 def left_out_hint(rows: int, samples: int) -> str:
@@ -328,10 +340,13 @@ def samples_of_ready(micro: MicroBatch, *, is_alone: bool = False) -> int | None
     return rows[0] if is_known and len(rows) == 1 else None
 
 
+def tensors_with_rows(value: Any) -> list[Tensor]:
+    """List nested tensors that are not scalars."""
+    return [x for x in flatten_tensors(value) if x.dim()]
+
+
 def _given(micro: MicroBatch) -> list[Tensor]:
-    """List its tensors that have rows."""
-    given = (micro.targets, micro.args, dict(micro.kwargs))
-    return [x for x in flatten_tensors(given) if x.dim()]
+    return tensors_with_rows((micro.targets, micro.args, dict(micro.kwargs)))
 
 
 def _rows_of(micro: MicroBatch) -> list[int]:

@@ -174,6 +174,25 @@ def test_samples_that_inputs_leaves_out_do_not_count():
     assert found(torch.zeros(4, 3), torch.zeros(4), (torch.zeros(4, 3), torch.zeros(4))) == 7
 
 
+@pytest.mark.parametrize(
+    ("shapes", "samples"),
+    [
+        ([(7, 5, 3), (7, 5)], 7),
+        ([(4, 5, 3), (4, 5)], 4),
+        ([(5, 7, 3), (5, 7)], 7),  # time first
+        ([(7, 5, 3), (31,)], 7),  # joined labels
+        ([(35, 3), (35,)], 7),
+        ([(4, 5, 3), (6, 5)], 7),
+        ([(1, 5, 3), (1, 5)], 1),
+    ],
+)
+def test_inputs_and_collate_fn_leave_out_the_same_samples(shapes, samples):
+    x, y = made = tuple(map(torch.zeros, shapes))
+    assert count_collated(samples_of((5, 3), (5,), count=7), made) == samples
+    read = torch.zeros(7, 5, 3), torch.zeros(7, 5)
+    assert count_samples_in(MicroBatch((x,), {}, y, 0, 7, 0), read) == samples
+
+
 def test_samples_of_a_ready_batch_are_its_rows_if_they_are_not_counted():
     assert counted((7, 2), (7,), ()) == 7
     assert counted((7, 2), (19,), collated=7) == 7

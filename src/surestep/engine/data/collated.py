@@ -1,13 +1,13 @@
 """How many samples a batch holds, counted where it is collated."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch.utils.data import DataLoader, default_convert
 
-from surestep.engine.batch import flatten_tensors
+from surestep.engine.batch import count_made_of, flatten_tensors, tensors_with_rows
 
 
 class CollatedBatch(NamedTuple):
@@ -27,24 +27,22 @@ def count_collated(samples: Any, batch: Any) -> int | None:
     """Return of how many of the samples a batch was made; None if that is not known.
 
     Those that are None, since they could not be read, do not count unless something has replaced
-    them. If others are left out, all tensors have as many rows, and fewer.
+    them. See `count_made_of` for others that are left out.
     """
     if not isinstance(samples, (list, tuple)):  # columns of a dataset with its own `__getitems__`
         return None
     given = [sample for sample in samples if sample is not None] or samples
-    shapes = [x.shape for x in flatten_tensors(batch) if x.dim()]
-    rows = {shape[0] for shape in shapes}
-    for count in (len(given), len(samples)):
-        if count in rows:
-            return count
-    if len(rows) != 1 or max(rows) > len(given):
-        return len(given)  # samples are joined
-    if all(len(given) in shape[:2] for shape in shapes):
-        return len(given)  # time comes first
-    # Tensors that are joined have as many rows as those of all samples, of which some have none.
-    columns = zip(*map(flatten_tensors, map(default_convert, given)), strict=False)
-    joined = {sum(len(x) if x.dim() else 1 for x in column) for column in columns}
-    return len(given) if rows <= joined else max(rows)
+    made = tensors_with_rows(batch)
+    rows = set(map(len, made))
+    are_replaced = len(samples) in rows and len(given) not in rows
+    count = len(samples if are_replaced else given)
+    return count_made_of(count, made, joined=_joined_rows(given), sizes=set())
+
+
+def _joined_rows(samples: Sequence[Any]) -> Iterator[int]:
+    """Yield how many rows each tensor of a batch has that joins those of all samples."""
+    columns = zip(*map(flatten_tensors, map(default_convert, samples)), strict=False)
+    yield from (sum(len(x) if x.dim() else 1 for x in column) for column in columns)
 
 
 _LIBRARIES = ("torch", "torchdata")  # whose loaders yield what is collated
