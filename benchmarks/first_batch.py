@@ -2,7 +2,7 @@
 
 python -m benchmarks.first_batch [--processes N]
 
-Each measurement is a process of its own, since the first call of much of torch takes longer than
+Each measurement starts a process, since the first call of much of torch takes longer than
 later ones. The times are wall times on one core.
 """
 
@@ -23,6 +23,7 @@ from torch.nn import functional
 
 import surestep
 from benchmarks.step_time import make_task
+from surestep.engine.checks.first_batch import check_first_batch
 from surestep.trainer import build
 
 
@@ -46,17 +47,16 @@ def measure(name: str) -> dict[str, float]:
     if LOSSES[name] is not None:
         task = replace(task, loss=LOSSES[name])
     options |= {"max_steps": 10, "logging.progress": "quiet", "checkpoint.every": "off"}
-    names, took = vars(build), dict[str, float]()
-    check = names["check_first_batch"]
+    took: dict[str, float] = {}
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         began = time.perf_counter()
         try:
-            return check(*args, **kwargs)
+            return check_first_batch(*args, **kwargs)
         finally:
             took["checks"] = 1e3 * (time.perf_counter() - began)
 
-    names["check_first_batch"] = timed
+    vars(build)["check_first_batch"] = timed
     with tempfile.TemporaryDirectory() as folder:
         config = surestep.Config.from_options(options)
         with surestep.prepare(task, config, run=Path(folder) / "run") as session:
@@ -82,7 +82,7 @@ def main() -> None:
             times.append(json.loads(subprocess.check_output([*command, name]).splitlines()[-1]))
     for name, times in found.items():
         for what in times[0]:
-            values = [each[what] for each in times]
+            values = [measured[what] for measured in times]
             print(
                 f"  {name:20} {what:10}  median {statistics.median(values):6.1f} ms, "
                 f"least {min(values):6.1f} ms"

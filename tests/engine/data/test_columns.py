@@ -178,11 +178,40 @@ def test_tuple_of_pairs_of_columns_is_not_trained_as_a_few_samples(tmp_path, giv
     assert len(text) < 700
 
 
-@pytest.mark.parametrize("given", [as_train, as_val])
-def test_list_of_pairs_of_columns_is_a_warning(tmp_path, given):
-    parts = {"train": (X, ONE), **MSE, **given([(X, ONE), (TWO, X)])}
+LIST = [(X, ONE), (TWO, X)]
+
+
+def test_list_of_pairs_that_may_be_columns_is_a_warning(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
     with pytest.warns(UserWarning, match="which is read as 2 samples. If its parts are inputs"):
-        tiny.fit(tmp_path, parts, max_steps=1)
+        tiny.fit(tmp_path, {**MSE, "train": LIST, "model": model}, max_steps=1)
+
+
+class Attention(torch.nn.MultiheadAttention):
+    def forward(self, x):
+        return super().forward(x, x, x, need_weights=False)[0]
+
+
+class Recurrent(torch.nn.GRU):
+    def forward(self, x):
+        return super().forward(x)[0]
+
+
+OF_SEQUENCES = {
+    "attention": Attention(4, 1, batch_first=True),
+    "recurrent": Recurrent(4, 4, batch_first=True),
+    "convolution": torch.nn.Conv1d(20, 20, 1),
+    "norm": torch.nn.BatchNorm1d(20),
+}
+
+
+@pytest.mark.parametrize("model", OF_SEQUENCES.values(), ids=OF_SEQUENCES)
+def test_list_of_sequences_is_samples(tmp_path, model):
+    tiny.fit(tmp_path, {**MSE, "train": LIST, "model": model}, max_steps=1)
+
+
+def test_list_of_validation_samples_may_be_sequences(tmp_path):
+    tiny.fit(tmp_path, {**MSE, "train": (X, ONE), "val": LIST}, max_steps=1)
 
 
 def test_targets_of_two_columns_train_as_proposed(tmp_path):

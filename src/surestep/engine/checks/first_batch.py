@@ -43,9 +43,11 @@ from surestep.engine.checks.model_loss import check_shift
 from surestep.engine.checks.model_signature import describe_model_io
 from surestep.engine.checks.nonfinite import replace_nonfinite
 from surestep.engine.checks.padding import check_padded_items
+from surestep.engine.checks.rows import takes_rows
 from surestep.engine.data.apply_transform import BatchTransform
 from surestep.engine.data.batch_loader import BatchLoader
 from surestep.engine.data.batch_transforms import MixTransform
+from surestep.engine.data.columns import may_be_columns, warn_of_columns
 from surestep.engine.data.sources import InMemory
 from surestep.engine.device import ran_out
 from surestep.engine.distributed.hang_monitor import is_network_error
@@ -181,6 +183,9 @@ class _Checks:
         with watched as narrow, self._hint_at_batched(), self.writes:
             outputs, tried = self.forward_and_loss(micro)
         draws = self._find_draws(before)
+        is_read = not self.loader.source.collates and may_be_columns(self.task.train)
+        if is_read and takes_rows(self.model, micro, outputs):  # so that rows would train too
+            warn_of_columns(self.task.train)
         signature = describe_model_io(self.model, micro, outputs)
         totals = {head.name: total for head, total in tried}
         for raw, head in self._with_enough_samples([head for head, _ in tried]):

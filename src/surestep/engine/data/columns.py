@@ -71,8 +71,7 @@ def check_not_columns(data: Any, part: str) -> None:
     """Check that no tuple or list of columns or of datasets is read as a few samples.
 
     Tuples of tensors with a row for each sample look the same as samples that are sequences. A
-    tuple is columns elsewhere, so it is an error; a list of samples is usual, so it is a warning
-    for two or three pairs.
+    tuple is columns elsewhere, so it is an error; a list is samples, see `may_be_columns`.
     In a DataLoader, both are samples, as torch reads them.
     """
     if part == "train" and isinstance(data, Mapping):
@@ -88,12 +87,21 @@ def check_not_columns(data: Any, part: str) -> None:
         )
     if len(members) == 1:
         check_not_table(members[0], part)
-    rows = list(map(_rows_of_set, members))
-    if isinstance(data, tuple) and all(rows):
+    if isinstance(data, tuple) and all(map(_rows_of_set, members)):
         raise DataError(f"{_explain(data, part)} If they are samples, pass a list of them.")
-    are_pairs = len(members) <= 3 and not any(isinstance(one, Mapping) for one in members)
-    if isinstance(data, list) and are_pairs and all(rows) and len(set(rows)) == 1:
-        warn(_explain(data, part))
+
+
+def may_be_columns(data: Any) -> bool:
+    """Return whether data is a list of two or three pairs of columns, or of sequences as long."""
+    if not isinstance(data, list) or not 1 <= len(data) <= 3:
+        return False
+    rows = {0 if isinstance(one, Mapping) else _rows_of_set(one) for one in data}
+    return len(rows) == 1 and rows != {0}
+
+
+def warn_of_columns(data: Any) -> None:
+    """Warn that training data is read as samples, although it may be columns."""
+    warn(_explain(data, "train"))
 
 
 def _for_datasets(count: int, part: str) -> str:
