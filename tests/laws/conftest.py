@@ -18,6 +18,12 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
+def take_every_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep a pause of the machine from making the state of a stream look expensive."""
+    monkeypatch.setattr("surestep.engine.data.stream_state.CHEAP_S", float("inf"))
+
+
+@pytest.fixture
 def folder(tmp_path: Path) -> Callable[[], Path]:
     """Return a function that returns a new run folder."""
     count = iter(range(1000))

@@ -48,6 +48,7 @@ from surestep.record.checkpoint.manifest import read_manifest
 from surestep.record.run import Run
 from surestep.record.run_writer import RunWriter
 from surestep.trainer import build, config_diff, planning, run_identity
+from tests.laws.support.stateful_streams import check_own_state
 from tests.laws.test_buffers import Observed, task_of
 from tests.laws.test_buffers import check_resume as check_buffers
 from tests.laws.test_changing_buffers import check_killed as check_changing
@@ -70,7 +71,7 @@ from tests.laws.test_law_2_resuming import (
 from tests.laws.test_law_2_rollback import check_resumed, check_rollback
 from tests.laws.test_law_2_rollback_kills import check_killed_back
 from tests.laws.test_law_2_samplers import check_order
-from tests.laws.test_law_2_stream_states import check_own_state, take_state_after_prefetch
+from tests.laws.test_law_2_stream_states import take_state_after_prefetch
 from tests.laws.test_law_3_fp16 import check_clip
 from tests.laws.test_law_3_parameter_groups import check_layers, check_switch
 from tests.laws.test_law_3_plain_torch import GIVEN, check_exact, check_usual
