@@ -268,6 +268,17 @@ def test_process_whose_worker_is_gone_gets_its_signal_before_each_empty_answer(m
     assert answers == [{}]
 
 
+def test_process_that_hangs_after_its_worker_is_gone_kills_itself(monkeypatch):
+    sent = SimpleQueue()
+    monkeypatch.setattr(trial, "LONGEST_SAVE_S", 0.01)
+    monkeypatch.setattr(os, "kill", lambda _, number: sent.put(number))
+    own, others = socket.socketpair()
+    link = WorkerLink(Channel(own))
+    others.close()
+    assert [sent.get(timeout=60) for _ in range(2)] == [signal.SIGTERM, signal.SIGKILL]
+    link.close()
+
+
 def test_second_ctrl_c_ends_a_trial_that_does_not_save(worker):
     def stop_twice(number):
         worker.stop(number, "Ctrl-C")

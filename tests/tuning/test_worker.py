@@ -3,6 +3,9 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
+
+from surestep.tuning import worker as module
 from surestep.tuning.process import Ended
 from surestep.tuning.rows import ClaimedTrial
 from surestep.tuning.worker import Worker, WorkerOptions, delete_checkpoints
@@ -30,6 +33,35 @@ def test_better_trial_of_another_worker_keeps_its_checkpoints(tmp_path, monkeypa
     worker._run_trial(ClaimedTrial(0, {}, "0000", 0, 0), None)
     left = sorted(path.parts[-3] for path in tmp_path.glob("trials/*/checkpoints/step-*"))
     assert left == names[shown - 1 :]
+
+
+@pytest.mark.parametrize(
+    ("options", "waited_s", "shown"),
+    [
+        (WorkerOptions(step_timeout_s=600), 600, "10 min 0 s (--step-timeout)"),
+        (WorkerOptions(trial_timeout_s=90, step_timeout_s=600), 90, "1 min 30 s (--trial-timeout)"),
+    ],
+)
+def test_trial_whose_run_a_process_keeps_that_hangs_fails_after_a_limit(
+    tmp_path, monkeypatch, options, waited_s, shown
+):
+    """The process of a worker that died, which holds the lock of the interpreter."""
+    now = [0.0]
+    study = make_study([])
+    study.folder = tmp_path
+    (tmp_path / "0000").mkdir()
+    (tmp_path / "0000" / "lock").write_text('{"host": "here", "pid": 12}')
+    stops = SimpleNamespace(reason="", wait=lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr(module, "is_locked", lambda _: True)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    worker = Worker(study, options, stops, print)
+    job = {"do": "train", "options": {}, "run": tmp_path / "0000"}
+    ended = worker.run_job(job, SimpleNamespace(count_workers=lambda: 1, number=0))
+    assert ended.is_overdue
+    assert ended.reason == (
+        f'waited for its run for {shown}, which {{"host": "here", "pid": 12}} uses'
+    )
+    assert waited_s < now[0] < waited_s + 1
 
 
 def test_only_trials_that_ended_lose_their_checkpoints(tmp_path):

@@ -23,6 +23,7 @@ from surestep.engine.distributed.stop_signals import CTRL_C, StopSignals
 from surestep.tuning.channel import SOCKET, Channel
 
 TIMEOUT = "timeout"
+TRIAL_TIMEOUT, STEP_TIMEOUT = "--trial-timeout", "--step-timeout"
 # Not through a link: a study that was received could name any file.
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 # How long a trial may save after a signal, until it is killed: the search ends within 10 s of
@@ -274,9 +275,9 @@ class TrialProcess:
             return
         now, limits = time.monotonic(), self.limits
         if limits.trial_s is not None and self.spent_s + now - self._started_at > limits.trial_s:
-            self._overdue = f"took more than {format_duration(limits.trial_s)} (--trial-timeout)"
+            self._overdue = f"took more than {format_duration(limits.trial_s)} ({TRIAL_TIMEOUT})"
         elif limits.step_s is not None and now - self._stepped_at > limits.step_s:
-            self._overdue = f"took no step for {format_duration(limits.step_s)} (--step-timeout)"
+            self._overdue = f"took no step for {format_duration(limits.step_s)} ({STEP_TIMEOUT})"
         else:
             return
         if not self._has_stepped:

@@ -16,11 +16,18 @@ from typing import Any
 
 from surestep.base.errors import RunError
 from surestep.base.secrets import describe_error
-from surestep.base.text import one_line, print_escaped
+from surestep.base.text import format_duration, one_line, print_escaped
 from surestep.recipes.find import recipe_argument
-from surestep.record.lock import RunLock, is_locked
+from surestep.record.lock import RunLock, is_locked, lock_owner
 from surestep.tuning.evaluations import PRUNED
-from surestep.tuning.process import Ended, Limits, StopRequests, TrialProcess
+from surestep.tuning.process import (
+    STEP_TIMEOUT,
+    TRIAL_TIMEOUT,
+    Ended,
+    Limits,
+    StopRequests,
+    TrialProcess,
+)
 from surestep.tuning.rows import ClaimedTrial, Observer, TrialRow
 from surestep.tuning.slots import Slot, list_gpus, share_gpus, share_threads
 from surestep.tuning.study import TRIALS, SearchStudy
@@ -220,12 +227,11 @@ class Worker:
         options = {**settings.fixed, **job["options"]}
         threads, trains = self._choose_threads(slot), job["do"] == "train"
         work = self.options
+        limits = Limits(work.trial_timeout_s, work.step_timeout_s if trains else None)
         try:
             run.parent.mkdir(parents=True, exist_ok=True)
-            while is_locked(run):  # by the process of a worker that died: it saves
-                if self.stops.reason:
-                    return Ended(stopped=True)
-                self.stops.wait(_LOCK_POLL_S)
+            if (ended := self._wait_for(run, limits)) is not None:
+                return ended
             process = TrialProcess(
                 job={
                     **job,
@@ -243,7 +249,7 @@ class Worker:
                 },
                 answer=answer,
                 stops=self.stops,
-                limits=Limits(work.trial_timeout_s, work.step_timeout_s if trains else None),
+                limits=limits,
                 spent_s=spent_s,
             )
             on_start(process)
@@ -253,6 +259,24 @@ class Worker:
                 f"{run} cannot be trained in: {error.strerror or error}. Free some space or make "
                 "the folder of the study writable, and run the same command again."
             ) from error
+
+    def _wait_for(self, run: Path, limits: Limits) -> Ended | None:
+        """Wait for the process of a worker that died, which saves; return how the job ends if not.
+
+        One that hangs without the lock of the interpreter ends itself; another one does not.
+        """
+        started = time.monotonic()
+        while is_locked(run):
+            waited_s = time.monotonic() - started
+            for limit_s, name in ((limits.trial_s, TRIAL_TIMEOUT), (limits.step_s, STEP_TIMEOUT)):
+                if limit_s is not None and waited_s > limit_s:
+                    shown = f"{format_duration(limit_s)} ({name})"
+                    reason = f"waited for its run for {shown}, which {lock_owner(run)} uses"
+                    return Ended(reason=reason, is_overdue=True)
+            if self.stops.reason:
+                return Ended(stopped=True)
+            self.stops.wait(_LOCK_POLL_S)
+        return None
 
     def _choose_threads(self, slot: Slot) -> int:
         """Return the threads of a training process: those of the study, if the cores suffice."""
