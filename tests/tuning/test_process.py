@@ -17,11 +17,11 @@ def hang(tmp_path, monkeypatch):
     shell = tmp_path / "hangs"
     shell.write_text(IGNORES)
     shell.chmod(stat.S_IRWXU)
-    now, killed = [0.0], []
+    now, killed, tick_s = [0.0], [], [0.25]
     kill_tree = process.kill_tree
 
     def monotonic():
-        now[0] += 0.25
+        now[0] += tick_s[0]
         return now[0]
 
     def kill(pid):
@@ -33,7 +33,8 @@ def hang(tmp_path, monkeypatch):
     monkeypatch.setattr(process, "kill_tree", kill)
     monkeypatch.setattr(process, "_POLL_S", 0.001)
 
-    def run(*reasons, timeout_s=None, **more):
+    def run(*reasons, timeout_s=None, tick=0.25, **more):
+        tick_s[0] = tick
         with StopRequests(timeout_s) as stops:
             for reason in reasons:
                 stops.stop(reason)
@@ -65,6 +66,17 @@ def test_trial_that_hangs_is_killed_after_the_timeout_of_the_search(hang):
     assert 90 <= killed_s <= 93
 
 
+@pytest.mark.parametrize("step_s", [None, 5000])
+def test_trial_that_takes_no_step_is_reported_once_if_it_has_no_limit(hang, step_s):
+    lines = []
+    hang(timeout_s=1500, limits=Limits(step_s=step_s), warn=lines.append, tick=5.0)
+    text = (
+        "log has taken no step for 10 min 0 s. To fail a trial that hangs, run the same command "
+        "with --step-timeout 30m."
+    )
+    assert lines == ([text] if step_s is None else [])
+
+
 @pytest.mark.parametrize(
     ("limits", "spent_s", "reason", "least"),
     [
@@ -75,7 +87,7 @@ def test_trial_that_hangs_is_killed_after_the_timeout_of_the_search(hang):
     ],
 )
 def test_trial_that_exceeds_a_limit_fails_with_its_reason(hang, limits, spent_s, reason, least):
-    ended, killed_s = hang(limits=limits, spent_s=spent_s)
+    ended, killed_s = hang(limits=limits, spent_s=spent_s, tick=5.0)
     assert (ended.stopped, ended.is_overdue) == (False, True)
     assert ended.reason == f"{reason} before its first step"
-    assert least <= killed_s <= least + 4
+    assert least <= killed_s <= least + 60

@@ -31,6 +31,7 @@ _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _SAVES_S = {"SIGTERM": 5.0}
 LONGEST_SAVE_S = 60.0  # after any other request to stop
 _AT_ONCE_S = 15.0  # after a second Ctrl-C
+_SILENT_S = 600.0  # without a step: it is reported if no limit ends the trial
 _POLL_S = 0.5  # between two checks of what ends a trial early
 _LAST_MESSAGE_S = 5.0  # for what a trial sent before it ended
 _HANDED_BACK = (STOPPED, INTERRUPTED)  # exit codes of a trial that was stopped, and saved
@@ -152,6 +153,7 @@ class TrialProcess:
         stops: what stops the process.
         limits: how long it may take.
         spent_s: how long earlier processes of the trial took.
+        warn: called once with a line if the trial takes no step for long, and has no limit.
     """
 
     job: Mapping[str, Any]
@@ -162,10 +164,12 @@ class TrialProcess:
     stops: StopRequests
     limits: Limits = Limits()
     spent_s: float = 0.0
+    warn: Callable[[str], None] = lambda _: None
     _result: dict[str, Any] | None = None
     _failures: list[str] = field(default_factory=list)
     _must_stop: bool = False
     _overdue: str = ""
+    _has_warned: bool = False
     _kill_at: float = math.inf
     _signals_sent: int = 0
     _started_at: float = 0.0
@@ -279,10 +283,19 @@ class TrialProcess:
         elif limits.step_s is not None and now - self._stepped_at > limits.step_s:
             self._overdue = f"took no step for {format_duration(limits.step_s)} ({STEP_TIMEOUT})"
         else:
+            self._warn_if_silent(now - self._stepped_at)
             return
         if not self._has_stepped:
             self._overdue += " before its first step"
         self._stop_within(_SAVES_S["SIGTERM"])
+
+    def _warn_if_silent(self, silent_s: float) -> None:
+        if silent_s > _SILENT_S and self.limits.step_s is None and not self._has_warned:
+            self._has_warned = True
+            self.warn(
+                f"{self.log.stem} has taken no step for {format_duration(_SILENT_S)}. To fail a "
+                f"trial that hangs, run the same command with {STEP_TIMEOUT} 30m."
+            )
 
     def _stop(self, process: subprocess.Popen[bytes]) -> None:
         """Pass on what stops the process: first SIGTERM, which saves, then Ctrl-C, then SIGKILL."""

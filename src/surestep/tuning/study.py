@@ -339,14 +339,13 @@ class SearchStudy:
 
     def _record_measured(self, trial: ClaimedTrial, measured: Mapping[str, float]) -> bool:
         """Record what a trial measured, and Optuna's constraints; return False if it is over."""
+        if not self._set_attr(trial.trial_id, "measured", dict(measured)):
+            return False
         optuna = require_optuna()
         try:
-            if not self._set_attr(trial.trial_id, "measured", dict(measured)):
-                return False
-            with quiet():
+            for one in self.settings.constraints:
                 made = optuna.trial.Trial(self._study, trial.trial_id)
-                for one in self.settings.constraints:
-                    made.set_constraint(one.text, one.measure_violation(measured))
+                made.set_constraint(one.text, one.measure_violation(measured))
         except optuna.exceptions.UpdateFinishedTrialError:
             return False
         return True

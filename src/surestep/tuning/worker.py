@@ -251,6 +251,7 @@ class Worker:
                 stops=self.stops,
                 limits=limits,
                 spent_s=spent_s,
+                warn=self.print_line if trains else lambda _: None,
             )
             on_start(process)
             return process.run()
