@@ -365,6 +365,14 @@ def test_page_of_a_study_in_which_no_trial_satisfies_the_constraints(tmp_path, o
     assert "No trial is finished and satisfies the constraints." in page.text
 
 
+def test_best_trial_is_the_best_of_those_that_were_trained_and_satisfy_the_constraints(tmp_path):
+    rows = [replace(row, state="finished", values=(0.5,), reason="") for row in make_rows(6)]
+    rows[1] = replace(rows[1], is_feasible=False)
+    rows[2] = replace(rows[2], same_as=0, run=None)
+    page, _ = write(make_study(rows, where=(WHERE,)), tmp_path)
+    assert "The best of 4 noisy values" in page.text
+
+
 def test_the_first_of_equal_trials_is_the_best():
     rows = [replace(row, values=(0.5,)) for row in make_rows(2)]
     assert find_best(rows, ACCURACY) == [0]

@@ -234,12 +234,13 @@ def _print_result(result: SearchResult, words: list[str], recipe: str) -> None:
         recipe: as it is typed.
     """
     from surestep.tuning.finish import describe_winner
+    from surestep.tuning.worker import best_rows
 
     study = result.study
     winners = _print_table(study)
-    finished = sum(row.state == "finished" for row in result.trials)
     if result.winner is not None:
-        for line in describe_winner(study, result.winner, finished):
+        candidates = len(best_rows(list(result.trials), study))
+        for line in describe_winner(study, result.winner, candidates):
             print_escaped(line)
     elif study.settings.is_multi_objective and winners:
         _print_front(study, winners, recipe)

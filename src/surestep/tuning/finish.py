@@ -160,7 +160,13 @@ def _as_toml(value: Any) -> str:
 
 
 def describe_winner(study: SearchStudy, winner: Winner, n_finished: int) -> list[str]:
-    """Return lines about the winner, and about what its value is worth."""
+    """Return lines about the winner, and about what its value is worth.
+
+    Args:
+        study: of the trials.
+        winner: the best of them.
+        n_finished: how many it is the best of.
+    """
     name = study.settings.objectives[0][0]
     params = ", ".join(f"{key}={format_value(value)}" for key, value in winner.params.items())
     lines = [f"Best: trial {winner.number}, {name} {winner.values[name]:.6g}: {params}"]

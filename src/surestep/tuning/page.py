@@ -154,7 +154,11 @@ def _render_best(report: Mapping[str, Any], space: Space) -> str:
 def _explain_bias(report: Mapping[str, Any]) -> str:
     if report["winner"] is not None and report["winner"]["confirmed"]:
         return "It has the best mean of the trials that were trained again with other seeds."
-    finished, name = report["counts"]["finished"], report["objectives"][0]["name"]
+    finished = sum(
+        trial["state"] == "finished" and trial["is_feasible"] and trial["same_as"] is None
+        for trial in report["trials"]
+    )
+    name = report["objectives"][0]["name"]
     if finished == 1 or name in EXACT:
         return ""
     most = min(3, finished)
