@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from surestep.recipes.find import sha256
 from surestep.record.run import Run
 from surestep.tuning import process
 from surestep.tuning.evaluations import read_measurements
@@ -269,6 +270,17 @@ def test_study_is_resumed_without_its_recipe_and_options(search, surestep, folde
     assert "fixed.max_steps is 6" in answer.err
     answer = surestep("search", TRIALS, "--resume", "study")  # as for a recipe that was moved
     assert answer.code == 0, answer.err
+
+
+def test_recorded_mirror_that_was_not_typed_is_not_used(surestep, folder):
+    fixed = {"checkpoint.mirror": str(folder / "elsewhere")}
+    recipe = {"name": "recipe", "path": TRIALS, "sha256": sha256(Path(TRIALS))}
+    settings = replace(make_settings(recipe=recipe, trials=1), fixed=fixed)
+    record_settings(folder / "study", settings)
+    answer = surestep("search", "--resume", "study")
+    assert answer.code == 2
+    assert "not typed on this machine, and the study may come from anyone. To copy" in answer.err
+    assert f"pass --checkpoint.mirror {folder / 'elsewhere'}" in answer.err
 
 
 def test_study_that_cannot_be_resumed_is_explained(surestep, folder):

@@ -4,15 +4,17 @@ import json
 import shutil
 import socket
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
 from surestep.base.errors import ConfigError, RunError
+from surestep.base.typed_targets import was_typed
 from surestep.tuning.open import open_study, read_study
 from surestep.tuning.process import StopRequests, TrialProcess
 from surestep.tuning.settings import read_settings
 from tests.laws.test_law_8_reading import MARK, watching
-from tests.tuning.studies_on_disk import make_study
+from tests.tuning.studies_on_disk import make_settings, make_study
 
 
 @pytest.fixture
@@ -103,6 +105,12 @@ def test_recorded_database_that_was_not_typed_is_not_continued(tmp_path, state):
     assert not state.exists()
     open_study(tmp_path / "typed", settings, url)
     open_study(tmp_path / "typed", settings)
+
+
+def test_mirror_of_a_study_is_typed_with_the_command_that_starts_it(tmp_path):
+    settings = replace(make_settings(), fixed={"checkpoint.mirror": "s3://bucket/search"})
+    study = open_study(tmp_path / "study", settings)
+    assert was_typed(study.settings.name, "s3://bucket/search")
 
 
 @pytest.mark.parametrize("open_it", [read_study, make_study])

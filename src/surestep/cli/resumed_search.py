@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from surestep.base.errors import ConfigError, RecipeError
 from surestep.base.paths import require_local_path
+from surestep.base.typed_targets import was_typed
 from surestep.cli.load_run import find_received_folder
 from surestep.recipes.find import recipe_argument
 from surestep.tuning.settings import STUDY_FILE, StudySettings, read_settings
@@ -18,6 +19,7 @@ if TYPE_CHECKING:  # torch is imported with the recipe
     from surestep.tuning.options import SearchOptions
 
 _RESUME = "--resume"
+_MIRROR = "checkpoint.mirror"
 
 
 def expand_resume(words: list[str]) -> tuple[list[str], StudySettings | None]:
@@ -74,11 +76,21 @@ def _read_recipe(settings: StudySettings, study: Path) -> str:
 def restore_search(
     call: RecipeCall, options: SearchOptions, settings: StudySettings
 ) -> tuple[RecipeCall, SearchOptions]:
-    """Return a call and options with what the study records and the command line does not set."""
+    """Return a call and options with what the study records and the command line does not set.
+
+    Raises:
+        ConfigError: the recorded mirror was not typed on this machine.
+    """
     from surestep.recipes.load import call_recipe
     from surestep.tuning.options import fixed_options
 
     typed = fixed_options(call)
+    mirror = settings.fixed.get(_MIRROR)
+    if mirror is not None and _MIRROR not in typed and not was_typed(settings.name, str(mirror)):
+        raise ConfigError(
+            f"The study names the mirror {mirror}, which was not typed on this machine, and the "
+            f"study may come from anyone. To copy the trials there, pass --{_MIRROR} {mirror}"
+        )
     places = dict.fromkeys(settings.fixed, STUDY_FILE)
     places |= {name: call.set_options[name] for name in typed}
     restored = call_recipe(call.recipe, {**settings.fixed, **typed}, places)

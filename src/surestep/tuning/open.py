@@ -39,8 +39,9 @@ def open_study(folder: Path, settings: StudySettings, storage: str | None = None
     if not is_new:
         _require_typed(folder, read_settings(folder), storage)
     recorded = record_settings(folder, settings)
-    if recorded.storage is not None:
-        remember_target(recorded.name, recorded.storage)
+    for target in (recorded.storage, recorded.fixed.get("checkpoint.mirror")):
+        if target is not None:
+            remember_target(recorded.name, str(target))
     try:
         return SearchStudy(folder, recorded, open_storage(folder, url), create=True)
     except SurestepError:
