@@ -52,7 +52,7 @@ def fill_up(monkeypatch):
 
 def test_disk_that_fills_up_ends_the_run_with_a_sentence(surestep, recipe, small_disk):
     run = small_disk / "r"
-    answer = surestep("train", recipe(BIG), "--run", run)
+    answer = surestep("train", recipe(BIG), "--run", run, "--checkpoint.every", "1 epoch")
     assert (answer.code, answer.out) == (1, "")
     last = answer.err.splitlines()[-1]
     assert last.startswith("CheckpointError: ")

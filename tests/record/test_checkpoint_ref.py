@@ -19,6 +19,7 @@ def run(tmp_path_factory):
         "metrics": {"score": surestep.whole_set(lambda outputs, targets: next(rest))},
     }
     options = {"epochs": 3, "validation": {"metric": "score", "mode": "max"}}
+    options["checkpoint"] = {"every": "1 epoch"}
     return tiny.fit(tmp_path_factory.mktemp("runs") / "r", parts, **options)
 
 

@@ -193,7 +193,7 @@ def test_failed_export_preserves_the_existing_file(tmp_path, name):
 
 
 def test_export_uses_the_newest_good_checkpoint_and_logs_the_damaged_one(tmp_path, caplog):
-    run = tiny.fit(tmp_path / "r")
+    run = tiny.fit(tmp_path / "r", checkpoint={"every": "1 epoch"})
     file = run.last.path / "model.safetensors"
     data = bytearray(file.read_bytes())
     data[-1] ^= 1

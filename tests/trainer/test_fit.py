@@ -66,7 +66,7 @@ def test_evaluation_with_the_best_weights_restores_the_last(tmp_path):
 
 
 def test_run_without_validation_saves_its_last_step(tmp_path):
-    run = tiny.fit(tmp_path, max_steps=5)
+    run = tiny.fit(tmp_path, max_steps=5, checkpoint={"every": "1 epoch"})
     assert [path.name for path in list_checkpoints(run.checkpoints)] == [
         *("step-00000003", "step-00000005")
     ]

@@ -132,6 +132,7 @@ class PeriodicTrigger:
         steps_per_epoch: optimizer steps per epoch. If it is None, epochs are counted when they end.
         items: items that the run has seen so far.
         seconds: the current clock time.
+        least_s: seconds from one action, or the start, to the next at least.
     """
 
     def __init__(
@@ -141,12 +142,14 @@ class PeriodicTrigger:
         *,
         items: float = 0,
         seconds: float = 0,
+        least_s: float = 0,
     ) -> None:
         duration = duration or Duration(math.inf, "steps")
         self.unit = duration.unit
         self._by_ends = duration.unit == "epochs" and steps_per_epoch is None
         scale = {"epochs": steps_per_epoch, "minutes": 60}.get(duration.unit, 1)
         self.period = duration.amount * (scale or 1)
+        self._least_s = least_s
         self.start(items, seconds)
 
     def start(self, items: float, seconds: float) -> None:
@@ -158,13 +161,17 @@ class PeriodicTrigger:
 
         `ended` counts the epochs that are over where this step ended one; 0 where it did not.
         """
+        passed_s = seconds - self._seconds
+        is_due = self._ends_period(step, items, passed_s, ended) and passed_s >= self._least_s
+        if is_due:
+            self._seconds = seconds
+        return is_due
+
+    def _ends_period(self, step: int, items: float, passed_s: float, ended: int) -> bool:
         if self._by_ends:
             return ended > 0 and self._periods(ended) > self._periods(ended - 1)
         if self.unit == "minutes":
-            if seconds - self._seconds < self.period:
-                return False
-            self._seconds = seconds
-            return True
+            return passed_s >= self.period
         if self.unit == "items":
             before, self._items = self._items, items
             return self._periods(items) > self._periods(before)

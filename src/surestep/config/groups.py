@@ -202,7 +202,7 @@ class Checkpoint(ConfigGroup):
     resume: ClassVar[ResumeEffect] = DISPLAY
     every: ClockInterval[ClockPeriod | None] = option(
         "How often to save: '1 epoch', '500 steps', '10 minutes'.",
-        default=("1 epoch", "a crash loses at most one epoch"),
+        default=("1 epoch", "a crash loses at most one epoch, or 10 s"),
     )
     keep_last: Number[Count] = option(
         "Number of newest checkpoints to keep.", default=(2, "the newest, and one before it")

@@ -57,6 +57,7 @@ NOT_OPTIONS: Mapping[str, ResumeEffect] = {  # an option declares its own effect
     "settings": not_bitwise("how your module uses it is not known"),
     "torch": not_bitwise("another build of torch may round differently"),
     "surestep": not_bitwise("another version may compute differently"),
+    "checkpoint.min_seconds": safe("it changes when the run saves, and not what it trains"),
     "threads": not_bitwise("another number of threads sums in a different order"),
 }
 

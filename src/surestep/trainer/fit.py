@@ -87,7 +87,8 @@ def _train(session: Session) -> bool:
         elif session.is_evaluated:
             _stop_early(session)
     eval_trigger = _make_trigger(session, plan.validation_every)
-    save_trigger = _make_trigger(session, plan.checkpoint_every)
+    least_s = plan.checkpoint_min_seconds or 0.0
+    save_trigger = _make_trigger(session, plan.checkpoint_every, least_s=least_s)
     cycles = frozenset(cycle_ends(plan.schedule))
     last_step, save_requested = session.state.progress.step, False
 
@@ -129,12 +130,15 @@ def _train(session: Session) -> bool:
     return True
 
 
-def _make_trigger(session: Session, duration: Duration | None) -> PeriodicTrigger:
+def _make_trigger(
+    session: Session, duration: Duration | None, *, least_s: float = 0.0
+) -> PeriodicTrigger:
     return PeriodicTrigger(
         duration,
         session.plan.steps_per_epoch,
         items=session.state.progress.items,
         seconds=session.loop.world.seconds,
+        least_s=least_s,
     )
 
 

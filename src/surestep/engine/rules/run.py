@@ -7,6 +7,7 @@ from surestep.engine.distributed.launcher_env import AccelerateConfig
 from surestep.engine.parallel.strategy import strategy_class
 from surestep.engine.plan.context import Decision, PlanContext, rule
 
+_MIN_SECONDS = 10.0  # between two saves, which take 15 to 120 ms each on a local disk
 _TRACKERS = ("tensorboard", "mlflow", "wandb")  # each needs the package, and the extra, of its name
 
 
@@ -124,6 +125,21 @@ def profile(ctx: PlanContext) -> Decision:
             "Use earlier steps, or a longer run."
         )
     return ctx.declared()
+
+
+@rule("checkpoint.min_seconds")
+def min_seconds(ctx: PlanContext) -> Decision:
+    """Save the end of a short epoch only if the last such save was some time ago.
+
+    Not if anything depends on the steps at which a run saves.
+    """
+    if ctx.is_set("checkpoint.every"):
+        return None, "checkpoint.every is set"
+    if ctx.get("checkpoint.keep_every") is not None:
+        return None, "checkpoint.keep_every keeps checkpoints of certain steps"
+    if ctx.get("on_spike") == "rollback":
+        return None, "on_spike='rollback' returns to the last checkpoint"
+    return _MIN_SECONDS, "an epoch may take less; checkpoint.every='1 epoch' saves at each end"
 
 
 @rule("checkpoint.keep_every")
