@@ -1,11 +1,9 @@
 import math
-import sys
 
 import pytest
 import torch
 
 import surestep
-from surestep.base.errors import RecipeError
 from surestep.recipes import hf
 from surestep.recipes.load import load
 
@@ -76,10 +74,3 @@ def test_splits_share_no_files(few_files, monkeypatch):
     task = hf.task(**SMALL)
     assert sorted([*task.train, *task.val, *task.test]) == [str(each) for each in few_files]
     assert (len(task.val), len(task.test)) == (2, 1)
-
-
-def test_missing_transformers_is_reported_with_the_install_command(monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    recipe = load("hf")
-    with pytest.raises(RecipeError, match="Install it: pip install transformers"):
-        recipe.build(SMALL, recipe.config)

@@ -220,3 +220,25 @@ def test_every_way_to_bind_the_function_is_accepted(recipe, folder, source):
     recipe("def task(): ...\nbuild = task\n", "parts.py")
     assert callable(load(recipe(RAN + source)).function)
     assert (folder / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "package"),
+    [
+        ("tabular", "sklearn", "scikit-learn"),
+        ("imbalanced", "sklearn", "scikit-learn"),
+        ("hf", "transformers", "transformers"),
+    ],
+)
+def test_package_that_a_recipe_needs_is_named_with_its_install_command(
+    monkeypatch, name, module, package
+):
+    monkeypatch.setitem(sys.modules, module, None)
+    found = load(name)
+    with pytest.raises(RecipeError, match=rf"Install it: pip install {package}$"):
+        found.build({}, found.config)
+
+
+def test_missing_module_of_a_recipe_is_not_taken_for_a_package(recipe):
+    with pytest.raises(RecipeError, match=r"No module named 'my_layers'$"):
+        load(recipe("import my_layers\n" + RECIPE))

@@ -70,12 +70,8 @@ def bits_per_char(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def llama(width: int, layers: int, heads: int, length: int) -> Any:
     """Return a Llama with random weights."""
-    try:
-        from transformers import LlamaConfig, LlamaForCausalLM
-    except ImportError as error:
-        raise ImportError(
-            "The recipe hf needs transformers. Install it: pip install transformers."
-        ) from error
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=WORDS,

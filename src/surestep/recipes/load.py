@@ -37,6 +37,12 @@ from surestep.recipes.find import (
 from surestep.tracking.tracker import Tracker
 from surestep.trainer.planning import TaskOrigin
 
+# By module, the packages that recipes and examples import. A module of another name may be a file.
+_PACKAGES = {
+    "sklearn": "scikit-learn",
+    **{name: name for name in ("peft", "torchmetrics", "torchvision", "transformers")},
+}
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -270,4 +276,7 @@ def _describe(path: Path, error: BaseException) -> str:
     own = [frame for frame in frames if frame.filename == str(path)]
     line = own[-1].lineno if own else getattr(error, "lineno", None)
     where = f", line {line}" if line else ""
-    return f"{path}{where}: {type(error).__name__}: {error}"
+    text = f"{path}{where}: {type(error).__name__}: {error}"
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    package = _PACKAGES.get((missing or "").partition(".")[0])
+    return text if package is None else f"{text}. Install it: pip install {package}"
