@@ -20,6 +20,24 @@ def test_validation_without_data_is_rejected(said):
         decide({said: value[said]})
 
 
+@pytest.mark.parametrize(
+    ("said", "takes"),
+    [
+        (
+            {"optim.name": "sgd", "optim.amsgrad": True},
+            "optim.name='sgd' takes optim.momentum, optim.dampening, optim.nesterov.",
+        ),
+        ({"schedule.name": "polynomial", "schedule.gamma": 0.5}, "takes schedule.warmup, "),
+        ({"average.decay": 0.5}, None),
+    ],
+)
+def test_options_that_the_chosen_class_takes_are_listed(said, takes):
+    with pytest.raises(ConfigError, match="requires") as caught:
+        decide(said)
+    assert (takes or "remove average.decay.") in str(caught.value)
+    assert takes is not None or " takes " not in str(caught.value)
+
+
 def test_device_index_must_exist():
     assert decide({"device": "cuda:0"}, GPU).device.index == 0
     with pytest.raises(ConfigError, match="This machine has: cpu, cuda:0"):

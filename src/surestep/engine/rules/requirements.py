@@ -57,6 +57,7 @@ CLASSES: Mapping[str, tuple[str, Iterable[str], Callable[[str], Iterable[str]]]]
     "schedule": ("schedule.name", SCHEDULES, lambda name: schedule_info(name).takes),
     "parallel": ("parallel.strategy", STRATEGIES, lambda name: strategy_class(name).takes),
 }
+_CHOICES = [choice for choice, *_ in CLASSES.values()]
 
 
 def requirements_of(option: str) -> Mapping[str, Any]:
@@ -129,4 +130,12 @@ def _unmet(ctx: PlanContext, option: str, value: Any) -> Iterator[str]:
             fix = f"Set {name}={example!r}, or remove" if option_info(name) else "Remove"
             shown = "off" if ctx.is_off(name) else repr(chosen)
             removed = _what_to_remove(ctx, option, name)
-            yield f"{start} {wanted}, but {name} is {shown}. {fix} {removed}."
+            takes = _what_it_takes(group, chosen) if name in _CHOICES else ""
+            yield f"{start} {wanted}, but {name} is {shown}. {fix} {removed}.{takes}"
+
+
+def _what_it_takes(group: str, chosen: str) -> str:
+    """Return a sentence with the options of a class that was chosen; "" if it has none."""
+    choice, _, options = CLASSES[group]
+    names = [f"{group}.{own}" for own in options(chosen) if option_info(f"{group}.{own}")]
+    return f" {choice}={chosen!r} takes {', '.join(names)}." if names else ""
