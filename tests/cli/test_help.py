@@ -1,9 +1,11 @@
 import json
 import re
+from io import StringIO
 
 import pytest
 
 from surestep.cli.help import COMMON, DEFAULTS
+from surestep.cli.main import COMMANDS, main
 from surestep.config.config import iter_options
 from surestep.recipes.find import BUILT_IN, COMPUTED, find
 from surestep.recipes.load import load
@@ -126,3 +128,43 @@ def test_script_that_trains_is_rejected_without_training(surestep, recipe, folde
     assert (answer.code, answer.out) == (2, "")
     assert "script.py has no function called task. Write: def task(" in answer.err
     assert not (folder / "runs").exists()
+
+
+class Terminal(StringIO):
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+PAGES = [[name] for name in COMMANDS]
+PAGES += [["ckpt", "list"], ["mirror", "push"], ["track", "replay"], ["search", "show"]]
+
+
+@pytest.mark.parametrize("words", PAGES, ids=" ".join)
+def test_help_page_has_no_color_if_no_color_is_set(monkeypatch, words):
+    pages = []
+    monkeypatch.setenv("TERM", "xterm")
+    for value in ("1", ""):
+        monkeypatch.setenv("NO_COLOR", value)
+        monkeypatch.setattr("sys.stdout", terminal := Terminal())
+        try:
+            main([*words, "--help"])
+        except SystemExit as left:
+            assert left.code == 0  # noqa: PT017
+        pages.append(terminal.getvalue())
+    plain, colored = pages
+    assert "\x1b" not in plain
+    assert plain == re.sub(r"\x1b\[[\d;]*m", "", colored)
+    assert f"surestep {words[0]}" in plain
+
+
+def test_error_of_the_command_line_has_no_color_if_no_color_is_set(monkeypatch, capfd):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("sys.stdout", Terminal())
+    with pytest.raises(SystemExit):
+        main(["evaluate", "--bad"])
+    printed = capfd.readouterr().err
+    assert "surestep evaluate --help" in printed
+    assert "\x1b" not in printed

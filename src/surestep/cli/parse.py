@@ -1,8 +1,9 @@
 """Parse the command line; error messages escape control characters."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial, wraps
 from io import StringIO
 from typing import Any, TypeVar
@@ -39,7 +40,7 @@ def parse(
 
     `options` is a dataclass of the options, or a function that takes them.
     """
-    with _escape_errors(words):
+    with _print_plainly(words):
         return tyro.cli(options, args=words, prog=command, description=description, config=_CONFIG)
 
 
@@ -47,7 +48,7 @@ def parse_known(
     options: type[Options], words: Sequence[str], command: str
 ) -> tuple[Options, list[str]]:
     """Parse the arguments that a command knows; return them and the unknown ones."""
-    with _escape_errors(words):
+    with _print_plainly(words):
         return tyro.cli(options, args=words, prog=command, config=_CONFIG, return_unknown_args=True)
 
 
@@ -56,16 +57,25 @@ def split_names(text: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
+class _Captured(StringIO):
+    encoding: Any = None
+
+
 @contextmanager
-def _escape_errors(words: Sequence[str]) -> Iterator[None]:
-    """Escape control characters in the parser's messages; without any, it prints in color."""
-    if all(word.isprintable() for word in words):
+def _print_plainly(words: Sequence[str]) -> Iterator[None]:
+    """Print what the parser prints without colors if NO_COLOR is set, or a word must be escaped.
+
+    It prints in color if stdout is a terminal. NO_COLOR: https://no-color.org
+    """
+    if not os.environ.get("NO_COLOR") and all(word.isprintable() for word in words):
         yield
         return
-    printed = StringIO()
+    out, err = _Captured(), _Captured()
+    out.encoding = sys.stdout.encoding  # by which the parser chooses the lines of boxes
     try:
-        with redirect_stderr(printed):
+        with redirect_stdout(out), redirect_stderr(err):
             yield
     finally:
-        if printed.getvalue():
-            print_escaped(printed.getvalue().rstrip("\n"), sys.stderr)
+        for printed, stream in ((out, sys.stdout), (err, sys.stderr)):
+            if text := printed.getvalue().rstrip("\n"):
+                print_escaped(text, stream)
