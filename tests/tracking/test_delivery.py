@@ -154,6 +154,20 @@ def test_checkpoint_that_is_written_after_the_next_evaluation_has_its_own_metric
     assert {step: metrics for _, step, metrics in recorder.of("checkpoint")} == expected
 
 
+def test_checkpoint_that_a_later_process_delivers_has_its_metrics(tmp_path):
+    """The process before had delivered its evaluation."""
+    run, path = train(tmp_path, max_steps=6), tmp_path / "events.jsonl"
+    text = path.read_text()
+    lines = text.splitlines(keepends=True)
+    evaluated = [json.loads(line)["event"] for line in lines].index("evaluation")
+    path.write_text("".join(lines[: evaluated + 1]))
+    Delivery(tmp_path, Recorder()).deliver()
+    path.write_text(text)
+    recorder = Recorder()
+    Delivery(tmp_path, recorder).deliver()
+    assert recorder.of("checkpoint")[-1][2] == run.last.metrics
+
+
 @pytest.mark.parametrize("method", ["start", "log", "checkpoint", "findings", "end"])
 def test_tracker_that_fails_for_a_while_misses_nothing(tmp_path, method, capfd):
     recorder = Recorder(**{method: 3})

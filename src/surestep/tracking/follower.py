@@ -59,7 +59,6 @@ class Delivery:
         self._record_path = folder / "trackers" / f"{tracker.name}.json"
         self._is_started = self._is_abandoned = False
         self._lock = Lock()
-        self._evaluated: dict[int, dict[str, float]] = {}  # by step, since the last checkpoint
         record: dict[str, Any] = {"offset": 0, "state": {}}
         if self._record_path.exists():
             record = read_json(self._record_path, TRACKER)
@@ -67,6 +66,9 @@ class Delivery:
         self.offset: int = 0 if from_start else record["offset"]
         self._state: dict[str, Any] = record["state"]
         self._key: str | None = record.get("key")
+        evaluated = () if from_start else record.get("evaluated", ())  # older versions write none
+        # By step, since the last checkpoint.
+        self._evaluated = {entry["step"]: numbers_of(entry["metrics"]) for entry in evaluated}
 
     @property
     def pending(self) -> bool:
@@ -154,10 +156,15 @@ class Delivery:
             self._is_abandoned = True
 
     def _record(self) -> None:
+        record = {
+            "offset": self.offset,
+            "state": self._state,
+            "key": self._key,
+            "evaluated": [{"step": at, "metrics": found} for at, found in self._evaluated.items()],
+        }
         with self._lock:
             if not self._is_abandoned:
                 self._record_path.parent.mkdir(exist_ok=True)
-                record = {"offset": self.offset, "state": self._state, "key": self._key}
                 write_json(self._record_path, record)
 
 
