@@ -201,8 +201,8 @@ def test_batch_norm_kept_in_eval_mode_keeps_its_statistics_in_an_average():
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.BatchNorm1d(8))
     net.append(nn.Linear(8, 1))
-    net[3].running_mean.fill_(0.5)
-    net[3].running_var.fill_(4.0)
+    kept = {"3.running_mean": torch.full((8,), 0.5), "3.running_var": torch.full((8,), 4.0)}
+    net.load_state_dict(kept, strict=False)
     average = {"kind": "swa", "start": 2, "buffers": "recompute"}
     options = config(max_steps=4, epochs=None, average=average)
     with surestep.prepare(task(net, keep_eval=[net[3]]), options, run=None) as session:
@@ -210,7 +210,7 @@ def test_batch_norm_kept_in_eval_mode_keeps_its_statistics_in_an_average():
             pass
         value = session.evaluate("val")["val/loss"]
         other = copy.deepcopy(net)
-        other.load_state_dict(net.state_dict() | session.state.average.tensors)
+        other.load_state_dict(net.state_dict() | session.state.average.tensors | kept)
     batches = [X[first : first + SIZE] for first in range(0, len(X), SIZE)]
     torch.optim.swa_utils.update_bn(batches, other[:2])
     with torch.no_grad():
