@@ -190,22 +190,26 @@ def test_checkpoint_that_is_deleted_during_its_upload_is_still_copied(run, mirro
     assert not list(run.glob(".tmp*"))
 
 
-def test_checkpoint_that_is_replaced_during_its_upload_is_copied_again(run, mirror):
+def test_checkpoint_that_is_replaced_during_its_upload_is_copied_again(run, mirror, kept):
     other = train(run.parent / "other", seed=1, **{"checkpoint.keep_last": 3}).path
     made, path = pusher(run, mirror), run / "checkpoints" / "step-00000012"
-    write = made._write
+    made.push()
+    upload = made.store.upload
 
-    def replace_and_write(name, data):
-        made._write = write
+    def replace_by(source):
         shutil.rmtree(path)
-        shutil.copytree(other / "checkpoints" / path.name, path)
-        write(name, data)
+        shutil.copytree(source / "checkpoints" / path.name, path)
 
-    made._look()
-    made._write = replace_and_write
+    def replace_and_upload(*given):
+        made.store.upload = upload
+        replace_by(kept)
+        upload(*given)
+
+    replace_by(other)
+    made.store.upload = replace_and_upload
     made._push_checkpoint(path)
-    made.push(is_last=True)
-    assert files(mirror) == files(run)
+    made.push()
+    assert files(mirror / "checkpoints") == files(run / "checkpoints")
 
 
 def test_without_hard_links_the_checkpoint_itself_is_read(run, mirror, monkeypatch):

@@ -34,7 +34,7 @@ def test_report_can_be_sent_to_another_process():
 class Store(dict):
     """The store of a launcher; the late report arrives after rank 0 has asked for it once."""
 
-    set, get, late = dict.__setitem__, dict.__getitem__, lambda: None
+    set, get = dict.__setitem__, dict.__getitem__
 
     def check(self, keys):
         found = keys[0] in self
@@ -51,11 +51,8 @@ def test_report_of_an_attempt_before_the_restart_is_not_taken_for_the_present_on
         elastic = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": attempt}
         return Ranks.read({**address, **elastic, "RANK": rank})
 
-    def send():
-        ranks("1", "1").collect(Report([], 9, {}), is_error=False)
-
     store = Store()
-    store.late = send
+    store.late = lambda: ranks("1", "1").collect(Report([], 9, {}), is_error=False)
     monkeypatch.setattr(Ranks, "_connect", lambda *_: store)
     ranks("1", "0").collect(Report([], 3, {}), is_error=True)
     found = ranks("0", "1").collect(Report([], 8, {}), is_error=False)
