@@ -1,4 +1,4 @@
-"""Rules: one module each, in the folder `rules`.
+"""Rules: one module each, in the folder `rules`, or a folder with what only this rule uses.
 
 The docstring of a module is the page of its rule, with a script that has the mistake, under
 `Wrong:`, and a correct one, under `Right:`. The name of the module is the code and the name:

@@ -1,1 +1,1 @@
-"""The rules, one module each. `surestep.doctor.rule` describes their form."""
+"""The rules, a module or a folder each. `surestep.doctor.rule` describes their form."""

@@ -88,7 +88,10 @@ _DISTINCT = 0.99  # of the training data: rows of few categories are equal by ch
 
 def inspect(data: DataCase) -> Iterator[Remark]:
     """Find sets with samples of the training data."""
-    from surestep.doctor.duplicates import find_duplicates, is_same
+    from surestep.doctor.rules.ss605_leakage_by_duplicates.duplicates import (
+        find_duplicates,
+        is_same,
+    )
 
     is_ready = data.loop.loader.is_ready
     equal = [split.name for split in data.others if is_same(data.train, split)]

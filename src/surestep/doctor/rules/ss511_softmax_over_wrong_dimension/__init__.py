@@ -43,11 +43,11 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.rules.ss511_softmax_over_wrong_dimension.shapes import has_batch
 from surestep.doctor.runtime.origins import find_origin, name_node, read_dim
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.outputs import Origin, Outputs
-from surestep.doctor.source.shapes import has_batch
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe, tensor_of
 from surestep.doctor.source.values import Call, Constant, Value

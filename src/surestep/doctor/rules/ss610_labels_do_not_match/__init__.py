@@ -51,13 +51,7 @@ from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.remark import Remark
-from surestep.doctor.runtime.batches import find_labels
-from surestep.doctor.runtime.losses import MEAN_LOSSES
-from surestep.doctor.runtime.origins import LINEAR, name_origin
-from surestep.doctor.runtime.passes import Pass, Passes
-from surestep.doctor.source.losses import find_losses, find_trained
-from surestep.doctor.source.modules import is_named_model
-from surestep.doctor.source.orders import (
+from surestep.doctor.rules.ss610_labels_do_not_match.orders import (
     Order,
     find_order,
     find_root,
@@ -65,6 +59,12 @@ from surestep.doctor.source.orders import (
     keep_order,
     shuffled_by,
 )
+from surestep.doctor.runtime.batches import find_labels
+from surestep.doctor.runtime.losses import MEAN_LOSSES
+from surestep.doctor.runtime.origins import LINEAR, name_origin
+from surestep.doctor.runtime.passes import Pass, Passes
+from surestep.doctor.source.losses import find_losses, find_trained
+from surestep.doctor.source.modules import is_named_model
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Call, Value

@@ -50,6 +50,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.rules.ss405_shapes_broadcast.rankings import is_ranked
 from surestep.doctor.runtime.graphs import attach_token, is_marked, take_marks
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.values import is_tensor
@@ -57,7 +58,6 @@ from surestep.doctor.source.dimensions import Shape, shape_of
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.modules import traverse_inputs
 from surestep.doctor.source.operators import find_operations
-from surestep.doctor.source.rankings import is_ranked
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe_source
 from surestep.doctor.source.values import Call as CallValue

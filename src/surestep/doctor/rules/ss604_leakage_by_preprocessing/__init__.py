@@ -49,7 +49,14 @@ import re
 from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem
-from surestep.doctor.source.preprocessing import FITS, find_learner, learns
+from surestep.doctor.rules.ss604_leakage_by_preprocessing.preprocessing import (
+    FITS,
+    find_learner,
+    learns,
+)
+from surestep.doctor.rules.ss604_leakage_by_preprocessing.standardizations import (
+    find_standardizations,
+)
 from surestep.doctor.source.splits import (
     Split,
     argument_text,
@@ -58,7 +65,6 @@ from surestep.doctor.source.splits import (
     is_training_name,
     is_training_part,
 )
-from surestep.doctor.source.standardizations import find_standardizations
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.training import describe, is_same
 from surestep.doctor.source.values import Call, Instance, Item, Value, last_name, walk

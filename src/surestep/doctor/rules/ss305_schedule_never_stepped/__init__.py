@@ -41,8 +41,11 @@ import ast
 from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem
+from surestep.doctor.rules.ss305_schedule_never_stepped.attributes import (
+    find_reads,
+    is_attribute_used,
+)
 from surestep.doctor.runtime.schedules import ScheduleWatcher
-from surestep.doctor.source.attributes import find_reads, is_attribute_used
 from surestep.doctor.source.order import Order
 from surestep.doctor.source.schedules import TORCH, creations
 from surestep.doctor.source.trace import Event, Program

@@ -66,9 +66,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.rules.ss508_padding_counted.padding import (
+    IGNORED,
+    find_base,
+    find_collated,
+    find_padding,
+)
 from surestep.doctor.runtime.values import is_tensor
 from surestep.doctor.source.losses import Loss, find_losses
-from surestep.doctor.source.padding import IGNORED, find_base, find_collated, find_padding
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Attribute, Call, Constant, Either, Unknown, Value
