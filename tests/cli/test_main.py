@@ -1,10 +1,14 @@
+import os
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
 import surestep as package
-from tests.cli.conftest import environment
+from surestep.cli.main import main
+from surestep.record.run import Run
+from tests.cli.conftest import RECIPE, environment
 
 WITHOUT_TORCH = """
 import sys
@@ -94,3 +98,59 @@ def test_option_before_the_recipe_is_rejected_with_the_right_order(surestep):
     answer = surestep("train", "--epochs", "5", "digits")
     assert (answer.code, answer.out) == (2, "")
     assert "surestep train digits" in answer.err
+
+
+PRINTING = (
+    RECIPE
+    + """
+class Printing(surestep.Callback):
+    def on_step(self, state, result):
+        print("step", result.step, flush=True)
+
+callbacks = [Printing()]
+"""
+)
+
+
+@pytest.fixture
+def closed(monkeypatch):
+    """Make stdout or stderr a pipe whose reader is gone; return what to call with its name."""
+    opened = []
+
+    def close(name):
+        read, write = os.pipe()
+        os.close(read)
+        opened.append(os.fdopen(write, "w"))
+        monkeypatch.setattr(f"sys.{name}", opened[-1])
+
+    yield close
+    for stream in opened:
+        with suppress(BrokenPipeError):
+            stream.close()
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize("options", [[], ["--json"], ["--logging.progress", "bar"]])
+def test_training_does_not_end_with_the_reader_of_its_output(recipe, closed, stream, options):
+    path = recipe(PRINTING)
+    closed(stream)
+    assert main(["train", path, "--run", "r", *options]) == 0
+    assert Run("r").status["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["runs", "."],
+        ["evaluate", "r"],
+        ["train", "r.py", "--dry-run"],
+        ["plan", "r.py"],
+        ["losses"],
+    ],
+    ids=" ".join,
+)
+def test_table_whose_reader_is_gone_is_not_an_error(recipe, folder, closed, words, monkeypatch):
+    recipe(name="r.py")
+    assert main(["train", "r.py", "--run", "r"]) == 0
+    closed("stdout")
+    assert main(words) == 0

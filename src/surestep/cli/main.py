@@ -5,16 +5,17 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from importlib import import_module
 from pathlib import Path
+from typing import Any, TextIO, cast
 
 import surestep
 from surestep.base.errors import ConfigError, Preempted, RecipeError, SurestepError, suggest_names
 from surestep.base.exit_codes import FAILED, INTERRUPTED, STOPPED, WRONG_USAGE
 from surestep.base.text import print_escaped
 from surestep.cli.launch import read_launch, strip_launcher_args
-from surestep.cli.stop import handle_early_signals, print_stop
+from surestep.cli.stop import TRAINING, handle_early_signals, print_stop
 from surestep.engine.distributed.launcher_env import read_launched
 
 COMMANDS = {
@@ -57,19 +58,58 @@ def main(words: Sequence[str] | None = None) -> int:
     """
     args = strip_launcher_args(list(sys.argv[1:] if words is None else words)) or ["--help"]
     # `watch` runs a script that prints and warns as it would under Python.
-    with nullcontext() if args[0] == "watch" else _own_output():
+    with nullcontext() if args[0] == "watch" else _own_output(args[0]):
         return _run_guarded(args)
 
 
 @contextmanager
-def _own_output() -> Iterator[None]:
+def _own_output(command: str) -> Iterator[None]:
     """Print on rank 0 only, and warnings without the line of this package that raised them."""
     with warnings.catch_warnings(), ExitStack() as stack:
+        if command in TRAINING:
+            stack.enter_context(redirect_stdout(cast(TextIO, _OptionalOutput(sys.stdout))))
+            stack.enter_context(redirect_stderr(cast(TextIO, _OptionalOutput(sys.stderr))))
         if read_launch().rank > 0:
             nowhere = stack.enter_context(Path(os.devnull).open("w"))
             stack.enter_context(redirect_stdout(nowhere))
         warnings.showwarning = _show_warning
         yield
+
+
+class _OptionalOutput:
+    """A stream that drops what is printed after its reader, such as `head`, has left.
+
+    A run does not end with the reader of its output.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._dropping():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._dropping():
+            self._stream.flush()
+
+    @contextmanager
+    def _dropping(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            _drop(self._stream)
+
+
+def _drop(stream: TextIO) -> None:
+    """Discard what is printed to a stream from now on, and what it has not written yet."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
@@ -94,7 +134,7 @@ def _run_guarded(words: list[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader, such as `head`, closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop(sys.stdout)
         return 0
     except Exception:  # Python itself would print control characters unescaped
         _report(traceback.format_exc().rstrip())

@@ -16,6 +16,12 @@ if TYPE_CHECKING:  # the guides of schedules and losses are printed without torc
     from surestep.engine.value import Value
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command, where rich would end the process with exit code 1."""
+        raise
+
+
 def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     """Print a table to stdout; without column names it has no header."""
     names, rows = list(columns), [list(row) for row in rows]
@@ -26,14 +32,14 @@ def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]
         drawn.add_row(*(escape(one_line(str(cell))) for cell in row))
     # Without a terminal there is no width to fit, and programs cannot read wrapped lines.
     width = None if sys.stdout.isatty() else 10_000
-    console = Console(file=sys.stdout, width=width, highlight=False)
+    console = _Console(file=sys.stdout, width=width, highlight=False)
     console.print(one_line(title), style="bold", markup=False, soft_wrap=True)
     console.print(drawn)
 
 
 def print_entry(heading: str, texts: Mapping[str, str]) -> None:
     """Print a heading and its texts by label to stdout."""
-    console = Console(file=sys.stdout, highlight=False)
+    console = _Console(file=sys.stdout, highlight=False)
     width = min(console.width, 100) if sys.stdout.isatty() else 100
     margin = max(map(len, texts)) + 2
     console.print(heading, style="bold", markup=False, soft_wrap=True)
