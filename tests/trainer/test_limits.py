@@ -231,18 +231,6 @@ def test_limit_val_batches_does_not_limit_test_and_training_data(tmp_path, part)
     assert found[f"{part}/loss"] == pytest.approx(loss, rel=1e-6)
 
 
-@pytest.mark.parametrize("part", ["test", "train"])
-def test_limit_val_batches_does_not_limit_test_and_training_data(tmp_path, part):
-    parts = {"val": tiny.data(12), "test": tiny.data(20, seed=1)}
-    options = {"limit_val_batches": 2, "validation": {"batch_size": 3}}
-    with tiny.prepare(tmp_path / "run", parts, **options) as session:
-        found = session.evaluate(part)
-    x, y = tiny.data() if part == "train" else parts["test"]
-    with torch.no_grad():
-        loss = float(torch.nn.functional.cross_entropy(tiny.model()(x), y))
-    assert found[f"{part}/loss"] == pytest.approx(loss, rel=1e-6)
-
-
 def test_limit_val_batches_without_validation_data_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match="limit_val_batches=2 requires validation data"):
         fit(tmp_path / "run", tiny.task(), max_steps=2, limit_val_batches=2)

@@ -380,9 +380,7 @@ _TENSOR = _open({"name": str, "dtype": str, "shape": _list[_annotated[int, Field
 SIGNATURE = _adapter(_open({"inputs": _list[_TENSOR], "outputs": _list[_TENSOR]}))
 _EVALUATED = _open({"step": Size, "metrics": dict[str, Number]})
 TRACKER = _adapter(
-    _open(
-        {"offset": Size, "state": dict[str, Any]}, {"key": str, "evaluated": _list[_EVALUATED]}
-    )
+    _open({"offset": Size, "state": dict[str, Any]}, {"key": str, "evaluated": _list[_EVALUATED]})
 )
 _WRITER = _open({"host": str, "pid": Size, "token": str, "time": Number})
 MIRROR = _adapter(
