@@ -154,6 +154,7 @@ SLOW = {
     "tests/test_docstrings.py::test_examples_print_the_shown_output[search]": LAUNCHES,
     "tests/testing/test_service_trackers.py": "needs mlflow and wandb",
     "tests/torture/": "kills runs and corrupts their files",
+    "tests/tracking/test_lost_answers.py": "needs mlflow, and starts its server",
     "tests/tracking/test_mlflow.py": "needs mlflow, and starts its server",
     "tests/tracking/test_outages.py": "kills a server and fills a disk",
     "tests/tracking/test_mlflow_store.py": "needs mlflow, and kills a process that uses it",

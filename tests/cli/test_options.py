@@ -49,6 +49,7 @@ OTHERWISE = [
         "logging.mlflow_registered_model": "churn",
     },
     {"logging.per_layer": "True", "logging.histograms": "2 epochs", "logging.graph": "True"},
+    {"logging.tracker_wait": "5 minutes"},
     {"parallel.strategy": "ddp", "parallel.static_graph": "True", "parallel.timeout_s": "30.0"},
     {
         "parallel.shard": "grad_op",

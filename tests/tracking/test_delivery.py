@@ -70,11 +70,11 @@ def options(**options):
     return surestep.Config.from_options(usual | options)
 
 
-def train(folder, *trackers, model=None, from_=None, origin=None, **given):
+def train(folder, *trackers, model=None, from_=None, origin=None, callbacks=(), **given):
     torch.manual_seed(0)
     task = surestep.Task(model or nn.Linear(3, 1), "mse", DATA, val=DATA)
-    given = {"config": options(**given), "trackers": trackers, "from_": from_, "origin": origin}
-    return surestep.Trainer(task, run=folder, **given).fit()
+    given = {"config": options(**given), "trackers": trackers, "callbacks": callbacks}
+    return surestep.Trainer(task, run=folder, from_=from_, origin=origin, **given).fit()
 
 
 def expected_points(run):
@@ -180,7 +180,7 @@ def test_tracker_that_fails_for_a_while_misses_nothing(tmp_path, method, capfd):
 
 
 def test_tracker_that_always_fails_does_not_harm_the_run(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(follower, "LAST_S", 0.2)
+    monkeypatch.setattr(follower, "STALLED_S", 0.2)
     plain = train(tmp_path / "plain")
     tracked = train(tmp_path / "tracked", Recorder(start=10**9))
     model = [nn.Linear(3, 1), nn.Linear(3, 1)]
@@ -192,7 +192,7 @@ def test_tracker_that_always_fails_does_not_harm_the_run(tmp_path, capfd, monkey
 
 
 def test_what_was_missed_is_delivered_later(tmp_path, monkeypatch):
-    monkeypatch.setattr(follower, "LAST_S", 0.2)
+    monkeypatch.setattr(follower, "STALLED_S", 0.2)
     run = train(tmp_path, Recorder(log=10**9))
     late = Recorder()
     Delivery(tmp_path, late).deliver()
@@ -257,8 +257,7 @@ def test_trial_of_a_search_has_the_name_of_its_study(tmp_path):
     assert "study" not in train(tmp_path / "alone").config
 
 
-def test_slow_tracker_does_not_delay_the_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(follower, "LAST_S", 0.1)
+def test_slow_tracker_does_not_delay_the_steps(tmp_path):
     released, answers = threading.Event(), []
 
     class Slow(surestep.Tracker):
@@ -268,7 +267,7 @@ def test_slow_tracker_does_not_delay_the_steps(tmp_path, monkeypatch):
             answers.append(released.wait(300))  # the time ends a run that waits for it
 
     try:
-        train(tmp_path, Slow())
+        train(tmp_path, Slow(), **{"logging.tracker_wait": "0.1 seconds"})
         assert answers == []
     finally:
         released.set()

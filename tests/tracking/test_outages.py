@@ -17,7 +17,10 @@ from surestep.tracking.tensorboard import TensorBoardTracker
 from tests.needs import needs
 from tests.torture.disks import may_mount, small_disk
 from tests.tracking.mlflow_server import Server
+from tests.tracking.proxy import proxy_of
 from tests.tracking.test_delivery import DATA, Recorder, expected_points, losses, train
+from tests.tracking.test_end_of_run import QUIET, notices
+from tests.tracking.test_lost_answers import deliver
 from tests.tracking.test_mlflow import by_name, only_run
 from tests.tracking.test_mlflow import losses as mlflow_losses
 from tests.tracking.test_tensorboard import read
@@ -63,6 +66,7 @@ def test_everything_arrives_once_after_the_server_was_killed_during_the_run(
     from mlflow import MlflowClient
 
     server, run = Server(tmp_path), tmp_path / "run"
+    record = run / "trackers" / "mlflow.json"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
     x = torch.randn(64, 3)
     task = surestep.Task(nn.Linear(3, 1), "mse", (x, x[:, :1]), val=(x, x[:, :1]))
@@ -73,7 +77,7 @@ def test_everything_arrives_once_after_the_server_was_killed_during_the_run(
         with surestep.prepare(task, config, run=run) as session:
             for result in session.steps():
                 if result.step == STEPS // 3:
-                    wait_until((run / "trackers" / "mlflow.json").exists)
+                    wait_until(lambda: read_json(record)["offset"] if record.exists() else 0)
                     server.kill()
                 if result.step == 2 * STEPS // 3:  # a third of the run without a server
                     wait_until(lambda: len(failures) >= 3)
@@ -159,7 +163,8 @@ class Hanging(surestep.Tracker):
 def test_tracker_that_hangs_delays_neither_the_steps_nor_another_tracker(
     tmp_path, monkeypatch, method, capfd
 ):
-    monkeypatch.setattr(follower, "LAST_S", 0.5)
+    for name in ("HANGING_S", "UPLOAD_S"):
+        monkeypatch.setattr(follower, name, 0.5)
     hanging, recorder = Hanging(method), Recorder()
     run = train(tmp_path, hanging, recorder)  # returns although the method does not
     assert hanging.entered.is_set()
@@ -171,8 +176,58 @@ def test_tracker_that_hangs_delays_neither_the_steps_nor_another_tracker(
     hanging.released.set()
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    needs("mlflow")
+    server = Server(tmp_path_factory.mktemp("mlflow"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.mark.filterwarnings("ignore")  # MLflow's own
+def test_run_waits_for_an_mlflow_server_that_is_slow(tmp_path, monkeypatch, server):
+    from mlflow import MlflowClient
+
+    monkeypatch.setattr(follower, "STALLED_S", 0.5)
+    monkeypatch.setattr(follower, "BATCH", 10)
+    with proxy_of(server.url) as proxy:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.url)
+        proxy.delay_s = 0.2  # 5 s in all
+        options = {"logging.trackers": "mlflow", "logging.mlflow_model": "off", **QUIET}
+        run = train(tmp_path, **options)
+    client = MlflowClient(server.url)
+    found = mlflow_losses(client, only_run(client, tmp_path).info.run_id)
+    assert found == by_name(expected_points(run))
+    assert "trackers" not in run.status
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_server_that_hangs_is_reported_and_then_gets_everything(
+    tmp_path, monkeypatch, server
+):
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setattr(follower, "STALLED_S", 0.5)
+    options = {"logging.trackers": "mlflow", "logging.mlflow_model": "off", **QUIET}
+    with proxy_of(server.url) as proxy:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.url)
+        proxy.is_hanging = True
+        run = train(tmp_path, **options)
+        first, last = notices(run)
+        assert "mlflow does not take what is recorded" in first
+        assert "ReadTimeout" in first
+        assert "mlflow lacks " in last
+        proxy.is_hanging = False
+        deliver(tmp_path)
+    client = MlflowClient(server.url)
+    found = mlflow_losses(client, only_run(client, tmp_path).info.run_id)
+    assert found == by_name(expected_points(run))
+
+
 def test_values_of_a_full_disk_are_written_when_it_has_space(tmp_path, monkeypatch):
-    monkeypatch.setattr(follower, "LAST_S", 1.0)
+    monkeypatch.setattr(follower, "STALLED_S", 1.0)
     if not may_mount(tmp_path / "probe"):
         pytest.skip("needs the permission to mount")
     disk = tmp_path / "run" / "tensorboard"

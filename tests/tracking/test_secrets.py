@@ -37,11 +37,10 @@ callbacks = [Fails()]
 """
 
 
-# On a busy machine, the imports of the trackers alone take longer than a run waits at its end.
 START = """
 import sys
 from surestep.tracking import follower
-follower.LAST_S = float(sys.argv[1])
+follower.STALLED_S = float(sys.argv[1])
 from surestep.cli.main import main
 sys.exit(main(["train", *sys.argv[2:]]))
 """
@@ -95,9 +94,9 @@ def files_with_the_mark(folder):
     return found
 
 
-def train(project, recipe, tracking_uri, *words, last_s=120.0):
+def train(project, recipe, tracking_uri, *words, stalled_s=20.0):
     trackers = [word for name in ("tensorboard", "mlflow", "wandb") for word in ("--track", name)]
-    command = [warm_python(), "-c", START, str(last_s), recipe, "--run", "run", *trackers]
+    command = [warm_python(), "-c", START, str(stalled_s), recipe, "--run", "run", *trackers]
     return subprocess.run(
         [*command, "--logging.every", "2 steps", *words],
         cwd=project,
@@ -131,8 +130,8 @@ def test_run_folder_has_no_secret(project, case):
 
 
 def test_address_of_a_server_that_does_not_answer_is_masked(project):
-    done = train(project, "recipe.py", f"http://me:{MARK}@127.0.0.1:{free_port()}", last_s=5.0)
+    done = train(project, "recipe.py", f"http://me:{MARK}@127.0.0.1:{free_port()}", stalled_s=5.0)
     assert done.returncode == 0
-    assert "mlflow did not take everything that was recorded" in done.stderr
+    assert "mlflow lacks " in done.stderr
     assert MARK not in done.stderr + done.stdout
     assert files_with_the_mark(project / "run") == {}

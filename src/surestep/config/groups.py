@@ -35,6 +35,7 @@ from surestep.config.option import (
     safe,
 )
 from surestep.config.types import (
+    Clock,
     ClockPeriod,
     Count,
     MirrorAddress,
@@ -256,6 +257,10 @@ class Logging(ConfigGroup):
     trackers: Several[Annotated[tuple[TrackerName, ...], BeforeValidator(_as_tuple)]] = option(
         "Trackers that get what a run records, besides the run folder.",
         default=((), "not set: the run folder alone has the records"),
+    )
+    tracker_wait: ClockInterval[Clock | None] = option(
+        "Longest time to wait, when the run ends, for trackers that still take records.",
+        default=("10 minutes", "a tracker that fails or hangs is given up earlier"),
     )
     per_layer: Flag = option(
         "Log norms of gradients, weights and updates by layer, of the step before each log point.",

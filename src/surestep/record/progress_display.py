@@ -5,13 +5,13 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
 from tqdm.auto import tqdm
 
-from surestep.base.text import escape_control_chars
+from surestep.base.text import escape_control_chars, format_bytes
 from surestep.engine.plan.plan import Plan
 from surestep.engine.state.state import State
 from surestep.engine.step.callback import Callback, Request
@@ -20,7 +20,9 @@ from surestep.engine.step.train_step import StepResult
 
 WIDE = 110  # columns of a bar with all its numbers
 EVERY_S = 2.0  # between plain lines if logging.every is not set
+TRANSFER_EVERY_S = 10.0  # between plain lines about what is sent when the run has ended
 logger = logging.getLogger("surestep")
+ShowSent = Callable[[int, int], None]
 
 
 @contextmanager
@@ -48,6 +50,18 @@ class NullProgress:
 
     def log(self, point: LogPoint) -> None:
         """Show a log point."""
+
+    @contextmanager
+    def show_transfer(self, name: str) -> Iterator[ShowSent]:
+        """Show what is still sent when the run has ended.
+
+        Args:
+            name: of the destination.
+
+        Yields:
+            A function that shows how many bytes are sent, and of how many.
+        """
+        yield lambda done, total: None
 
     def close(self) -> None:
         """Leave the display as it is."""
@@ -81,6 +95,20 @@ class PlainProgress(NullProgress):
             if step > self.total:  # by train_step(), after the end
                 progress = f"step {step}, after the {self.total} of the run"
             self.print_line(f"{progress}  {numbers}")
+
+    @contextmanager
+    def show_transfer(self, name: str) -> Iterator[ShowSent]:
+        """Show what is still sent when the run has ended, in a line every few seconds."""
+        due = -math.inf
+
+        def show(done: int, total: int) -> None:
+            nonlocal due
+            if (now := time.monotonic()) >= due:
+                due = now + TRANSFER_EVERY_S
+                sent = f"{format_bytes(done)} of {format_bytes(total)}"
+                self.print_line(f"Sending the rest to {name}: {sent}. Ctrl-C ends the wait.")
+
+        yield show
 
 
 class TqdmProgress(NullProgress, Callback):
@@ -119,6 +147,18 @@ class TqdmProgress(NullProgress, Callback):
         if (self._bar.ncols or 0) < WIDE:  # too narrow for the bar and all numbers
             numbers = {"loss": numbers["loss"]}
         self._bar.set_postfix(numbers, refresh=False)
+
+    @contextmanager
+    def show_transfer(self, name: str) -> Iterator[ShowSent]:
+        """Show what is still sent when the run has ended, as a second bar."""
+        text = f"Sending the rest to {name}, Ctrl-C ends the wait"
+        with tqdm(desc=text, unit="B", unit_scale=True, dynamic_ncols=True) as bar:
+
+            def show(done: int, total: int) -> None:
+                bar.total, bar.n = total, done
+                bar.refresh()
+
+            yield show
 
     def close(self) -> None:
         """Leave the display as it is."""

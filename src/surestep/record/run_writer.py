@@ -90,6 +90,7 @@ class RunWriter:
         self._lock: RunLock | None = None
         self._events: EventWriter | None = None
         self._status: dict[str, Any] = {}
+        self._written: dict[str, Any] = {}
         self._saver: AsyncSaver | None = None
         self._newest: NewestValid | None = None
         if world.is_first:
@@ -224,7 +225,13 @@ class RunWriter:
 
     def status(self, status: str, **more: Any) -> None:
         """Write status.json: running, stopped, failed or finished."""
-        self.write("status.json", {"status": status, **self._status, **_mask_texts(more)})
+        self._written = {"status": status, **self._status, **_mask_texts(more)}
+        self.write("status.json", self._written)
+
+    def amend_status(self, **more: Any) -> None:
+        """Add entries to the status that was written last; if the disk is full, nothing happens."""
+        with suppress(RunError):
+            self.write("status.json", {**self._written, **more})
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append an event."""

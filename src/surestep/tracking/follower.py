@@ -4,20 +4,26 @@ The events are the queue: however slow or broken a tracker is, training only app
 was delivered is recorded as a byte offset in `trackers/NAME.json`, from which a restart continues.
 """
 
+import math
 import shlex
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from surestep.base.errors import RunError
 from surestep.base.secrets import describe_error
+from surestep.base.text import format_count
 from surestep.record.checkpoint.discovery import checkpoint_name
 from surestep.record.events import read_new_events
+from surestep.record.final_wait import Sent, wait_until_sent
 from surestep.record.io import read_json, write_json
+from surestep.record.progress_display import NullProgress
 from surestep.record.schemas import CONFIG, ENVIRONMENT, PLAN, TRACKER
 from surestep.tracking.points import numbers_of, read_histograms, read_points
 from surestep.tracking.tracker import Point, TrackedRun, Tracker
@@ -27,8 +33,32 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 5.0  # between two reads of the events: a request costs the same for more values
 LONGEST_PAUSE_S = 30.0  # between two attempts to reach a tracker
-LAST_S = 20.0  # for what is left when a run ends
-BATCH = 500  # events that are sent, and recorded as delivered, at once
+STALLED_S = 20.0  # at the end of a run: how long to wait for a tracker that fails
+HANGING_S = 90.0  # for a call of a tracker; a request of MLflow fails after 62 s
+UPLOAD_S = 600.0  # for a call that sends files
+BATCH = 100  # events that are sent, and recorded as delivered, at once
+
+_UPLOADS = ("checkpoint", "end", "close")
+_CALLED = ("histograms", "checkpoint", "resume", "branch", "end")  # events that are not points
+
+
+def describe_rest(events: Path, offset: int) -> str | None:
+    """Return what a tracker has not got of the events from an offset on; None if it has all."""
+    try:
+        rest = [event for event, _ in read_new_events(events, offset)]
+        steps = [point.step for event in rest for point in read_points(event)]
+    except RunError:  # the command that sends the rest prints it
+        return "events that cannot be read"
+    counts = Counter(event["event"] for event in rest)
+    if not counts.keys() - {"notice"}:
+        return None
+    points, checkpoints = len(steps), counts["checkpoint"]
+    parts = [
+        f"{format_count(points, 'point')} of steps {min(steps)} to {max(steps)}" if steps else "",
+        format_count(checkpoints, "checkpoint") if checkpoints else "",
+        "the end of the run" if counts["end"] else "",
+    ]
+    return ", ".join(filter(None, parts)) or "some events"
 
 
 class Delivery:
@@ -42,6 +72,8 @@ class Delivery:
 
     Attributes:
         offset: bytes of the events that were delivered.
+        call: the method of the tracker that is being called, and since when; None if there is none.
+        moved: when the delivery last got further than before; after a failure it begins again.
     """
 
     def __init__(
@@ -59,6 +91,9 @@ class Delivery:
         self._record_path = folder / "trackers" / f"{tracker.name}.json"
         self._is_started = self._is_abandoned = False
         self._lock = Lock()
+        self.call: tuple[str, float] | None = None
+        self.moved = -math.inf
+        self._calls, self._furthest = 0, (0, 0)  # since the offset; offset and calls
         record: dict[str, Any] = {"offset": 0, "state": {}}
         if self._record_path.exists():
             record = read_json(self._record_path, TRACKER)
@@ -75,21 +110,47 @@ class Delivery:
         """Whether there are events that were not delivered."""
         return self._events.exists() and self._events.stat().st_size > self.offset
 
+    @property
+    def replay_command(self) -> str:
+        """The command that sends what was not delivered."""
+        return f"surestep track replay {shlex.quote(str(self.folder))} --to {self.tracker.name}"
+
+    def describe_rest(self) -> str | None:
+        """Return what the tracker has not got; None if it has everything."""
+        return describe_rest(self._events, self.offset) if self.pending else None
+
+    def count_sent(self) -> Sent:
+        """Return how many bytes of the events were delivered."""
+        return Sent(self.offset, self._events.stat().st_size if self._events.exists() else 0)
+
     def deliver(self) -> None:
         """Send what is new; an exception of the tracker leaves the rest for the next call."""
-        events = read_new_events(self._events, self.offset)
+        events, self._calls = read_new_events(self._events, self.offset), 0
         while batch := list(islice(events, BATCH)):
-            if not self._is_started:
+            if not self._is_started and any(event["event"] != "notice" for event, _ in batch):
                 self._start()
             self._send(event for event, _ in batch)
-            self.offset = batch[-1][1]
+            self.offset, self._calls = batch[-1][1], 0
             self._record()
 
     def close(self) -> None:
         """Disconnect the tracker, if it was started."""
         if self._is_started:
             self._is_started = False
-            self.tracker.close()
+            with self._calling("close"):
+                self.tracker.close()
+
+    @contextmanager
+    def _calling(self, method: str) -> Iterator[None]:
+        """Note the method of the tracker that is called in the block, and when it returns."""
+        self.call = method, time.monotonic()
+        try:
+            yield
+            self._calls += 1
+            if (self.offset, self._calls) > self._furthest:
+                self._furthest, self.moved = (self.offset, self._calls), time.monotonic()
+        finally:
+            self.call = None
 
     def _start(self) -> None:
         if self._key is None:
@@ -109,7 +170,8 @@ class Delivery:
             study=config.get("study"),
             load_model=self._load_model if self.tracker.uses_model else None,
         )
-        self._state = dict(self.tracker.start(run) or self._state)
+        with self._calling("start"):
+            self._state = dict(self.tracker.start(run) or self._state)
         self._is_started = True
         self._record()
 
@@ -122,9 +184,10 @@ class Delivery:
             if event["event"] in ("resume", "restart", "rollback"):  # it undoes later steps
                 kept = event["step"]
                 self._evaluated = {at: m for at, m in self._evaluated.items() if at <= kept}
-            if event["event"] in ("histograms", "checkpoint", "resume", "branch", "end"):
+            if event["event"] in _CALLED:
                 self._log(points)
-                self._call(event)
+                with self._calling(event["event"]):
+                    self._call(event)
         self._log(points)
 
     def _call(self, event: dict[str, Any]) -> None:
@@ -147,8 +210,16 @@ class Delivery:
 
     def _log(self, points: list[Point]) -> None:
         if points:
-            self.tracker.log(tuple(points))
+            with self._calling("log"):
+                self.tracker.log(tuple(points))
             points.clear()
+
+    def is_hanging(self) -> bool:
+        """Return whether a call of the tracker takes so long that it probably never returns."""
+        if (call := self.call) is None:
+            return False
+        longest_s = UPLOAD_S if call[0] in _UPLOADS else HANGING_S
+        return time.monotonic() - call[1] > longest_s
 
     def abandon(self) -> None:
         """Record nothing from now on: a call of the tracker may still return, at any time."""
@@ -173,15 +244,21 @@ class Follower:
 
     Args:
         delivery: to the tracker.
+
+    Attributes:
+        name: of the tracker.
     """
 
     def __init__(self, delivery: Delivery) -> None:
         self.delivery = delivery
+        self.name = delivery.tracker.name
         self._closing = Event()
         self._gave_up = Event()
         self._message: str | None = None
         self._failures = 0
-        name = f"surestep-{delivery.tracker.name}"
+        self._is_away = False  # and it was reported
+        self._ended = -math.inf
+        name = f"surestep-{self.name}"
         self._thread = Thread(target=self._follow, name=name, daemon=True)
 
     def start(self) -> None:
@@ -190,23 +267,48 @@ class Follower:
 
     def notice(self) -> str | None:
         """Return a message about the tracker, each once."""
+        if (call := self.delivery.call) and not self._is_away and self.delivery.is_hanging():
+            self._is_away = True
+            seconds = time.monotonic() - call[1]
+            self._message = f"{self.name} has not answered for {seconds:.0f} s. {self._effect()}"
         message, self._message = self._message, None
         return message
 
-    def close(self, print_line: Callable[[str], None]) -> None:
-        """Deliver the rest, for at most LAST_S seconds; print if something is still missing."""
+    def finish(self) -> None:
+        """Deliver what is left, and end: the run has ended."""
+        self._ended = time.monotonic()
         self._closing.set()
-        self._thread.join(LAST_S)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for at most this long; return whether the thread has ended."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def has_stalled(self) -> bool:
+        """Return whether the tracker hangs, or fails and has taken nothing for STALLED_S."""
+        if self.delivery.is_hanging():
+            return True
+        is_uploading = (call := self.delivery.call) is not None and call[0] in _UPLOADS
+        if not self._failures or is_uploading:
+            return False
+        return time.monotonic() - max(self.delivery.moved, self._ended) > STALLED_S
+
+    def count_sent(self) -> Sent:
+        """Return how many bytes of the events were delivered."""
+        return self.delivery.count_sent()
+
+    def give_up(self) -> str | None:
+        """Deliver nothing more; return what the tracker lacks, and the command that sends it."""
         self._gave_up.set()
         self.delivery.abandon()
-        if (message := self.notice()) is not None:
-            print_line(message)
-        if self._thread.is_alive() or self.delivery.pending:
-            tracker, folder = self.delivery.tracker.name, self.delivery.folder
-            print_line(
-                f"{tracker} did not take everything that was recorded. To send the rest: surestep "
-                f"track replay {shlex.quote(str(folder))} --to {tracker}"
+        if (rest := self.delivery.describe_rest()) is not None:
+            return f"{self.name} lacks {rest}. To send the rest: {self.delivery.replay_command}"
+        if self._thread.is_alive():
+            return (
+                f"{self.name} got everything, but did not close. To send everything again: "
+                f"{self.delivery.replay_command} --all"
             )
+        return None
 
     def _follow(self) -> None:
         pause, is_last = INTERVAL_S, False
@@ -215,28 +317,72 @@ class Follower:
             try:
                 if self.delivery.pending:
                     self.delivery.deliver()
-                pause = INTERVAL_S
-                if self._failures:
-                    self._failures = 0
-                    self._message = f"{self.delivery.tracker.name} has got what it had missed."
             except Exception as error:  # whatever the tracker's library raises
-                self._failures += 1
-                pause = min(LONGEST_PAUSE_S, 2.0 ** min(self._failures, 5))
-                if self._failures == 1:
-                    self._message = self._describe(error)
+                pause = self._fail(error)
                 with suppress(Exception):
                     self.delivery.close()
                 if is_last:
-                    time.sleep(min(pause, 1.0))
-                    continue
+                    self._gave_up.wait(min(pause, 1.0))
+                continue
+            pause, self._failures = INTERVAL_S, 0
+            if self._is_away:
+                self._is_away = False
+                self._message = f"{self.name} has got what it had missed."
             if is_last and not self.delivery.pending:
                 break
         with suppress(Exception):
             self.delivery.close()
 
+    def _fail(self, error: Exception) -> float:
+        """Report the first failure in a row; return how long to wait."""
+        self._failures += 1
+        if not self._is_away:
+            self._is_away = True
+            self._message = self._describe(error)
+        return float(min(LONGEST_PAUSE_S, 2.0 ** min(self._failures, 5)))
+
     def _describe(self, error: Exception) -> str:
-        name = self.delivery.tracker.name
         return (
-            f"{name} does not take what is recorded: {describe_error(error)}. Training "
-            "continues, and the rest is sent when it does."
+            f"{self.name} does not take what is recorded: {describe_error(error)}. {self._effect()}"
         )
+
+    def _effect(self) -> str:
+        if self._closing.is_set():
+            return "It is tried again while the run waits at its end."
+        return "Training continues, and the rest is sent when it does."
+
+
+def finish_all(
+    followers: Sequence[Follower],
+    display: NullProgress,
+    *,
+    limit_s: float,
+    notify: Callable[[str], None],
+) -> Mapping[str, str]:
+    """Wait until the trackers have got all events of a run that has ended, with one bar.
+
+    Args:
+        followers: of the trackers.
+        display: shows the bar.
+        limit_s: the longest time to wait, in seconds.
+        notify: prints and records a line.
+
+    Returns:
+        What each tracker lacks, and the command that sends it, by the name of the tracker.
+    """
+
+    def report() -> None:
+        for follower in followers:
+            if (message := follower.notice()) is not None:
+                notify(message)
+
+    for follower in followers:
+        follower.finish()
+    try:
+        wait_until_sent(followers, display, limit_s=limit_s, report=report)
+    finally:
+        lacking = {follower.name: follower.give_up() for follower in followers}
+        texts = {name: text for name, text in lacking.items() if text is not None}
+        for text in texts.values():
+            notify(text)
+    return texts

@@ -445,11 +445,11 @@ def _start_session(
         if plan.on_spike == "rollback" and not step:
             session.saving.save_async()  # the first checkpoint to go back to
     _add_records(session, recorder)
+    trackers.start(session, recorder, display)
     for mirror in mirrors:
         mirror.start()
         session.loop.notices.append(mirror.notice)
         session.at_end(partial(mirror.close, session.print_line), is_last=True)
-    trackers.start(session)
     if init is not None:
         session.print_line(init.sentence())
 

@@ -78,7 +78,7 @@ class Session:
         self.timed = ThroughputCounter()
         self._evaluator = evaluator
         self._recorder = recorder
-        self._settings, self._last = settings, ExitStack()
+        self._settings, self._last = settings, list[Callable[[], None]]()
         self._open_steps: WeakSet[Generator[StepResult, None, None]] = WeakSet()
         self._noticed: set[str] = set()
         self._progress: NullProgress = NullProgress()
@@ -107,9 +107,9 @@ class Session:
 
         Args:
             close: called once.
-            is_last: after the process group and all saves, so that it may take long.
+            is_last: after the process group and all saves, in the order of these calls.
         """
-        (self._last if is_last else self._settings).callback(close)
+        (self._last.append if is_last else self._settings.callback)(close)
 
     @property
     def state(self) -> State:
@@ -400,8 +400,8 @@ class Session:
             return
         self.closed = True
         with ExitStack() as stack:  # runs each of these last to first, even if others fail
-            stack.callback(self._recorder.close)
-            stack.callback(self._last.close)
+            for close in (self._recorder.close, *reversed(self._last)):
+                stack.callback(close)
             stack.callback(self._recorder.collect_saves, wait=True)
             stack.callback(self._settings.close)
             for steps in self._open_steps:  # the traceback of an error may still reference one

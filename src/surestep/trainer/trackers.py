@@ -9,8 +9,11 @@ from torch import nn
 from surestep.base.errors import ConfigError
 from surestep.base.text import describe_value
 from surestep.engine.distributed.communicator import Communicator
+from surestep.engine.distributed.stop_signals import CTRL_C
 from surestep.engine.plan.plan import Plan
-from surestep.tracking.follower import Delivery, Follower
+from surestep.record.progress_display import NullProgress
+from surestep.record.run_writer import RunWriter
+from surestep.tracking.follower import STALLED_S, Delivery, Follower, finish_all
 from surestep.tracking.registry import tracker_class
 from surestep.tracking.tracker import Tracker
 from surestep.trainer.model_template import ModelTemplate
@@ -58,11 +61,29 @@ class TrackerThreads:
         is_needed = any(tracker.uses_model for tracker in self._trackers)
         self._template = ModelTemplate(model) if is_needed else None
 
-    def start(self, session: Session) -> None:
-        """Let each tracker follow the events of the run."""
+    def start(self, session: Session, recorder: RunWriter, display: NullProgress) -> None:
+        """Let each tracker follow the events of the run, until the session closes."""
         load = None if self._template is None else partial(self._template.load, session.run)
-        for tracker in self._trackers:
-            follower = Follower(Delivery(session.run.path.absolute(), tracker, load_model=load))
+        folder = session.run.path.absolute()
+        followers = [
+            Follower(Delivery(folder, tracker, load_model=load)) for tracker in self._trackers
+        ]
+        for follower in followers:
             follower.start()
             session.loop.notices.append(follower.notice)
-            session.at_end(partial(follower.close, session.print_line))
+        if followers:
+            finish = partial(_finish, followers, session, recorder, display)
+            session.at_end(finish, is_last=True)
+
+
+def _finish(
+    followers: Sequence[Follower], session: Session, recorder: RunWriter, display: NullProgress
+) -> None:
+    """Wait for the trackers as long as the option says, and record what they lack."""
+    wait = session.plan.logging_tracker_wait
+    limit_s = 0.0 if wait is None else wait.amount * 60
+    if session.loop.interrupted not in ("", CTRL_C):  # a cluster kills the process soon
+        limit_s = min(limit_s, STALLED_S)
+    lacking = finish_all(followers, display, limit_s=limit_s, notify=session.notify)
+    if lacking:
+        recorder.amend_status(trackers=lacking)

@@ -267,6 +267,7 @@ OPTION_VALUES: dict[str, OptionValue] = {
     "logging.every": OptionValue("5 steps", planned=Duration(5, "steps")),
     "logging.progress": OptionValue("quiet"),
     "logging.trackers": OptionValue(("tensorboard",)),
+    "logging.tracker_wait": OptionValue("5 minutes", planned=Duration(5, "minutes")),
     "logging.per_layer": OptionValue(True),
     "logging.histograms": OptionValue("2 epochs", planned=Duration(2, "epochs")),
     "logging.graph": OptionValue(True),
