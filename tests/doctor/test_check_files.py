@@ -250,6 +250,28 @@ def test_interrupt_ends_all_processes_with_130_and_no_traceback(folder):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+SLOW = INTERRUPT.replace("import os, signal, sys", "import os, signal, sys, time").replace(
+    'if __name__ == "__main__":',
+    """
+def take_a_minute(files):
+    time.sleep(60)
+
+if __name__ == "__main__":
+    check_files.check_chunk = take_a_minute""",
+)
+
+
+@pytest.mark.slow("starts several processes")
+def test_interrupt_does_not_wait_for_the_files_that_are_being_checked(folder):
+    (folder / "scripts").mkdir()
+    for number in range(200):
+        (folder / f"scripts/{number}.py").write_text(BAD)
+    (folder / "interrupt.py").write_text(SLOW)
+    words = [sys.executable, "interrupt.py"]
+    done = subprocess.run(words, capture_output=True, text=True, start_new_session=True, timeout=40)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 LOADED = """
 import json, sys
 from surestep.cli.main import main

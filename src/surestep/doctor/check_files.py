@@ -84,14 +84,20 @@ def _count_cores() -> int:
 def _check_in_processes(chunks: list[Chunk], processes: int) -> Iterator[FileReport]:
     from concurrent.futures import ProcessPoolExecutor  # takes long to import
     from concurrent.futures.process import BrokenProcessPool
-    from multiprocessing import get_context
+    from multiprocessing import active_children, get_context
 
     pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
+    others = active_children()
     try:
         with _block_interrupts():  # the processes inherit it: Ctrl-C is for this one alone
             futures = [pool.submit(check_chunk, chunk) for chunk in chunks]
         for future in futures:
             yield from future.result()
+    except KeyboardInterrupt:  # a chunk takes up to a minute
+        for process in active_children():
+            if process not in others:
+                process.terminate()
+        raise
     except BrokenProcessPool as error:
         raise SurestepError(
             "A process that checked files was killed, maybe for lack of memory. Check fewer files "
