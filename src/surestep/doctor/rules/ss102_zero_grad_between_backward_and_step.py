@@ -47,7 +47,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.runtime.windows import Tally, Window, WindowWatcher, has_gradient
+from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.runtime.windows import Window, WindowWatcher, has_gradient
 from surestep.doctor.source.order import Order, happens_before, is_zeroed_by
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import Action, describe, may_be_same
@@ -110,16 +111,16 @@ class Watch(WindowWatcher):
     def judge(self, run: Run, optimizer: Optimizer, window: Window, tally: Tally) -> None:
         backward, zero = window.find_last("backward"), window.find_last("zero")
         if 0 <= backward < zero and window.find_last("write") < zero:
-            tally.add(run, window.events[zero].location)
+            tally.add(window.events[zero].location, run.step)
 
     def judge_closure(self, run: Run, optimizer: Optimizer, tally: Tally) -> None:
         is_of_torch = type(optimizer).__module__.startswith("torch.optim.")  # it zeroes nothing
         if is_of_torch and not has_gradient(optimizer):
-            tally.steps += 1
-            tally.add(run, run.locate())
+            tally.checked += 1
+            tally.add(run.locate(), run.step)
 
     def describe(self, tally: Tally) -> str:
         return (
-            f"{tally.mistakes} of {tally.steps} steps had no gradient: it was zeroed between "
+            f"{tally.mistakes} of {tally.checked} steps had no gradient: it was zeroed between "
             "backward() and step()."
         )

@@ -41,7 +41,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.runtime.windows import Tally, Window, WindowWatcher
+from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.runtime.windows import Window, WindowWatcher
 from surestep.doctor.source.order import Order, happens_before, is_measurement
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import Action, describe
@@ -110,10 +111,10 @@ class Watch(WindowWatcher):
             self._begins_with_clip.add(optimizer)
         # Otherwise it clips after the step before, which another rule reports.
         if optimizer in self._begins_with_clip:
-            tally.add(run, clip.location)
+            tally.add(clip.location, run.step)
 
     def describe(self, tally: Tally) -> str:
         return (
-            f"{tally.mistakes} of {tally.steps} steps used gradients that were not clipped: the "
+            f"{tally.mistakes} of {tally.checked} steps used gradients that were not clipped: the "
             "clip came before backward()."
         )

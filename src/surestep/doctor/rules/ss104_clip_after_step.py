@@ -41,7 +41,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.runtime.windows import Tally, Window, WindowWatcher
+from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.runtime.windows import Window, WindowWatcher
 from surestep.doctor.source.order import Order, happens_before, is_measurement, is_part_of
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import Action, describe
@@ -103,10 +104,10 @@ class Watch(WindowWatcher):
         if window.is_first and clip is None:
             self._begins_without_clip.add(optimizer)
         if clip is not None and optimizer in self._begins_without_clip:
-            tally.add(run, clip.location)
+            tally.add(clip.location, run.step)
 
     def describe(self, tally: Tally) -> str:
         return (
-            f"The gradients of {tally.mistakes} of {tally.steps} steps were clipped only after "
+            f"The gradients of {tally.mistakes} of {tally.checked} steps were clipped only after "
             "step()."
         )

@@ -47,7 +47,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.runtime.windows import FEWEST
+from surestep.doctor.runtime.tally import FEWEST
 from surestep.doctor.source.order import Order, is_enabled, is_measurement, is_scaled
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import Action, describe

@@ -48,8 +48,9 @@ from typing import TYPE_CHECKING, Any
 
 from surestep.base.text import format_count
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.values import read_part
-from surestep.doctor.runtime.windows import Tally, Window, WindowWatcher, has_gradient
+from surestep.doctor.runtime.windows import Window, WindowWatcher, has_gradient
 from surestep.doctor.source.order import Order, find_window, is_zeroed_by
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import (
@@ -213,21 +214,21 @@ class Watch(WindowWatcher):
             lost = []
         kinds = {event.kind for event in window.events}
         if lost:
-            tally.add(run, lost[0].location, len(lost))
+            tally.add(lost[0].location, run.step, len(lost))
         elif (
             forwards and not kinds & {"backward", "other", "write"} and not has_gradient(optimizer)
         ):
-            tally.add(run, run.locate())
+            tally.add(run.locate(), run.step)
 
     def describe(self, tally: Tally) -> str:
         if tally.most:
             return (
-                f"In {tally.mistakes} of {tally.steps} steps, the gradients of "
+                f"In {tally.mistakes} of {tally.checked} steps, the gradients of "
                 f"{format_count(tally.most, 'batch', 'batches')} were zeroed before a step used "
                 "them."
             )
         return (
-            f"{tally.mistakes} of {tally.steps} steps had no gradient: backward() was not called."
+            f"{tally.mistakes} of {tally.checked} steps had no gradient: backward() was not called."
         )
 
     def observe(self, run: Run) -> Iterator[Observation]:

@@ -44,7 +44,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.runtime.windows import Tally, Window, WindowWatcher
+from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.runtime.windows import Window, WindowWatcher
 from surestep.doctor.source.gradients import is_forward, is_loss_module
 from surestep.doctor.source.order import Order, find_window, is_part_of, is_scaled
 from surestep.doctor.source.trace import Branch, Program
@@ -184,12 +185,12 @@ class Watch(WindowWatcher):
         # Several losses of one batch may be summed on purpose.
         is_of_batches = not self._batches or count in self._batches.values()
         if is_summed and is_of_batches and ("clip" in kinds or type(optimizer).__name__ == "SGD"):
-            tally.add(run, backward.location, count)
+            tally.add(backward.location, run.step, count)
 
     def describe(self, tally: Tally) -> str:
         return (
-            f"{tally.mistakes} of {tally.steps} steps used the sum of up to {tally.most} gradients "
-            "of a mean, which is as many times too large."
+            f"{tally.mistakes} of {tally.checked} steps used the sum of up to {tally.most} "
+            "gradients of a mean, which is as many times too large."
         )
 
 

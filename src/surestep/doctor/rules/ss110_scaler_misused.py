@@ -47,7 +47,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.runtime.windows import Tally, Window, WindowWatcher
+from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.runtime.windows import Window, WindowWatcher
 from surestep.doctor.source.order import Order, find_window, is_enabled, is_scaled
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import (
@@ -206,20 +207,21 @@ class Watch(WindowWatcher):
         used = window.events[window.find_last("zero") + 1 :]
         unscaled = [event for event in used if event.kind == "unscale"]
         if len(unscaled) > 1:
-            tally.add(run, unscaled[0].location, len(unscaled))
+            tally.add(unscaled[0].location, run.step, len(unscaled))
             return
         kinds = [event.kind for event in used]
         is_scaled = self._scaled == run.backwards and kinds[-1:] == ["backward"]
         if is_scaled and not (is_by_scaler or unscaled or "write" in kinds):
-            tally.add(run, used[-1].location)
+            tally.add(used[-1].location, run.step)
 
     def describe(self, tally: Tally) -> str:
         if tally.most:
             return (
                 f"Gradients were unscaled up to {tally.most} times before one step, in "
-                f"{tally.mistakes} of {tally.steps} steps: those of its batches differ in scale."
+                f"{tally.mistakes} of {tally.checked} steps: those of its batches differ in scale."
             )
         return (
-            f"{tally.mistakes} of {tally.steps} steps used gradients that were multiplied with the "
-            "scale of the GradScaler: step() of the optimizer was called, not that of the scaler."
+            f"{tally.mistakes} of {tally.checked} steps used gradients that were multiplied with "
+            "the scale of the GradScaler: step() of the optimizer was called, not that of the "
+            "scaler."
         )

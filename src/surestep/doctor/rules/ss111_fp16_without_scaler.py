@@ -43,7 +43,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.runtime.windows import Tally, Window, WindowWatcher
+from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.runtime.windows import Window, WindowWatcher
 from surestep.doctor.source.order import Order, is_autocast
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import Action, describe, is_made_by, options_of
@@ -151,14 +152,14 @@ class Watch(WindowWatcher):
         is_half, self._is_half = self._is_half, False
         backward = window.find_last("backward")
         if is_half and not self._is_scaled and backward >= 0 and window.find_last("write") < 0:
-            tally.add(run, window.events[backward].location)
+            tally.add(window.events[backward].location, run.step)
 
     def observe(self, run: Run) -> Iterator[Observation]:
         return iter(()) if self._is_scaled else super().observe(run)
 
     def describe(self, tally: Tally) -> str:
         return (
-            f"{tally.mistakes} of {tally.steps} steps came from a forward pass in float16, and "
+            f"{tally.mistakes} of {tally.checked} steps came from a forward pass in float16, and "
             "nothing scaled the loss."
         )
 

@@ -46,9 +46,8 @@ from weakref import WeakKeyDictionary, WeakSet
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.batches import list_tensors
 from surestep.doctor.runtime.origins import find_leaves, name_node
+from surestep.doctor.runtime.tally import FEWEST, Tally
 from surestep.doctor.runtime.windows import (
-    FEWEST,
-    Tally,
     Window,
     WindowWatcher,
     has_gradient,
@@ -127,12 +126,12 @@ class Watch(WindowWatcher):
     def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
         self._is_split |= any(loss.numel() != 1 for loss in losses)
         if self._is_of_detached_output(losses[0]):
-            self._detached.add(run, run.locate())
+            self._detached.add(run.locate(), run.step + 1)
         is_bare = len(losses) == 1 and _is_bare(losses[0], run)
         if is_bare and run.locate() not in self._bare:
-            self._bare[run.locate()] = Tally(first=run.step + 1, location=run.locate())
+            self._bare[run.locate()] = Tally(since_step=run.step + 1, location=run.locate())
         if self._bare and (tally := self._bare.get(run.locate())):
-            tally.steps += 1
+            tally.checked += 1
             tally.mistakes += is_bare
 
     def after_forward(
@@ -170,7 +169,7 @@ class Watch(WindowWatcher):
         if run.histories[optimizer].is_reached or has_gradient(optimizer):
             self._reached.append(tally)
         elif backward >= 0 and is_any_trained(optimizer) and not self._is_of_another(optimizer):
-            tally.add(run, window.events[backward].location)
+            tally.add(window.events[backward].location, run.step)
             self._unreached[optimizer] = tally
 
     def _is_of_another(self, optimizer: Optimizer) -> bool:
@@ -187,17 +186,17 @@ class Watch(WindowWatcher):
             if tally.is_usual and run.step >= FEWEST:
                 yield Observation(
                     tally.location,
-                    f"{tally.mistakes} of {tally.steps} losses had no graph here: backward() "
+                    f"{tally.mistakes} of {tally.checked} losses had no graph here: backward() "
                     "computed no gradient of a parameter.",
-                    tally.first,
-                    {"mistakes": tally.mistakes, "losses": tally.steps},
+                    tally.since_step,
+                    {"mistakes": tally.mistakes, "losses": tally.checked},
                 )
         if self._detached.mistakes >= FEWEST and run.step >= FEWEST and not self._is_split:
             yield Observation(
                 self._detached.location,
                 f"In {self._detached.mistakes} losses, a part was computed from an output of a "
                 "model that was detached: backward() computed no gradient of that part.",
-                self._detached.first + 1,
+                self._detached.since_step,
                 {"mistakes": self._detached.mistakes},
             )
         reached = set(map(id, self._reached))
@@ -210,7 +209,7 @@ class Watch(WindowWatcher):
 
     def describe(self, tally: Tally) -> str:
         return (
-            f"{tally.mistakes} of {tally.steps} steps had no gradient: backward() reached no "
+            f"{tally.mistakes} of {tally.checked} steps had no gradient: backward() reached no "
             "parameter of the optimizer."
         )
 

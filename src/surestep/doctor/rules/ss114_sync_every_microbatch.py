@@ -53,7 +53,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.runtime.windows import Tally, Window, WindowWatcher
+from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.runtime.windows import Window, WindowWatcher
 from surestep.doctor.source.order import Order, find_window
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, is_coordinator
@@ -126,10 +127,10 @@ class Watch(WindowWatcher):
         reduced, self._reduced = self._reduced, 0
         backward = window.find_repeated_backward()
         if backward is not None and reduced == len(window.list_kind("backward")):
-            tally.add(run, backward.location, reduced)
+            tally.add(backward.location, run.step, reduced)
 
     def describe(self, tally: Tally) -> str:
         return (
-            f"{tally.mistakes} of {tally.steps} steps reduced the gradients of all ranks up to "
+            f"{tally.mistakes} of {tally.checked} steps reduced the gradients of all ranks up to "
             f"{tally.most} times."
         )

@@ -42,7 +42,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.remark import Remark, list_names
-from surestep.doctor.runtime.windows import Tally, Window, WindowWatcher
+from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.runtime.windows import Window, WindowWatcher
 
 if TYPE_CHECKING:
     from torch import nn
@@ -80,7 +81,7 @@ class Watch(WindowWatcher):
         if backward is None or self._seen_at != run.backwards - 1:
             return
         if self._samples < _ENOUGH:
-            tally.add(run, backward.location, len(window.list_kind("backward")))
+            tally.add(backward.location, run.step, len(window.list_kind("backward")))
 
     def describe(self, tally: Tally) -> str:
         return (

@@ -45,7 +45,7 @@ from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.origins import name_origin
-from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.runtime.tally import LineTally
 from surestep.doctor.runtime.values import may_be_probabilities
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.outputs import Outputs
@@ -77,7 +77,7 @@ class Watch(Watcher):
     SAMPLED = ("on_call",)
 
     def __init__(self) -> None:
-        self._tally = Tally()
+        self._tally = LineTally()
 
     def on_call(self, run: Run, call: Call) -> None:
         tensor = call["input"]
@@ -92,8 +92,8 @@ class Watch(Watcher):
         for seen in self._tally:
             yield Observation(
                 seen.location,
-                f"The input of cross_entropy was {seen.reason} in {seen.count} of "
+                f"The input of cross_entropy was {seen.reason} in {seen.mistakes} of "
                 f"{self._tally.calls} calls, and cross-entropy applies softmax again.",
                 seen.since_step,
-                {"calls": self._tally.calls, "mistakes": seen.count},
+                {"calls": self._tally.calls, "mistakes": seen.mistakes},
             )

@@ -44,7 +44,7 @@ from collections.abc import Iterator
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.origins import LINEAR, PROBABILITIES, name_origin
-from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.runtime.tally import LineTally
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Program
@@ -81,7 +81,7 @@ class Watch(Watcher):
     SAMPLED = ("on_call",)
 
     def __init__(self) -> None:
-        self._tally = Tally()
+        self._tally = LineTally()
 
     def on_call(self, run: Run, call: Call) -> None:
         if not call["input"].requires_grad:
@@ -97,7 +97,7 @@ class Watch(Watcher):
         for seen in self._tally:
             yield Observation(
                 seen.location,
-                f"In {seen.count} of {self._tally.calls} calls of {seen.reason}.",
+                f"In {seen.mistakes} of {self._tally.calls} calls of {seen.reason}.",
                 seen.since_step,
-                {"calls": self._tally.calls, "mistakes": seen.count},
+                {"calls": self._tally.calls, "mistakes": seen.mistakes},
             )

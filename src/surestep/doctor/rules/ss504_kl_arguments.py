@@ -50,7 +50,7 @@ from surestep.doctor.runtime.origins import (
     name_node,
     skip_reshapes,
 )
-from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.runtime.tally import LineTally
 from surestep.doctor.runtime.values import may_be_log_probabilities, may_be_probabilities
 from surestep.doctor.source.losses import Loss, find_losses, find_trained
 from surestep.doctor.source.outputs import Outputs
@@ -110,7 +110,7 @@ class Watch(Watcher):
     SAMPLED = ("on_call",)
 
     def __init__(self) -> None:
-        self._tally = Tally()
+        self._tally = LineTally()
 
     def on_call(self, run: Run, call: Call) -> None:
         if call.result.requires_grad:
@@ -120,9 +120,9 @@ class Watch(Watcher):
         for seen in self._tally:
             yield Observation(
                 seen.location,
-                f"{seen.reason} in {seen.count} of {self._tally.calls} calls of kl_div.",
+                f"{seen.reason} in {seen.mistakes} of {self._tally.calls} calls of kl_div.",
                 seen.since_step,
-                {"calls": self._tally.calls, "mistakes": seen.count},
+                {"calls": self._tally.calls, "mistakes": seen.mistakes},
             )
 
 

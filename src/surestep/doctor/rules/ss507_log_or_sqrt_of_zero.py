@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.runtime.origins import PROBABILITIES, name_node, name_origin
-from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.runtime.tally import LineTally
 from surestep.doctor.source.losses import find_trained
 from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Event, Program
@@ -130,7 +130,7 @@ class Watch(Watcher):
     SAMPLED = ("on_call",)
 
     def __init__(self) -> None:
-        self._tally = Tally()
+        self._tally = LineTally()
 
     def on_call(self, run: Run, call: Called) -> None:
         result, tensor = call.result, call["input"]
@@ -155,9 +155,9 @@ class Watch(Watcher):
         for seen in self._tally:
             yield Observation(
                 seen.location,
-                f"{seen.reason}, in {seen.count} of the calls that were checked.",
+                f"{seen.reason}, in {seen.mistakes} of the calls that were checked.",
                 seen.since_step,
-                {"mistakes": seen.count},
+                {"mistakes": seen.mistakes},
             )
 
 

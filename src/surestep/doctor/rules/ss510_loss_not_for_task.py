@@ -44,7 +44,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.runtime.origins import find_origin, name_node, read_dim
-from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.runtime.tally import LineTally
 from surestep.doctor.watcher import Call, Observation, Run, Watcher
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Watch(Watcher):
     SAMPLED = ("on_call",)
 
     def __init__(self) -> None:
-        self._tally = Tally()
+        self._tally = LineTally()
 
     def on_call(self, run: Run, call: Call) -> None:
         prediction = call["input"]
@@ -93,12 +93,12 @@ class Watch(Watcher):
 
     def observe(self, run: Run) -> Iterator[Observation]:
         for seen in self._tally:
-            if seen.count >= _FEWEST:
+            if seen.mistakes >= _FEWEST:
                 yield Observation(
                     seen.location,
-                    f"In {seen.count} of {self._tally.calls} calls, {seen.reason}.",
+                    f"In {seen.mistakes} of {self._tally.calls} calls, {seen.reason}.",
                     seen.since_step,
-                    {"calls": self._tally.calls, "mistakes": seen.count},
+                    {"calls": self._tally.calls, "mistakes": seen.mistakes},
                 )
 
 

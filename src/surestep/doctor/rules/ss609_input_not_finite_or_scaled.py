@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from surestep.doctor.remark import Remark
-from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.runtime.tally import LineTally
 from surestep.doctor.runtime.values import is_tensor
 from surestep.doctor.watcher import Location, Observation, Run, Watcher
 
@@ -163,7 +163,7 @@ class Watch(Watcher):
     """Check what models get, and the columns of a table that a linear layer gets first."""
 
     def __init__(self) -> None:
-        self._tally = Tally()
+        self._tally = LineTally()
         self._tables: WeakKeyDictionary[nn.Module, _Columns] = WeakKeyDictionary()
         self._input: Tensor | None = None  # of the model, until a layer gets it
         self._is_bad: Tensor | None = None
@@ -207,9 +207,9 @@ class Watch(Watcher):
         for seen in self._tally:
             yield Observation(
                 seen.location,
-                f"In {seen.count} of {self._tally.calls} calls of the model, {seen.reason}.",
+                f"In {seen.mistakes} of {self._tally.calls} calls of the model, {seen.reason}.",
                 seen.since_step,
-                {"calls": self._tally.calls, "mistakes": seen.count},
+                {"calls": self._tally.calls, "mistakes": seen.mistakes},
             )
         for columns in self._tables.values():
             spread = columns.spread()

@@ -1,4 +1,4 @@
-"""Count the calls with a mistake by their lines."""
+"""Count what a rule checks while a script runs, and the mistakes in it."""
 
 from __future__ import annotations
 
@@ -6,34 +6,51 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from surestep.doctor.watcher import Location, Run
+from surestep.doctor.watcher import NOWHERE, Location, Run
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+FEWEST = 3  # mistakes: one or two may be meant, such as those after a loss that is not finite
 _MOST_LINES = 20
 _MOST_WAITING = 100  # values of a device that are stored
 
 
 @dataclass
-class Mistakes:
-    """The calls of one line with a mistake.
+class Tally:
+    """How often a rule checked something, such as the steps of an optimizer, and it was wrong.
 
     Attributes:
-        location: the line.
-        since_step: of the first, from 1.
-        reason: what is wrong.
-        count: how many.
+        checked: how often.
+        mistakes: how often it was wrong.
+        since_step: of the first mistake.
+        location: of the first mistake.
+        most: the largest `size` of a mistake.
+        reason: what is wrong, if not all mistakes of the rule are the same.
     """
 
-    location: Location
-    since_step: int
-    reason: str
-    count: int = 0
+    checked: int = 0
+    mistakes: int = 0
+    since_step: int = 0
+    location: Location = NOWHERE
+    most: int = 0
+    reason: str = ""
+
+    def add(self, location: Location, step: int, size: int = 0) -> None:
+        """Count a mistake at a line, in a step from 1."""
+        self.mistakes += 1
+        self.most = max(self.most, size)
+        if self.mistakes == 1:
+            self.since_step, self.location = step, location
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether most of what was checked is wrong, and not only a few times."""
+        return self.mistakes >= FEWEST and 2 * self.mistakes > self.checked
 
 
-class Tally:
-    """The calls that a rule checked.
+class LineTally:
+    """The calls that a rule checked, with a tally for each line and reason.
 
     Attributes:
         calls: how many.
@@ -41,15 +58,16 @@ class Tally:
 
     def __init__(self) -> None:
         self.calls = 0
-        self._mistakes: dict[tuple[Location, str], Mistakes] = {}
-        self._waiting: list[tuple[Mistakes, Tensor]] = []
+        self._tallies: dict[tuple[Location, str], Tally] = {}
+        self._waiting: list[tuple[Location, int, str, Tensor]] = []
 
-    def __iter__(self) -> Iterator[Mistakes]:
-        """Yield the lines with a mistake; values of devices are read now."""
-        for mistakes, flag in self._waiting:
-            self._add(mistakes, bool(flag))
+    def __iter__(self) -> Iterator[Tally]:
+        """Yield the tallies of lines with a mistake; values of devices are read now."""
+        for location, step, reason, flag in self._waiting:
+            if bool(flag):
+                self._add(location, step, reason)
         self._waiting.clear()
-        return iter(self._mistakes.values())
+        return iter(self._tallies.values())
 
     def add(self, run: Run, reason: str = "", flag: Tensor | None = None) -> None:
         """Count a call; a reason says what is wrong with it.
@@ -71,15 +89,12 @@ class Tally:
         if flag is not None and len(self._waiting) >= _MOST_WAITING:
             return
         self.calls += 1
-        mistakes = Mistakes(location, step, reason)
         if flag is None:
-            self._add(mistakes, True)
+            self._add(location, step, reason)
         else:
-            self._waiting.append((mistakes, flag.detach()))
+            self._waiting.append((location, step, reason, flag.detach()))
 
-    def _add(self, mistakes: Mistakes, is_wrong: bool) -> None:
-        key = mistakes.location, mistakes.reason
-        is_new = key not in self._mistakes
-        if not is_wrong or (is_new and len(self._mistakes) >= _MOST_LINES):
-            return
-        self._mistakes.setdefault(key, mistakes).count += 1
+    def _add(self, location: Location, step: int, reason: str) -> None:
+        key = location, reason
+        if key in self._tallies or len(self._tallies) < _MOST_LINES:
+            self._tallies.setdefault(key, Tally(reason=reason)).add(location, step)

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
-from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
+from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.watcher import Location, Observation, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
-
-FEWEST = 3  # wrong steps: one or two may be meant, such as those after a loss that is not finite
 
 
 class GradientEvent(NamedTuple):
@@ -93,37 +92,6 @@ class History:
     is_stepping: bool = False
 
 
-@dataclass
-class Tally:
-    """The steps of an optimizer that a rule has evaluated.
-
-    Attributes:
-        steps: in whole windows.
-        mistakes: steps that were wrong.
-        first: the number of the first one.
-        location: of the first one.
-        most: the largest `count` of one of them.
-    """
-
-    steps: int = 0
-    mistakes: int = 0
-    first: int = 0
-    location: Location = NOWHERE
-    most: int = 0
-
-    def add(self, run: Run, location: Location, count: int = 0) -> None:
-        """Count a wrong step, after it was taken."""
-        self.mistakes += 1
-        self.most = max(self.most, count)
-        if self.mistakes == 1:
-            self.first, self.location = run.step, location
-
-    @property
-    def is_usual(self) -> bool:
-        """Whether most steps are wrong, and not only a few of them."""
-        return self.mistakes >= FEWEST and 2 * self.mistakes > self.steps
-
-
 class WindowWatcher(Watcher):
     """A rule about the order of the calls between two steps of an optimizer."""
 
@@ -155,14 +123,14 @@ class WindowWatcher(Watcher):
         if window.has_closure:
             self.judge_closure(run, optimizer, tally)
         else:
-            tally.steps += 1
+            tally.checked += 1
             self.judge(run, optimizer, window, tally)
 
     def observe(self, run: Run) -> Iterator[Observation]:
         for tally in self.tallies:
             if tally.is_usual:
-                evidence = {"mistakes": tally.mistakes, "steps": tally.steps}
-                yield Observation(tally.location, self.describe(tally), tally.first, evidence)
+                evidence = {"mistakes": tally.mistakes, "steps": tally.checked}
+                yield Observation(tally.location, self.describe(tally), tally.since_step, evidence)
 
 
 def has_gradient(optimizer: Optimizer) -> bool:

@@ -52,7 +52,7 @@ from typing import TYPE_CHECKING, Any
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.rules.ss405_shapes_broadcast.rankings import is_ranked
 from surestep.doctor.runtime.graphs import attach_token, is_marked, take_marks
-from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.runtime.tally import LineTally
 from surestep.doctor.runtime.values import is_tensor
 from surestep.doctor.source.dimensions import Shape, shape_of
 from surestep.doctor.source.losses import find_losses
@@ -177,7 +177,7 @@ class Watch(Watcher):
     SAMPLED = ("after_forward", "on_call", "on_backward")
 
     def __init__(self) -> None:
-        self._all, self._in_losses = Tally(), Tally()
+        self._all, self._in_losses = LineTally(), LineTally()
         self._last_step = -_MOST_STEPS  # with a difference of all pairs
 
     def after_forward(
@@ -212,12 +212,12 @@ class Watch(Watcher):
     def observe(self, run: Run) -> Iterator[Observation]:
         tally = self._in_losses if run.backwards else self._all  # of torch.autograd.grad
         for found in tally:
-            if found.count >= _FEWEST:
+            if found.mistakes >= _FEWEST:
                 yield Observation(
                     found.location,
-                    f"{found.reason}, in {found.count} calls.",
+                    f"{found.reason}, in {found.mistakes} calls.",
                     found.since_step,
-                    {"calls": found.count},
+                    {"calls": found.mistakes},
                 )
 
 

@@ -45,7 +45,7 @@ from weakref import ref
 from surestep.doctor.problem import Problem, at_event
 from surestep.doctor.rules.ss511_softmax_over_wrong_dimension.shapes import has_batch
 from surestep.doctor.runtime.origins import find_origin, name_node, read_dim
-from surestep.doctor.runtime.tally import Tally
+from surestep.doctor.runtime.tally import LineTally
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.outputs import Origin, Outputs
 from surestep.doctor.source.trace import Event, Program
@@ -167,7 +167,7 @@ class Watch(Watcher):
     SAMPLED = ("on_call",)
 
     def __init__(self) -> None:
-        self._tally = Tally()
+        self._tally = LineTally()
         # Without a graph, only the last softmax itself shows that its result is used.
         self._over_batch: Callable[[], object] = lambda: None
 
@@ -192,9 +192,9 @@ class Watch(Watcher):
         for seen in self._tally:
             yield Observation(
                 seen.location,
-                f"{seen.reason}, in {seen.count} of the calls that were checked.",
+                f"{seen.reason}, in {seen.mistakes} of the calls that were checked.",
                 seen.since_step,
-                {"mistakes": seen.count},
+                {"mistakes": seen.mistakes},
             )
 
 
