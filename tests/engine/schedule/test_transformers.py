@@ -36,6 +36,14 @@ CASES = {
         )
         for curve in ("linear", "cosine", "1-sqrt")
     },
+    "warmup_stable_decay, their default": (
+        *("get_wsd_schedule", (12, STEPS)),
+        {"decay": "20%", "decay_shape": "cosine"},
+    ),
+    "warmup_stable_decay, our default": (
+        *("get_wsd_schedule", (12, STEPS, None, "linear", "1-sqrt")),
+        {"decay": "20%"},
+    ),
     "warmup_stable_decay to a floor": (
         *("get_wsd_schedule", (12, STEPS, None, "linear", "linear", 0.1)),
         {"decay": "20%", "decay_shape": "linear", "min_lr_ratio": 0.1, "warmup_start": 0.1},
