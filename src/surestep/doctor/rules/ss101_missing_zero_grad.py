@@ -44,6 +44,7 @@ from weakref import ref
 
 from surestep.base.text import format_count
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import (
     Action,
@@ -53,7 +54,7 @@ from surestep.doctor.source.training import (
     may_be_same,
 )
 from surestep.doctor.source.values import Function, Instance, walk
-from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Observation, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -155,8 +156,8 @@ class _Seen:
         versions: of the gradients after its last step, or after a later backward pass; None if
             they are not known.
         is_called: whether a call zeroed them since its last step.
-        mistakes: steps with gradients of batches that were used already.
-        most: batches whose gradients such a step used.
+        tally: of steps with gradients of batches that were used already; its sizes are numbers of
+            batches.
         looks: whether the gradients were 0 although nothing is known to have zeroed them.
     """
 
@@ -166,10 +167,7 @@ class _Seen:
     stepped_at: int = -1
     versions: tuple[object, ...] | None = None
     is_called: bool = False
-    mistakes: int = 0
-    most: int = 0
-    first: int = 0
-    location: Location = NOWHERE
+    tally: Tally = field(default_factory=Tally)
     looks: list[bool] = field(default_factory=list)
 
     def zero(self, backwards: int) -> None:
@@ -195,7 +193,7 @@ class Watch(Watcher):
 
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}  # by the ids of optimizers, which may have no hash
-        self._mistaken: list[_Seen] = []
+        self._mistaken: list[Tally] = []
 
     def on_optimizer(self, run: Run, optimizer: Optimizer) -> None:
         used = [p for group in optimizer.param_groups for p in group["params"]]
@@ -227,12 +225,9 @@ class Watch(Watcher):
 
     def _count(self, run: Run, seen: _Seen) -> None:
         if 0 <= seen.stepped_at < run.backwards:
-            seen.mistakes += 1
-            seen.most = max(seen.most, run.backwards - seen.zeroed_at)
-            if seen.mistakes == 1:
-                seen.first, seen.location = run.step + 1, run.locate()
-                if len(self._mistaken) < _MOST:
-                    self._mistaken.append(seen)
+            seen.tally.add_here(run, run.backwards - seen.zeroed_at)
+            if seen.tally.mistakes == 1 and len(self._mistaken) < _MOST:
+                self._mistaken.append(seen.tally)
             seen.stepped_at = run.backwards  # counted
 
     def after_step(self, run: Run, optimizer: Optimizer) -> None:
@@ -245,15 +240,15 @@ class Watch(Watcher):
         seen.is_called = False
 
     def observe(self, run: Run) -> Iterator[Observation]:
-        for seen in self._mistaken:
-            if seen.mistakes >= _FEWEST:
-                batches = format_count(seen.most, "batch", "batches")
+        for tally in self._mistaken:
+            if tally.mistakes >= _FEWEST:
+                batches = format_count(tally.most, "batch", "batches")
                 yield Observation(
-                    seen.location,
-                    f"Gradients grew from {batches}: {seen.mistakes} steps used gradients that an "
+                    tally.location,
+                    f"Gradients grew from {batches}: {tally.mistakes} steps used gradients that an "
                     "earlier step had used already.",
-                    seen.first,
-                    {"batches": seen.most, "steps": seen.mistakes},
+                    tally.since_step,
+                    {"batches": tally.most, "steps": tally.mistakes},
                 )
 
 

@@ -47,11 +47,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.runtime.tally import FEWEST
+from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.order import Order, is_enabled, is_measurement, is_scaled
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import Action, describe
-from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Location, Observation, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,8 +115,7 @@ class Watch(Watcher):
     def __init__(self) -> None:
         self._scaler: Any = None
         self._clip: _Clip | None = None
-        self._steps = self._mistakes = self._first = 0
-        self._location = NOWHERE
+        self._tally = Tally()  # of steps
 
     def on_scale(self, run: Run, scaler: Any) -> None:
         self._scaler = weakref.ref(scaler)
@@ -139,22 +138,21 @@ class Watch(Watcher):
 
     def on_scaler_step(self, run: Run, scaler: Any, optimizer: Optimizer) -> None:
         clip, self._clip = self._clip, None
-        self._steps += 1
+        self._tally.checked += 1
         if clip is None or clip.backwards != run.backwards or id(optimizer) in clip.unscaled:
             return
         if any(
             id(p) in clip.parameters for group in optimizer.param_groups for p in group["params"]
         ):
-            self._mistakes += 1
-            if self._mistakes == 1:
-                self._first, self._location = run.step + 1, clip.location
+            self._tally.add(clip.location, run.step + 1)
 
     def observe(self, run: Run) -> Iterator[Observation]:
-        if self._mistakes >= FEWEST and 2 * self._mistakes > self._steps:
+        tally = self._tally
+        if tally.is_usual:
             yield Observation(
-                self._location,
-                f"The gradients of {self._mistakes} of {self._steps} steps were clipped while they "
-                "were multiplied with the scale of the GradScaler.",
-                self._first,
-                {"mistakes": self._mistakes, "steps": self._steps},
+                tally.location,
+                f"The gradients of {tally.mistakes} of {tally.checked} steps were clipped while "
+                "they were multiplied with the scale of the GradScaler.",
+                tally.since_step,
+                {"mistakes": tally.mistakes, "steps": tally.checked},
             )

@@ -41,6 +41,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.order import Order
 from surestep.doctor.source.trace import Loop, Program
 from surestep.doctor.source.training import Action, describe, options_of, strip
@@ -54,7 +55,7 @@ from surestep.doctor.source.values import (
     Value,
     walk,
 )
-from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+from surestep.doctor.watcher import Observation, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -155,19 +156,21 @@ class Watch(Watcher):
     """Count how often the parts of kept graphs run backward."""
 
     def __init__(self) -> None:
-        self._graphs = 0
+        self._graphs = Tally()  # that were kept
         self._is_used = False
-        self._location, self._first = NOWHERE, 0
 
     def on_backward(self, run: Run, losses: Sequence[Tensor], keeps_graph: bool) -> None:
-        if not keeps_graph or self._graphs >= _MOST_GRAPHS or self._is_used or len(losses) != 1:
+        if (
+            not keeps_graph
+            or self._graphs.mistakes >= _MOST_GRAPHS
+            or self._is_used
+            or len(losses) != 1
+        ):
             return
-        self._graphs += 1
         location = run.locate()
-        if self._graphs == 1:
-            self._location, self._first = location, run.step + 1
+        self._graphs.add(location, run.step + 1)
         # A script that keeps graphs in several lines has parts of one loss, as critics of GANs.
-        self._is_used |= location != self._location
+        self._is_used |= location != self._graphs.location
         nodes = _find_lowest_nodes(losses[0])
         self._is_used |= not nodes
         for node in nodes:
@@ -184,13 +187,14 @@ class Watch(Watcher):
         return count
 
     def observe(self, run: Run) -> Iterator[Observation]:
-        if self._graphs >= _FEWEST_GRAPHS and not self._is_used:
+        graphs = self._graphs.mistakes
+        if graphs >= _FEWEST_GRAPHS and not self._is_used:
             yield Observation(
-                self._location,
-                f"{self._graphs} graphs were kept after their backward pass, and none of them was "
+                self._graphs.location,
+                f"{graphs} graphs were kept after their backward pass, and none of them was "
                 "used again.",
-                self._first,
-                {"graphs": self._graphs},
+                self._graphs.since_step,
+                {"graphs": graphs},
             )
 
 

@@ -61,6 +61,7 @@ from surestep.doctor.runtime.batches import list_tensors
 from surestep.doctor.runtime.evaluations import Evaluations
 from surestep.doctor.runtime.losses import MEAN_LOSSES
 from surestep.doctor.runtime.modes import is_norm, list_switched
+from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.evaluation import (
     find_forwards,
     has_training,
@@ -78,8 +79,8 @@ from surestep.doctor.source.training import (
     strip,
 )
 from surestep.doctor.source.values import Call, Instance, Value
-from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
 from surestep.doctor.watcher import Call as CallOfTorch
+from surestep.doctor.watcher import Observation, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -144,8 +145,7 @@ class Watch(Watcher):
         self._forget()
         self._is_loss_inside = False  # the model computes the loss itself
         self._is_dropped = False  # some of its features are
-        self._location = NOWHERE
-        self._first = self._mistakes = 0
+        self._tally = Tally()  # of outputs
         self._layer = self._name = ""
         self._evaluations = Evaluations()
 
@@ -173,7 +173,7 @@ class Watch(Watcher):
         self._forget()
         is_loss_inside, is_dropped = self._is_loss_inside, self._is_dropped
         self._is_loss_inside = self._is_dropped = False
-        if torch.is_grad_enabled() or not module.training or self._mistakes >= _MOST:
+        if torch.is_grad_enabled() or not module.training or self._tally.mistakes >= _MOST:
             return
         layers = [layer for layer in list_switched(module) if layer.training]
         if not layers and not is_dropped:
@@ -214,20 +214,19 @@ class Watch(Watcher):
         return any(_is_of(value, output) for output in self._outputs)
 
     def _count(self, run: Run) -> None:
-        self._mistakes += 1
-        if self._mistakes == 1:
-            self._first, self._location = run.step + 1, run.locate()
+        self._tally.add_here(run)
         self._forget()  # each output once
 
     def observe(self, run: Run) -> Iterator[Observation]:
         evaluations = self._evaluations.list_ended(run)
-        if self._mistakes >= _FEWEST:
+        outputs = self._tally.mistakes
+        if outputs >= _FEWEST:
             yield Observation(
-                self._location,
-                f"At least {self._mistakes} outputs of {self._name} without gradients were compared"
+                self._tally.location,
+                f"At least {outputs} outputs of {self._name} without gradients were compared"
                 f" with targets in train mode, with an active {self._layer}.",
-                self._first,
-                {"outputs": self._mistakes, "layer": self._layer},
+                self._tally.since_step,
+                {"outputs": outputs, "layer": self._layer},
             )
         elif len(evaluations) >= _FEWEST:
             yield Observation(

@@ -58,12 +58,13 @@ from typing import TYPE_CHECKING
 from surestep.doctor.edits import append_argument
 from surestep.doctor.finding import Edit
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.modules import has_self, is_in_forward, reads_mode
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Call, Constant, walk
-from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
 from surestep.doctor.watcher import Call as CallOfTorch
+from surestep.doctor.watcher import Observation, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import nn
@@ -129,8 +130,7 @@ class Watch(Watcher):
     FUNCTIONS = ("dropout", "dropout1d", "dropout2d", "dropout3d")
 
     def __init__(self) -> None:
-        self._location = NOWHERE
-        self._calls = self._first = 0
+        self._tally = Tally()  # of calls
         self._name = ""
 
     def on_call(self, run: Run, call: CallOfTorch) -> None:
@@ -145,18 +145,18 @@ class Watch(Watcher):
             is_wrong = not module.training
         if not is_wrong:
             return
-        self._calls += 1
-        if self._calls == 1:
-            self._first, self._location = run.step + 1, run.locate()
+        self._tally.add_here(run)
+        if not self._name:
             self._name = f"{call.name} in {type(module).__name__}"
 
     def observe(self, run: Run) -> Iterator[Observation]:
-        if self._calls:
+        calls = self._tally.mistakes
+        if calls:
             yield Observation(
-                self._location,
-                f"{self._name} was active in eval mode, in {self._calls} calls that were checked.",
-                self._first,
-                {"calls": self._calls},
+                self._tally.location,
+                f"{self._name} was active in eval mode, in {calls} calls that were checked.",
+                self._tally.since_step,
+                {"calls": calls},
             )
 
 

@@ -58,12 +58,13 @@ from collections.abc import Iterator
 from surestep.doctor.edits import insert_after
 from surestep.doctor.finding import Edit
 from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.modules import has_self, is_in_forward, reads_mode
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe, is_made_by
 from surestep.doctor.source.values import Attribute, Constant, Unknown, Value
-from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
 from surestep.doctor.watcher import Call as CallOfTorch
+from surestep.doctor.watcher import Observation, Run, Watcher
 
 SEVERITY = "error"
 FIXABLE = True
@@ -120,25 +121,24 @@ class Watch(Watcher):
     FUNCTIONS = ("scaled_dot_product_attention",)
 
     def __init__(self) -> None:
-        self._location = NOWHERE
-        self._calls = self._first = 0
+        self._tally = Tally()  # of calls
         self._p = 0.0
         self._name = ""
 
     def on_call(self, run: Run, call: CallOfTorch) -> None:
         if not call["dropout_p"] > 0 or not run.modules or run.modules[-1].training:
             return
-        self._calls += 1
-        if self._calls == 1:
-            self._first, self._location = run.step + 1, run.locate()
+        self._tally.add_here(run)
+        if self._tally.mistakes == 1:
             self._p, self._name = call["dropout_p"], type(run.modules[-1]).__name__
 
     def observe(self, run: Run) -> Iterator[Observation]:
-        if self._calls:
+        calls = self._tally.mistakes
+        if calls:
             yield Observation(
-                self._location,
+                self._tally.location,
                 f"{self._name} dropped {self._p:.0%} of its attention weights in eval mode, in "
-                f"{self._calls} calls that were checked.",
-                self._first,
-                {"calls": self._calls, "dropout_p": self._p},
+                f"{calls} calls that were checked.",
+                self._tally.since_step,
+                {"calls": calls, "dropout_p": self._p},
             )

@@ -40,8 +40,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.values import is_tensor
-from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+from surestep.doctor.watcher import Observation, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,13 +58,12 @@ class Watch(Watcher):
     """Count large products of float32 on a GPU."""
 
     def __init__(self) -> None:
-        self._products = self._first = 0
-        self._location = NOWHERE
+        self._products = Tally()  # that were slow
 
     def after_forward(
         self, run: Run, module: nn.Module, inputs: tuple[Any, ...], output: Any
     ) -> None:
-        if not is_tensor(output) or not output.is_cuda or self._products >= _FEWEST:
+        if not is_tensor(output) or not output.is_cuda or self._products.mistakes >= _FEWEST:
             return
         import torch
 
@@ -73,18 +73,17 @@ class Watch(Watcher):
         is_float32 = output.dtype is torch.float32
         precision = torch.get_float32_matmul_precision()
         if is_float32 and is_slow(capability, precision, tuple(module.weight.shape)):
-            self._products += 1
-            if self._products == 1:
-                self._first, self._location = run.step + 1, run.locate()
+            self._products.add_here(run)
 
     def observe(self, run: Run) -> Iterator[Observation]:
-        if self._products >= _FEWEST:
+        products = self._products.mistakes
+        if products >= _FEWEST:
             yield Observation(
-                self._location,
-                f"At least {self._products} large products of float32 on a GPU had the precision "
+                self._products.location,
+                f"At least {products} large products of float32 on a GPU had the precision "
                 '"highest".',
-                self._first,
-                {"products": self._products},
+                self._products.since_step,
+                {"products": products},
             )
 
 

@@ -43,6 +43,10 @@ class Tally:
         if self.mistakes == 1:
             self.since_step, self.location = step, location
 
+    def add_here(self, run: Run, size: int = 0) -> None:
+        """Count a mistake at the line that is being executed, which is looked for once."""
+        self.add(self.location if self.mistakes else run.locate(), run.step + 1, size)
+
     @property
     def is_usual(self) -> bool:
         """Whether most of what was checked is wrong, and not only a few times."""
