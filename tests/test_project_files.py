@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from surestep.base.version import VERSION
+from surestep.recipes.load import PACKAGES
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -80,7 +81,7 @@ def test_packages_that_messages_say_to_install_are_those_of_the_extras():
     extras = PROJECT["project"]["optional-dependencies"]
     packages = {re.match(r"[\w-]+", entry)[0] for entries in extras.values() for entry in entries}
     text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
-    named = re.findall(r"Install it: pip install ([\w-]+)", text)
+    named = [*re.findall(r"Install it: pip install ([\w-]+)", text), *PACKAGES.values()]
     assert len(named) >= 4
     assert set(named) <= packages
     assert "surestep[" not in text

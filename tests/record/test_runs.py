@@ -56,8 +56,8 @@ def test_size_is_that_of_the_files(folder):
     ("options", "message"),
     [
         ({"sort": "newest"}, "sort='newest' is not known. Use one of age, name, state, step"),
-        ({"state": "finshed"}, "state='finshed' is not known. Use one of running, finished"),
-        ({"state": ["failed", "stoped"]}, "state='stoped' is not known. Use one of running"),
+        ({"state": "finisht"}, "state='finisht' is not known. Use one of running, finished"),
+        ({"state": ["failed", "stpped"]}, "state='stpped' is not known. Use one of running"),
     ],
 )
 def test_unknown_order_or_state_is_rejected(tmp_path, options, message):

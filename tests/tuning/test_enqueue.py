@@ -80,7 +80,7 @@ def test_sobol_sequence_starts_after_the_enqueued_points(tmp_path):
         ({"b": True}, "b=True is outside of int(1, 8)."),
         ({"lr": float("nan")}, "lr=nan is outside of log(1e-05, 0.1)."),
         ({"name": "z"}, "name='z' is outside of ['x', 'y', [1, 2]]."),
-        ({"nam": "x"}, "nam is not in the space. Did you mean 'name'?"),
+        ({"nme": "x"}, "nme is not in the space. Did you mean 'name'?"),
         ({"name": "x", "w": 1}, "w is in the space only if name is y."),
         ({"w": 1}, "w is in the space only if name is y."),
         (3, "3 is not a table of options."),

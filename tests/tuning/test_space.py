@@ -216,7 +216,7 @@ def test_tables_and_dicts_are_read_as_conditions():
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("if.optim.nam.sgd.optim.lr", "it depends on an option that is not in the space"),
+        ("if.optim.nme.sgd.optim.lr", "it depends on an option that is not in the space"),
         ("if.optim.name.sgdd.optim.lr", "optim.name, whose choices are adamw, sgd. Write a table"),
         ("if.optim.weight_decay.0.optim.lr", "optim.weight_decay, which has no list of choices"),
         ("if.optim.name.sgd.optim.weight_decay", "it is in the space twice"),

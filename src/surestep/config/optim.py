@@ -51,7 +51,7 @@ class Optim(ConfigGroup):
     prefix: ClassVar[str] = "optim."
     resume: ClassVar[ResumeEffect] = UPDATE
     name: Option[Name, type] = option(
-        "Optimizer; docs/optimizers.md says what each is for. A Task may bring its own instead.",
+        "Optimizer; `surestep docs optimizers` explains them. A Task may bring its own instead.",
         resume=incompatible("the state of one optimizer does not fit another"),
     )
     lr: Number[Positive] = option("Peak learning rate.")

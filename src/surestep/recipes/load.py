@@ -37,10 +37,10 @@ from surestep.recipes.find import (
 from surestep.tracking.tracker import Tracker
 from surestep.trainer.planning import TaskOrigin
 
-# By module, the packages that recipes and examples import. A module of another name may be a file.
-_PACKAGES = {
+# By module, packages of the extras that recipes import. A module of another name may be a file.
+PACKAGES = {
     "sklearn": "scikit-learn",
-    **{name: name for name in ("peft", "torchmetrics", "torchvision", "transformers")},
+    **{name: name for name in ("torchmetrics", "transformers")},
 }
 
 
@@ -278,5 +278,5 @@ def _describe(path: Path, error: BaseException) -> str:
     where = f", line {line}" if line else ""
     text = f"{path}{where}: {type(error).__name__}: {error}"
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    package = _PACKAGES.get((missing or "").partition(".")[0])
+    package = PACKAGES.get((missing or "").partition(".")[0])
     return text if package is None else f"{text}. Install it: pip install {package}"

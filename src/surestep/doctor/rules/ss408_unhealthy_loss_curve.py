@@ -77,8 +77,8 @@ if TYPE_CHECKING:
 
 SEVERITY = "warning"
 FIX = (
-    "Try the usual causes in the order of docs/curves.md; `surestep diagnose RUN` lists them for a "
-    "run of surestep."
+    "Try the usual causes in the order of `surestep docs curves`; `surestep diagnose RUN` lists "
+    "them for a run of surestep."
 )
 _NOT_FINITE = (
     "an operation such as log(0) or 1/0, or a sample that is not finite. With "
