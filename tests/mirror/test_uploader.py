@@ -1,6 +1,7 @@
 """A mirror never disturbs training: outages are reported once, and made up for."""
 
 import math
+import re
 import threading
 import time
 from contextlib import contextmanager
@@ -12,11 +13,12 @@ from fsspec.implementations.local import LocalFileSystem
 
 import surestep
 from surestep.base.errors import ConfigError
-from surestep.mirror import owner, progress, store, uploader
+from surestep.mirror import owner, progress, push, store, uploader
 from surestep.mirror.link import read_link
 from surestep.mirror.owner import Owner, read_owner, release_owner
 from surestep.mirror.push import Pusher
 from surestep.mirror.store import Store
+from surestep.record import final_wait, progress_display
 from surestep.record.io import dumps
 from surestep.record.lock import RunLock
 from surestep.record.run_writer import RunWriter
@@ -62,7 +64,7 @@ class At(surestep.Callback):
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch):
     """Let a slow machine copy the rest without a line that says so."""
-    monkeypatch.setattr(uploader, "_SILENT_S", math.inf)
+    monkeypatch.setattr(final_wait, "_SILENT_S", math.inf)
 
 
 @pytest.fixture
@@ -235,7 +237,7 @@ def test_next_process_copies_what_an_ended_one_could_not(tmp_path, monkeypatch):
 
 
 def test_end_of_a_run_waits_while_the_mirror_makes_progress(tmp_path, monkeypatch, capfd, clock):
-    monkeypatch.setattr(uploader, "_SILENT_S", 5.0)
+    monkeypatch.setattr(final_wait, "_SILENT_S", 0.0)
     upload, count = Store.upload, 0
 
     def slow(store, *args):
@@ -252,7 +254,7 @@ def test_end_of_a_run_waits_while_the_mirror_makes_progress(tmp_path, monkeypatc
     run = train(tmp_path / "run", tmp_path / "mirror")
     assert count * 40.0 > 2 * uploader.STALLED_S
     assert names(tmp_path / "mirror") == names(run.path)
-    assert "Copying the rest to" in capfd.readouterr().err
+    assert f"Sending the rest to {tmp_path}/mirror: 0 B of " in capfd.readouterr().err
 
 
 def test_end_of_a_run_does_not_give_up_a_mirror_that_had_nothing_to_copy(
@@ -315,11 +317,11 @@ def test_failure_at_the_end_is_printed_while_it_is_waited_for(tmp_path, monkeypa
 
     close = uploader.Uploader.close
 
-    def close_in_an_outage(self, print_line):
+    def close_in_an_outage(self, *more):
         nonlocal outage
         outage = Outage(monkeypatch, after=self._closing)
         threading.Thread(target=end).start()
-        close(self, print_line)
+        close(self, *more)
 
     monkeypatch.setattr(uploader.Uploader, "close", close_in_an_outage)
     run = train(tmp_path / "run", tmp_path / "mirror")
@@ -373,12 +375,39 @@ def test_ctrl_c_ends_the_wait_for_the_mirror(tmp_path, monkeypatch, capfd):
 
     monkeypatch.setattr(uploader, "Thread", Interrupted)
     try:
-        with pytest.raises(KeyboardInterrupt):
-            train(tmp_path / "run", tmp_path / "mirror")
+        run = train(tmp_path / "run", tmp_path / "mirror")
     finally:
         release.set()
-    assert "surestep mirror push" in capfd.readouterr().err
-    assert surestep.Run(tmp_path / "run").status["status"] == "finished"
+    (text,) = [text for text in printed_lines(capfd) if "lacks" in text]
+    assert re.search(r"/mirror lacks step-0.* and [0-9]+ more \([0-9.]+ KiB\) of this run", text)
+    assert text.endswith(f" To copy the rest: surestep mirror push {run.path}")
+    assert run.status["status"] == "finished"
+
+
+def test_rest_is_counted_in_bytes_at_the_end_of_a_run(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(final_wait, "_SILENT_S", 0.0)
+    monkeypatch.setattr(progress_display, "TRANSFER_EVERY_S", 0.0)
+    monkeypatch.setattr(push, "COUNT_S", 0.0)
+    upload, closing = Store.upload, threading.Event()
+    close = uploader.Uploader.close
+
+    def slow(store, *more):
+        closing.wait(60)
+        upload(store, *more)
+        time.sleep(0.1)
+
+    def begin(self, *more):
+        closing.set()
+        close(self, *more)
+
+    monkeypatch.setattr(Store, "upload", slow)
+    monkeypatch.setattr(uploader.Uploader, "close", begin)
+    run = train(tmp_path / "run", tmp_path / "mirror")
+    shown = [text for text in printed_lines(capfd) if "Sending the rest" in text]
+    assert shown[0].startswith(f"Sending the rest to {tmp_path}/mirror: 0 B of ")
+    assert len({text.partition(" of ")[0] for text in shown}) > 3
+    assert len({text.partition(" of ")[2] for text in shown}) < 3
+    assert names(tmp_path / "mirror") == names(run.path)
 
 
 def test_run_whose_mirror_is_taken_over_continues_without_it(tmp_path, monkeypatch, capfd):

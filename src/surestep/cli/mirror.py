@@ -2,9 +2,12 @@
 
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import tyro
+from tqdm.auto import tqdm
 
 from surestep.base.errors import ConfigError, RunError
 from surestep.base.paths import cache_folder, require_local_path
@@ -31,6 +34,20 @@ _COMMANDS = {
 
 def _print(text: str) -> None:
     print_escaped(text, file=sys.stderr)
+
+
+@contextmanager
+def _show_sent(pusher: Pusher) -> Iterator[None]:
+    """Show a bar of what is sent in the body, on a terminal."""
+    text = f"Sending to {pusher.store.address}"
+    with tqdm(desc=text, unit="B", unit_scale=True, dynamic_ncols=True, disable=None) as bar:
+
+        def show() -> None:
+            bar.n, bar.total = pusher.count_sent()
+            bar.refresh()
+
+        pusher.store.progress.on_change = show
+        yield
 
 
 @command("mirror push")
@@ -75,7 +92,8 @@ def push(folder: Annotated[str, tyro.conf.arg(metavar="RUN")], /, *, to: str | N
                     on_complete=owner.record_checkpoint,
                     every_byte=True,
                 )
-                pusher.push(is_last=True)
+                with _show_sent(pusher):
+                    pusher.push(is_last=True)
             finally:
                 owner.release()
         finally:

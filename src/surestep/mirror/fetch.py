@@ -11,7 +11,7 @@ from surestep.base.errors import CheckpointError, CorruptCheckpointError, RunErr
 from surestep.mirror.link import make_link, read_link
 from surestep.mirror.outline import complete_checkpoints, open_outline
 from surestep.mirror.owner import read_owner
-from surestep.mirror.push import CHECKPOINTS, EVENTS, is_record
+from surestep.mirror.records import CHECKPOINTS, EVENTS, is_record
 from surestep.mirror.store import Store, hash_bytes
 from surestep.record.checkpoint.discovery import list_checkpoints, scan_checkpoints, step_of
 from surestep.record.checkpoint.manifest import (

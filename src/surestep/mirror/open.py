@@ -19,7 +19,7 @@ from surestep.mirror.fetch import (
 from surestep.mirror.link import MirrorLink, make_link, read_copied, read_link
 from surestep.mirror.outline import check_config, complete_checkpoints
 from surestep.mirror.owner import Owner, read_owner
-from surestep.mirror.push import CHECKPOINTS, EVENTS, is_of_run
+from surestep.mirror.records import CHECKPOINTS, EVENTS, is_of_run
 from surestep.mirror.store import Store
 from surestep.mirror.uploader import LateStart, Uploader
 from surestep.record.checkpoint.discovery import list_checkpoints, quarantine, step_of

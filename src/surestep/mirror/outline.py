@@ -11,7 +11,7 @@ from surestep.base.errors import CheckpointError, RunError
 from surestep.base.paths import split_address
 from surestep.base.temp_folders import make_temp_folder
 from surestep.base.text import escape_control_chars
-from surestep.mirror.push import CHECKPOINTS, EVENTS
+from surestep.mirror.records import CHECKPOINTS, EVENTS
 from surestep.mirror.store import Store
 from surestep.record.checkpoint.discovery import (
     InspectionResult,

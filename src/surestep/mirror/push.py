@@ -12,7 +12,6 @@ or an outage copies the rest. The order makes every prefix of a pass harmless:
 
 import errno
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,9 +22,9 @@ from threading import Lock
 from typing import Any
 
 from surestep.base.errors import CheckpointError, RunError
-from surestep.mirror.link import FILE as LINK
 from surestep.mirror.link import MirrorLink
-from surestep.mirror.store import FileHashes, Store, hash_bytes, hash_file, is_plain
+from surestep.mirror.records import CHECKPOINTS, Signature, list_records, signature_of
+from surestep.mirror.store import FileHashes, Store, hash_bytes, hash_file
 from surestep.record.checkpoint.discovery import (
     has_checkpoint_name,
     list_checkpoints,
@@ -38,27 +37,17 @@ from surestep.record.checkpoint.manifest import (
     read_manifest,
 )
 from surestep.record.checkpoint.retention import delete as delete_local
+from surestep.record.final_wait import Sent
 from surestep.record.io import read_regular, temp_name
-from surestep.record.lock import LOCK
 
-CHECKPOINTS = "checkpoints"
-EVENTS = "events.jsonl"
 RECORDS_S = 30.0  # between two copies of records that grow
 LOOK_S = 60.0  # between two listings of the mirror: it may be deleted or damaged meanwhile
+COUNT_S = 0.5  # between two counts of what is sent, each of which lists the run folder
 _RECORDS_RATE = 2**20  # bytes a second: large records are copied less often
 _IN_MEMORY = 2**22  # bytes of a record that is read at once
-_NOT_RECORDS = frozenset({CHECKPOINTS, LOCK, LINK})
 _AT_ONCE = frozenset({"config.json", "plan.json", "environment.json", "status.json"})
 _DAMAGED = "damaged-"
-# What surestep writes into a run folder; callbacks and users may add other files.
-_OF_RUN = re.compile(
-    r"(config|plan|environment|status|signature|ds_config|skipped|data_findings|out-of-memory-[^/]+)\.json"
-    r"|events(-damaged-[0-9]+)?\.jsonl"
-    r"|(checkpoints/step-|incidents/step-)[0-9]+/.+|(tensorboard|trackers|profile)/.+"
-)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-Signature = tuple[int, int, int]  # inode, size, time of the last change
 
 
 class Pusher:
@@ -102,11 +91,30 @@ class Pusher:
         self._records: dict[str, Signature] = {}
         self._records_at = -RECORDS_S
         self._bad: dict[str, Signature | None] = {}  # damaged in the run folder
+        self._sent, self._counted_at = Sent(0, 0), float("-inf")
         self.copied = 0
 
     def missing(self) -> list[str]:
         """Return the checkpoints and records that the mirror lacks."""
         return [*(path.name for path in self._incomplete()), *self._changed()]
+
+    def count_rest(self) -> int:
+        """Return the bytes of the files that the mirror lacks, as far as they are not sent yet."""
+        names = self._changed()
+        for path in self._incomplete():
+            with suppress(OSError):
+                names += [f"{CHECKPOINTS}/{path.name}/{file}" for file in os.listdir(path)]
+        sizes = {name: self._size(name) for name in names}
+        done = self.store.progress.done
+        return sum(size - min(size, done(f"upload {name}")) for name, size in sizes.items())
+
+    def count_sent(self) -> Sent:
+        """Return how many bytes are sent since the first call, and of how many."""
+        if time.monotonic() - self._counted_at > COUNT_S:
+            rest, self._counted_at = self.count_rest(), time.monotonic()
+            total = max(self._sent.total, rest)
+            self._sent = Sent(total - rest, total)
+        return self._sent
 
     def look_again(self) -> None:
         """List the mirror in the next pass: it may have lost files while it did not answer."""
@@ -150,7 +158,7 @@ class Pusher:
             except CheckpointVanishedError:
                 continue
             except CheckpointError as damaged:
-                self._bad[incomplete[-1].name] = _signature(incomplete[-1] / MANIFEST)
+                self._bad[incomplete[-1].name] = signature_of(incomplete[-1] / MANIFEST)
                 error = damaged
         self._prune()
         if is_last:
@@ -177,7 +185,7 @@ class Pusher:
         for path in list_checkpoints(self.folder / CHECKPOINTS):
             if path.name not in self._there or path.name in self.link.damaged:
                 continue
-            now = _signature(path / MANIFEST)
+            now = signature_of(path / MANIFEST)
             with suppress(FileNotFoundError, CheckpointError):
                 if self._is_complete(path, listed, is_known=known.get(path.name) == now):
                     self._complete[path.name] = now
@@ -209,13 +217,13 @@ class Pusher:
         found = []
         for path in list_checkpoints(self.folder / CHECKPOINTS):
             self._seen.add(path.name)
-            now = _signature(path / MANIFEST)
+            now = signature_of(path / MANIFEST)
             if now not in (None, self._complete.get(path.name), self._bad.get(path.name)):
                 found.append(path)
         return found
 
     def _push_checkpoint(self, path: Path) -> None:
-        below, before = f"{CHECKPOINTS}/{path.name}", _signature(path / MANIFEST)
+        below, before = f"{CHECKPOINTS}/{path.name}", signature_of(path / MANIFEST)
         with _kept(path, self.folder) as kept:
             manifest = read_manifest(kept)
             text = read_regular(kept / MANIFEST)
@@ -360,7 +368,7 @@ class Pusher:
         """Return the records that changed since they were copied."""
         return [
             name
-            for name, signature in _list_records(self.folder)
+            for name, signature in list_records(self.folder)
             if self._records.get(name) != signature
         ]
 
@@ -374,14 +382,14 @@ class Pusher:
         return [name for name in changed if name in _AT_ONCE]
 
     def _size(self, name: str) -> int:
-        found = _signature(self.folder / name)
+        found = signature_of(self.folder / name)
         return 0 if found is None else found[1]
 
     def _push_records(self, names: list[str]) -> None:
         # config.json last: it makes a folder a run.
         for name in sorted(names, key=lambda name: (name == "config.json", name)):
             path = self.folder / name
-            before = _signature(path)
+            before = signature_of(path)
             with suppress(FileNotFoundError):
                 is_new = name not in self._records
                 if before is None or before[1] <= _IN_MEMORY:
@@ -416,42 +424,6 @@ def _hash_manifest(path: Path) -> str | None:
 
 def _step_of_name(name: str) -> int:
     return step_of(Path(name))
-
-
-def _signature(path: Path) -> Signature | None:
-    """Return what changes when a file is replaced or grows; None if there is none."""
-    try:
-        found = path.lstat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def is_record(name: str) -> bool:
-    """Return whether a file in a run folder or a mirror is a record, which is copied, by its name.
-
-    Every file is one that is visible and not in a checkpoint, because callbacks may write more than
-    surestep does. Some disks do not distinguish upper and lower case.
-    """
-    return is_plain(name) and name.split("/")[0].casefold() not in _NOT_RECORDS
-
-
-def is_of_run(name: str) -> bool:
-    """Return whether a file in a mirror is one that surestep writes, by its name."""
-    return is_plain(name) and _OF_RUN.fullmatch(name) is not None
-
-
-def _list_records(folder: Path) -> Iterator[tuple[str, Signature]]:
-    """Yield the records of a run folder, with their signatures; links are left out."""
-    for path, folders, files in os.walk(folder):
-        below = Path(path).relative_to(folder)
-        folders[:] = [name for name in folders if is_record((below / name).as_posix())]
-        for name in files:
-            file, record = Path(path) / name, (below / name).as_posix()
-            if not is_record(record) or file.is_symlink() or not file.is_file():
-                continue
-            if (signature := _signature(file)) is not None:
-                yield record, signature
 
 
 @contextmanager

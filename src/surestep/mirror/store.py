@@ -9,6 +9,7 @@ import hashlib
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
@@ -40,9 +41,9 @@ _PACKAGES = {
     **dict.fromkeys(_SSH, "paramiko"),
     **{"hf": "huggingface_hub", "oss": "ossfs", "smb": "smbprotocol", "webdav": "webdav4"},
 }
-# A store that does not answer is noticed within a minute: botocore tries again once, and s3fs makes
-# _S3_ATTEMPTS of that. Their own limits add up to more.
-_S3 = {"connect_timeout": 10, "read_timeout": 15, "retries": {"max_attempts": 1}}
+# A store that does not answer is noticed within a minute: botocore makes two attempts, and s3fs
+# repeats them _S3_ATTEMPTS times. Their own limits add up to more.
+_S3 = {"connect_timeout": 10, "read_timeout": 15, "retries": {"total_max_attempts": 2}}
 _S3_ATTEMPTS = 2
 SILENT_S = 5.0  # before a line says that a store is waited for
 _POLL_S = 0.1
@@ -142,8 +143,8 @@ class Store:
         self.address = address
         self._scheme = address.partition("://")[0] if "://" in address else "file"
         fs, self._root = _connect(address, self._scheme)
-        self._fs = TimedCalls(fs)
         self.progress = Progress()
+        self._fs = TimedCalls(fs, self.progress)
 
     @property
     def local_path(self) -> Path | None:
@@ -152,7 +153,7 @@ class Store:
 
     def silent_s(self) -> float:
         """Return for how many seconds a call was not answered; 0 if no call waits for an answer."""
-        return self._fs.silent_s(self.progress.at)
+        return self._fs.silent_s()
 
     @contextmanager
     def announce_silence(self, print_line: Callable[[str], None]) -> Iterator[None]:
@@ -401,7 +402,7 @@ def _connect(address: str, scheme: str) -> tuple[Any, str]:
         ) from None
     options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
     if scheme in ("s3", "s3a") and "config_kwargs" not in fsspec.config.conf.get("s3", {}):
-        options["config_kwargs"] = _S3
+        options["config_kwargs"] = deepcopy(_S3)  # botocore changes it
     try:
         if scheme in _SSH:
             ssh = SSHFileSystem(address)

@@ -4,6 +4,7 @@ However slow or broken the mirror is, training only writes its folder. Passes re
 closes; then the rest is copied for as long as the mirror takes it.
 """
 
+import math
 import shlex
 import sys
 import time
@@ -15,19 +16,21 @@ from threading import Event, Lock, Thread
 
 from surestep.base.errors import CheckpointError, RunError
 from surestep.base.secrets import describe_error
-from surestep.base.text import print_escaped
+from surestep.base.text import format_bytes, print_escaped
 from surestep.base.typed_targets import remember_target
 from surestep.mirror.link import MirrorLink
 from surestep.mirror.owner import STALE_S, Owner
 from surestep.mirror.push import Pusher
 from surestep.mirror.store import Store, UnreachableError
+from surestep.record.final_wait import Sent, wait_until_sent
+from surestep.record.progress_display import NullProgress
 
 INTERVAL_S = 1.0  # between two passes
 LONGEST_PAUSE_S = 30.0  # between two attempts to reach the mirror
 STALLED_S = 60.0  # at the end of a run: how long to wait for a mirror that takes nothing more
 HANGING_S = 60.0  # a mirror that does not answer for so long counts as an outage
-_SILENT_S = 5.0  # at the end of a run, before a line says why it does not end yet
-_POLL_S = 0.05
+_NAMED = 3  # files that a message names
+_NO_DISPLAY = NullProgress()
 
 
 class _GaveUp(Exception):
@@ -68,6 +71,7 @@ class Uploader:
     ) -> None:
         self.folder = folder
         self.store = store
+        self.name = store.address
         self.owner = owner
         self.pusher = Pusher(
             folder.absolute(), store, link, self._check, on_complete=owner.record_checkpoint
@@ -106,34 +110,29 @@ class Uploader:
         else:
             self.owner.try_release()
 
-    def close(self, print_line: Callable[[str], None]) -> None:
-        """Copy the rest; stop if the mirror takes nothing for STALLED_S, and print what to do.
+    def close(self, print_line: Callable[[str], None], display: NullProgress = _NO_DISPLAY) -> None:
+        """Copy the rest; stop if the mirror takes nothing for STALLED_S, or by Ctrl-C.
 
-        Raises:
-            KeyboardInterrupt: Ctrl-C; the rest is not copied.
+        What the mirror lacks then is printed, and the command that copies it.
+
+        Args:
+            print_line: prints a line.
+            display: shows how much is copied.
         """
-        started, is_silent = time.monotonic(), True
         self.store.progress.restart()
+        self.pusher.count_sent()  # from now on
         self._closing.set()
         try:
-            while self._thread.is_alive():
-                self._thread.join(_POLL_S)
-                self._print_messages(print_line)
-                now = time.monotonic()
-                if is_silent and now - started > _SILENT_S:
-                    is_silent = False
-                    print_line(f"Copying the rest to {self.store.address}. Ctrl-C stops that.")
-                if now - self.store.progress.at > STALLED_S:
-                    if (silent_s := self.store.silent_s()) > STALLED_S / 2:
-                        self._report(f"it has not answered for {silent_s:.0f} s", is_over=True)
-                    break
+            report = partial(self._print_messages, print_line)
+            wait_until_sent([self], display, limit_s=math.inf, report=report)
         finally:
             self._gave_up.set()
             self._print_messages(print_line)
-            if self._lost is None and self.pusher.missing():
+            if self._lost is None and (missing := self.pusher.missing()):
                 print_line(
-                    f"{self.store.address} lacks a part of this run. To copy the rest: surestep "
-                    f"mirror push {shlex.quote(str(self.folder))}"
+                    f"{self.store.address} lacks {_describe(missing, self.pusher.count_rest())} of "
+                    "this run. To copy the rest: surestep mirror push "
+                    f"{shlex.quote(str(self.folder))}"
                 )
             elif self.owner.is_owner:
                 print_line(
@@ -142,6 +141,23 @@ class Uploader:
                     f"surestep mirror release {shlex.quote(self.store.address)}"
                 )
             self.owner.forget()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for at most this long for the last pass; return whether it has ended."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def has_stalled(self) -> bool:
+        """Return whether the mirror has taken nothing for STALLED_S."""
+        if time.monotonic() - self.store.progress.at <= STALLED_S:
+            return False
+        if (silent_s := self.store.silent_s()) > STALLED_S / 2:
+            self._report(f"it has not answered for {silent_s:.0f} s", is_over=True)
+        return True
+
+    def count_sent(self) -> Sent:
+        """Return how many bytes of the rest are copied, and of how many."""
+        return self.pusher.count_sent()
 
     def _print_messages(self, print_line: Callable[[str], None]) -> None:
         while (message := self.notice()) is not None:
@@ -211,3 +227,9 @@ class Uploader:
                 text = f"{self.store.address} takes no copies: {reason}. {effect}"
                 self._messages.append(text.rstrip())
             self._is_out = True
+
+
+def _describe(missing: list[str], size: int) -> str:
+    """Return what a mirror lacks: its first files, how many more there are, and their size."""
+    more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+    return f"{', '.join(missing[:_NAMED])}{more} ({format_bytes(size)})"

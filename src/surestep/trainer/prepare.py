@@ -449,7 +449,7 @@ def _start_session(
     for mirror in mirrors:
         mirror.start()
         session.loop.notices.append(mirror.notice)
-        session.at_end(partial(mirror.close, session.print_line), is_last=True)
+        session.at_end(partial(mirror.close, session.print_line, display), is_last=True)
     if init is not None:
         session.print_line(init.sentence())
 
