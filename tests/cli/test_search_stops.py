@@ -49,9 +49,16 @@ def hangs(folder):
     return write
 
 
-def is_running(path):
-    """Whether the process that left a file `hung-PID` still runs."""
-    return Path(f"/proc/{path.name.removeprefix('hung-')}").exists()
+def wait_for_the_end():
+    """Wait until no process runs that left a file `hung-PID`; they would hang for ten minutes.
+
+    A rank that was killed is there until its new parent has collected it.
+    """
+    end = time.monotonic() + 60
+    for path in Path().glob("hung-*"):
+        while Path(f"/proc/{path.name.removeprefix('hung-')}").exists():
+            assert time.monotonic() < end, f"{path} still runs"
+            time.sleep(0.05)
 
 
 @LAUNCHES
@@ -71,7 +78,7 @@ def test_sigterm_ends_workers_whose_trials_hang_and_the_trials_are_resumed(
     assert code == 75, err
     assert out.count("waiting  ") + out.count("waiting ") >= 2, out
     assert "stopped by SIGTERM" in out
-    assert [path for path in Path().glob("hung-*") if is_running(path)] == []
+    wait_for_the_end()
     os.remove("hang")
     code, out, err = Shell(*words).finish()
     assert code == 0, err
@@ -119,4 +126,4 @@ def test_trial_that_exceeds_a_limit_fails_and_the_search_continues(
     assert states(found) == ["failed", "finished"]
     assert found[0]["reason"] == reason
     assert Run(Path("study/trials/0000")).last.step == 4
-    assert [path for path in Path().glob("hung-*") if is_running(path)] == []
+    wait_for_the_end()

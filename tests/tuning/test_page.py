@@ -88,7 +88,7 @@ def test_hovering_shows_the_trial_and_its_value(browser, usual):
     history = find_plot(browser, "History of val/accuracy")
     points = browser.find_all(".scatterlayer .point", history)
     finished = [row for row in usual if row.state == "finished"]
-    assert len(points) == len(finished)
+    assert len(points) == len(finished) + sum(row.state == "pruned" for row in usual)
     browser.hover(points[3])
     label = browser.wait_until(
         lambda: browser.run(
