@@ -25,7 +25,7 @@ def test_page_is_printed_as_it_is(surestep, capfd, topic):
     assert capfd.readouterr().out == (ROOT / "docs/running.md").read_text()
 
 
-@pytest.mark.parametrize("topic", ["runnig", "../../etc/passwd", "README"])
+@pytest.mark.parametrize("topic", ["runningg", "../../etc/passwd", "README"])
 def test_page_that_does_not_exist_is_rejected_with_those_that_do(surestep, topic):
     answer = surestep("docs", topic)
     assert (answer.code, answer.out) == (2, "")
