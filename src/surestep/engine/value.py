@@ -1,7 +1,9 @@
 """Values of metrics: what they are, and how they are read and printed. It needs no torch."""
 
+from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from copy import deepcopy
+from typing import Any, Self
 
 from surestep.base.text import one_line
 
@@ -37,6 +39,16 @@ class Metrics(dict[str, float]):
 
     def __repr__(self) -> str:
         return repr(self.with_tables())
+
+    def __copy__(self) -> Self:
+        return type(self)(self.with_tables())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return type(self)(deepcopy(self.with_tables(), memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle a dict of numbers and tables, which `torch.load` accepts with `weights_only`."""
+        return OrderedDict, (), None, None, iter(self.with_tables().items())
 
     def with_tables(self) -> dict[str, Value]:
         """Return numbers and tables in one dict."""
