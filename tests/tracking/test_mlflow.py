@@ -63,7 +63,7 @@ def by_name(points):
 
 
 def test_run_is_logged_with_its_options_metrics_and_best_checkpoint(tmp_path, client):
-    run = train(tmp_path, **{"logging.trackers": "mlflow"})
+    run = train(tmp_path, **{"logging.trackers": "mlflow", "checkpoint.every": "1 epoch"})
     found = only_run(client, tmp_path)
     assert found.info.status == "FINISHED"
     assert found.info.run_name == tmp_path.name

@@ -38,7 +38,7 @@ def evaluate(
     given: dict[str, Any] = {"train": (X, Y), "val": (X, Y)} | data
     task = surestep.Task(net, loss or nn.CrossEntropyLoss(), metrics=metrics, **given)
     config = plain_config(max_steps=1, batch_size=7, validation={"batch_size": batch})
-    return prepare(task, config).evaluate()
+    return prepare(task, config).evaluate().with_tables()
 
 
 class Swapping(nn.Module):
@@ -165,7 +165,7 @@ def test_functions_of_one_collection_share_groups_and_count_once() -> None:
         plain_config(epochs=1, batch_size=7, validation={"batch_size": 13}),
     )
     session.evaluate()
-    ours = session.evaluate()
+    ours = session.evaluate().with_tables()
     plain = MulticlassStatScores(3, average=None)
     plain.update(outputs_of(net), Y)
     assert_same(plain.compute().tolist(), ours["val/all_p_scores_q"])
