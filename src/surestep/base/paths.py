@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from surestep.base.errors import RunError
+from surestep.base.errors import ConfigError, RunError
 
 # `Path` turns the // of an address into /, so these are known without it too.
 _STORES = "s3|s3a|s3n|gs|gcs|az|abfs|abfss|wasb|wasbs|hf|adl|dbfs|file|ftp|hdfs|https?|oss|sftp|ssh"
@@ -28,6 +28,29 @@ _CREDENTIALS = {
 }
 _TOO_FEW_SLASHES = re.compile(rf"({_STORES}|local):(/?)(?!/)", re.IGNORECASE)
 _ADDRESS = re.compile(rf"[a-z][a-z0-9+.-]+://|({_STORES}):/", re.IGNORECASE)
+
+PLACEHOLDER = re.compile(r"\{([^{}/]*)\}")
+
+
+def split_existing(path: str | os.PathLike[str]) -> tuple[str, str]:
+    """Split a path into the part that exists and the rest; no part of an address exists."""
+    text = os.fspath(path)
+    folders = () if is_address(text) else (Path(text), *Path(text).parents)
+    existing = next((str(folder) for folder in folders if folder.exists()), "")
+    return (existing, text[len(existing) :]) if text.startswith(existing) else ("", text)
+
+
+def reject_pattern(run: str | os.PathLike[str]) -> None:
+    """Reject a run folder with a "{name}" that was to be filled in, before it is made.
+
+    Raises:
+        ConfigError: it has one.
+    """
+    if found := PLACEHOLDER.search(split_existing(run)[1]):
+        raise ConfigError(
+            f"run={os.fspath(run)!r} has {found[0]}, which only --run fills in. Pass the name of "
+            "the folder, for example by an f-string: run=f'runs/{name}'."
+        )
 
 
 def require_local_path(path: str | os.PathLike[str]) -> Path:

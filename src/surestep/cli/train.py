@@ -17,6 +17,7 @@ from surestep.cli import output as show
 from surestep.cli.launch import launch, original_argv
 from surestep.cli.options import CommandOptions, read_command_line
 from surestep.cli.parse import split_names
+from surestep.cli.run_pattern import fill_in
 from surestep.cli.stop import handle_late_signals, print_stop
 from surestep.doctor.finding import fails
 from surestep.engine.distributed.launcher_env import BY_NPROC, LaunchInfo, read_launched
@@ -39,7 +40,8 @@ class Options(CommandOptions):
 
     Attributes:
         run: Run folder; the default is runs/RECIPE-TIME. Under torchrun use --run-folder. An
-            address such as s3://bucket/run is a mirror, from which the run is fetched.
+            address such as s3://bucket/run is a mirror, from which the run is fetched. A pattern
+            such as runs/{recipe}-{optim.lr} is filled in.
         resume: auto resumes the run in the folder if there is one. never: it is an error if there
             is one. must: it is an error if there is none.
         allow: What may differ from the run on resume: optim.lr,epochs,data.
@@ -103,7 +105,7 @@ def _execute(call: RecipeCall, own: Options, words: list[str]) -> Callable[[], i
     trained = train(
         call,
         _command(words if own.run else [*words, "--run", "{run}"]),
-        run=own.run,
+        run=None if own.run is None else fill_in(own.run, call),
         resume=own.resume,
         allow=split_names(own.allow),
         from_=own.from_,

@@ -23,6 +23,7 @@ from surestep.base.paths import (
     check_mirror_address,
     check_slashes,
     fix_path,
+    reject_pattern,
     working_directory,
 )
 from surestep.base.text import describe_value, print_escaped
@@ -277,6 +278,8 @@ def check_arguments(task: Any, config: Any, run: Any, callbacks: Any, trackers: 
         )
     if run is not None and not isinstance(run, str | os.PathLike):
         raise ConfigError(f"run={run!r} is not a path. Pass the run folder: run='runs/mine'.")
+    if run is not None:
+        reject_pattern(run)
     if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
         raise ConfigError(
             f"callbacks is {describe_value(callbacks)}, not a list. Pass objects: "
