@@ -1,11 +1,13 @@
 """The file of --config: errors name its lines."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from surestep.base.errors import ConfigError
 from surestep.cli.config_file import read_config_file
+from surestep.record.run import Run
 
 TEXT = """\
 epochs = 3  # passes
@@ -81,3 +83,40 @@ def test_error_in_the_plan_names_the_flag_and_the_line(surestep, recipe):
     answer = surestep("plan", recipe(), "--config", "run.toml", "--max-grad-norm", "1")
     assert answer.code == 2
     assert "(max_grad_norm: --max-grad-norm, clip_value: run.toml:1)" in answer.err
+
+
+def test_options_of_a_run_can_be_used_for_another_one(surestep, recipe, folder):
+    words = ("--optim.lr", "0.05", "--task.hidden", "6", "--checkpoint.mirror", folder / "mirror")
+    assert surestep("train", recipe(), "--run", "a", *words).code == 0
+    config = ("--config", "a/config.json")
+    assert surestep("train", recipe(), "--run", "b", *config, "--optim.lr", "0.01").code == 0
+    first, second = (json.loads(Path(run, "config.json").read_text()) for run in "ab")
+    assert second["task"] == first["task"]
+    assert second["task"]["hidden"] == 6
+    expected = {**first["config"], "optim.lr": 0.01}
+    assert expected.pop("checkpoint.mirror") == str(folder / "mirror")
+    assert second["config"] == expected
+    assert surestep("train", recipe(), "--run", "c", *config).code == 0
+    same = [weights_of(run) for run in "ac"]
+    assert same[0] == same[1]
+
+
+def weights_of(run):
+    return (Run(run).last.path / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "config.json cannot be read"),
+        ("epochs = 3", "config.json cannot be read"),
+        (None, "config.json is missing"),
+    ],
+)
+def test_json_that_is_not_of_a_run_is_rejected(surestep, recipe, text, message):
+    if text is not None:
+        Path("config.json").write_text(text)
+    answer = surestep("train", recipe(), "--config", "config.json")
+    assert answer.code == 2
+    assert message in answer.err
+    assert "Pass the config.json of a run folder, or TOML." in answer.err

@@ -1,4 +1,4 @@
-"""The TOML file of --config: its options, and the line of each."""
+"""The file of --config, TOML or a run's config.json: its options, and where each was set."""
 
 import json
 import re
@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from surestep.base.errors import ConfigError
+from surestep.base.errors import ConfigError, RunError
+from surestep.record.io import read_json
+from surestep.record.schemas import CONFIG
 
 _TABLE = re.compile(r"\s*\[\[?\s*([\w.\-]+)\s*\]")
 _TABLES = ("parallel.deepspeed", "doctor.ignore")
@@ -22,15 +24,17 @@ class ConfigFile(NamedTuple):
 
 
 def read_config_file(path: Path, option: str = "--config") -> ConfigFile:
-    """Read a TOML file.
+    """Read a TOML file, or the config.json of a run folder.
 
     Args:
         path: of the file.
         option: that names the file, for the messages.
 
     Raises:
-        ConfigError: it cannot be read, or is not TOML.
+        ConfigError: it cannot be read, or is neither.
     """
+    if path.suffix == ".json" and option == "--config":
+        return _read_record(path)
     text = _read_text(path, option)
     try:
         options = _flatten(tomllib.loads(text))
@@ -72,6 +76,17 @@ def _read_text(path: Path, option: str) -> str:
         raise ConfigError(f"{option} {path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{option} {path} is not text: {error.reason}.") from error
+
+
+def _read_record(path: Path) -> ConfigFile:
+    """Return the options and the recipe's parameters of a run, but not its mirror."""
+    try:
+        recorded = read_json(path, CONFIG, hint="Pass the config.json of a run folder, or TOML.")
+    except RunError as error:
+        raise ConfigError(f"--config {path}: {error}") from error
+    options = {name: v for name, v in recorded["config"].items() if name != "checkpoint.mirror"}
+    options |= {f"task.{name}": value for name, value in recorded["task"].items()}
+    return ConfigFile(options, dict.fromkeys(options, str(path)))
 
 
 def _flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

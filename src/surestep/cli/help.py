@@ -50,7 +50,7 @@ _GROUPS = {
     "logging": "Logging",
     "doctor": "Rules that check the run",
 }
-_CONFIG_FILE = "TOML file with options; the command line overrides it."
+_CONFIG_FILE = "TOML file with options, or a run's config.json; the command line overrides it."
 _COLUMN, _WIDEST, _LONGEST_METAVAR = 30, 100, 60
 Entry = tuple[str, str]  # ("--epochs FLOAT", its description)
 
