@@ -319,3 +319,28 @@ def test_dry_run_of_test_data_without_targets_predicts(surestep, recipe):
     answer = surestep("train", recipe(UNLABELED), "--dry-run")
     assert answer.code == 0
     assert " predict test 8 samples " in answer.out
+
+
+@pytest.mark.parametrize("flag", ["-q", "--quiet"])
+@pytest.mark.parametrize("first", [True, False])
+def test_quiet_shows_no_progress_and_the_results(surestep, recipe, flag, first):
+    name = recipe()
+    words = [flag, name] if first else [name, "--run", "r", flag]
+    answer = surestep("train", *words)
+    assert (answer.code, answer.err) == (0, "")
+    assert " ended all steps are done " in answer.out
+
+
+def test_resume_can_be_quiet(surestep, recipe):
+    assert surestep("train", recipe(), "--run", "r").code == 0
+    answer = surestep("resume", "-q", "r")
+    assert answer.code == 0
+    assert "is finished" not in answer.err
+    assert " ended all steps are done " in answer.out
+
+
+def test_quiet_and_a_typed_progress_exclude_each_other(surestep, recipe):
+    answer = surestep("train", recipe(), "-q", "--logging.progress", "bar")
+    assert answer.code == 2
+    assert "--quiet and --logging.progress bar exclude each other" in answer.err
+    assert surestep("train", recipe(), "-q", "--logging.progress", "quiet").code == 0

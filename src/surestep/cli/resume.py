@@ -21,7 +21,7 @@ from surestep.cli.load_run import INSIDE, load_run_recipe
 from surestep.cli.mirrored import open_mirrored
 from surestep.cli.parse import parse_known, split_names
 from surestep.cli.stop import handle_late_signals
-from surestep.cli.train import report, train
+from surestep.cli.train import make_quiet, report, spell_out_quiet, train
 from surestep.engine.distributed.launcher_env import NPROC, read_launched
 from surestep.mirror.link import find_address
 from surestep.recipes.find import recipe_argument
@@ -45,6 +45,7 @@ class Options:
             recipe-inside to run a recipe that is in a run folder, a mirror or a study.
         nproc: Number of processes to start on this machine.
         json: Print the results as JSON.
+        quiet: Show no progress; the short form is -q.
     """
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -52,11 +53,12 @@ class Options:
     allow: Annotated[str | None, tyro.conf.arg(metavar="NAMES")] = None
     nproc: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     json: bool = False
+    quiet: bool = False
 
 
 def run(words: list[str]) -> int:
     """Resume a run; print what `surestep train` prints."""
-    parsed, unknown = parse_known(Options, words, "surestep resume")
+    parsed, unknown = parse_known(Options, spell_out_quiet(words), "surestep resume")
     parsed = replace(parsed, run=find_address(parsed.run) or parsed.run)
     if unknown:
         with _open_run(parsed.run) as folder:
@@ -74,6 +76,7 @@ def run(words: list[str]) -> int:
         elif is_address(parsed.run):  # the run may have been copied there from another place
             call = _set_mirror(call, None)
         resume_command = shlex.join(["surestep", "resume", *original_argv(words)])
+        call = make_quiet(call) if parsed.quiet else call
         names = tuple(name for name in allow if name != INSIDE)
         trained = train(call, resume_command, run=parsed.run, allow=names)
     with handle_late_signals():

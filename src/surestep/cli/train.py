@@ -6,12 +6,13 @@ import shlex
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from surestep.base.errors import ConfigError, NoTargetsError, Preempted, RunError
+from surestep.base.locations import COMMAND_LINE
 from surestep.base.text import format_duration, print_escaped, print_json
 from surestep.cli import output as show
 from surestep.cli.launch import launch, original_argv
@@ -34,6 +35,9 @@ if TYPE_CHECKING:  # torch is imported once the command line is checked
     from surestep.trainer.dry_run import DryRunStep, OverfitResult
 
 
+QUIET = ("-q", "--quiet")
+
+
 @dataclass(frozen=True)
 class Options(CommandOptions):
     """Train the model of a recipe.
@@ -50,6 +54,7 @@ class Options(CommandOptions):
         overfit: Train on the same N samples until the loss is near zero, as a test.
         nproc: Number of training processes to start on this machine.
         json: Print the results as JSON.
+        quiet: Show no progress; the short form is -q.
     """
 
     run: Annotated[str | None, tyro.conf.arg(metavar="FOLDER")] = None
@@ -60,6 +65,7 @@ class Options(CommandOptions):
     overfit: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     nproc: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     json: bool = False
+    quiet: bool = False
 
     def check(self) -> None:
         """Check the values, and that they can be combined."""
@@ -80,7 +86,8 @@ class Options(CommandOptions):
 
 def run(words: list[str]) -> int:
     """Train; print the table of results, the best checkpoint, and what to type next."""
-    call, own = read_command_line("train", words, Options)
+    call, own = read_command_line("train", spell_out_quiet(words), Options)
+    call = make_quiet(call) if own.quiet else call
     if own.nproc is not None:
         return launch(own.nproc, ["train", *words])
     # With --json, stdout has only the results; callbacks of a recipe may print.
@@ -88,6 +95,26 @@ def run(words: list[str]) -> int:
         print_results = _execute(call, own, words)
     with handle_late_signals():
         return print_results()
+
+
+def spell_out_quiet(words: list[str]) -> list[str]:
+    """Write -q as --quiet, at the end, so that it may come before the recipe."""
+    rest = [word for word in words if word not in QUIET]
+    return [*rest, "--quiet"] if len(rest) < len(words) else words
+
+
+def make_quiet(call: RecipeCall) -> RecipeCall:
+    """Return the recipe with --logging.progress quiet.
+
+    Raises:
+        ConfigError: another progress was typed.
+    """
+    option, place = "logging.progress", call.set_options.get("logging.progress")
+    typed = call.config.set_options().get(option)
+    if place == COMMAND_LINE and typed != "quiet":
+        raise ConfigError(f"--quiet and --logging.progress {typed} exclude each other. Pass one.")
+    config = call.config.replace_options({option: "quiet"}, {option: "--quiet"})
+    return replace(call, config=config, set_options={**call.set_options, option: "--quiet"})
 
 
 def _execute(call: RecipeCall, own: Options, words: list[str]) -> Callable[[], int]:
