@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from torch import nn
 
+from surestep.base.temp_folders import make_temp_folder
 from surestep.record.run import Run
 from tests.cli.conftest import HEAD, RECIPE, files
 
@@ -212,6 +213,8 @@ def test_resume_option_decides_whether_to_resume(surestep, recipe, ran, resume, 
 
 def test_dry_run_tries_every_action_and_leaves_no_files(surestep, recipe, folder, monkeypatch):
     (folder / "tmp").mkdir()
+    with make_temp_folder():  # the folder of this process, which stays until its end
+        pass
     monkeypatch.setattr("tempfile.tempdir", str(folder / "tmp"))
     answer = surestep("train", recipe(), "--dry-run")
     assert (answer.code, answer.err) == (0, "")
