@@ -255,7 +255,7 @@ def measured(folder: Path) -> Found:
         tables = {name: torch.tensor(found.tables[f"{name}/table"]) for name in sets}
         rows = {name: session.predict(name) for name in sets}
     return {
-        **{**result(session), "losses": losses, "metrics": found, "tables": tables},
+        **{**result(session), "losses": losses, "metrics": dict(found), "tables": tables},
         "predicted": {name: torch.tensor(each["output"]) for name, each in rows.items()},
     }
 

@@ -37,7 +37,7 @@ def evaluated(folder: Path, metrics: dict[str, Any], size: int) -> dict[str, Any
     sets = {"many": data(samples=103), "few": FEW}
     made = surestep.Task(net, nn.CrossEntropyLoss(), train=data(), val=sets, metrics=metrics)
     with opened(folder, made, validation={"batch_size": size}) as session:
-        return session.evaluate()
+        return session.evaluate().with_tables()
 
 
 def all_cases(folder: Path) -> dict[str, Any]:
