@@ -233,6 +233,8 @@ def test_every_way_to_bind_the_function_is_accepted(recipe, folder, source):
 def test_package_that_a_recipe_needs_is_named_with_its_install_command(
     monkeypatch, name, module, package
 ):
+    for imported in [name for name in sys.modules if name.startswith(f"{module}.")]:
+        monkeypatch.delitem(sys.modules, imported)
     monkeypatch.setitem(sys.modules, module, None)
     found = load(name)
     with pytest.raises(RecipeError, match=rf"Install it: pip install {package}$"):
