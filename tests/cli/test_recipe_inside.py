@@ -2,13 +2,14 @@
 
 import json
 import shutil
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from surestep.base.errors import RecipeError
-from surestep.cli.load_run import check_recipe
+from surestep.cli.load_run import check_recipe, load_run_recipe
 from surestep.cli.track import _load_model
 from surestep.recipes.find import SHIPPED
 from surestep.record.run import Run
@@ -59,7 +60,7 @@ def test_recipe_in_a_run_or_mirror_is_run_only_if_it_is_allowed(surestep, receiv
 
 def test_tracker_gets_no_model_of_a_recipe_in_the_run(received, folder):
     with pytest.raises(RecipeError, match="--allow recipe-inside"):
-        _load_model(Run(Path("r")), ())
+        _load_model(run := Run(Path("r")), partial(load_run_recipe, run, ()))
     assert not (folder / "ran").exists()
 
 

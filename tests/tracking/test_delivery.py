@@ -188,7 +188,7 @@ def test_tracker_that_always_fails_does_not_harm_the_run(tmp_path, capfd, monkey
         run.load_model(one, which="last")
     assert torch.equal(model[0].weight, model[1].weight)
     printed = capfd.readouterr().err
-    assert f"surestep track replay {tmp_path / 'tracked'} --to recorder" in printed
+    assert f"replay_run('{tmp_path / 'tracked'}', tracker)" in printed
 
 
 def test_what_was_missed_is_delivered_later(tmp_path, monkeypatch):

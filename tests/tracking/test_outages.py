@@ -172,7 +172,7 @@ def test_tracker_that_hangs_delays_neither_the_steps_nor_another_tracker(
     assert losses(recorder) == expected_points(run)
     assert run.last.step == 12
     if method != "close":
-        assert capfd.readouterr().err.count("surestep track replay") == 1
+        assert capfd.readouterr().err.count("replay_run(") == 1
     hanging.released.set()
 
 

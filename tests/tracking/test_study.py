@@ -33,8 +33,15 @@ def test_result_of_a_study_reaches_each_tracker_despite_a_failure(tmp_path):
     ]
 
 
-def make_run(folder, *, delivered, trackers=("mlflow",), events="x" * 10):
-    """Write what a run of 10 bytes of events leaves, with the offset of each tracker."""
+EVENTS = "\n".join(
+    ['{"event": "notice"}', '{"event": "checkpoint", "step": 3}', '{"event": "notice"}', ""]
+)
+HALF = EVENTS.index("\n") + 1  # bytes before the event that trackers get
+ALL = EVENTS.index("\n", HALF) + 1  # what follows is a notice
+
+
+def make_run(folder, *, delivered, trackers=("mlflow",), events=EVENTS):
+    """Write what a run leaves, with the offset of each tracker."""
     folder.mkdir(parents=True)
     write_json(folder / "plan.json", [{"option": "logging.trackers", "value": list(trackers)}])
     (folder / "events.jsonl").write_text(events)
@@ -45,34 +52,33 @@ def make_run(folder, *, delivered, trackers=("mlflow",), events="x" * 10):
 
 
 def test_trials_with_missing_events_are_named_with_the_command_that_sends_them(tmp_path):
-    whole = make_run(tmp_path / "0000", delivered={"mlflow": 10})
-    part = make_run(tmp_path / "0001", delivered={"mlflow": 4})
+    whole = make_run(tmp_path / "0000", delivered={"mlflow": ALL})
+    part = make_run(tmp_path / "0001", delivered={"mlflow": HALF})
     none = make_run(tmp_path / "0002", delivered={})
     untracked = make_run(tmp_path / "0003", delivered={}, trackers=())
     (failed := tmp_path / "0004").mkdir()  # before it had a Plan
-    command = f"surestep track replay {part} --to mlflow"
-    assert describe_missing([whole, part, none, untracked, failed]) == [
-        f"mlflow is missing events of 2 trials: 0001, 0002. To send those of the first: {command}"
+    own = make_run(tmp_path / "0005", delivered={"recorder": 0}, trackers=())
+    command = f"To send them: surestep track replay {tmp_path} --to"
+    assert describe_missing([whole, part, none, untracked, failed, own], tmp_path) == [
+        f"mlflow is missing events of 2 trials: 0001, 0002. {command} mlflow",
+        f"recorder is missing events of 1 trial: 0005. {command} recorder",
     ]
-    assert describe_missing([whole, part]) == [
-        f"mlflow is missing events of 1 trial. To send them: {command}"
-    ]
-    assert describe_missing([whole, untracked]) == []
+    assert describe_missing([whole, untracked], tmp_path) == []
 
 
 def test_each_tracker_has_its_own_message_and_ten_trials_are_named(tmp_path):
-    both = {"mlflow": 10, "wandb": 1}
+    both = {"mlflow": ALL, "wandb": 0}
     runs = [
         make_run(tmp_path / f"{number:04d}", delivered=both, trackers=("mlflow", "wandb"))
         for number in range(12)
     ]
-    (message,) = describe_missing(runs)
+    (message,) = describe_missing(runs, tmp_path)
     assert message.startswith("wandb is missing events of 12 trials: 0000, ")
     assert "0009 and 2 more. To send" in message
 
 
 @pytest.mark.parametrize("text", ["", '{"offset": "many"}'])
 def test_record_that_cannot_be_read_counts_as_missing_events(tmp_path, text):
-    run = make_run(tmp_path / "run", delivered={"mlflow": 10})
+    run = make_run(tmp_path / "run", delivered={"mlflow": ALL})
     (run / "trackers" / "mlflow.json").write_text(text)
-    assert len(describe_missing([run])) == 1
+    assert len(describe_missing([run], tmp_path)) == 1

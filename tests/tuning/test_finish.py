@@ -17,7 +17,7 @@ from surestep.tuning.finish import (
 )
 from surestep.tuning.process import Ended
 from surestep.tuning.worker import WorkerOptions, best_rows
-from tests.tracking.test_study import make_run
+from tests.tracking.test_study import ALL, make_run
 from tests.tuning.studies import make_rows, make_study
 
 VALUES = {
@@ -195,7 +195,7 @@ def test_end_of_a_search_names_the_ended_trials_whose_events_a_tracker_lacks(tmp
     study = make_study(make_rows(5))  # the last one is running
     study.folder = tmp_path
     for row in study.rows():
-        make_run(tmp_path / "trials" / row.run, delivered={"mlflow": 10 if row.number == 0 else 3})
+        make_run(tmp_path / "trials" / row.run, delivered={"mlflow": 0 if row.number else ALL})
     for name in ("0000-1", "0000-2"):
         make_run(tmp_path / "confirm" / name, delivered={})
     write_json(tmp_path / "confirm" / "0000-1.json", {"value": 0.9})  # the other one is running

@@ -33,7 +33,7 @@ COMMANDS = {
     "ckpt": "ckpt list|verify|export|diff: inspect the checkpoints of a run",
     "replay": "replay INCIDENT: run a failed step again",
     "mirror": "mirror push|fetch|release: copy a run to its mirror or from it",
-    "track": "track replay RUN --to TRACKER: send what a run recorded to a tracker",
+    "track": "track replay RUN|STUDY --to TRACKER: send what was recorded to a tracker",
     "new": "new --slurm RECIPE: write an sbatch file that trains a recipe under Slurm",
     "schedules": "schedules [SCHEDULE]: explain the learning-rate schedules",
     "losses": "losses [LOSS]: explain the losses",

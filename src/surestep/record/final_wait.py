@@ -3,9 +3,10 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from surestep.record.progress_display import NullProgress
+if TYPE_CHECKING:  # it imports torch, which sending does not need
+    from surestep.record.progress_display import NullProgress
 
 _SILENT_S = 5.0  # before there is a bar: most runs end earlier
 _POLL_S = 0.05
@@ -39,7 +40,7 @@ class Sender(Protocol):
 
 def wait_until_sent(
     senders: Sequence[Sender],
-    display: NullProgress,
+    display: "NullProgress",
     *,
     limit_s: float,
     report: Callable[[], None],

@@ -19,17 +19,19 @@ from uuid import uuid4
 from surestep.base.errors import RunError
 from surestep.base.secrets import describe_error
 from surestep.base.text import format_count
+from surestep.config.groups import tracker_names
 from surestep.record.checkpoint.discovery import checkpoint_name
 from surestep.record.events import read_new_events
 from surestep.record.final_wait import Sent, wait_until_sent
 from surestep.record.io import read_json, write_json
-from surestep.record.progress_display import NullProgress
 from surestep.record.schemas import CONFIG, ENVIRONMENT, PLAN, TRACKER
 from surestep.tracking.points import numbers_of, read_histograms, read_points
 from surestep.tracking.tracker import Point, TrackedRun, Tracker
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from surestep.record.progress_display import NullProgress
 
 INTERVAL_S = 5.0  # between two reads of the events: a request costs the same for more values
 LONGEST_PAUSE_S = 30.0  # between two attempts to reach a tracker
@@ -40,6 +42,23 @@ BATCH = 100  # events that are sent, and recorded as delivered, at once
 
 _UPLOADS = ("checkpoint", "end", "close")
 _CALLED = ("histograms", "checkpoint", "resume", "branch", "end")  # events that are not points
+
+
+def describe_replay(run: Path, tracker: str, *, from_start: bool = False) -> str:
+    """Return what to type to send what a tracker lacks.
+
+    The command line finds the class of a tracker by its name, or in the recipe of the run.
+    """
+    what = "everything again" if from_start else "the rest"
+    has_class = tracker in tracker_names() or read_json(run / "config.json", CONFIG)["recipe"]
+    if has_class:
+        command = f"surestep track replay {shlex.quote(str(run))} --to {tracker}"
+        return f"To send {what}: {command}{' --all' if from_start else ''}"
+    option = ", from_start=True" if from_start else ""
+    return (
+        f"To send {what}, in Python, with a new object of the tracker: "
+        f"from surestep.tracking import replay_run; replay_run({str(run)!r}, tracker{option})"
+    )
 
 
 def describe_rest(events: Path, offset: int) -> str | None:
@@ -109,11 +128,6 @@ class Delivery:
     def pending(self) -> bool:
         """Whether there are events that were not delivered."""
         return self._events.exists() and self._events.stat().st_size > self.offset
-
-    @property
-    def replay_command(self) -> str:
-        """The command that sends what was not delivered."""
-        return f"surestep track replay {shlex.quote(str(self.folder))} --to {self.tracker.name}"
 
     def describe_rest(self) -> str | None:
         """Return what the tracker has not got; None if it has everything."""
@@ -302,12 +316,11 @@ class Follower:
         self._gave_up.set()
         self.delivery.abandon()
         if (rest := self.delivery.describe_rest()) is not None:
-            return f"{self.name} lacks {rest}. To send the rest: {self.delivery.replay_command}"
+            how = describe_replay(self.delivery.folder, self.name)
+            return f"{self.name} lacks {rest}. {how}"
         if self._thread.is_alive():
-            return (
-                f"{self.name} got everything, but did not close. To send everything again: "
-                f"{self.delivery.replay_command} --all"
-            )
+            how = describe_replay(self.delivery.folder, self.name, from_start=True)
+            return f"{self.name} got everything, but did not close. {how}"
         return None
 
     def _follow(self) -> None:
@@ -354,7 +367,7 @@ class Follower:
 
 def finish_all(
     followers: Sequence[Follower],
-    display: NullProgress,
+    display: "NullProgress",
     *,
     limit_s: float,
     notify: Callable[[str], None],

@@ -18,7 +18,7 @@ from surestep.tuning.confirm import CONFIRM, Confirmed, confirm_folder, has_chec
 from surestep.tuning.report import write_report
 from surestep.tuning.result import RESULT, read_result
 from surestep.tuning.rows import TrialRow
-from surestep.tuning.settings import StudySettings
+from surestep.tuning.settings import StudySettings, read_settings
 from surestep.tuning.slots import Slot
 from surestep.tuning.study import TRIALS, SearchStudy
 from surestep.tuning.table import EXACT, format_value
@@ -220,18 +220,32 @@ def write_results(study: SearchStudy, winner: Winner | None) -> tuple[Path, list
         path, {**read_result(study.folder), "winner": None if winner is None else asdict(winner)}
     )
     write_report(study, page, study.folder / "report.json")
-    missing = describe_missing(_list_ended(study))
-    if winner is None:
+    missing = describe_missing(_list_ended(study), study.folder)
+    result = read_study_result(study.folder)
+    if winner is None or result is None:
         return page, missing
     options = read_plan(study, winner.number)
-    result = StudyResult(
-        name=study.settings.name,
-        folder=study.folder,
-        params=winner.params,
-        metrics={**winner.values, **(winner.test or {})},
-        files=(page, study.folder / BEST, path),
-    )
     return page, [*missing, *finish_study(options.get("logging.trackers") or (), result)]
+
+
+def read_study_result(folder: Path) -> StudyResult | None:
+    """Return the result of a study for its trackers; None if it has no winner.
+
+    Raises:
+        RunError: a file of the study cannot be read.
+    """
+    winner = read_result(folder)["winner"]
+    if winner is None:
+        return None
+    metrics = {**winner.get("values", {}), **(winner["test"] or {})}
+    files = (folder / name for name in ("report.html", BEST, RESULT))
+    return StudyResult(
+        name=read_settings(folder).name,
+        folder=folder,
+        params=winner.get("params", {}),
+        metrics={name: value for name, value in metrics.items() if value is not None},
+        files=[path for path in files if path.exists()],
+    )
 
 
 def _list_ended(study: SearchStudy) -> list[Path]:

@@ -33,6 +33,8 @@ class RecordedWinner(TypedDict):
     """The trial that a search chose."""
 
     number: int
+    params: NotRequired[dict[str, Any]]
+    values: NotRequired[dict[str, float | None]]
     test: dict[str, float | None] | None
     confirmed: list[ConfirmedTrial] | None
 
