@@ -128,6 +128,27 @@ def test_trials_of_a_study_are_sent_in_one_command(surestep, tracked, folder):
     assert answer.out.count("lines has everything of study/") == 3
 
 
+def test_tracker_gets_all_parameters_of_the_recipe(surestep, recipe, monkeypatch):
+    found = {}
+
+    class Options(Tracker):
+        name = "tensorboard"
+
+        def start(self, run):
+            found.update(run.options)
+
+    text = RECIPE.replace("bias: bool = True", "bias: bool = True, then=nn.ReLU")
+    words = ("--run", "r", "--max-steps", "4", "--task.hidden", "16")
+    assert surestep("train", recipe(text), *words).code == 0
+    monkeypatch.setattr(registry, "tracker_class", lambda name: Options)
+    assert surestep("track", "replay", "r", "--to", "tensorboard").code == 0
+    of_task = {name: value for name, value in found.items() if name.startswith("task.")}
+    assert of_task == {
+        **{"task.hidden": 16, "task.act": "tanh", "task.bias": True, "task.depth": 1},
+        "task.then": "torch.nn.modules.activation.ReLU",
+    }
+
+
 class Away(Tracker):
     """A tracker of a script, which is away."""
 

@@ -131,6 +131,7 @@ def test_replay_of_a_recipe_logs_the_program_that_its_code_builds(tmp_path, clie
     assert main(["track", "replay", "r", "--to", "mlflow"]) == 0
     found = only_run(client, tmp_path / "r")
     assert "surestep.model_is_weights" not in found.data.tags
+    assert found.data.params["task.hidden"] == "128"  # the recipe's default
     loaded = mlflow.pytorch.load_model(f"runs:/{found.info.run_id}/model")
     assert loaded(torch.zeros(5, 2)).shape[0] == 5
 

@@ -184,7 +184,12 @@ class RecipeCall:
         """Where the Task comes from."""
         name, path = self.recipe.name, self.recipe.path
         recipe = {"name": name, "path": str(path), "sha256": sha256(path)}
-        return TaskOrigin(name, recipe, self.parameters, self.set_options)
+        defaults = {
+            name: parameter.default
+            for name, parameter in self.recipe.parameters.items()
+            if name not in self.parameters and parameter.default is not parameter.empty
+        }
+        return TaskOrigin(name, recipe, self.parameters, defaults, self.set_options)
 
 
 def call_recipe(

@@ -276,6 +276,7 @@ _CONFIG = _open(
     {
         "format": _version(CONFIG_FORMAT),
         "code": dict[str, str],
+        "task_defaults": dict[str, Any],
         "decided": _open({}, {"total_steps": Count | None}),
         "data": _open({}, {"exclude_samples": list[Size]}),
         "machine": dict[str, Any],

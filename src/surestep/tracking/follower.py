@@ -172,7 +172,7 @@ class Delivery:
             self._record()  # before the tracker creates anything with it
         options = read_json(self.folder / "plan.json", PLAN)
         config = read_json(self.folder / "config.json", CONFIG)
-        task = config.get("task", {})
+        task = {**config.get("task_defaults", {}), **config["task"]}
         run = TrackedRun(
             path=self.folder,
             name=self.folder.resolve().name,

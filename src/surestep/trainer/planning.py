@@ -62,6 +62,7 @@ class TaskOrigin:
     name: str = "run"  # the start of a default run folder's name
     recipe: Mapping[str, Any] = field(default_factory=dict)  # name, path and hash of its file
     parameters: Mapping[str, Any] = field(default_factory=dict)  # of the recipe's function
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of its other parameters
     set_options: Mapping[str, str] = field(default_factory=dict)  # where each option was set
     study: str | None = None  # the search that the run is a trial of
 

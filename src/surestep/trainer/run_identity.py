@@ -51,6 +51,10 @@ def run_identity(origin: TaskOrigin, planned: PreparedTask) -> dict[str, Any]:
         **({} if origin.study is None else {"study": origin.study}),
         "code": hash_user_modules(origin.recipe.get("path")),
         "task": to_jsonable(dict(origin.parameters)),
+        "task_defaults": {
+            name: to_jsonable(value) if _is_plain(value) else _name_of(value)
+            for name, value in origin.defaults.items()
+        },
         "config": to_jsonable(planned.config.set_options()),
         "decided": {
             decision.option: to_jsonable(decision.value)
