@@ -1,6 +1,5 @@
 """MLflow has everything once, although the answer of a request was lost: real server, proxy."""
 
-import json
 import shutil
 
 import pytest
@@ -11,7 +10,7 @@ from tests.needs import needs
 from tests.tracking.mlflow_server import Server
 from tests.tracking.proxy import proxy_of
 from tests.tracking.test_delivery import expected_points, train
-from tests.tracking.test_mlflow import by_name, losses
+from tests.tracking.test_mlflow import by_name, losses, write_options
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
 
@@ -31,13 +30,6 @@ def make_run(folder):
     options = {"logging.trackers": ["mlflow"], "logging.mlflow_model": "weights"}
     write_options(folder, options)
     return run
-
-
-def write_options(folder, options):
-    plan = json.loads((folder / "plan.json").read_text())
-    for decision in plan:
-        decision["value"] = options.get(decision["option"], decision["value"])
-    (folder / "plan.json").write_text(json.dumps(plan))
 
 
 def deliver(folder):

@@ -1,5 +1,6 @@
 """MLflow, with a real server on loopback that keeps everything in SQLite."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from tests.tracking.mlflow_server import Server
 from tests.tracking.test_delivery import DATA, expected_points, options, train
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
-WEIGHTS = {"logging.mlflow_model": "weights"}
+PROGRAM = {"logging.trackers": "mlflow", "logging.mlflow_model": "program"}
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,14 @@ def client(server, monkeypatch):
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
     return MlflowClient(server.url)
+
+
+def write_options(folder, options):
+    """Write values of options into the Plan of a run that was not tracked."""
+    plan = json.loads((folder / "plan.json").read_text())
+    for decision in plan:
+        decision["value"] = options.get(decision["option"], decision["value"])
+    (folder / "plan.json").write_text(json.dumps(plan))
 
 
 def only_run(client, folder):
@@ -106,7 +115,7 @@ def test_best_checkpoint_is_uploaded_during_the_run_and_replaces_the_one_before(
 def test_logged_model_computes_what_the_best_checkpoint_does(tmp_path, client):
     import mlflow
 
-    run = train(tmp_path, **{"logging.trackers": "mlflow"})
+    run = train(tmp_path, **PROGRAM)
     found = only_run(client, tmp_path)
     assert "surestep.model_is_weights" not in found.data.tags
     uri = f"runs:/{found.info.run_id}/model"
@@ -128,6 +137,7 @@ def test_replay_of_a_recipe_logs_the_program_that_its_code_builds(tmp_path, clie
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "surestep")
     words = ["train", "spiral", "--max-steps", "3", "--run", "r", "--logging.progress", "quiet"]
     assert main(words) == 0
+    write_options(tmp_path / "r", {"logging.mlflow_model": "program"})
     assert main(["track", "replay", "r", "--to", "mlflow"]) == 0
     found = only_run(client, tmp_path / "r")
     assert "surestep.model_is_weights" not in found.data.tags
@@ -146,7 +156,7 @@ class Branching(nn.Linear):
 def test_model_that_cannot_be_exported_is_logged_as_weights(tmp_path, client):
     import mlflow
 
-    run = train(tmp_path, model=Branching(3, 1), **{"logging.trackers": "mlflow"})
+    run = train(tmp_path, model=Branching(3, 1), **PROGRAM)
     tags = only_run(client, tmp_path).data.tags
     assert "data-dependent" in tags["surestep.model_is_weights"]
     uri = tags["surestep.model"].split()[1]
@@ -159,7 +169,7 @@ def test_model_that_cannot_be_exported_is_logged_as_weights(tmp_path, client):
 
 def test_champion_moves_only_to_a_better_model(tmp_path, client):
     names = {"logging.trackers": "mlflow", "logging.mlflow_registered_model": "digits"}
-    names["logging.mlflow_model"] = "weights"
+    names["logging.mlflow_model"] = "weights"  # without it, a registered model is a program
     champions = []
     for name, lr in [("first", 0.01), ("worse", 1e-4), ("better", 0.1)]:
         train(tmp_path / name, **names, **{"optim.lr": lr})
@@ -214,7 +224,7 @@ def test_best_of_two_runs_that_finish_at_once_is_the_champion(client, method, va
 def test_trials_of_a_study_are_nested_below_its_run(tmp_path, client):
     study = TaskOrigin(study="study-7")
     for trial in ("0", "1"):
-        train(tmp_path / trial, origin=study, **{"logging.trackers": "mlflow", **WEIGHTS})
+        train(tmp_path / trial, origin=study, **{"logging.trackers": "mlflow"})
     report = tmp_path / "report.html"
     report.write_text("<p>report</p>")
     result = StudyResult("study-7", tmp_path, {"optim.lr": 0.1}, {"val/loss": 0.5}, (report,))
@@ -243,8 +253,8 @@ def test_parent_runs_that_were_created_at_once_are_merged(tmp_path, client):
 
 
 def test_resumed_run_continues_the_same_mlflow_run(tmp_path, client):
-    train(tmp_path, max_steps=6, **{"logging.trackers": "mlflow", **WEIGHTS})
-    run = train(tmp_path, **{"logging.trackers": "mlflow", **WEIGHTS})
+    train(tmp_path, max_steps=6, **{"logging.trackers": "mlflow"})
+    run = train(tmp_path, **{"logging.trackers": "mlflow"})
     found = only_run(client, tmp_path)
     assert losses(client, found.info.run_id) == by_name(expected_points(run))
     assert found.info.status == "FINISHED"
@@ -254,7 +264,7 @@ def test_nothing_is_lost_while_the_server_is_away(tmp_path, client, server, monk
     monkeypatch.setattr(follower, "STALLED_S", 1.0)
     server.kill()
     try:
-        run = train(tmp_path, **{"logging.trackers": "mlflow", **WEIGHTS})
+        run = train(tmp_path, **{"logging.trackers": "mlflow"})
     finally:
         server.start()
     printed = capfd.readouterr().err

@@ -275,8 +275,7 @@ class Logging(ConfigGroup):
         default=(False, "not set: no graph"),
     )
     mlflow_model: Word[Literal["program", "weights", "off"]] = option(
-        "What MLflow gets as the model of a finished run: its exported program, or only weights.",
-        default=("program", "it runs without the code of the model"),
+        "What MLflow gets as the model of a finished run: its exported program, or only weights."
     )
     mlflow_registered_model: Word[str | None] = option(
         "Name in MLflow's model registry: a finished run adds a version of it.",

@@ -14,6 +14,10 @@ HIDDEN = replace(GIVEN, hidden=("a", "b"))
 MUON = {"optim.name": "muon", "optim.lr": 0.02}
 
 
+MLFLOW = {"logging.trackers": ("mlflow",)}
+WITH_MLFLOW = replace(FACTS, extras=("mlflow",))
+
+
 @pytest.mark.parametrize(
     ("option", "options", "system", "given", "value", "reason"),
     [
@@ -36,6 +40,19 @@ MUON = {"optim.name": "muon", "optim.lr": 0.02}
         ("precision", {}, OLD_GPU, GIVEN, "fp32", "auto: bf16 only if"),
         ("precision", {"device": "cpu"}, GPU, GIVEN, "fp32", "auto: bf16 only if"),
         ("precision", {"precision": "auto"}, FACTS, GIVEN, "fp32", "auto: "),
+        (
+            "logging.mlflow_model",
+            MLFLOW,
+            WITH_MLFLOW,
+            GIVEN,
+            "weights",
+            "exporting a program takes",
+        ),
+        (
+            "logging.mlflow_model",
+            {**MLFLOW, "logging.mlflow_registered_model": "churn"},
+            *(WITH_MLFLOW, GIVEN, "program", "the registered model runs without its code"),
+        ),
         ("batch_size", {}, FACTS, LOADED, 10, "the DataLoader's own"),
         ("batch_size", {}, FACTS, GIVEN, 64, "not set"),
         ("micro_batch_size", {}, FACTS, LOADED, 10, "not set: the full batch at once"),

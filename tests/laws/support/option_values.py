@@ -271,7 +271,7 @@ OPTION_VALUES: dict[str, OptionValue] = {
     "logging.per_layer": OptionValue(True),
     "logging.histograms": OptionValue("2 epochs", planned=Duration(2, "epochs")),
     "logging.graph": OptionValue(True),
-    "logging.mlflow_model": OptionValue("weights", along=MLFLOW, parts=WITH_MLFLOW),
+    "logging.mlflow_model": OptionValue("program", along=MLFLOW, parts=WITH_MLFLOW),
     "logging.mlflow_registered_model": OptionValue("churn", along=MLFLOW, parts=WITH_MLFLOW),
     "doctor.ignore": OptionValue(("SS117=we clip on purpose",), planned=("SS117",)),
     "doctor.fail_on": OptionValue("error"),

@@ -235,9 +235,13 @@ def graph(ctx: PlanContext) -> Decision:
 
 @rule("logging.mlflow_model")
 def mlflow_model(ctx: PlanContext) -> Decision:
-    """Check that MLflow is one of the trackers."""
+    """Log weights; a registered model is a program, since others load it without its code."""
     _require_mlflow(ctx)
-    return ctx.declared()
+    if ctx.get("logging.mlflow_model") is not None:
+        return ctx.set_value()
+    if ctx.get("logging.mlflow_registered_model") is not None:
+        return "program", "the registered model runs without its code"
+    return "weights", "exporting a program takes seconds of processor time at the end of each run"
 
 
 @rule("logging.mlflow_registered_model")
