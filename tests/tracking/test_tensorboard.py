@@ -1,6 +1,7 @@
 """TensorBoard: its own reader reads what was written."""
 
 import json
+from itertools import count
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 
 import surestep
-from surestep.tracking import follower
+from surestep.tracking import follower, tensorboard
 from surestep.tracking.follower import Delivery
 from surestep.tracking.tensorboard import TensorBoardTracker
 from tests.tracking.test_delivery import DATA, STEPS, expected_points, options, train
@@ -97,7 +98,9 @@ class Kill(surestep.Callback):
             raise Killed
 
 
-def test_steps_that_a_resumed_run_repeats_are_there_once(tmp_path):
+def test_steps_that_a_resumed_run_repeats_are_there_once(tmp_path, monkeypatch):
+    # TensorBoard reads the files of one second in the order of their numbers as text.
+    monkeypatch.setattr(tensorboard, "_FILES", count(9))
     task = surestep.Task(nn.Linear(3, 1), "mse", DATA, val=DATA)
     saves = {"checkpoint.every": "4 steps", "checkpoint.async_save": False}
     config = options(**TENSORBOARD, **saves)

@@ -109,7 +109,7 @@ class _EventFile:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        unique = f"{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{next(_FILES)}"
+        unique = f"{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{next(_FILES):06}"
         path = folder / f"events.out.tfevents.{unique}"
         self._file = path.open("xb", buffering=0)
         try:
