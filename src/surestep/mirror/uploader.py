@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock, Thread
+from typing import TYPE_CHECKING
 
 from surestep.base.errors import CheckpointError, RunError
 from surestep.base.secrets import describe_error
@@ -23,14 +24,15 @@ from surestep.mirror.owner import STALE_S, Owner
 from surestep.mirror.push import Pusher
 from surestep.mirror.store import Store, UnreachableError
 from surestep.record.final_wait import Sent, wait_until_sent
-from surestep.record.progress_display import NullProgress
+
+if TYPE_CHECKING:  # it imports torch, which commands that read a mirror do not need
+    from surestep.record.progress_display import NullProgress
 
 INTERVAL_S = 1.0  # between two passes
 LONGEST_PAUSE_S = 30.0  # between two attempts to reach the mirror
 STALLED_S = 60.0  # at the end of a run: how long to wait for a mirror that takes nothing more
 HANGING_S = 60.0  # a mirror that does not answer for so long counts as an outage
 _NAMED = 3  # files that a message names
-_NO_DISPLAY = NullProgress()
 
 
 class _GaveUp(Exception):
@@ -110,14 +112,16 @@ class Uploader:
         else:
             self.owner.try_release()
 
-    def close(self, print_line: Callable[[str], None], display: NullProgress = _NO_DISPLAY) -> None:
+    def close(
+        self, print_line: Callable[[str], None], display: "NullProgress | None" = None
+    ) -> None:
         """Copy the rest; stop if the mirror takes nothing for STALLED_S, or by Ctrl-C.
 
         What the mirror lacks then is printed, and the command that copies it.
 
         Args:
             print_line: prints a line.
-            display: shows how much is copied.
+            display: shows how much is copied; None shows nothing.
         """
         self.store.progress.restart()
         self.pusher.count_sent()  # from now on

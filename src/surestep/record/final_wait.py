@@ -40,7 +40,7 @@ class Sender(Protocol):
 
 def wait_until_sent(
     senders: Sequence[Sender],
-    display: "NullProgress",
+    display: "NullProgress | None",
     *,
     limit_s: float,
     report: Callable[[], None],
@@ -51,7 +51,7 @@ def wait_until_sent(
 
     Args:
         senders: what sends.
-        display: shows a bar after some seconds.
+        display: shows a bar after some seconds; None shows none.
         limit_s: the longest time to wait, in seconds.
         report: prints messages of the senders; called again and again.
     """
@@ -64,7 +64,7 @@ def wait_until_sent(
             waited_s = time.monotonic() - began
             if waited_s > limit_s:
                 break
-            if bar is None and waited_s > _SILENT_S:
+            if display is not None and bar is None and waited_s > _SILENT_S:
                 names = ", ".join(sender.name for sender in waiting)
                 bar = stack.enter_context(display.show_transfer(names))
             if bar is not None:
