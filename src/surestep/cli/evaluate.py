@@ -1,7 +1,7 @@
 """`surestep evaluate RUN`."""
 
 import sys
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -46,8 +46,15 @@ def run(
 
     reasons: list[str] = []
     samples: dict[str, int] = {}
-    given: dict[str, Any] = {"warn": reasons.append, "count": samples.__setitem__}
-    saved, metrics = evaluate_run(folder, task, call.config, split=split, which=selected, **given)
+    saved, metrics = evaluate_run(
+        folder,
+        task,
+        call.config,
+        split=split,
+        which=selected,
+        warn=reasons.append,
+        count=samples.__setitem__,
+    )
     for reason in reasons:
         print_escaped(reason, file=sys.stderr)
     if json:

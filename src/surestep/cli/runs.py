@@ -21,7 +21,7 @@ from surestep.record.checkpoint_ref import is_run
 from surestep.record.delete_run import delete_run
 from surestep.record.io import dumps
 from surestep.record.run import Run
-from surestep.record.runs import RunSummary, State, runs
+from surestep.record.runs import RunSummary, State, find_runs, runs
 
 _COLUMNS = ("run", "recipe", "state", "step", "best metric", "at step", "size", "age")
 
@@ -77,7 +77,7 @@ def run(
         columns = [field.name for field in fields(RunSummary)]
         _print_csv(columns, map(_as_dict, chosen))
     elif not chosen:
-        every = len(runs(place))
+        every = sum(1 for _ in find_runs(place))
         none = "no runs yet" if not every else f"{every} runs, and none of them matches"
         print_escaped(f"{folder} has {none}.", file=sys.stderr)
     else:

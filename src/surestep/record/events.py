@@ -35,13 +35,14 @@ from surestep.record.schemas import (
     EVENTS,
     EVENTS_FORMAT,
     STEPS,
+    UNDOING,
     NewerFormatError,
     validate,
 )
 
 _TAIL = 2**20  # bytes
 # How the lines begin that `EventWriter` writes of going back to an earlier step.
-_UNDOING = tuple(b'{"event": "%b"' % kind for kind in (b"resume", b"restart", b"rollback"))
+_UNDOING = tuple(b'{"event": "%b"' % kind.encode() for kind in UNDOING)
 
 
 class EventWriter:

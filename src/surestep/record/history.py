@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from surestep.base.errors import ConfigError, suggest_names
 from surestep.engine.value import Metrics
+from surestep.record.schemas import UNDOING
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 _ALWAYS = ("time", "train/loss", "grad_norm", "lr")  # columns of each run, in this order
-_UNDONE = ("resume", "restart", "rollback")  # the steps after that of the event
 
 
 class FinalResult(NamedTuple):
@@ -144,7 +144,7 @@ def read_history(events: Iterable[Mapping[str, Any]]) -> History:
                 final.append(FinalResult(event["step"], event["which"], event["time"], metrics))
             else:
                 evaluations.setdefault(event["step"], {}).update(metrics, time=event["time"])
-        elif kind in _UNDONE:
+        elif kind in UNDOING:
             points = _until(points, event["step"])
             evaluations = {at: found for at, found in evaluations.items() if at <= event["step"]}
     return _build(points, evaluations, tuple(final))

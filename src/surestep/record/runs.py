@@ -174,10 +174,11 @@ def list_runs(folder: Path) -> list[RunSummary]:
     """
     if not folder.is_dir():
         raise RunError(f"There is no folder {folder}. Pass the folder that the runs are in.")
-    return sorted(map(summarize, _find_runs(folder)), key=lambda run: str(run.path))
+    return sorted(map(summarize, find_runs(folder)), key=lambda run: str(run.path))
 
 
-def _find_runs(folder: Path) -> Iterator[Path]:
+def find_runs(folder: Path) -> Iterator[Path]:
+    """Yield the run folders in a folder and in the folders below it."""
     for path, folders, _ in os.walk(folder):
         if is_run(Path(path)):
             folders.clear()
@@ -190,7 +191,7 @@ def newest_run(folder: Path) -> Path:
     Raises:
         RunError: there is none.
     """
-    newest = max(_find_runs(folder), key=lambda path: _written(path) or 0.0, default=None)
+    newest = max(find_runs(folder), key=lambda path: _written(path) or 0.0, default=None)
     if newest is None:
         raise RunError(f"There is no run in {folder}. Pass the folder of a run.")
     return newest

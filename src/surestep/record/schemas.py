@@ -25,6 +25,7 @@ INCIDENT_FORMAT = 3
 EVENTS_FORMAT = 2
 STUDY_FORMAT = 3
 MIRROR_FORMAT = 1
+UNDOING = ("resume", "restart", "rollback")  # events that undo the steps after their own
 LARGEST = 2**40  # steps, epochs: more than any run has
 MAX_INT = 2**63 - 1
 # Types made by calls, which mypy cannot follow.
@@ -445,7 +446,7 @@ EVENTS: dict[str, TypeAdapter[Any]] = {  # those that are read again
         )
     ),
     "end": _adapter(_open({"status": str}, {"reason": str, "findings": _list[_FINDING]})),
-    **dict.fromkeys(("resume", "restart", "rollback", "checkpoint", "incident"), AT_STEP),
+    **dict.fromkeys((*UNDOING, "checkpoint", "incident"), AT_STEP),
     "branch": _adapter(_open({"run": str, "step": Count})),
     "skipped": _adapter(
         _open(

@@ -8,7 +8,7 @@ from typing import Any
 
 from surestep.base.errors import ConfigError
 from surestep.record.io import parse_json, read_regular, write_json
-from surestep.record.schemas import MAX_INT, format_value
+from surestep.record.schemas import MAX_INT, UNDOING, format_value
 
 BLAMED = ("nonfinite", "spike")  # not an overflow of the loss scale, nor a step without items
 
@@ -46,7 +46,7 @@ def summarize_skips(events: Iterable[Mapping[str, Any]]) -> SkippedSteps:
         if event["event"] == "skipped":
             names = ("step", "epoch", "positions", "samples", "reason")
             steps[event["step"]] = {name: event[name] for name in names}
-        elif event["event"] in ("resume", "restart", "rollback"):
+        elif event["event"] in UNDOING:
             steps = {step: skip for step, skip in steps.items() if step <= event["step"]}
     return SkippedSteps(tuple(steps[step] for step in sorted(steps)))
 

@@ -24,7 +24,7 @@ from surestep.record.checkpoint.discovery import checkpoint_name
 from surestep.record.events import read_new_events
 from surestep.record.final_wait import Sent, wait_until_sent
 from surestep.record.io import read_json, write_json
-from surestep.record.schemas import CONFIG, ENVIRONMENT, PLAN, TRACKER
+from surestep.record.schemas import CONFIG, ENVIRONMENT, PLAN, TRACKER, UNDOING
 from surestep.tracking.points import numbers_of, read_histograms, read_points
 from surestep.tracking.tracker import Point, TrackedRun, Tracker
 
@@ -195,7 +195,7 @@ class Delivery:
             points += read_points(event)
             if event["event"] == "evaluation" and "which" not in event:
                 self._evaluated.setdefault(event["step"], {}).update(numbers_of(event["metrics"]))
-            if event["event"] in ("resume", "restart", "rollback"):  # it undoes later steps
+            if event["event"] in UNDOING:  # it undoes later steps
                 kept = event["step"]
                 self._evaluated = {at: m for at, m in self._evaluated.items() if at <= kept}
             if event["event"] in _CALLED:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from surestep.record.checkpoint.retention import best_steps
 from surestep.record.run import Run
+from surestep.record.schemas import UNDOING
 from surestep.tracking.points import numbers_of
 
 PRUNED = "pruned by the search"  # how the reason of a pruned run begins, in its status.json
@@ -60,7 +61,7 @@ def read_measurements(run: Run) -> Measurements:
     found, seconds = Measurements(), dict[int, float]()
     for event in run.events():
         kind = event["event"]
-        if kind in ("resume", "restart", "rollback"):
+        if kind in UNDOING:
             kept = event["step"]
             found.evaluations = {at: m for at, m in found.evaluations.items() if at <= kept}
             seconds = {first: taken for first, taken in seconds.items() if first <= kept}

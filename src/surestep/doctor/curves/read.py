@@ -13,12 +13,11 @@ import numpy as np
 from surestep.doctor.curves.curve import Curve, Evaluations, as_values
 from surestep.record.io import read_json
 from surestep.record.run import Run
-from surestep.record.schemas import SIGNATURE
+from surestep.record.schemas import SIGNATURE, UNDOING
 
 _SCORE = re.compile(r"accuracy|f1|auroc|auc|r2|dice|iou|jaccard")  # metrics of which 1 is perfect
 _CLASS_LOSSES = ("CrossEntropyLoss", "cross_entropy", "multiclass")
 _BINARY_LOSSES = ("BCEWithLogitsLoss", "binary_cross_entropy_with_logits", "binary")
-_REPEATS = ("resume", "restart", "rollback")
 
 
 class _Steps(NamedTuple):
@@ -61,7 +60,7 @@ def read_curve(run: Run) -> Curve | None:
             points.append(point)
         elif kind == "evaluation" and "measured" in event:
             evaluations[int(event["step"])] = event["metrics"]
-        elif kind in _REPEATS:
+        elif kind in UNDOING:
             step = event["step"]
             points = list(_until(points, step))
             evaluations = {at: found for at, found in evaluations.items() if at <= step}
