@@ -125,7 +125,6 @@ class Uploader:
         """
         self.store.progress.restart()
         self.pusher.count_sent()  # from now on
-        self._closing.set()
         try:
             report = partial(self._print_messages, print_line)
             wait_until_sent([self], display, limit_s=math.inf, report=report)
@@ -145,6 +144,10 @@ class Uploader:
                     f"surestep mirror release {shlex.quote(self.store.address)}"
                 )
             self.owner.forget()
+
+    def finish(self) -> None:
+        """Make the last pass, and end."""
+        self._closing.set()
 
     def wait(self, seconds: float) -> bool:
         """Wait for at most this long for the last pass; return whether it has ended."""

@@ -28,6 +28,9 @@ class Sender(Protocol):
 
     name: str
 
+    def finish(self) -> None:
+        """Send what is left, and end."""
+
     def wait(self, seconds: float) -> bool:
         """Wait for at most this long; return whether the thread has ended."""
 
@@ -45,7 +48,7 @@ def wait_until_sent(
     limit_s: float,
     report: Callable[[], None],
 ) -> None:
-    """Wait until everything is sent, nothing moves any more, or the limit or Ctrl-C ends the wait.
+    """Send what is left: until nothing moves any more, or the limit or Ctrl-C ends the wait.
 
     Ctrl-C is not raised again: the run has ended, and its results are printed next.
 
@@ -57,6 +60,8 @@ def wait_until_sent(
     """
     began, bar = time.monotonic(), None
     with suppress(KeyboardInterrupt), ExitStack() as stack:
+        for sender in senders:
+            sender.finish()
         while waiting := [
             sender for sender in senders if not (sender.wait(_POLL_S) or sender.has_stalled())
         ]:

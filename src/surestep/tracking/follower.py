@@ -389,8 +389,6 @@ def finish_all(
             if (message := follower.notice()) is not None:
                 notify(message)
 
-    for follower in followers:
-        follower.finish()
     try:
         wait_until_sent(followers, display, limit_s=limit_s, report=report)
     finally:
