@@ -1,6 +1,8 @@
 """The process of a trial that hangs: it ignores SIGTERM and Ctrl-C, and sends no message."""
 
 import stat
+import subprocess
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -8,14 +10,14 @@ import pytest
 from surestep.tuning import process
 from surestep.tuning.process import Limits, StopRequests, TrialProcess
 
-IGNORES = "#!/bin/sh\ntrap '' TERM INT\nwhile :; do sleep 600; done\n"
+IGNORES = "#!/bin/sh\ntrap '' TERM INT\n: >{ready}\nwhile :; do sleep 600; done\n"
 
 
 @pytest.fixture
 def hang(tmp_path, monkeypatch):
     """Return how a process ends that hangs, and after how many seconds of the test's clock."""
-    shell = tmp_path / "hangs"
-    shell.write_text(IGNORES)
+    shell, ready = tmp_path / "hangs", tmp_path / "ready"
+    shell.write_text(IGNORES.format(ready=ready))
     shell.chmod(stat.S_IRWXU)
     now, killed, tick_s = [0.0], [], [0.25]
     kill_tree = process.kill_tree
@@ -24,12 +26,20 @@ def hang(tmp_path, monkeypatch):
         now[0] += tick_s[0]
         return now[0]
 
+    def start(*args, **options):
+        started = subprocess.Popen(*args, **options)
+        while not ready.exists():  # a signal before the trap would end the shell
+            time.sleep(0.002)
+        return started
+
     def kill(pid):
         killed.append(now[0])
         kill_tree(pid)
 
     monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=monotonic))
     monkeypatch.setattr(process, "sys", SimpleNamespace(executable=str(shell)))
+    popen = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(process, "subprocess", popen)
     monkeypatch.setattr(process, "kill_tree", kill)
     monkeypatch.setattr(process, "_POLL_S", 0.001)
 
