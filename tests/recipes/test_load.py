@@ -8,6 +8,7 @@ from torch import nn
 
 import surestep
 from surestep.base.errors import ConfigError, RecipeError
+from surestep.cli.main import main
 from surestep.recipes import load as module
 from surestep.recipes.find import BUILT_IN, SHIPPED, sha256
 from surestep.recipes.load import RecipeCall, load
@@ -244,3 +245,61 @@ def test_package_that_a_recipe_needs_is_named_with_its_install_command(
 def test_missing_module_of_a_recipe_is_not_taken_for_a_package(recipe):
     with pytest.raises(RecipeError, match=r"No module named 'my_layers'$"):
         load(recipe("import my_layers\n" + RECIPE))
+
+
+@pytest.fixture
+def package(folder, recipe):
+    """Write a package with a recipe that imports `parts` of it; return the folder."""
+    inner = folder / "my" / "pkg"
+    inner.mkdir(parents=True)
+    for path in (folder / "my", inner):
+        (path / "__init__.py").write_text("")
+    (folder / "my/common.py").write_text("EPOCHS = 7")
+    (inner / "parts.py").write_text("LR = 0.25")
+
+    def write(imports):
+        text = imports + RECIPE.replace("lr=0.01", "lr=LR").replace("epochs=2", "epochs=EPOCHS")
+        (inner / "training.py").write_text(text)
+
+    return write
+
+
+RELATIVE = "from .parts import LR\nfrom ..common import EPOCHS\n"
+ABSOLUTE = "from my.pkg.parts import LR\nfrom my.common import EPOCHS\n"
+
+
+@pytest.mark.parametrize("name", ["my.pkg.training", "my/pkg/training.py"])
+@pytest.mark.parametrize("imports", [RELATIVE, ABSOLUTE])
+def test_recipe_in_a_package_loads_by_its_name_and_by_its_path(package, folder, name, imports):
+    package(imports)
+    found = load(name)
+    assert (found.name, found.path) == ("training", folder / "my/pkg/training.py")
+    assert (found.config.epochs, found.config.optim.lr) == (7, 0.25)
+
+
+@pytest.mark.parametrize("imports", [RELATIVE, ABSOLUTE])
+def test_run_of_a_recipe_in_a_package_resumes(package, folder, imports):
+    package(imports)
+    words = ["--run", "r", "--max-steps", "2"]
+    assert main(["train", "my.pkg.training", *words]) == 0
+    assert main(["evaluate", "r"]) == 0
+    assert main(["train", "my/pkg/training.py", "--run", "r", "--max-steps", "4"]) == 0
+    assert main(["resume", "r"]) == 0
+
+
+def test_relative_import_or_dotted_name_outside_of_a_package_is_rejected(package, folder, recipe):
+    with pytest.raises(RecipeError, match=r"Add an empty file .*/__init__\.py, or import without"):
+        load(recipe("from .parts import LR\n" + RECIPE))
+    package(ABSOLUTE)
+    (folder / "my/__init__.py").unlink()
+    with pytest.raises(RecipeError, match=r"not each of its folders has an __init__\.py"):
+        load("my.pkg.training")
+    with pytest.raises(RecipeError, match=r"There is no recipe 'my\.pkg\.trainin'"):
+        load("my.pkg.trainin")
+
+
+def test_error_of_a_package_is_that_of_the_recipe(package, folder):
+    package(RELATIVE)
+    (folder / "my/pkg/__init__.py").write_text("1 / 0")
+    with pytest.raises(RecipeError, match="ZeroDivisionError"):
+        load("my.pkg.training")

@@ -74,6 +74,16 @@ class RecipeFile:
     path: Path
 
     @property
+    def package(self) -> str:
+        """The package that the file is in, such as "my.pkg", if it has relative imports; or ""."""
+        return ".".join(_package_of(self.path)) if _has_relative_imports(self.path) else ""
+
+    @property
+    def root(self) -> Path:
+        """The folder that has its package, or the file itself."""
+        return self.path.parents[len(_package_of(self.path))]
+
+    @property
     def ships(self) -> bool:
         """Whether it is one of surestep's own."""
         return self.name in BUILT_IN and self.path.parent == SHIPPED
@@ -104,7 +114,7 @@ class RecipeFile:
 
 
 def find(name: str) -> RecipeFile:
-    """Find a recipe: the name of one that ships, or the path of a file.
+    """Find a recipe: the name of one that ships, the path of a file, or "my.pkg.recipe".
 
     Raises:
         RecipeError: there is none, it is a run folder, it has no function called task, or its name
@@ -118,16 +128,67 @@ def find(name: str) -> RecipeFile:
             f"{name} is a run folder, not a recipe: {path / 'plan.json'} has its options with "
             f"values and reasons, and surestep resume {shlex.quote(name)} resumes it."
         )
+    if path.suffix != ".py" and not path.exists() and (found := _find_in_packages(name)):
+        path = found
     if path.suffix != ".py":
         hint = f"Or give a file, such as {name}.py." if not path.exists() else "Give a .py file."
         raise RecipeError(f"There is no recipe {name!r}. {suggest_names(name, BUILT_IN)} {hint}")
     if not path.is_file():
         raise RecipeError(f"{name} does not exist. Built-in recipes: {', '.join(BUILT_IN)}.")
     path = path.resolve()
-    _check_name(path.stem, path)
-    found = RecipeFile(path.stem, path)
-    found.check_task()  # by its source, since running a script may train
-    return found
+    recipe = RecipeFile(path.stem, path)
+    if recipe.package:
+        top = recipe.package.partition(".")[0]
+        _check_name(top, recipe.root / top / "__init__.py")
+    else:
+        _check_name(path.stem, path)
+    recipe.check_task()  # by its source, since running a script may train
+    return recipe
+
+
+def _find_in_packages(name: str) -> Path | None:
+    """Return the file of "my.pkg.recipe", below the current folder or on Python's path."""
+    parts = name.split(".")
+    if len(parts) < 2 or not all(map(str.isidentifier, parts)):
+        return None
+    files = (Path(folder, *parts).with_suffix(".py") for folder in ("", *sys.path))
+    path = next((file for file in files if file.is_file()), None)
+    if path is not None and len(_package_of(path.resolve())) < len(parts) - 1:
+        raise RecipeError(
+            f"{name} is {path}, and not each of its folders has an __init__.py. Add an empty one "
+            f"to each, or pass the path: {path}"
+        )
+    return path
+
+
+def _package_of(path: Path) -> list[str]:
+    """Return the names of the packages that a file is in, the outer one first."""
+    names: list[str] = []
+    for folder in path.parents:
+        if not (folder / "__init__.py").is_file() or not folder.name.isidentifier():
+            break
+        names.insert(0, folder.name)
+    return names
+
+
+def _has_relative_imports(path: Path) -> bool:
+    """Return whether a file has relative imports.
+
+    Raises:
+        RecipeError: it has, and is not in a package.
+    """
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # loading it says what is wrong
+        return False
+    if not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree)):
+        return False
+    if not _package_of(path):
+        raise RecipeError(
+            f"{path.name} has relative imports, and its folder is not a package. Add an empty file "
+            f"{path.parent / '__init__.py'}, or import without the dot: the folder is on the path."
+        )
+    return True
 
 
 def _check_name(name: str, path: Path) -> None:

@@ -239,7 +239,7 @@ def _parse(kind: Any, value: Any) -> Any:
 
 
 def load(name: str) -> Recipe:
-    """Find and read a recipe: the name of one that ships, or the path of a file.
+    """Find and read a recipe: the name of one that ships, a path, or "my.pkg.recipe".
 
     Raises:
         RecipeError: there is none, or it cannot be read.
@@ -256,13 +256,17 @@ def load_file(found: RecipeFile) -> Recipe:
     if found.ships:
         module = importlib.import_module(f"surestep.recipes.{found.name}")
         return Recipe(found.name, found.path, module)
-    name, path = found.name, found.path
+    path, package = found.path, found.package
+    name = f"{package}.{found.name}" if package else found.name
+    for folder in (found.root, path.parent):
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+    if package:
+        _import_package(package, path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -272,7 +276,17 @@ def load_file(found: RecipeFile) -> Recipe:
     except Exception as error:
         del sys.modules[name]
         raise RecipeError(_describe(path, error)) from error
-    return Recipe(name, path, module)
+    return Recipe(found.name, path, module)
+
+
+def _import_package(package: str, path: Path) -> None:
+    """Import the package that a recipe's relative imports start from."""
+    try:
+        importlib.import_module(package)
+    except SurestepError:
+        raise
+    except Exception as error:
+        raise RecipeError(_describe(path, error)) from error
 
 
 def _describe(path: Path, error: BaseException) -> str:
