@@ -37,6 +37,7 @@ COMMANDS = {
     "new": "new --slurm RECIPE: write an sbatch file that trains a recipe under Slurm",
     "schedules": "schedules [SCHEDULE]: explain the learning-rate schedules",
     "losses": "losses [LOSS]: explain the losses",
+    "completion": "completion SHELL: print a script that completes the command line of a shell",
     "docs": "docs [TOPIC]: print a page of the documentation, or list the pages",
 }
 
