@@ -4,12 +4,13 @@ from pathlib import Path
 import pytest
 
 from surestep.doctor.check import check_file
+from surestep.doctor.problem import Location, Problem
 from surestep.doctor.report import FileReport
 from surestep.doctor.rule import load_rules
 from surestep.doctor.source.files import Project, parse_source
 from surestep.doctor.suppress import read_suppressions
 from surestep.doctor.watch.watch import Watch
-from surestep.doctor.watcher import Location, Observation, Watcher
+from surestep.doctor.watcher import Watcher
 from tests.doctor.scripts import BAD, notebook
 
 RULES = [rule for rule in load_rules() if rule.code == "SS101"]
@@ -138,7 +139,7 @@ class DiffersBetweenRanks(Watcher):
         return 1
 
     def observe_ranks(self, facts):
-        yield Observation(Location(str(self._path), 1), "The ranks differ.", 1)
+        yield Problem("The ranks differ.", location=Location(str(self._path), 1), since_step=1)
 
 
 def test_notes_of_all_ranks_and_of_their_comparison_are_merged(tmp_path):

@@ -9,8 +9,8 @@ The docstring of a module is the page of its rule, with a script that has the mi
 - `check(program)`, which yields a `Problem` for each mistake in the source of a script;
 - `FIXABLE = True` if some of its problems have edits, which `surestep check --fix` makes;
 - a class `Watch`, which observes a script while it runs;
-- `inspect(data)`, which yields a `Remark` for each mistake in the data of a run of Trainer;
-- `review(case)`, which yields a `Remark` for each mistake in a run of Trainer. A rule has one of
+- `inspect(data)`, which yields a `Problem` for each mistake in the data of a run of Trainer;
+- `review(case)`, which yields a `Problem` for each mistake in a run of Trainer. A rule has one of
   the four, or more.
 
 More scripts with and without the mistake are in `tests/doctor/rules/ss101/`.
@@ -19,18 +19,17 @@ More scripts with and without the mistake are in `tests/doctor/rules/ss101/`.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from surestep.doctor import rules
 from surestep.doctor.finding import Finding, Severity
 from surestep.doctor.problem import Problem
-from surestep.doctor.remark import Remark
 from surestep.doctor.source.trace import Program
 from surestep.doctor.watcher import Watcher
 
@@ -87,49 +86,37 @@ class Rule:
 
     def check(self, program: Program) -> Iterator[Finding]:
         """Yield the findings in a script."""
-        check: Callable[[Program], Iterator[Problem]] | None = getattr(self.module, "check", None)
-        for problem in () if check is None else check(program):
-            start, end, source = problem.file.mark(problem.at)
-            file, line = problem.file.locate(getattr(problem.at, "lineno", 1))
-            yield Finding(
-                self.code,
-                self.name,
-                self.severity,
-                file,
-                line,
-                start + 1,
-                problem.message,
-                problem.evidence or {},
-                problem.fix or self.fix,
-                end + 1,
-                source,
-                () if problem.file.is_notebook else problem.edits,
-            )
+        return self._find("check", program)
 
     def inspect(self, data: DataCase) -> Iterator[Finding]:
         """Yield the findings in the data of a run of Trainer."""
-        inspect: Callable[[DataCase], Iterator[Remark]] | None
-        inspect = getattr(self.module, "inspect", None)
-        return self._findings(() if inspect is None else inspect(data))
+        return self._find("inspect", data)
 
     def review(self, case: Case) -> Iterator[Finding]:
         """Yield the findings in a run of Trainer."""
-        review: Callable[[Case], Iterator[Remark]] | None = getattr(self.module, "review", None)
-        return self._findings(() if review is None else review(case))
+        return self._find("review", case)
 
-    def _findings(self, remarks: Iterable[Remark]) -> Iterator[Finding]:
-        for remark in remarks:
-            yield Finding(
-                self.code,
-                self.name,
-                remark.severity or self.severity,
-                remark.location.file,
-                remark.location.line,
-                1,
-                remark.message,
-                dict(remark.evidence),
-                remark.fix or self.fix,
-            )
+    def _find(self, side: str, subject: Any) -> Iterator[Finding]:
+        find: Callable[[Any], Iterator[Problem]] | None = getattr(self.module, side, None)
+        return map(self.to_finding, () if find is None else find(subject))
+
+    def to_finding(self, problem: Problem) -> Finding:
+        """Return a problem that the rule found as a finding of the rule."""
+        where = problem.location
+        return Finding(
+            self.code,
+            self.name,
+            problem.severity or self.severity,
+            where.file,
+            where.line,
+            where.column,
+            problem.message,
+            dict(problem.evidence),
+            problem.fix or self.fix,
+            where.end_column,
+            where.source,
+            problem.edits,
+        )
 
 
 @cache

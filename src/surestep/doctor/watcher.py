@@ -12,44 +12,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from surestep.doctor.identity import IdentityDict
+from surestep.doctor.problem import Location, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
     from torch.utils.data import DataLoader
-
-
-@dataclass(frozen=True)
-class Location:
-    """A line of the user's source.
-
-    Attributes:
-        file: its path.
-        line: from 1; 0 if it is not known.
-    """
-
-    file: str
-    line: int
-
-
-NOWHERE = Location("", 0)
-
-
-@dataclass(frozen=True)
-class Observation:
-    """A mistake that a rule saw while a script ran.
-
-    Attributes:
-        location: where in the user's source.
-        message: what is wrong, with the numbers that show it.
-        since_step: the first step with it, from 1.
-        evidence: the numbers.
-    """
-
-    location: Location
-    message: str
-    since_step: int
-    evidence: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -240,7 +208,7 @@ class Watcher:
     def after_load(self, run: Run, value: Any, file: Any) -> None:
         """Called after `torch.load`."""
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         """Yield the mistakes that were seen. Values of devices may be read here."""
         yield from ()
 
@@ -248,7 +216,7 @@ class Watcher:
         """Return what `observe_ranks` compares, as JSON values; None if there is nothing."""
         return None
 
-    def observe_ranks(self, facts: Mapping[int, Any]) -> Iterator[Observation]:
+    def observe_ranks(self, facts: Mapping[int, Any]) -> Iterator[Problem]:
         """Yield the mistakes that only the ranks together show, from the facts of each rank.
 
         It is called in one process, with at least two ranks.

@@ -54,7 +54,7 @@ from surestep.doctor.source.training import (
     may_be_same,
 )
 from surestep.doctor.source.values import Function, Instance, walk
-from surestep.doctor.watcher import Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -239,16 +239,16 @@ class Watch(Watcher):
         seen.versions = _versions(seen.parameters) if is_read else None
         seen.is_called = False
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for tally in self._mistaken:
             if tally.mistakes >= _FEWEST:
                 batches = format_count(tally.most, "batch", "batches")
-                yield Observation(
-                    tally.location,
+                yield Problem(
                     f"Gradients grew from {batches}: {tally.mistakes} steps used gradients that an "
                     "earlier step had used already.",
-                    tally.since_step,
                     {"batches": tally.most, "steps": tally.mistakes},
+                    location=tally.location,
+                    since_step=tally.since_step,
                 )
 
 

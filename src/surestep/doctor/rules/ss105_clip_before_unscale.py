@@ -46,12 +46,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.source.order import Order, is_enabled, is_measurement, is_scaled
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import Action, describe
-from surestep.doctor.watcher import Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -146,13 +146,13 @@ class Watch(Watcher):
         ):
             self._tally.add(clip.location, run.step + 1)
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         tally = self._tally
         if tally.is_usual:
-            yield Observation(
-                tally.location,
+            yield Problem(
                 f"The gradients of {tally.mistakes} of {tally.checked} steps were clipped while "
                 "they were multiplied with the scale of the GradScaler.",
-                tally.since_step,
                 {"mistakes": tally.mistakes, "steps": tally.checked},
+                location=tally.location,
+                since_step=tally.since_step,
             )

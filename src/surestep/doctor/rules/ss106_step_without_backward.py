@@ -62,7 +62,7 @@ from surestep.doctor.source.training import (
     is_without_grad,
     may_be_same,
 )
-from surestep.doctor.watcher import Observation, Run
+from surestep.doctor.watcher import Run
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -231,7 +231,7 @@ class Watch(WindowWatcher):
             f"{tally.mistakes} of {tally.checked} steps had no gradient: backward() was not called."
         )
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         yield from super().observe(run)
         for history, parameter, first in self._never_stepped:
             lost = _count_unused(history.current)
@@ -239,12 +239,12 @@ class Watch(WindowWatcher):
             if lost >= _FEWEST_LOST and _copy(parameter).equal(first):
                 backward = history.current.list_kind("backward")[-1]
                 stepped = "although another optimizer took steps" if run.step else "as none did"
-                yield Observation(
-                    backward.location,
+                yield Problem(
                     f"The gradients of {lost} backward passes were zeroed, and their optimizer "
                     f"never took a step, {stepped}.",
-                    1,
                     {"backwards": lost},
+                    location=backward.location,
+                    since_step=1,
                 )
 
 

@@ -55,13 +55,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from surestep.base.text import format_count
-from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.problem import NOWHERE, Problem, at_event
 from surestep.doctor.source.order import Order, find_window, is_zeroed_by
 from surestep.doctor.source.schedules import is_over_batches
 from surestep.doctor.source.trace import Branch, Program
 from surestep.doctor.source.training import Action, describe, may_be_same
 from surestep.doctor.source.values import Call, Operation, walk
-from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -157,30 +157,30 @@ class Watch(Watcher):
             del self._lost[_KEPT:]
             self._stepped_at = run.backwards
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         if len(self._windows) != 1 or len(run.optimizers) > 1:
             return
         ((size, steps),) = self._windows.items()
         if size < 2 or steps < _FEWEST_STEPS:
             return
         if len(self._carried) >= _FEWEST_EPOCHS and min(self._carried) > size:
-            yield Observation(
-                self._location,
+            yield Problem(
                 f"The first step of {len(self._carried)} epochs used {max(self._carried)} batches, "
                 f"some of them of the epoch before. The other steps used {size}.",
-                self._first,
                 {
                     "batches": max(self._carried),
                     "epochs": len(self._carried),
                     "window": size,
                 },
+                location=self._location,
+                since_step=self._first,
             )
         elif len(self._lost) >= _FEWEST_EPOCHS and max(self._lost) < size:
-            yield Observation(
-                self._location,
+            yield Problem(
                 f"At the end of {len(self._lost)} epochs, gradients were zeroed before a step used "
                 f"them: those of {format_count(max(self._lost), 'batch', 'batches')}. A step uses "
                 f"{size}.",
-                self._first,
                 {"batches": self._lost[0], "epochs": len(self._lost), "window": size},
+                location=self._location,
+                since_step=self._first,
             )

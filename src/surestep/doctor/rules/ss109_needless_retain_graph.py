@@ -55,7 +55,7 @@ from surestep.doctor.source.values import (
     Value,
     walk,
 )
-from surestep.doctor.watcher import Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -186,15 +186,15 @@ class Watch(Watcher):
 
         return count
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         graphs = self._graphs.mistakes
         if graphs >= _FEWEST_GRAPHS and not self._is_used:
-            yield Observation(
-                self._graphs.location,
+            yield Problem(
                 f"{graphs} graphs were kept after their backward pass, and none of them was "
                 "used again.",
-                self._graphs.since_step,
                 {"graphs": graphs},
+                location=self._graphs.location,
+                since_step=self._graphs.since_step,
             )
 
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from surestep.doctor.watcher import Observation, Run
+    from surestep.doctor.watcher import Run
 
 SEVERITY = "error"
 FIX = "Use a GradScaler for the backward pass and the step, or dtype=torch.bfloat16."
@@ -154,7 +154,7 @@ class Watch(WindowWatcher):
         if is_half and not self._is_scaled and backward >= 0 and window.find_last("write") < 0:
             tally.add(window.events[backward].location, run.step)
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         return iter(()) if self._is_scaled else super().observe(run)
 
     def describe(self, tally: Tally) -> str:

@@ -43,7 +43,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.runtime.batches import list_tensors
 from surestep.doctor.runtime.origins import find_leaves, name_node
 from surestep.doctor.runtime.tally import FEWEST, Tally
@@ -58,7 +58,6 @@ from surestep.doctor.source.order import Order, is_scaled
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Call, Value
-from surestep.doctor.watcher import Location, Observation
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -181,23 +180,23 @@ class Watch(WindowWatcher):
         )
         return not is_called and any(parameter.grad is not None for parameter in parameters)
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for tally in self._bare.values():
             if tally.is_usual and run.step >= FEWEST:
-                yield Observation(
-                    tally.location,
+                yield Problem(
                     f"{tally.mistakes} of {tally.checked} losses had no graph here: backward() "
                     "computed no gradient of a parameter.",
-                    tally.since_step,
                     {"mistakes": tally.mistakes, "losses": tally.checked},
+                    location=tally.location,
+                    since_step=tally.since_step,
                 )
         if self._detached.mistakes >= FEWEST and run.step >= FEWEST and not self._is_split:
-            yield Observation(
-                self._detached.location,
+            yield Problem(
                 f"In {self._detached.mistakes} losses, a part was computed from an output of a "
                 "model that was detached: backward() computed no gradient of that part.",
-                self._detached.since_step,
                 {"mistakes": self._detached.mistakes},
+                location=self._detached.location,
+                since_step=self._detached.since_step,
             )
         reached = set(map(id, self._reached))
         self.tallies = [

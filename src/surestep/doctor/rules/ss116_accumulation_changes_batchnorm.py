@@ -41,9 +41,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from surestep.doctor.remark import Remark, list_names
+from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.windows import Window, WindowWatcher
+from surestep.doctor.wording import list_names
 
 if TYPE_CHECKING:
     from torch import nn
@@ -90,7 +91,7 @@ class Watch(WindowWatcher):
         )
 
 
-def review(case: Case) -> Iterator[Remark]:
+def review(case: Case) -> Iterator[Problem]:
     """Find BatchNorm layers in a run that splits its batches."""
     from surestep.engine.state.average import BATCH_NORM
 
@@ -104,7 +105,7 @@ def review(case: Case) -> Iterator[Remark]:
         if isinstance(module, BATCH_NORM) and module not in case.task.keep_eval
     ]
     if layers:
-        yield Remark(
+        yield Problem(
             f"The BatchNorm layers {list_names(layers)} normalised micro-batches of {samples} "
             f"samples, and not the batches of {size}.",
             {"layers": layers, "micro_batch_size": samples, "batch_size": size},

@@ -45,9 +45,9 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from surestep.doctor.remark import Remark
+from surestep.doctor.problem import NOWHERE, Problem
 from surestep.doctor.runtime.series import Series
-from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,22 +79,22 @@ class Watch(Watcher):
             self._location = run.locate()
         self._norms.add(norm, limit)
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         ratios = [norm / limit for norm, limit in self._norms.read()]
         far = sum(ratio > _TIMES for ratio in ratios)
         if len(ratios) >= _FEWEST and far >= _SHARE * len(ratios):
             usual = median(ratios)
             clipped = sum(ratio > 1 for ratio in ratios)
-            yield Observation(
-                self._location,
+            yield Problem(
                 f"{clipped} of {len(ratios)} steps were clipped, with a raw norm of {usual:.3g} "
                 "times the limit in the median.",
-                1,
                 {"clipped": clipped, "steps": len(ratios), "times": usual},
+                location=self._location,
+                since_step=1,
             )
 
 
-def review(case: Case) -> Iterator[Remark]:
+def review(case: Case) -> Iterator[Problem]:
     """Find a run that clipped most of the steps that were taken, and by a large factor."""
     state, limit, ratios = case.loop.state, case.loop.plan.max_grad_norm, case.observed.ratios
     taken, clipped = state.progress.steps_taken, state.counts.clipped
@@ -104,7 +104,7 @@ def review(case: Case) -> Iterator[Remark]:
     if ratio <= _TIMES:
         return
     enough = float(f"{2 * ratio * limit:.1g}")
-    yield Remark(
+    yield Problem(
         f"{clipped} of {taken} steps ({clipped / taken:.0%}) were clipped: "
         f"their gradient norm was {ratio:.3g} times max_grad_norm={limit:g} (median).",
         {"clipped": clipped, "steps": taken, "ratio": ratio, "limit": limit},

@@ -64,7 +64,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.remark import list_names
 from surestep.doctor.runtime.unheld import Unheld
 from surestep.doctor.source.modules import contains, has_parameters, models_of, traverse_inputs
 from surestep.doctor.source.trace import Event, Program
@@ -77,7 +76,8 @@ from surestep.doctor.source.training import (
     strip,
 )
 from surestep.doctor.source.values import Call, Constant, Element, Instance, Item, Value
-from surestep.doctor.watcher import Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.wording import list_names
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -221,7 +221,7 @@ class Watch(Watcher):
             if is_current and not own.isdisjoint(used):
                 self._unheld.check(run, model, optimizer)
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         found = self._unheld.find(_FEWEST)
         for is_new in (True, False):
             late = [seen for seen in found if seen.is_new is is_new]
@@ -229,11 +229,11 @@ class Watch(Watcher):
                 continue
             first = min(late, key=lambda seen: seen.since)
             when = "added" if is_new else "unfrozen"
-            yield Observation(
-                first.location,
+            yield Problem(
                 f"{list_names(seen.name for seen in late)} had gradients in {first.steps} steps "
                 "that were checked, and nothing updated them: they were "
                 f"{when} after the optimizer was created.",
-                first.since,
                 {"parameters": [seen.name for seen in late], "steps": first.steps},
+                location=first.location,
+                since_step=first.since,
             )

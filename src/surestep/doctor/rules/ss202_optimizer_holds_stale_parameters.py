@@ -53,7 +53,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.remark import list_names
 from surestep.doctor.runtime.unheld import Unheld
 from surestep.doctor.source.modules import (
     contains,
@@ -72,7 +71,8 @@ from surestep.doctor.source.training import (
     strip,
 )
 from surestep.doctor.source.values import Call, Instance, Value, walk
-from surestep.doctor.watcher import Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.wording import list_names
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -209,19 +209,19 @@ class Watch(Watcher):
             for model in models:
                 self._unheld.check(run, model, optimizer)
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         late = [seen for seen in self._unheld.find(_FEWEST) if seen.is_new]
         if late:
             first, stale = min(late, key=lambda seen: seen.since), max(self._stale.values())
-            yield Observation(
-                first.location,
+            yield Problem(
                 f"The optimizer has {stale} parameters that no model uses any more. "
                 f"{list_names(seen.name for seen in late)} had gradients in {first.steps} steps "
                 "that were checked, and nothing updated them.",
-                first.since,
                 {
                     "parameters": [seen.name for seen in late],
                     "stale": stale,
                     "steps": first.steps,
                 },
+                location=first.location,
+                since_step=first.since,
             )

@@ -60,9 +60,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from surestep.doctor.remark import Remark, list_names
+from surestep.doctor.problem import NOWHERE, Problem
 from surestep.doctor.runtime.unheld import list_held
-from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.wording import list_names
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,7 +105,7 @@ class Watch(Watcher):
             owned = {id(p) for module in modules for p in module.parameters(recurse=False)}
             self._without[key] = {i: p for i, p in self._without[key].items() if i in owned}
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for key, steps in self._optimizers.items():
             missing = [p for p in self._without[key].values() if p.requires_grad]
             # If none has one, another rule says why.
@@ -112,12 +113,12 @@ class Watch(Watcher):
                 continue
             names = [run.name(parameter) for parameter in missing[:_SHOWN]]
             more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-            yield Observation(
-                self._locations[key],
+            yield Problem(
                 f"No step of {min(steps, _CHECKED)} had a gradient for {', '.join(names)}{more}, "
                 f"of {self._count[key]} parameters of the optimizer.",
-                1,
                 {"steps": steps, "parameters": names, "count": len(missing)},
+                location=self._locations[key],
+                since_step=1,
             )
 
 
@@ -128,7 +129,7 @@ def _has_unheld_gradient(run: Run) -> bool:
     return any(p.grad is not None and id(p) not in held for p in parameters)
 
 
-def review(case: Case) -> Iterator[Remark]:
+def review(case: Case) -> Iterator[Problem]:
     """Find parameters that never had a gradient, so that no step updated them."""
     steps, state = case.observed.steps, case.loop.state
     if steps < _FEWEST_OF_TRAINER or not case.loop.parts.strategy.has_param_grads:
@@ -140,7 +141,7 @@ def review(case: Case) -> Iterator[Remark]:
     if not names:
         return
     layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
-    yield Remark(
+    yield Problem(
         f"{len(names)} trained parameter{'s' if len(names) > 1 else ''} of {list_names(layers)} "
         f"never had a gradient in {steps} steps, so they have their initial values.",
         {"parameters": names, "layers": layers, "steps": steps},

@@ -63,13 +63,13 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.remark import Remark, list_names
+from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.runtime.locations import locate_class
 from surestep.doctor.source.modules import has_parameters
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.values import Call, Collection, Instance, Value, walk
-from surestep.doctor.watcher import Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.wording import list_names
 
 if TYPE_CHECKING:
     from torch import nn
@@ -134,7 +134,7 @@ def _leads_to(value: Value, hidden: set[int]) -> bool:
     return any(id(part) in hidden for part in walk(value))
 
 
-def review(case: Case) -> Iterator[Remark]:
+def review(case: Case) -> Iterator[Problem]:
     """Find trainable parameters in attributes of modules, which the model does not register."""
     model = case.loop.state.model
     registered = {id(parameter) for parameter in model.parameters()}
@@ -150,13 +150,13 @@ def review(case: Case) -> Iterator[Remark]:
                 owners[f"{name}.{attribute}".lstrip(".")] = module
                 has_gradient |= any(p.grad is not None for p in hidden)
     if owners:
-        yield Remark(
+        yield Problem(
             f"The model holds layers in plain lists or dicts ({list_names(owners)}), so they are "
             "not registered: not trained, not moved to the device, and not saved.",
             {"attributes": list(owners)},
             "Use nn.ModuleList or nn.ModuleDict; requires_grad_(False) if nothing should train "
             "them.",
-            "error" if has_gradient else "warning",  # without one, it may be a teacher
+            "error" if has_gradient else "warning",
             locate_class(next(iter(owners.values()))),
         )
 
@@ -206,15 +206,15 @@ class Watch(Watcher):
         if trained and torch.is_grad_enabled():
             self._found[name] = run.locate(), run.step + 1, trained
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for name, (location, step, trained) in self._found.items():
             if trained.isdisjoint(self._registered | self._held):
-                yield Observation(
-                    location,
+                yield Problem(
                     f"{name} has modules in a plain collection: they compute, and are not in "
                     "`parameters()` or `state_dict()`.",
-                    step,
                     {"attribute": name},
+                    location=location,
+                    since_step=step,
                 )
 
 

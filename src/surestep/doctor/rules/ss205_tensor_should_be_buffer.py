@@ -54,12 +54,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.runtime.values import read_part
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.values import Call, Instance, Operation, Value
 from surestep.doctor.watcher import Call as CallOfTorch
-from surestep.doctor.watcher import Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -161,13 +161,13 @@ class Watch(Watcher):
                         described = f"{type(module).__name__}.{name}"
                         self._found.setdefault(described, (drawn.location, run.step + 1))
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for name, (location, step) in self._found.items():
-            yield Observation(
-                location,
+            yield Problem(
                 f"{name} is a plain tensor with random values: `state_dict()` does not have them.",
-                step,
                 {"attribute": name},
+                location=location,
+                since_step=step,
             )
 
 

@@ -40,7 +40,7 @@ Right:
 import ast
 from collections.abc import Iterator
 
-from surestep.doctor.problem import Problem
+from surestep.doctor.problem import Problem, at_node
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.values import Class
 
@@ -60,7 +60,7 @@ def check(program: Program) -> Iterator[Problem]:
                 continue
             if _assigns(node) and not _may_initialize(node) and cls.file is not None:
                 message = f"`{cls.definition.name}.__init__` does not call `super().__init__()`."
-                yield Problem(node, cls.file, message)
+                yield at_node(node, cls.file, message)
 
 
 def _is_known(cls: Class) -> bool:

@@ -46,13 +46,13 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.remark import list_names
+from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.source.modules import find_layers
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, options_of
 from surestep.doctor.source.values import Call, Collection, Constant, Value
-from surestep.doctor.watcher import Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.wording import list_names
 
 if TYPE_CHECKING:
     from torch import nn
@@ -139,13 +139,13 @@ class Watch(Watcher):
         if names:
             self._found.append((run.locate(), run.step + 1, max(known), names))
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for location, step, decay, names in self._found[:1]:
-            yield Observation(
-                location,
+            yield Problem(
                 f"AdamW with a weight decay of {decay:g} also shrinks {list_names(names)}.",
-                step,
                 {"parameters": names, "weight_decay": decay},
+                location=location,
+                since_step=step,
             )
 
 

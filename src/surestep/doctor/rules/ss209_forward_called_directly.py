@@ -35,7 +35,7 @@ import ast
 from collections.abc import Iterator
 
 from surestep.doctor.edits import remove_attribute
-from surestep.doctor.problem import Problem
+from surestep.doctor.problem import Problem, at_node
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import is_model, options_of
 from surestep.doctor.source.values import Instance, Value
@@ -68,7 +68,7 @@ def check(program: Program) -> Iterator[Problem]:
             edit = None
             if not any(map(_has_own_call, held)):
                 edit = remove_attribute(program.file, node.func)
-            yield Problem(node, program.file, message, edits=() if edit is None else (edit,))
+            yield at_node(node, program.file, message, edits=() if edit is None else (edit,))
 
 
 def _has_own_call(model: Value) -> bool:

@@ -52,8 +52,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from surestep.base.text import format_count
+from surestep.doctor.problem import Location, Problem
 from surestep.doctor.runtime.values import read_part
-from surestep.doctor.watcher import Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -139,26 +140,26 @@ class Watch(Watcher):
         if len(self._changes) == 1:
             self._first, self._location = run.step, run.locate()
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         norms = [
             norm
             for norm in self._norms.values()
             if norm.calls >= (_FEWEST_AGAIN if norm.was_trained else _FEWEST)
         ]
         if norms and run.step >= _FEWEST:
-            yield Observation(
-                norms[0].location,
+            yield Problem(
                 f"{format_count(len(norms), 'normalization layer')} with frozen parameters updated "
                 f"the running statistics, in {norms[0].calls} forward passes that were checked.",
-                norms[0].first,
                 {"layers": len(norms), "calls": norms[0].calls},
+                location=norms[0].location,
+                since_step=norms[0].first,
             )
         changes = [int(change) for change in self._changes if change]
         if len(changes) >= _FEWEST:
-            yield Observation(
-                self._location,
+            yield Problem(
                 f"{len(changes)} steps that were checked changed up to {max(changes)} parameters "
                 "that were frozen after earlier steps, and that still had a gradient.",
-                self._first,
                 {"steps": len(changes), "parameters": max(changes)},
+                location=self._location,
+                since_step=self._first,
             )

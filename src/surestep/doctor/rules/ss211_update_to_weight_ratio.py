@@ -41,8 +41,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
 
+from surestep.doctor.problem import Location, Problem
 from surestep.doctor.runtime.values import read_part
-from surestep.doctor.watcher import Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,7 +121,7 @@ class Watch(Watcher):
         seen.ratios.append(torch.stack([ratio.to(ratios[0].device) for ratio in ratios]))
         self._before = []
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for seen in self._seen.values():
             rows = [ratios.tolist() for ratios in seen.ratios]
             for index, name in enumerate(seen.names):
@@ -129,13 +130,13 @@ class Watch(Watcher):
                 high = sum(ratio > _HIGHEST for ratio in ratios)
                 if len(ratios) >= _FEWEST and max(low, high) >= _SHARE * len(ratios):
                     usual = median(ratios)
-                    yield Observation(
-                        seen.location,
+                    yield Problem(
                         f"{max(low, high)} of {len(ratios)} steps that were checked changed {name} "
                         f"by {'less' if low else 'more'} than {_LOWEST if low else _HIGHEST:g} of "
                         f"its size; the median is {usual:.2g}.",
-                        seen.first,
                         {"parameter": name, "ratio": usual, "steps": len(ratios)},
+                        location=seen.location,
+                        since_step=seen.first,
                     )
                     break  # one parameter shows it
 

@@ -47,7 +47,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from surestep.doctor.watcher import Location, Observation, Run, Watcher
+from surestep.doctor.problem import Location, Problem
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -139,18 +140,18 @@ class Watch(Watcher):
                 return is_constant
         return _is_constant(given)
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for seen in self._seen.values():
             if seen.calls < _FEWEST or seen.is_last:
                 continue
             constant = int(seen.constant)
             if constant >= max(_FEWEST, _SHARE * seen.calls):
-                yield Observation(
-                    seen.location,
+                yield Problem(
                     f"The output of {seen.name} (layer {seen.index} in the order of their calls) "
                     f"was constant in {constant} of {seen.calls} batches that were checked.",
-                    seen.first,
                     {"layer": seen.index, "constant": constant, "batches": seen.calls},
+                    location=seen.location,
+                    since_step=seen.first,
                 )
 
 

@@ -50,7 +50,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from surestep.doctor.problem import Problem
+from surestep.doctor.problem import NOWHERE, Problem, at_node
 from surestep.doctor.source.trace import Event, Loop, Program, Trace
 from surestep.doctor.source.training import describe, is_made_by, options_of
 from surestep.doctor.source.values import (
@@ -65,7 +65,7 @@ from surestep.doctor.source.values import (
     last_name,
     walk,
 )
-from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import nn
@@ -134,7 +134,7 @@ def _check_power(trace: Trace, group: Collection) -> Iterator[Problem]:
         if iterated is not None and _is_below_one(base) and _uses(parameters, iterated, index):
             text = _describe_order(iterated)
             if text:
-                yield Problem(power.node or group.node, group.file, f"`{describe(rate)}`: {text}.")
+                yield at_node(power.node or group.node, group.file, f"`{describe(rate)}`: {text}.")
 
 
 def _factors_of(value: Value) -> Iterator[Value]:
@@ -198,7 +198,7 @@ def _check_product(event: Event) -> Iterator[Problem]:
         return
     text = _describe_order(loop.iterated)
     if text and _gives(loop, node.target.id):
-        yield Problem(node, event.file, f"`{ast.unparse(node)}`: {text}.")
+        yield at_node(node, event.file, f"`{ast.unparse(node)}`: {text}.")
 
 
 def _gives(loop: Loop, name: str) -> bool:
@@ -245,14 +245,14 @@ class Watch(Watcher):
                     self._rates, self._first = checked, run.step + 1
                     self._location = run.locate()
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         if self._rates:
-            yield Observation(
-                self._location,
+            yield Problem(
                 f"The learning rates of {len(self._rates)} groups fall from {self._rates[0]:.3g} in"
                 f" the first layers of the model to {self._rates[-1]:.3g} in later ones.",
-                self._first,
                 {"rates": self._rates},
+                location=self._location,
+                since_step=self._first,
             )
 
 

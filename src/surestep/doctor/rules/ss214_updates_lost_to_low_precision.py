@@ -38,13 +38,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.problem import NOWHERE, Problem, at_event
 from surestep.doctor.runtime.values import read_part
 from surestep.doctor.source.modules import models_of
 from surestep.doctor.source.trace import Program, Trace
 from surestep.doctor.source.training import describe, find_actions, is_made_by, is_same, strip
 from surestep.doctor.source.values import Call, Constant, Symbol, Value
-from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -142,7 +142,7 @@ class Watch(Watcher):
         self._counts.append(torch.stack(pair))
         self._before = []
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         if len(self._counts) < _FEWEST:
             return
         import torch
@@ -151,10 +151,10 @@ class Watch(Watcher):
         shares = sorted(unchanged / total for unchanged, total in counts if total)
         usual = shares[len(shares) // 2] if shares else 0.0
         if usual > _LOST:
-            yield Observation(
-                self._location,
+            yield Problem(
                 f"A step left {usual:.0%} of the {self._dtype} values with a gradient unchanged, "
                 f"in the median of {len(shares)} steps: their updates are rounded to nothing.",
-                self._first,
                 {"share": usual, "steps": len(shares), "dtype": self._dtype},
+                location=self._location,
+                since_step=self._first,
             )

@@ -45,7 +45,7 @@ from surestep.doctor.source.order import Order
 from surestep.doctor.source.schedules import is_schedule_of, is_stepped_without_arguments
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import Action, common_loop, describe
-from surestep.doctor.watcher import Observation, Run
+from surestep.doctor.watcher import Run
 
 SEVERITY = "warning"
 FIX = "Call scheduler.step() after optimizer.step()."
@@ -90,17 +90,17 @@ def _find_first_step(order: Order, schedule: Action) -> Action | None:
 class Watch(ScheduleWatcher):
     """Find schedules whose first step comes before that of their optimizer."""
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for seen in run.schedules.seen:
             # Several steps before the first one restore a schedule; a scaler may have skipped one.
             is_first = seen.before == 1 and seen.first_at == seen.made_at == 0
             is_in_loop = len(seen.lines) == 2 and seen.lines[0] == seen.lines[1]
             is_usual = seen.steps <= seen.optimizer_steps + 1 and seen.optimizer_steps >= _FEWEST
             if is_first and is_in_loop and is_usual and not (seen.is_scaled or seen.is_part):
-                yield Observation(
-                    seen.lines[0],
+                yield Problem(
                     f"{seen.name} made its first step before the optimizer did: the first learning "
                     f"rate was skipped, and all {seen.steps} steps of the schedule come too early.",
-                    1,
                     {"steps": seen.steps, "optimizer_steps": seen.optimizer_steps},
+                    location=seen.lines[0],
+                    since_step=1,
                 )

@@ -64,7 +64,7 @@ from surestep.doctor.source.schedules import (
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import Action, describe, is_same
 from surestep.doctor.source.values import Call, Constant, Value
-from surestep.doctor.watcher import Observation, Run
+from surestep.doctor.watcher import Run
 
 SEVERITY = "warning"
 FIX = "Step the schedule once for each epoch, after the loop over the batches."
@@ -133,17 +133,17 @@ def _epochs_in(made: Call, epochs: Value) -> str:
 class Watch(ScheduleWatcher):
     """Compare what a schedule counts with the batches and the epochs of a run."""
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for seen in run.schedules.seen:
             if not seen.is_per_batch or seen.batches < 2 or seen.is_part:
                 continue
             if unit := _find_short_unit(seen):
-                yield Observation(
-                    seen.lines[0],
+                yield Problem(
                     f"{seen.name} made {seen.steps} steps in {seen.epochs} epochs of "
                     f"{seen.batches} batches, but {unit}.",
-                    seen.first_at + 1,
                     {"steps": seen.steps, "epochs": seen.epochs, "batches": seen.batches},
+                    location=seen.lines[0],
+                    since_step=seen.first_at + 1,
                 )
 
 

@@ -63,7 +63,7 @@ from surestep.doctor.source.schedules import (
 )
 from surestep.doctor.source.trace import Loop, Program
 from surestep.doctor.source.training import Action, describe
-from surestep.doctor.watcher import Observation, Run
+from surestep.doctor.watcher import Run
 
 SEVERITY = "error"
 FIX = "Step the schedule after each step of the optimizer, in the loop over the batches."
@@ -110,7 +110,7 @@ def _find_batch_loop(order: Order, schedule: Action, outer: Loop) -> Loop | None
 class Watch(ScheduleWatcher):
     """Compare the length of a schedule with the batches of a whole run."""
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for seen in run.schedules.seen:
             length = _read_length(seen)
             if seen.optimizer_steps in seen.numbers:
@@ -120,12 +120,12 @@ class Watch(ScheduleWatcher):
             is_warmup = seen.name == "LinearLR" and seen.epochs >= _FEWEST_EPOCHS
             is_part_in_batches = length >= 2 * seen.batches and length % seen.batches == 0
             if seen.counts_batches(length) or (is_warmup and is_part_in_batches):
-                yield Observation(
-                    seen.lines[0],
+                yield Problem(
                     f"{seen.name} made {seen.steps} of its {length} steps: one in each epoch of "
                     f"{seen.batches} batches.",
-                    seen.first_at,
                     {"steps": seen.steps, "length": length, "batches": seen.batches},
+                    location=seen.lines[0],
+                    since_step=seen.first_at,
                 )
 
 

@@ -46,12 +46,12 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.source.schedules import creations, is_plateau
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe, find_actions
 from surestep.doctor.source.values import Call, Constant, Element, Unknown, Value, last_name
-from surestep.doctor.watcher import Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 SEVERITY = "error"
 FIX = "Pass the metric that should improve: scheduler.step(val_loss); mode='max' if it should grow."
@@ -159,14 +159,14 @@ class Watch(Watcher):
         calls.is_rate = calls.is_rate and isinstance(metric, float) and metric in rates
         calls.last = metric
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for calls in self._all:
             if calls.number < _FEWEST or not (calls.is_count or calls.is_rate):
                 continue
             what = "a number that grew by 1" if calls.is_count else "the learning rate"
-            yield Observation(
-                calls.location,
+            yield Problem(
                 f"The metric of ReduceLROnPlateau was {what} in all of its {calls.number} calls.",
-                1,
                 {"calls": calls.number},
+                location=calls.location,
+                since_step=1,
             )

@@ -48,8 +48,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.schedules import ScheduleWatcher
-from surestep.doctor.watcher import Observation, Run
+from surestep.doctor.watcher import Run
 
 SEVERITY = "info"
 FIX = "Step the schedule only if scaler.get_scale() did not fall in scaler.update()."
@@ -60,13 +61,13 @@ _SHARE = 0.1  # of the steps of the schedule: the first ones find the scale
 class Watch(ScheduleWatcher):
     """Count the steps of schedules after skipped steps of their optimizers."""
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for seen in run.schedules.seen:
             if seen.skipped >= _FEWEST and seen.skipped >= _SHARE * seen.steps:
-                yield Observation(
-                    seen.lines[0],
+                yield Problem(
                     f"{seen.name} made {seen.skipped} of its {seen.steps} steps although the "
                     "GradScaler had skipped the step of the optimizer.",
-                    seen.first_at + 1,
                     {"skipped": seen.skipped, "steps": seen.steps},
+                    location=seen.lines[0],
+                    since_step=seen.first_at + 1,
                 )

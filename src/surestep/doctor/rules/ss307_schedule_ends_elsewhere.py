@@ -49,9 +49,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from surestep.doctor.remark import Remark
+from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.schedules import ScheduleWatcher, Seen
-from surestep.doctor.watcher import Observation, Run
+from surestep.doctor.watcher import Run
 
 if TYPE_CHECKING:
     from surestep.doctor.case import Case
@@ -65,7 +65,7 @@ _SHARE = 0.95  # of the planned steps: a run with more of them is complete
 _ABOVE = 0.1  # of the peak: nearer to the last rate is near
 
 
-def review(case: Case) -> Iterator[Remark]:
+def review(case: Case) -> Iterator[Problem]:
     """Compare the last rate with that of the last planned step."""
     from surestep.engine.schedule.lr import make_lr_factor
 
@@ -82,7 +82,7 @@ def review(case: Case) -> Iterator[Remark]:
         return
     skipped = loop.state.progress.step - taken
     of_skipped = f" ({skipped} more were skipped)" if skipped else ""
-    yield Remark(
+    yield Problem(
         f"The schedule is planned for {total} steps, and the run took {taken}{of_skipped}: the "
         f"last learning rate was {now:.0%} of the peak, and its end is {end:.0%}.",
         {"steps": taken, "planned": total, "skipped": skipped, "last": now, "end": end},
@@ -127,7 +127,7 @@ class Watch(ScheduleWatcher):
                 planned.steps = schedule.last_epoch + 1
                 planned.highest, planned.last = max(planned.highest, rate), rate
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for seen, planned in self._planned:
             is_usual = seen.is_per_batch or seen.is_per_epoch
             if not is_usual or not run.is_whole:
@@ -137,18 +137,18 @@ class Watch(ScheduleWatcher):
             is_short = 0 < planned.steps < _SHARE * planned.total
             if is_short and planned.last - planned.end > _ABOVE * (planned.highest - planned.end):
                 last, end = planned.last / planned.highest, planned.end / planned.highest
-                yield Observation(
-                    seen.location,
+                yield Problem(
                     f"{seen.name} is planned for {planned.total} steps, and made {planned.steps}: "
                     f"the last learning rate was {last:.0%} of the highest, and its end is "
                     f"{end:.0%}.",
-                    seen.made_at + 1,
                     {
                         "steps": planned.steps,
                         "planned": planned.total,
                         "last": last,
                         "end": end,
                     },
+                    location=seen.location,
+                    since_step=seen.made_at + 1,
                 )
 
 

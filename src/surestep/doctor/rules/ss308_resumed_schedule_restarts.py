@@ -65,7 +65,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.problem import NOWHERE, Location, Problem, at_event
 from surestep.doctor.source.order import Order
 from surestep.doctor.source.schedules import (
     creations,
@@ -75,7 +75,7 @@ from surestep.doctor.source.schedules import (
 from surestep.doctor.source.trace import Event, Loop, Program
 from surestep.doctor.source.training import describe, is_scheduler, may_be_same
 from surestep.doctor.source.values import Call, Constant
-from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -196,13 +196,13 @@ class Watch(Watcher):
         if seen.steps == 1:
             seen.location = run.locate()
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for seen in self._all:
             if seen.resumed_at >= 0 and seen.steps > 1 and not seen.is_restored:
-                yield Observation(
-                    seen.location,
+                yield Problem(
                     f"{seen.name} began at its first step, although the optimizer was restored "
                     "with a learning rate that a schedule had changed.",
-                    seen.resumed_at + 1,
                     {"steps": seen.steps},
+                    location=seen.location,
+                    since_step=seen.resumed_at + 1,
                 )

@@ -55,7 +55,7 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.problem import NOWHERE, Problem, at_event
 from surestep.doctor.runtime.modes import Switched, list_switched
 from surestep.doctor.runtime.modes import depends_on_mode as is_switched
 from surestep.doctor.source.evaluation import find_forwards
@@ -72,8 +72,8 @@ from surestep.doctor.source.training import (
     strip,
 )
 from surestep.doctor.source.values import Value
-from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
 from surestep.doctor.watcher import Call as CallOfTorch
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import nn
@@ -209,13 +209,13 @@ class Watch(Watcher):
                 seen.add_mistake(run.step + 1, self._switched)
             seen.is_used = seen.was_switched = False
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for seen in self._seen.values():
             if seen.mistakes >= _FEWEST:
-                yield Observation(
-                    seen.location,
+                yield Problem(
                     f"{seen.name} stayed in eval mode after an evaluation: {seen.mistakes} steps "
                     f"that were checked trained it in this mode, {seen.trained} in train mode.",
-                    seen.first,
                     {"eval_steps": seen.mistakes, "train_steps": seen.trained},
+                    location=seen.location,
+                    since_step=seen.first,
                 )

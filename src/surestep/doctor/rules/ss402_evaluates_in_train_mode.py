@@ -80,7 +80,7 @@ from surestep.doctor.source.training import (
 )
 from surestep.doctor.source.values import Call, Instance, Value
 from surestep.doctor.watcher import Call as CallOfTorch
-from surestep.doctor.watcher import Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -217,24 +217,24 @@ class Watch(Watcher):
         self._tally.add_here(run)
         self._forget()  # each output once
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         evaluations = self._evaluations.list_ended(run)
         outputs = self._tally.mistakes
         if outputs >= _FEWEST:
-            yield Observation(
-                self._tally.location,
+            yield Problem(
                 f"At least {outputs} outputs of {self._name} without gradients were compared"
                 f" with targets in train mode, with an active {self._layer}.",
-                self._tally.since_step,
                 {"outputs": outputs, "layer": self._layer},
+                location=self._tally.location,
+                since_step=self._tally.since_step,
             )
         elif len(evaluations) >= _FEWEST:
-            yield Observation(
-                evaluations[0].location,
+            yield Problem(
                 f"{evaluations[0].model} was in train mode, with an active {self._layer}, in "
                 f"{len(evaluations)} passes over a DataLoader in which nothing was trained.",
-                evaluations[0].step + 1,
                 {"passes": len(evaluations), "layer": self._layer},
+                location=evaluations[0].location,
+                since_step=evaluations[0].step + 1,
             )
 
 

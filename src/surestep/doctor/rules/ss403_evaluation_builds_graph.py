@@ -46,7 +46,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.problem import NOWHERE, Location, Problem, at_event
 from surestep.doctor.runtime.batches import list_tensors
 from surestep.doctor.runtime.evaluations import Evaluations
 from surestep.doctor.runtime.graphs import Token, attach_token
@@ -61,8 +61,8 @@ from surestep.doctor.source.training import (
     strip,
 )
 from surestep.doctor.source.values import last_name
-from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
 from surestep.doctor.watcher import Call as CallOfTorch
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -235,41 +235,41 @@ class Watch(Watcher):
             if graph.token() is not None and graph.gradients == self._gradients
         ]
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         self._count()
         evaluations = self._evaluations.list_ended(run)
         if len(self._steps) >= _FEWEST or len(set(self._steps)) > 1:
-            yield Observation(
-                self._location,
+            yield Problem(
                 f"{self._name} built {len(self._steps)} graphs in eval mode, for which no "
                 "backward pass was called.",
-                self._first,
                 {"graphs": len(self._steps)},
+                location=self._location,
+                since_step=self._first,
             )
         elif len(evaluations) > 1:
-            yield Observation(
-                evaluations[0].location,
+            yield Problem(
                 f"{evaluations[0].model} built graphs in {len(evaluations)} passes over a "
                 "DataLoader in which no backward pass was called.",
-                evaluations[0].step + 1,
                 {"passes": len(evaluations)},
+                location=evaluations[0].location,
+                since_step=evaluations[0].step + 1,
             )
         else:
             yield from self._observe_losses()
 
-    def _observe_losses(self) -> Iterator[Observation]:
+    def _observe_losses(self) -> Iterator[Problem]:
         has_gradient = [any(p.has_gradient for p in passes) for passes in self._passes.values()]
         if not any(has_gradient):
             return  # nothing is trained: SS106 or SS112
         for (location, passes), is_trained in zip(self._passes.items(), has_gradient, strict=True):
             is_usual = len(passes) >= _FEWEST and len({seen.step for seen in passes}) > 1
             if is_usual and not is_trained:
-                yield Observation(
-                    location,
+                yield Problem(
                     f"{passes[0].model} built {len(passes)} graphs for losses whose gradient "
                     "nothing computed.",
-                    passes[0].step + 1,
                     {"graphs": len(passes)},
+                    location=location,
+                    since_step=passes[0].step + 1,
                 )
 
 

@@ -43,7 +43,7 @@ Right:
 import ast
 from collections.abc import Iterator
 
-from surestep.doctor.problem import Problem
+from surestep.doctor.problem import Problem, at_node
 from surestep.doctor.source.dimensions import count_samples
 from surestep.doctor.source.loaders import Loader, find_loader_of, find_loaders
 from surestep.doctor.source.losses import Loss, find_losses
@@ -148,7 +148,7 @@ def _check_event(event: Event, means: dict[int, Loader]) -> Iterator[Problem]:
         loader = _loader_behind(total, means)
         if loader is not None and _counts_batches(count, loader):
             text = " ".join(ast.unparse(node).split())
-            yield Problem(
+            yield at_node(
                 node,
                 event.file,
                 f"`{text}` gives all batches of `{describe(loader.call)}` the same weight, also a "

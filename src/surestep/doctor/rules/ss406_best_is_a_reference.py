@@ -55,7 +55,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.training import describe, find_actions, is_model
 from surestep.doctor.source.values import (
@@ -69,7 +69,7 @@ from surestep.doctor.source.values import (
     Value,
     walk,
 )
-from surestep.doctor.watcher import Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -245,15 +245,15 @@ class Watch(Watcher):
         ):
             self._uses.append((made, run.step, use))
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         if self._uses:
             made, step, use = self._uses[0]
-            yield Observation(
-                made.location,
+            yield Problem(
                 f"The state of step {made.step} was {use} at step {step}: its tensors are those of "
                 f"the model, which {step - made.step} steps had changed.",
-                made.step + 1,
                 {"made": made.step, "used": step, "times": len(self._uses)},
+                location=made.location,
+                since_step=made.step + 1,
             )
 
 

@@ -68,9 +68,9 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from surestep.doctor.remark import Remark
+from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.losses import CurveWatcher
-from surestep.doctor.watcher import Observation, Run
+from surestep.doctor.watcher import Run
 
 if TYPE_CHECKING:
     from surestep.doctor.case import Case
@@ -90,7 +90,7 @@ _NAMES = ("overfitting", "flat", "stuck", "diverging")
 class Watch(CurveWatcher):
     """Name the curve of a script."""
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         from surestep.doctor.curves.causes import CAUSES
 
         failure = self.find_failure(run)
@@ -98,15 +98,15 @@ class Watch(CurveWatcher):
         for watched, state in [failure] if failure else found[:1]:  # others are of one training
             title = state.title[0].upper() + state.title[1:]
             first = _NOT_FINITE if state.name == "nonfinite" else CAUSES[state.name][0].text
-            yield Observation(
-                watched.location,
+            yield Problem(
                 f"{title}. {state.message} The first cause to try: {first}",
-                state.since_step or 1,
                 {"state": state.name, **state.evidence},
+                location=watched.location,
+                since_step=state.since_step or 1,
             )
 
 
-def review(case: Case) -> Iterator[Remark]:
+def review(case: Case) -> Iterator[Problem]:
     """Name the curve of the run; that of a manual step is a sum of losses, and has no name."""
     from surestep.doctor.curves.causes import CAUSES
     from surestep.doctor.curves.name import name_curve
@@ -117,7 +117,7 @@ def review(case: Case) -> Iterator[Remark]:
             continue
         title = state.title[0].upper() + state.title[1:]
         run = shlex.quote(str(case.folder))
-        yield Remark(
+        yield Problem(
             f"{title}. {state.message}",
             {"state": state.name, "since_step": state.since_step, **state.evidence},
             f"The first cause to try: {CAUSES[state.name][0].text} The others, and what to type: "

@@ -67,7 +67,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.runtime.losses import MEAN_LOSSES
 from surestep.doctor.source.evaluation import find_forwards, has_training, is_measured
 from surestep.doctor.source.loaders import Loader, find_loader_of, find_loaders
@@ -75,7 +75,7 @@ from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, is_without_grad, options_of
 from surestep.doctor.source.values import Call
 from surestep.doctor.watcher import Call as CallOfTorch
-from surestep.doctor.watcher import Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -189,17 +189,17 @@ class Watch(Watcher):
             self._open.alone += not is_added
             self._open = None
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         if run.is_whole:
             self._end(is_added=False)
         for location, found in self._found.items():
             if found.alone and not found.added:
-                yield Observation(
-                    location,
+                yield Problem(
                     f"{found.alone} evaluations of one of {found.replicas} parts of the data, and "
                     "no collective added those of the other ranks.",
-                    found.first + 1,
                     {"evaluations": found.alone, "parts": found.replicas},
+                    location=location,
+                    since_step=found.first + 1,
                 )
 
 

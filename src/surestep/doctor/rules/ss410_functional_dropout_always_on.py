@@ -64,7 +64,7 @@ from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Call, Constant, walk
 from surestep.doctor.watcher import Call as CallOfTorch
-from surestep.doctor.watcher import Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import nn
@@ -149,14 +149,14 @@ class Watch(Watcher):
         if not self._name:
             self._name = f"{call.name} in {type(module).__name__}"
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         calls = self._tally.mistakes
         if calls:
-            yield Observation(
-                self._tally.location,
+            yield Problem(
                 f"{self._name} was active in eval mode, in {calls} calls that were checked.",
-                self._tally.since_step,
                 {"calls": calls},
+                location=self._tally.location,
+                since_step=self._tally.since_step,
             )
 
 

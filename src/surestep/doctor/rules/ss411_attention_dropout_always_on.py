@@ -64,7 +64,7 @@ from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe, is_made_by
 from surestep.doctor.source.values import Attribute, Constant, Unknown, Value
 from surestep.doctor.watcher import Call as CallOfTorch
-from surestep.doctor.watcher import Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 SEVERITY = "error"
 FIXABLE = True
@@ -132,13 +132,13 @@ class Watch(Watcher):
         if self._tally.mistakes == 1:
             self._p, self._name = call["dropout_p"], type(run.modules[-1]).__name__
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         calls = self._tally.mistakes
         if calls:
-            yield Observation(
-                self._tally.location,
+            yield Problem(
                 f"{self._name} dropped {self._p:.0%} of its attention weights in eval mode, in "
                 f"{calls} calls that were checked.",
-                self._tally.since_step,
                 {"calls": calls, "dropout_p": self._p},
+                location=self._tally.location,
+                since_step=self._tally.since_step,
             )

@@ -50,7 +50,7 @@ from surestep.doctor.runtime.values import may_be_probabilities
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Program
-from surestep.doctor.watcher import Call, Observation, Run, Watcher
+from surestep.doctor.watcher import Call, Run, Watcher
 
 SEVERITY = "error"
 FIX = "Give cross_entropy the logits, and apply softmax only where probabilities are needed."
@@ -88,12 +88,12 @@ class Watch(Watcher):
                 has_softmax = may_be_probabilities(tensor, 1)
             self._tally.add(run, "the result of a softmax" if has_softmax else "")
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for seen in self._tally:
-            yield Observation(
-                seen.location,
+            yield Problem(
                 f"The input of cross_entropy was {seen.reason} in {seen.mistakes} of "
                 f"{self._tally.calls} calls, and cross-entropy applies softmax again.",
-                seen.since_step,
                 {"calls": self._tally.calls, "mistakes": seen.mistakes},
+                location=seen.location,
+                since_step=seen.since_step,
             )

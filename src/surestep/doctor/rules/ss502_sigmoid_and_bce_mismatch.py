@@ -48,7 +48,7 @@ from surestep.doctor.runtime.tally import LineTally
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Program
-from surestep.doctor.watcher import Call, Observation, Run, Watcher
+from surestep.doctor.watcher import Call, Run, Watcher
 
 SEVERITY = "error"
 FIX = "Return logits from the model and use binary_cross_entropy_with_logits, without a sigmoid."
@@ -93,11 +93,11 @@ class Watch(Watcher):
             reason = "its input was the output of a layer without a sigmoid, not a probability"
         self._tally.add(run, f"`{call.name}`: {reason}" if reason else "")
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for seen in self._tally:
-            yield Observation(
-                seen.location,
+            yield Problem(
                 f"In {seen.mistakes} of {self._tally.calls} calls of {seen.reason}.",
-                seen.since_step,
                 {"calls": self._tally.calls, "mistakes": seen.mistakes},
+                location=seen.location,
+                since_step=seen.since_step,
             )

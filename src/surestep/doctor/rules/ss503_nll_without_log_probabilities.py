@@ -47,7 +47,7 @@ from surestep.doctor.runtime.tally import LineTally
 from surestep.doctor.source.losses import find_losses
 from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Program
-from surestep.doctor.watcher import Call, Observation, Run, Watcher
+from surestep.doctor.watcher import Call, Run, Watcher
 
 SEVERITY = "error"
 FIX = "Give nll_loss the result of log_softmax, or give cross_entropy the logits."
@@ -88,12 +88,12 @@ class Watch(Watcher):
             reason = "logits"
         self._tally.add(run, reason)
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for seen in self._tally:
-            yield Observation(
-                seen.location,
+            yield Problem(
                 f"nll_loss got {seen.reason} in {seen.mistakes} of {self._tally.calls} calls, and "
                 "it expects log-probabilities.",
-                seen.since_step,
                 {"calls": self._tally.calls, "mistakes": seen.mistakes},
+                location=seen.location,
+                since_step=seen.since_step,
             )

@@ -57,7 +57,7 @@ from surestep.doctor.source.outputs import Outputs
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Constant
-from surestep.doctor.watcher import Call, Observation, Run, Watcher
+from surestep.doctor.watcher import Call, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,13 +116,13 @@ class Watch(Watcher):
         if call.result.requires_grad:
             self._tally.add(run, _explain(call))
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for seen in self._tally:
-            yield Observation(
-                seen.location,
+            yield Problem(
                 f"{seen.reason} in {seen.mistakes} of {self._tally.calls} calls of kl_div.",
-                seen.since_step,
                 {"calls": self._tally.calls, "mistakes": seen.mistakes},
+                location=seen.location,
+                since_step=seen.since_step,
             )
 
 

@@ -46,9 +46,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from surestep.doctor.remark import Remark
+from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.tally import LineTally
-from surestep.doctor.watcher import Call, Observation, Run, Watcher
+from surestep.doctor.watcher import Call, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,14 +89,14 @@ class Watch(Watcher):
         else:
             self._tally.add(run, f"the targets of {call.name} {found[0]}", found[1])
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for seen in self._tally:
             if seen.mistakes >= _FEWEST:
-                yield Observation(
-                    seen.location,
+                yield Problem(
                     f"In {seen.mistakes} of {self._tally.calls} calls, {seen.reason}.",
-                    seen.since_step,
                     {"calls": self._tally.calls, "mistakes": seen.mistakes},
+                    location=seen.location,
+                    since_step=seen.since_step,
                 )
 
 
@@ -125,7 +125,7 @@ def _is_zero_or_one(target: Tensor) -> Tensor:
     return ((target == 0) | (target == 1)).all()
 
 
-def inspect(data: DataCase) -> Iterator[Remark]:
+def inspect(data: DataCase) -> Iterator[Problem]:
     """Find class indices for which the model has no output."""
     if data.classes is None:
         return
@@ -141,7 +141,7 @@ def inspect(data: DataCase) -> Iterator[Remark]:
         values = targets[is_wrong].unique().tolist()
         samples = [split.rows[row] for row in wrong]
         shown = ", ".join(map(str, samples[:_SHOWN]))
-        yield Remark(
+        yield Problem(
             f"The {split.name} data has targets from {values[0]} to {values[-1]}, and the model "
             f"has outputs for the classes 0 to {data.classes - 1}: {len(samples)} of "
             f"{len(split.rows)} samples that were read, such as {shown}.",

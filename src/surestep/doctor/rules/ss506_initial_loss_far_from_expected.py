@@ -42,7 +42,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from surestep.doctor.watcher import NOWHERE, Call, Observation, Run, Watcher
+from surestep.doctor.problem import NOWHERE, Problem
+from surestep.doctor.watcher import Call, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,7 +73,7 @@ class Watch(Watcher):
             self._first = prediction.detach()[::step].clone(), target.detach()[::step].clone()
             self._location = run.locate()
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         if self._first is None:
             return
         prediction, target = (tensor.cpu() for tensor in self._first)
@@ -86,10 +87,10 @@ class Watch(Watcher):
         loss = -chosen.mean().item() if len(chosen) else math.nan
         expected = math.log(classes)
         if loss > _TIMES * expected:
-            yield Observation(
-                self._location,
+            yield Problem(
                 f"The first cross-entropy was {loss:.3g}; equal probabilities of {classes} classes "
                 f"have {expected:.3g}.",
-                1,
                 {"loss": loss, "expected": expected, "classes": classes},
+                location=self._location,
+                since_step=1,
             )

@@ -43,7 +43,7 @@ from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe, is_same, tensor_of
 from surestep.doctor.source.values import Call, Collection, Constant, Item, Operation, Value
 from surestep.doctor.watcher import Call as Called
-from surestep.doctor.watcher import Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -151,13 +151,13 @@ class Watch(Watcher):
 
         result.register_hook(count)
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for seen in self._tally:
-            yield Observation(
-                seen.location,
+            yield Problem(
                 f"{seen.reason}, in {seen.mistakes} of the calls that were checked.",
-                seen.since_step,
                 {"mistakes": seen.mistakes},
+                location=seen.location,
+                since_step=seen.since_step,
             )
 
 

@@ -49,8 +49,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from surestep.doctor.problem import NOWHERE, Problem
 from surestep.doctor.runtime.values import is_tensor
-from surestep.doctor.watcher import NOWHERE, Call, Observation, Run, Watcher
+from surestep.doctor.watcher import Call, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -122,15 +123,15 @@ class Watch(Watcher):
             self._location = run.locate()
         self._flags.append((run.step + 1, same & is_varied & self._last.has_inputs))
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         constant = [step for step, flag in self._flags if bool(flag)]
         if len(constant) == _CHECKED:
-            yield Observation(
-                self._location,
+            yield Problem(
                 f"The model gave equal predictions for all samples of each of the last {_CHECKED} "
                 "batches that were checked, although their inputs and targets differ.",
-                constant[0],
                 {"batches": len(constant)},
+                location=self._location,
+                since_step=constant[0],
             )
 
 

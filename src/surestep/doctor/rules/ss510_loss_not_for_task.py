@@ -43,9 +43,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.origins import find_origin, name_node, read_dim
 from surestep.doctor.runtime.tally import LineTally
-from surestep.doctor.watcher import Call, Observation, Run, Watcher
+from surestep.doctor.watcher import Call, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,14 +92,14 @@ class Watch(Watcher):
         else:
             self._tally.add(run)
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for seen in self._tally:
             if seen.mistakes >= _FEWEST:
-                yield Observation(
-                    seen.location,
+                yield Problem(
                     f"In {seen.mistakes} of {self._tally.calls} calls, {seen.reason}.",
-                    seen.since_step,
                     {"calls": self._tally.calls, "mistakes": seen.mistakes},
+                    location=seen.location,
+                    since_step=seen.since_step,
                 )
 
 

@@ -53,14 +53,13 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.remark import Remark
 from surestep.doctor.runtime.batches import find_labels
 from surestep.doctor.runtime.passes import Pass, Passes, keeps_order
 from surestep.doctor.source.loaders import Loader, find_loaders, find_training_loops
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, options_of
 from surestep.doctor.source.values import Call, Collection, Constant, Operation, Value, walk
-from surestep.doctor.watcher import Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -207,18 +206,18 @@ class Watch(Watcher):
             order.entry.end_batch(run)
             order.count = _MOST_SAMPLES  # one pass is enough
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for order in self._found:
             batches = [labels.tolist() for labels in order.labels] if order.entry.trained else []
             runs, expected, classes = _count_runs(batches)
             if classes > 1 and runs <= _RUNS_OF_CLASS * classes and runs <= _SHARE * expected:
                 count = sum(map(len, batches))
-                yield Observation(
-                    order.entry.location,
+                yield Problem(
                     f"The labels of {count} samples were in {runs} runs of equal labels; if they "
                     f"were shuffled, there would be about {expected:.0f}.",
-                    order.entry.since_step,
                     {"samples": count, "runs": runs, "expected": round(expected)},
+                    location=order.entry.location,
+                    since_step=order.entry.since_step,
                 )
 
 
@@ -242,7 +241,7 @@ def _count_runs(batches: list[list[Any]]) -> tuple[int, float, int]:
     return runs, expected, len(shares)
 
 
-def inspect(data: DataCase) -> Iterator[Remark]:
+def inspect(data: DataCase) -> Iterator[Problem]:
     """Find labels in runs, one for each class, in data that is read in its order."""
     from surestep.engine.data.stream import is_stream
 
@@ -260,7 +259,7 @@ def inspect(data: DataCase) -> Iterator[Remark]:
     if runs == len(counts) and len(counts) > 1 and _FEWER * runs <= at_random:
         is_of_stream = is_stream(data.task.train)
         keeps = "a stream" if is_of_stream else "data.shuffle=False"
-        yield Remark(
+        yield Problem(
             f"The {number} labels that were read are in {runs} runs, one for each class, and "
             f"{keeps} keeps this order; in a random order they would be in about {at_random:.0f}.",
             {"labels": number, "runs": runs, "at_random": at_random},

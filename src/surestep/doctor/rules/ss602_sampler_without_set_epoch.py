@@ -47,13 +47,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.problem import NOWHERE, Location, Problem, at_event
 from surestep.doctor.runtime.passes import Pass, Passes
 from surestep.doctor.source.loaders import Loader, find_loaders, find_training_loops
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, options_of
 from surestep.doctor.source.values import Call, Constant
-from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -149,14 +149,14 @@ class Watch(Watcher):
         if epochs is not None:
             epochs.entry.end_batch(run)
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for epochs in self._found:
             passes = epochs.passes + (epochs.entry.trained > 0)
             if passes >= _FEWEST:
-                yield Observation(
-                    epochs.location,
+                yield Problem(
                     f"{passes} epochs had the same order: the sampler had the epoch "
                     f"{epochs.number} in all of them.",
-                    epochs.since_step,
                     {"epochs": passes, "number": epochs.number},
+                    location=epochs.location,
+                    since_step=epochs.since_step,
                 )

@@ -60,7 +60,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from surestep.base.user_code import is_user_file
-from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.runtime.workers import Workers
 from surestep.doctor.source.loaders import (
     Loader,
@@ -72,7 +72,7 @@ from surestep.doctor.source.loaders import (
 from surestep.doctor.source.trace import Program, Trace
 from surestep.doctor.source.training import options_of
 from surestep.doctor.source.values import Call, Constant, Function, Instance, Value, walk
-from surestep.doctor.watcher import Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -216,23 +216,23 @@ class Watch(Watcher):
     def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
         self._workers.add(loader, batch)
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for (owner, name), (location, step, workers) in self._copied.items():
-            yield Observation(
-                location,
+            yield Problem(
                 f"Each of the {workers} workers got a copy of `self.{name}` of `{owner}`, so all "
                 "of them drew the same numbers.",
-                step,
                 {"workers": workers},
+                location=location,
+                since_step=step,
             )
         for shares in self._workers.passes if not self._copied else ():
             if shares.repeated:
-                yield Observation(
-                    shares.location,
+                yield Problem(
                     f"The {shares.workers} workers gave the same batches: {shares.repeated} of the "
                     f"first {len(shares.digests)} batches were different.",
-                    shares.since_step,
                     {"workers": shares.workers, "different": shares.repeated},
+                    location=shares.location,
+                    since_step=shares.since_step,
                 )
 
 

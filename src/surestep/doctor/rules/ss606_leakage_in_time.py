@@ -54,8 +54,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.remark import Remark
+from surestep.doctor.problem import NOWHERE, Problem, at_event
 from surestep.doctor.runtime.batches import list_tensors
 from surestep.doctor.runtime.uses import BatchUses
 from surestep.doctor.source.loaders import method_of
@@ -63,7 +62,7 @@ from surestep.doctor.source.splits import find_splits
 from surestep.doctor.source.trace import Loop, Program, Trace
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Collection, Instance, Item, Value, walk
-from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -98,7 +97,7 @@ def check(program: Program) -> Iterator[Problem]:
                 )
 
 
-def inspect(data: DataCase) -> Iterator[Remark]:
+def inspect(data: DataCase) -> Iterator[Problem]:
     """Find sets with samples from before the last one of the training data."""
     own, others = data.read_origins("times")
     for name, times in others.items():
@@ -106,7 +105,7 @@ def inspect(data: DataCase) -> Iterator[Remark]:
         early = sum(time < last for time in times)
         if early:
             kind = "test" if name == "test" else "validation"
-            yield Remark(
+            yield Problem(
                 f"{early} of {len(times)} samples of the {kind} data {name!r} are from before the "
                 f"last sample of the training data, {last}.",
                 {"part": name, "early": early, "count": len(times)},
@@ -246,15 +245,15 @@ class Watch(Watcher):
     def _are_distinct(self) -> bool:
         return bool(self._wholes) and len(self._ends) >= _DISTINCT * len(self._wholes)
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         is_leaking = self._shared >= _MOSTLY * self._compared
         if self._compared >= _FEWEST_COMPARED and is_leaking:
-            yield Observation(
-                self._location,
+            yield Problem(
                 f"{self._shared} of {self._compared} evaluated windows that were compared end with "
                 "values inside windows that had been trained on.",
-                self._first,
                 {"windows": self._compared, "shared": self._shared},
+                location=self._location,
+                since_step=self._first,
             )
 
 

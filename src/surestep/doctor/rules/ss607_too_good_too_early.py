@@ -80,9 +80,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from surestep.doctor.remark import Remark
+from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.losses import CurveWatcher
-from surestep.doctor.watcher import Observation, Run
+from surestep.doctor.watcher import Run
 
 if TYPE_CHECKING:
     from surestep.doctor.case import Case
@@ -97,18 +97,20 @@ FIX = (
 class Watch(CurveWatcher):
     """Compare the first evaluation of a script with the losses of its training."""
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for watched, state in self.name_curves(run):
             if state.name == "leaking":
                 since, evidence = state.since_step or 1, dict(state.evidence)
-                yield Observation(watched.evaluated_at, state.message, since, evidence)
+                yield Problem(
+                    state.message, evidence, location=watched.evaluated_at, since_step=since
+                )
 
 
-def review(case: Case) -> Iterator[Remark]:
+def review(case: Case) -> Iterator[Problem]:
     """Find validation losses and scores that are too good."""
     from surestep.doctor.curves.name import name_curve
 
     curve = case.curve
     for state in () if curve is None else name_curve(curve):
         if state.name == "leaking":
-            yield Remark(state.message, {"since_step": state.since_step, **state.evidence})
+            yield Problem(state.message, {"since_step": state.since_step, **state.evidence})

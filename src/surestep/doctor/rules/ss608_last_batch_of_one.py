@@ -44,9 +44,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from surestep.doctor.remark import Remark, list_names
+from surestep.doctor.problem import NOWHERE, Location, Problem
 from surestep.doctor.runtime.batches import list_tensors
-from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.wording import list_names
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -60,7 +61,7 @@ _USUAL = 4  # a batch size above which so few samples are not meant
 _MOST_LOADERS = 20
 
 
-def inspect(data: DataCase) -> Iterator[Remark]:
+def inspect(data: DataCase) -> Iterator[Problem]:
     """Find BatchNorm layers that train on a last micro-batch of one or two samples."""
     from surestep.engine.state.average import BATCH_NORM
 
@@ -77,7 +78,7 @@ def inspect(data: DataCase) -> Iterator[Remark]:
         if isinstance(module, BATCH_NORM) and module.training and module not in data.task.keep_eval
     ]
     if 0 < rest <= min(_FEW, layout.micro_batch_size - 1) and norms and plan.steps_per_epoch:
-        yield Remark(
+        yield Problem(
             f"The last batch of an epoch has {layout.samples % layout.batch_size} of "
             f"{layout.samples} samples, with batch_size={layout.batch_size}, so the BatchNorm "
             f"layers {list_names(norms)} train on {rest} of them.",
@@ -145,13 +146,13 @@ class Watch(Watcher):
             ]
         rests.count += 1
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for rests in self._found:
             if rests.layers:
-                yield Observation(
-                    rests.location,
+                yield Problem(
                     f"The last batch had {rests.size} samples, so the BatchNorm layers "
                     f"{list_names(rests.layers)} trained on the statistics of so few.",
-                    rests.first,
                     {"samples": rests.size, "layers": rests.layers},
+                    location=rests.location,
+                    since_step=rests.first,
                 )

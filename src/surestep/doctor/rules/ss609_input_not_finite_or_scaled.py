@@ -42,10 +42,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from surestep.doctor.remark import Remark
+from surestep.doctor.problem import Location, Problem
 from surestep.doctor.runtime.tally import LineTally
 from surestep.doctor.runtime.values import is_tensor
-from surestep.doctor.watcher import Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -62,7 +62,7 @@ _MOST_VALUES = 1_000_000  # of an input that is checked
 _MOST_TABLES = 20
 
 
-def inspect(data: DataCase) -> Iterator[Remark]:
+def inspect(data: DataCase) -> Iterator[Problem]:
     """Find samples with NaN, columns with one value, and columns of different scales."""
     for split in (data.train, *data.others):
         bad: set[int] = set()
@@ -72,7 +72,7 @@ def inspect(data: DataCase) -> Iterator[Remark]:
                 bad |= {split.rows[row] for row in (~finite).nonzero().flatten().tolist()}
         if bad:
             samples = sorted(bad)
-            yield Remark(
+            yield Problem(
                 f"{len(samples)} of {len(split.rows)} samples of the {split.name} data that were "
                 f"read have inputs that are NaN or infinite, such as sample {samples[0]}.",
                 {"part": split.name, "samples": samples[:100]},
@@ -81,7 +81,7 @@ def inspect(data: DataCase) -> Iterator[Remark]:
     yield from _inspect_columns(data)
 
 
-def _inspect_columns(data: DataCase) -> Iterator[Remark]:
+def _inspect_columns(data: DataCase) -> Iterator[Problem]:
     inputs = data.train.inputs
     if inputs is None or len(inputs) != 1 or not inputs[0].is_floating_point():
         return
@@ -95,7 +95,7 @@ def _inspect_columns(data: DataCase) -> Iterator[Remark]:
     constant = (spread == 0).nonzero().flatten().tolist()
     if constant and data.train.is_complete:
         shown = ", ".join(map(str, constant[:_SHOWN])) + (" ..." if constant[_SHOWN:] else "")
-        yield Remark(
+        yield Problem(
             f"{len(constant)} of {table.shape[1]} columns of the inputs have one value in all "
             f"{len(table)} samples: {shown}.",
             {"columns": constant[:100]},
@@ -110,7 +110,7 @@ def _inspect_columns(data: DataCase) -> Iterator[Remark]:
             columns = [
                 int((spread == value).nonzero()[0]) for value in (varied.max(), varied.min())
             ]
-            yield Remark(
+            yield Problem(
                 f"Column {columns[0]} of the inputs has a standard deviation of {large:.3g}, and "
                 f"column {columns[1]} of {small:.3g}.",
                 {"largest": large, "smallest": small, "columns": columns},
@@ -203,25 +203,25 @@ class Watch(Watcher):
         if columns is not None and len(columns.first) == table.shape[1]:
             columns.add(table)
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for seen in self._tally:
-            yield Observation(
-                seen.location,
+            yield Problem(
                 f"In {seen.mistakes} of {self._tally.calls} calls of the model, {seen.reason}.",
-                seen.since_step,
                 {"calls": self._tally.calls, "mistakes": seen.mistakes},
+                location=seen.location,
+                since_step=seen.since_step,
             )
         for columns in self._tables.values():
             spread = columns.spread()
             varied = [value for value in spread if value > 0]
             if columns.count >= _FEWEST and varied and max(varied) > _TIMES * min(varied):
                 large, small = spread.index(max(varied)), spread.index(min(varied))
-                yield Observation(
-                    columns.location,
+                yield Problem(
                     f"Column {large} of the inputs has a standard deviation of {max(varied):.3g}, "
                     f"and column {small} of {min(varied):.3g}.",
-                    columns.since_step,
                     {"largest": max(varied), "smallest": min(varied), "columns": [large, small]},
+                    location=columns.location,
+                    since_step=columns.since_step,
                 )
 
 

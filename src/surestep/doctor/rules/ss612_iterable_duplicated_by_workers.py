@@ -61,7 +61,7 @@ from surestep.doctor.runtime.workers import Workers
 from surestep.doctor.source.loaders import find_loaders, method_of, source_of
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.values import Call, Collection, Constant, Instance
-from surestep.doctor.watcher import Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -148,13 +148,13 @@ class Watch(Watcher):
     def on_batch(self, run: Run, loader: DataLoader[Any], batch: Any, seconds: float) -> None:
         self._workers.add(loader, batch)
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for shares in self._workers.passes:
             if shares.repeated:
-                yield Observation(
-                    shares.location,
+                yield Problem(
                     f"The {shares.workers} workers gave the same batches: {shares.repeated} of the "
                     f"first {len(shares.digests)} batches were different.",
-                    shares.since_step,
                     {"workers": shares.workers, "different": shares.repeated},
+                    location=shares.location,
+                    since_step=shares.since_step,
                 )

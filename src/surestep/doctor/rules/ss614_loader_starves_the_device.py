@@ -64,9 +64,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from surestep.doctor.remark import Remark, format_seconds
+from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.passes import Pass, Passes
-from surestep.doctor.watcher import Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.wording import format_seconds
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -84,7 +85,7 @@ _MOST_BATCHES = 500  # that are measured
 _MOST_LOADERS = 20
 
 
-def review(case: Case) -> Iterator[Remark]:
+def review(case: Case) -> Iterator[Problem]:
     """Find a run that waits for its data, with the number of workers that would keep up."""
     from surestep.engine.data.sources import InMemory
 
@@ -108,7 +109,7 @@ def review(case: Case) -> Iterator[Remark]:
             "cheaper (decode and resize once, load data into memory), and set "
             f"data.num_workers={cores}."
         )
-    yield Remark(
+    yield Problem(
         f"{share:.0%} of the time was spent waiting for data: loading a batch takes "
         f"{format_seconds(load_s)} and its step {format_seconds(step_s)}, with "
         f"data.num_workers={workers}.",
@@ -171,19 +172,19 @@ class Watch(Watcher):
             times.total += now - times.last
         times.last = now
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for times in self._found:
             if len(times.waits) < _FEWEST or median(times.waits) < _WAIT_S:
                 continue
             share = sum(times.waits) / times.total
             if share > _SHARE:
                 wait = format_seconds(median(times.waits))
-                yield Observation(
-                    times.entry.location,
+                yield Problem(
                     f"{share:.0%} of the time of {len(times.waits)} steps was spent waiting for "
                     f"data, {wait} for a batch, with num_workers={times.workers}.",
-                    times.entry.since_step,
                     {"share": share, "num_workers": times.workers, "steps": len(times.waits)},
+                    location=times.entry.location,
+                    since_step=times.entry.since_step,
                 )
 
 

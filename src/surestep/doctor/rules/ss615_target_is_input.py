@@ -42,9 +42,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from surestep.doctor.remark import Remark
+from surestep.doctor.problem import Location, Problem
 from surestep.doctor.runtime.values import is_tensor
-from surestep.doctor.watcher import Call, Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Call, Run, Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +66,7 @@ _LOSSES = (
 )
 
 
-def inspect(data: DataCase) -> Iterator[Remark]:
+def inspect(data: DataCase) -> Iterator[Problem]:
     """Find a column of the inputs that is the target, and tokens that are their own targets."""
     train = data.train
     if train.inputs is None or train.targets is None or data.loop.loader.loss.kind == "model":
@@ -77,7 +77,7 @@ def inspect(data: DataCase) -> Iterator[Remark]:
         is_varied = len(values) >= _FEWEST and others >= _FEWEST_OTHERS
         equal = (table == values.float()[:, None]).all(0).nonzero().flatten().tolist()
         if is_varied and equal and train.inputs[0].dim() == 2:
-            yield Remark(
+            yield Problem(
                 f"Column {equal[0]} of the inputs is the target, in all {len(values)} samples that "
                 "were read.",
                 {"columns": equal, "samples": len(values)},
@@ -87,7 +87,7 @@ def inspect(data: DataCase) -> Iterator[Remark]:
         for tensor in train.inputs:
             is_tokens = targets.dim() == 2 and targets.shape[1] > 1 and len(targets) >= 2
             if is_tokens and tensor.shape == targets.shape and bool((tensor == targets).all()):
-                yield Remark(
+                yield Problem(
                     f"The targets of all {len(targets)} samples that were read are the tokens of "
                     "their own inputs: the model is to predict what it is given.",
                     {"samples": len(targets)},
@@ -170,7 +170,7 @@ class Watch(Watcher):
         if seen is not None:
             seen.samples += target.numel()
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for seen in [*self._columns.values(), *self._tokens.values()]:
             if (
                 seen.calls < _FEWEST_CALLS
@@ -186,11 +186,11 @@ class Watch(Watcher):
                 if not (self._is_causal or _reads_in_order(seen.model())):
                     continue
                 message = f"The targets of all {seen.calls} batches were the tokens of their inputs"
-            yield Observation(
-                seen.location,
+            yield Problem(
                 f"{message} that were checked.",
-                seen.since_step,
                 {"batches": seen.calls, "samples": seen.samples},
+                location=seen.location,
+                since_step=seen.since_step,
             )
 
 

@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surestep.doctor.edits import insert_after, insert_before
 from surestep.doctor.finding import Edit
-from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.problem import NOWHERE, Location, Problem, at_event
 from surestep.doctor.runtime.graphs import Token, attach_token
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.training import (
@@ -58,7 +58,7 @@ from surestep.doctor.source.training import (
     is_without_grad,
 )
 from surestep.doctor.source.values import Collection, Operation, Value, walk
-from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -259,20 +259,20 @@ class Watch(Watcher):
                 self._first, self._location = max(1, run.step - len(records)), run.locate()
             self._most, self._of = len(alive), len(records)
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         if self._most:
-            yield Observation(
-                self._location,
+            yield Problem(
                 f"The graphs of {self._most} of {self._of} earlier backward passes that "
                 "were checked were still there: a sum or list keeps their losses.",
-                self._first,
                 {"graphs": self._most, "passes": self._of},
+                location=self._location,
+                since_step=self._first,
             )
         elif self._freed >= 2:
-            yield Observation(
-                self._freed_location,
+            yield Problem(
                 f"The graphs of up to {self._highest} successive backward passes were kept, and "
                 f"freed together {self._freed} times: a sum or list keeps their losses.",
-                self._freed_first,
                 {"graphs": self._highest, "times": self._freed},
+                location=self._freed_location,
+                since_step=self._freed_first,
             )

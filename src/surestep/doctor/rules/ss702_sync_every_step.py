@@ -50,13 +50,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from surestep.base.user_code import is_surestep_file, is_user_file
-from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.source.devices import moves_model_to_gpu
 from surestep.doctor.source.trace import Event, Loop, Program, Trace
 from surestep.doctor.source.training import Action, describe, find_actions, is_derived_with_graph
 from surestep.doctor.source.values import Call, Operation, Value
 from surestep.doctor.watcher import Call as CallOfTorch
-from surestep.doctor.watcher import Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 SEVERITY = "speed"
 FIX = "Add up loss.detach() on the GPU, and read it every N steps."
@@ -176,7 +176,7 @@ class Watch(Watcher):
         if reads.last != run.step:
             reads.last, reads.steps = run.step, reads.steps + 1
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         if self._measures_time or self._evaluations >= _SHARE * run.step:
             return
         for location, reads in self._reads.items():
@@ -184,12 +184,12 @@ class Watch(Watcher):
             line = linecache.getline(location.file, location.line)
             if since < _FEWEST or reads.steps < _SHARE * since or _is_needed(line):
                 continue
-            yield Observation(
-                location,
+            yield Problem(
                 f"{reads.steps} of {since} steps waited here for the GPU to finish, to read a "
                 "value.",
-                reads.first + 1,
                 {"steps": reads.steps, "reads": reads.count},
+                location=location,
+                since_step=reads.first + 1,
             )
 
 

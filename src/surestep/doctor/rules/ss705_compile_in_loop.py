@@ -41,11 +41,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.problem import NOWHERE, Location, Problem, at_event
 from surestep.doctor.source.trace import Event, Loop, Program, Trace
 from surestep.doctor.source.training import describe, is_model, options_of
 from surestep.doctor.source.values import Call, Element, Function, Value, walk
-from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 SEVERITY = "speed"
 FIX = "Call torch.compile once, before the loop."
@@ -141,21 +141,21 @@ class Watch(Watcher):
                 self._location = self._location if self._steps else run.locate()
                 self._steps.append(run.step)
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for seen in self._compiled.values():
             if seen.calls >= _FEWEST_CALLS:
-                yield Observation(
-                    seen.location,
+                yield Problem(
                     f"The same {seen.name} was compiled {seen.calls} times with the same options.",
-                    seen.first,
                     {"calls": seen.calls},
+                    location=seen.location,
+                    since_step=seen.first,
                 )
                 return
         if len(self._steps) >= _FEWEST_STEPS:
-            yield Observation(
-                self._location,
+            yield Problem(
                 f"{len(self._steps)} steps after the first {_WARMUP} compiled a graph again, the "
                 f"last one at step {self._steps[-1]}: shapes or Python values change.",
-                self._steps[0],
                 {"steps": len(self._steps), "last": self._steps[-1]},
+                location=self._location,
+                since_step=self._steps[0],
             )

@@ -42,7 +42,7 @@ Right:
 import re
 from collections.abc import Iterator
 
-from surestep.doctor.problem import Problem
+from surestep.doctor.problem import Problem, at_node
 from surestep.doctor.source.trace import Program, Trace
 from surestep.doctor.source.training import is_function, is_made_by, tensor_of
 from surestep.doctor.source.values import Call, Operation, Value, walk
@@ -72,7 +72,7 @@ def check(program: Program) -> Iterator[Problem]:
             if _has_other_use(trace, weights, product) or product.file is None:
                 continue
             reported.add(weights)
-            yield Problem(
+            yield at_node(
                 product.node,
                 product.file,
                 "The attention weights are written to memory: "

@@ -38,11 +38,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe, is_made_by
 from surestep.doctor.source.values import Call, Collection, Constant, Operation
-from surestep.doctor.watcher import Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -99,13 +99,13 @@ class Watch(Watcher):
                 name = type(optimizer).__name__
                 self._found.append((run.locate(), run.step + 1, name, on_gpu))
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for location, step, name, count in self._found[:1]:
-            yield Observation(
-                location,
+            yield Problem(
                 f"{name} with foreach=False updates {count} parameters on a GPU one after another.",
-                step,
                 {"parameters": count},
+                location=location,
+                since_step=step,
             )
 
 

@@ -40,9 +40,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.values import is_tensor
-from surestep.doctor.watcher import Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,15 +76,15 @@ class Watch(Watcher):
         if is_float32 and is_slow(capability, precision, tuple(module.weight.shape)):
             self._products.add_here(run)
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         products = self._products.mistakes
         if products >= _FEWEST:
-            yield Observation(
-                self._products.location,
+            yield Problem(
                 f"At least {products} large products of float32 on a GPU had the precision "
                 '"highest".',
-                self._products.since_step,
                 {"products": products},
+                location=self._products.location,
+                since_step=self._products.since_step,
             )
 
 

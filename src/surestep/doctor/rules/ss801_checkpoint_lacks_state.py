@@ -59,7 +59,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.problem import NOWHERE, Problem, at_event
 from surestep.doctor.runtime.resumes import (
     Parameters,
     ResumeWatcher,
@@ -81,7 +81,7 @@ from surestep.doctor.source.training import (
     options_of,
 )
 from surestep.doctor.source.values import Call, Constant, Value, walk
-from surestep.doctor.watcher import NOWHERE, Observation, Run
+from surestep.doctor.watcher import Run
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -269,19 +269,19 @@ class Watch(ResumeWatcher):
                 return  # of an entry that may restore it
             self._add(scaler, is_known=True)
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for fresh in self._fresh:
             training = fresh.training
             if not fresh.is_kept or training.loaded is None:
                 continue
             is_alike = fresh.is_known or not training.is_of_this_run
             for series, number, _ in training.find_continued() if is_alike else ():
-                yield Observation(
-                    training.loaded.location,
+                yield Problem(
                     f'The run continues from "{series.name}" {number} of a checkpoint with a new '
                     f"{fresh.name}, whose state is not restored.",
-                    training.step + 1,
                     {"name": series.name, "number": number, "new": fresh.name},
+                    location=training.loaded.location,
+                    since_step=training.step + 1,
                 )
                 break
 

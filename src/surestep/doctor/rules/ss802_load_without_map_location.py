@@ -40,7 +40,7 @@ from collections.abc import Iterator
 
 from surestep.doctor.edits import append_argument
 from surestep.doctor.finding import Edit
-from surestep.doctor.problem import Problem
+from surestep.doctor.problem import Problem, at_node
 from surestep.doctor.source.checkpoints import (
     find_loads,
     find_restores,
@@ -77,10 +77,10 @@ def check(program: Program) -> Iterator[Problem]:
             is_elsewhere = is_distributed or not _is_saved_before(trace, event)
             if states and reason and is_elsewhere and not _has_location(trace, call):
                 message = f"`{describe(call)}` has no map_location: {reason}."
-                yield Problem(event.node, event.file, message, edits=_load_on_cpu(event, restores))
+                yield at_node(event.node, event.file, message, edits=_load_on_cpu(event, restores))
             elif any(state is call for state in states) and _is_unsafe(call):
                 text = "the file can run code, and a state dict does not need weights_only=False"
-                yield Problem(event.node, event.file, f"`{describe(call)}`: {text}.")
+                yield at_node(event.node, event.file, f"`{describe(call)}`: {text}.")
 
 
 def _load_on_cpu(load: Event, restores: list[tuple[Event, Value, Value]]) -> tuple[Edit, ...]:

@@ -44,7 +44,7 @@ import platform
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.source.checkpoints import (
     depends_on_rank,
     find_saves,
@@ -55,7 +55,7 @@ from surestep.doctor.source.checkpoints import (
 from surestep.doctor.source.trace import Program, Trace
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Constant
-from surestep.doctor.watcher import Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 SEVERITY = "error"
 _MOST_FILES = 100  # that are remembered
@@ -102,7 +102,7 @@ class Watch(Watcher):
         files = {path: (seen.file, seen.line, step) for path, (seen, step) in self._files.items()}
         return {"machine": platform.node(), "files": files} if files else None
 
-    def observe_ranks(self, facts: Mapping[int, Any]) -> Iterator[Observation]:
+    def observe_ranks(self, facts: Mapping[int, Any]) -> Iterator[Problem]:
         writers: dict[tuple[str, str], list[int]] = {}
         for rank, fact in facts.items():
             for path in fact["files"]:
@@ -113,9 +113,9 @@ class Watch(Watcher):
             file, line, step = facts[ranks[0]]["files"][path]
             if (file, line) not in seen:
                 seen.add((file, line))
-                yield Observation(
-                    Location(file, line),
+                yield Problem(
                     f"{len(ranks)} ranks write {path}.",
-                    step,
                     {"path": path, "ranks": ranks, "files": len(shared)},
+                    location=Location(file, line),
+                    since_step=step,
                 )

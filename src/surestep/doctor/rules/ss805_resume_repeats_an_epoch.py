@@ -83,13 +83,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from surestep.doctor.problem import Problem
+from surestep.doctor.problem import Problem, at_node
 from surestep.doctor.runtime.resumes import ResumeWatcher, SavedNumbers, Training
 from surestep.doctor.source.checkpoints import Save, entry_of, find_saves
 from surestep.doctor.source.trace import Loop, Program, Trace
 from surestep.doctor.source.training import find_actions, options_of
 from surestep.doctor.source.values import Call, Constant, Element, Operation, Value
-from surestep.doctor.watcher import Observation, Run
+from surestep.doctor.watcher import Run
 
 SEVERITY = "warning"
 FIX = 'Save "epoch": epoch + 1 after the epoch, and start with the saved number.'
@@ -113,7 +113,7 @@ def check(program: Program) -> Iterator[Problem]:
                     f"A resume {effect}: the checkpoint has epoch{_plus(saved_plus)}, and the loop "
                     f'starts at checkpoint["{name}"]{_plus(loaded_plus)}.'
                 )
-                yield Problem(save.event.node, save.event.file, message)
+                yield at_node(save.event.node, save.event.file, message)
 
 
 def _plus(number: int) -> str:
@@ -166,19 +166,19 @@ def _is_after_epoch(trace: Trace, save: Save, number: Value) -> bool:
 class Watch(ResumeWatcher):
     """Compare the epoch of a checkpoint with those that are saved after a resume from it."""
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for training in self.trainings:
             found = _find_shifted(training)
             if found is not None:
                 series, number, offset = found
                 first = series.first.number
                 effect = "repeats the last epoch" if offset < 0 else "skips one"
-                yield Observation(
-                    series.location,
+                yield Problem(
                     f'A resume {effect}: the checkpoint had "{series.name}" {number}, and the one '
                     f"that was saved after the next epoch has {first}.",
-                    series.step,
                     {"name": series.name, "loaded": number, "saved": first},
+                    location=series.location,
+                    since_step=series.step,
                 )
 
 

@@ -36,13 +36,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from weakref import ref
 
-from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.source.checkpoints import Save, find_restores, find_saves
 from surestep.doctor.source.trace import Program, Trace
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Call, Value, walk
 from surestep.doctor.source.wrapping import PREFIXES, event_of, find_wrapper
-from surestep.doctor.watcher import Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 SEVERITY = "warning"
 FIX = "Save the weights of the model inside: model.module.state_dict(), or of the uncompiled model."
@@ -110,15 +110,15 @@ class Watch(Watcher):
             if self._saved is None and alive is not None and any(alive is part for part in saved):
                 self._saved = run.locate(), prefix, run.step + 1
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         if self._saved is not None and not self._is_loaded:
             location, prefix, step = self._saved
-            yield Observation(
-                location,
+            yield Problem(
                 f"The names of the saved weights begin with `{prefix}`, which a plain model does "
                 "not have.",
-                step,
                 {"prefix": prefix},
+                location=location,
+                since_step=step,
             )
 
 

@@ -53,7 +53,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from surestep.doctor.problem import Problem
+from surestep.doctor.problem import NOWHERE, Location, Problem, at_node
 from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.training import describe, find_actions, options_of
 from surestep.doctor.source.values import Call, Value, walk
@@ -64,7 +64,7 @@ from surestep.doctor.source.wrapping import (
     find_wrappers,
     last_store,
 )
-from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -91,7 +91,7 @@ def check(program: Program) -> Iterator[Problem]:
                 continue
             for call, event in known:
                 if _bypasses(trace, event, call):
-                    yield Problem(
+                    yield at_node(
                         event.node,
                         event.file,
                         f"`{describe(call)}` is not reduced between ranks: it does not go through "
@@ -180,13 +180,13 @@ class Watch(Watcher):
         self._alone.clear()
         self._wrapped.clear()
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for key in self._bypassed:
             count, location, step = self._passes[key]
-            yield Observation(
-                location,
+            yield Problem(
                 f"{count} backward passes used the model inside of DistributedDataParallel alone, "
                 "so their gradients were not reduced.",
-                step,
                 {"passes": count},
+                location=location,
+                since_step=step,
             )

@@ -51,7 +51,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from surestep.doctor.watcher import NOWHERE, Observation, Run, Watcher
+from surestep.doctor.problem import NOWHERE, Problem
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -94,15 +95,15 @@ class Watch(Watcher):
             self._count += 1
         self._called.clear()
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         if not self._unused:
             return
         names = sorted(self._unused)
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        yield Observation(
-            self._location,
+        yield Problem(
             "DistributedDataParallel waits for gradients of "
             f"{', '.join(names[:_SHOWN])}{more}, which the loss does not use.",
-            self._step,
             {"parameters": names[:50], "count": len(names)},
+            location=self._location,
+            since_step=self._step,
         )

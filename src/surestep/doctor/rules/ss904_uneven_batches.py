@@ -50,8 +50,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from surestep.doctor.problem import NOWHERE, Location, Problem
 from surestep.doctor.runtime.passes import count_batches
-from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,14 +89,14 @@ class Watch(Watcher):
         location = self._location.file, self._location.line
         return {"lengths": self._lengths, "location": location}
 
-    def observe_ranks(self, facts: Mapping[int, Any]) -> Iterator[Observation]:
+    def observe_ranks(self, facts: Mapping[int, Any]) -> Iterator[Problem]:
         lengths = {rank: fact["lengths"][0] for rank, fact in facts.items()}
         if len(set(lengths.values())) > 1:
             file, line = facts[min(facts)]["location"]
             listed = ", ".join(f"{length} on rank {rank}" for rank, length in lengths.items())
-            yield Observation(
-                Location(file, line),
+            yield Problem(
                 f"The ranks have different numbers of batches: {listed}.",
-                1,
                 {"batches": list(lengths.values()), "ranks": sorted(facts)},
+                location=Location(file, line),
+                since_step=1,
             )

@@ -49,7 +49,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from surestep.doctor.watcher import NOWHERE, Location, Observation, Run, Watcher
+from surestep.doctor.problem import NOWHERE, Location, Problem
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -96,7 +97,7 @@ class Watch(Watcher):
             "location": (self._location.file, self._location.line),
         }
 
-    def observe_ranks(self, facts: Mapping[int, Any]) -> Iterator[Observation]:
+    def observe_ranks(self, facts: Mapping[int, Any]) -> Iterator[Problem]:
         first, *others = facts.values()
         if any(fact["step"] != first["step"] for fact in others):
             return
@@ -110,12 +111,12 @@ class Watch(Watcher):
         ]
         if different:
             more = f" and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
-            yield Observation(
-                Location(*first["location"]),
+            yield Problem(
                 f"After {first['step']} steps, the ranks have different values of "
                 f"{', '.join(different[:_SHOWN])}{more}.",
-                1,
                 {"parameters": different[:50], "count": len(different), "ranks": sorted(facts)},
+                location=Location(*first["location"]),
+                since_step=1,
             )
 
 

@@ -53,13 +53,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.source.checkpoints import depends_on_rank
 from surestep.doctor.source.trace import Program, Trace
 from surestep.doctor.source.training import describe, find_actions
 from surestep.doctor.source.values import Call, Constant, Unknown, Value, walk
 from surestep.doctor.source.wrapping import REDUCES, find_wrappers
-from surestep.doctor.watcher import Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -150,17 +150,17 @@ class Watch(Watcher):
             "location": (self._location.file, self._location.line),
         }
 
-    def observe_ranks(self, facts: Mapping[int, Any]) -> Iterator[Observation]:
+    def observe_ranks(self, facts: Mapping[int, Any]) -> Iterator[Problem]:
         count = min(len(fact["batches"]) for fact in facts.values())
         first, *others = (fact["batches"][:count] for fact in facts.values())
         varies = any(batch != first[0] for batch in first)
         if varies and all(other == first for other in others):
             file, line = facts[min(facts)]["location"]
-            yield Observation(
-                Location(file, line),
+            yield Problem(
                 f"{len(facts)} ranks trained on the same {count} batches in the same order.",
-                1,
                 {"batches": count, "ranks": sorted(facts)},
+                location=Location(file, line),
+                since_step=1,
             )
 
 

@@ -65,7 +65,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.source.trace import Program, Trace
 from surestep.doctor.source.training import describe, options_of
 from surestep.doctor.source.values import (
@@ -81,7 +81,7 @@ from surestep.doctor.source.values import (
     last_name,
     walk,
 )
-from surestep.doctor.watcher import Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import nn
@@ -208,13 +208,13 @@ class Watch(Watcher):
         if blocks > 1 and not any(_is_unit(part) for part in model.modules() if part is not model):
             self._found.append((run.locate(), run.step + 1, blocks))
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for location, step, blocks in self._found:
-            yield Observation(
-                location,
+            yield Problem(
                 f"FSDP shards a model with {blocks} equal blocks as one unit.",
-                step,
                 {"blocks": blocks},
+                location=location,
+                since_step=step,
             )
 
 

@@ -6,7 +6,8 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from surestep.doctor.watcher import NOWHERE, Location, Run
+from surestep.doctor.problem import NOWHERE, Location
+from surestep.doctor.watcher import Run
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

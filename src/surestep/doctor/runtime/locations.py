@@ -6,7 +6,7 @@ import inspect
 import sys
 
 from surestep.base.user_code import is_user_file
-from surestep.doctor.watcher import NOWHERE, Location
+from surestep.doctor.problem import NOWHERE, Location
 
 
 def find_location() -> Location:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from math import nan
 from typing import TYPE_CHECKING, Any
 
+from surestep.doctor.problem import NOWHERE, Location
 from surestep.doctor.runtime.series import Series
-from surestep.doctor.watcher import NOWHERE, Call, Location, Run, Watcher
+from surestep.doctor.watcher import Call, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,7 +6,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from surestep.doctor.watcher import NOWHERE, Location
+from surestep.doctor.problem import NOWHERE, Location
 
 if TYPE_CHECKING:
     from torch import nn

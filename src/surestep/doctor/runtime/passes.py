@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from surestep.doctor.problem import NOWHERE, Location
 from surestep.doctor.runtime.locations import locate_class
-from surestep.doctor.watcher import NOWHERE, Location, Run
+from surestep.doctor.watcher import Run
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

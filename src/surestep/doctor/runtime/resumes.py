@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
+from surestep.doctor.problem import NOWHERE, Location
 from surestep.doctor.runtime.passes import Pass
 from surestep.doctor.source.checkpoints import EPOCH_KEY
-from surestep.doctor.watcher import NOWHERE, Location, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

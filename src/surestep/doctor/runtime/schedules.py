@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from surestep.doctor.watcher import Location, Run, Watcher
+from surestep.doctor.problem import Location
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

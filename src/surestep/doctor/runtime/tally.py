@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from surestep.doctor.watcher import NOWHERE, Location, Run
+from surestep.doctor.problem import NOWHERE, Location
+from surestep.doctor.watcher import Run
 
 if TYPE_CHECKING:
     from torch import Tensor

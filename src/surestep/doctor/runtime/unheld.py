@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from surestep.doctor.problem import Location
 from surestep.doctor.runtime.values import read_part
-from surestep.doctor.watcher import Location, Run
+from surestep.doctor.watcher import Run
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

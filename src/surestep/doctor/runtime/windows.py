@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
+from surestep.doctor.problem import Location, Problem
 from surestep.doctor.runtime.tally import Tally
-from surestep.doctor.watcher import Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,11 +127,16 @@ class WindowWatcher(Watcher):
             tally.checked += 1
             self.judge(run, optimizer, window, tally)
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for tally in self.tallies:
             if tally.is_usual:
                 evidence = {"mistakes": tally.mistakes, "steps": tally.checked}
-                yield Observation(tally.location, self.describe(tally), tally.since_step, evidence)
+                yield Problem(
+                    self.describe(tally),
+                    evidence,
+                    location=tally.location,
+                    since_step=tally.since_step,
+                )
 
 
 def has_gradient(optimizer: Optimizer) -> bool:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from surestep.doctor.problem import Location
 from surestep.doctor.runtime.batches import digest_batch, digest_parts
-from surestep.doctor.watcher import Location, Run
+from surestep.doctor.watcher import Run
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from surestep.doctor.problem import NOWHERE
 from surestep.doctor.runtime.windows import GradientEvent, History, Window, pick_probes
-from surestep.doctor.watcher import NOWHERE, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor

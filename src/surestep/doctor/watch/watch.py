@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from surestep.doctor.finding import Finding
+from surestep.doctor.problem import Location, Problem
 from surestep.doctor.rule import Rule
 from surestep.doctor.suppress import drop_suppressed
 from surestep.doctor.watch.guard import Guard
 from surestep.doctor.watch.hooks import Monitor
 from surestep.doctor.watch.listeners import Listeners
 from surestep.doctor.watch.report import Report, merge_reports, sort_findings
-from surestep.doctor.watcher import Observation, Watcher
+from surestep.doctor.watcher import Watcher
 
 
 class Watch:
@@ -78,7 +79,7 @@ class Watch:
     def merge(self, reports: Mapping[int, Report]) -> Report:
         """Return one report of several ranks, by their numbers, with what differs between them."""
 
-        def compare(code: str) -> Iterable[Observation]:
+        def compare(code: str) -> Iterable[Problem]:
             facts = {rank: report.facts.get(code) for rank, report in reports.items()}
             known = {rank: fact for rank, fact in sorted(facts.items()) if fact is not None}
             watcher = self._watchers[code]
@@ -91,7 +92,7 @@ class Watch:
         return replace(merged, failures=merged.failures | listeners.failures)
 
     def _observe(
-        self, ask: Callable[[str], Iterable[Observation]], listeners: Listeners
+        self, ask: Callable[[str], Iterable[Problem]], listeners: Listeners
     ) -> tuple[list[Finding], list[str]]:
         """Return the findings that no comment suppresses, and what is wrong with comments."""
         findings: list[Finding] = []
@@ -114,22 +115,14 @@ def _first_of_lines(findings: list[Finding]) -> list[Finding]:
     return list(first.values())
 
 
-def _to_finding(rule: Rule, seen: Observation) -> Finding:
-    source = linecache.getline(seen.location.file, seen.location.line).rstrip()
+def _to_finding(rule: Rule, seen: Problem) -> Finding:
+    file, line = seen.location.file, seen.location.line
+    source = linecache.getline(file, line).rstrip()
     indent = len(source) - len(source.lstrip())
-    return Finding(
-        rule.code,
-        rule.name,
-        rule.severity,
-        _shorten(seen.location.file),
-        seen.location.line,
-        indent + 1,
-        seen.message,
-        {"since_step": seen.since_step, **seen.evidence},
-        rule.fix,
-        len(source) + 1 if source else 0,
-        source,
-    )
+    end = len(source) + 1 if source else 0
+    location = Location(_shorten(file), line, indent + 1, end, source)
+    evidence = {"since_step": seen.since_step, **seen.evidence}
+    return rule.to_finding(replace(seen, location=location, evidence=evidence))
 
 
 def _shorten(file: str) -> str:

@@ -40,7 +40,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from surestep.doctor.problem import Problem
+from surestep.doctor.problem import Problem, at_node
 from surestep.doctor.rules.ss305_schedule_never_stepped.attributes import (
     find_reads,
     is_attribute_used,
@@ -50,7 +50,7 @@ from surestep.doctor.source.order import Order
 from surestep.doctor.source.schedules import TORCH, creations
 from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe, is_made_by, is_same
-from surestep.doctor.watcher import Observation, Run
+from surestep.doctor.watcher import Run
 
 SEVERITY = "error"
 FIX = "Call scheduler.step() after optimizer.step(), for each batch or each epoch as it counts."
@@ -87,7 +87,7 @@ def check(program: Program) -> Iterator[Problem]:
                 is_used = is_attribute_used(event, program, _READS)
             if is_used:
                 continue
-            yield Problem(
+            yield at_node(
                 event.node,
                 event.file,
                 f"Nothing steps `{ast.unparse(target)}`, so the learning rate keeps the first "
@@ -120,17 +120,17 @@ def _is_exported(event: Event, name: str) -> bool:
 class Watch(ScheduleWatcher):
     """Find schedules that were not stepped in a whole run."""
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         stepped = {id(seen.optimizer()) for seen in run.schedules.seen if seen.steps > 0}
         for seen in run.schedules.seen:
             if seen.steps > 0 or seen.is_part or id(seen.optimizer()) in stepped:
                 continue
             # A run of one epoch may end before the first step of a schedule.
             if run.is_whole and seen.optimizer_steps >= _FEWEST and seen.epochs != 1:
-                yield Observation(
-                    seen.location,
+                yield Problem(
                     f"{seen.name} made no step in {seen.optimizer_steps} steps of its optimizer: "
                     "the learning rate kept its first value.",
-                    seen.made_at + 1,
                     {"optimizer_steps": seen.optimizer_steps},
+                    location=seen.location,
+                    since_step=seen.made_at + 1,
                 )

@@ -49,7 +49,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.problem import Location, Problem, at_event, at_node
 from surestep.doctor.rules.ss405_shapes_broadcast.rankings import is_ranked
 from surestep.doctor.runtime.graphs import attach_token, is_marked, take_marks
 from surestep.doctor.runtime.tally import LineTally
@@ -62,7 +62,7 @@ from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe_source
 from surestep.doctor.source.values import Call as CallValue
 from surestep.doctor.source.values import Collection, Constant, Item, Operation, Value, walk
-from surestep.doctor.watcher import Call, Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Call, Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -111,7 +111,7 @@ def _check_operations(event: Event) -> Iterator[tuple[Operation, Problem]]:
         text = _describe_pair(left, right, *_written(value))
         column, vector = (left, right) if _is_column(shape_of(left)) else (right, left)
         if text and _may_be_targets(vector, column) and _is_prediction(column):
-            yield value, Problem(value.node or event.node, event.file, text)
+            yield value, at_node(value.node or event.node, event.file, text)
 
 
 def _written(value: Operation) -> tuple[ast.AST | None, ast.AST | None]:
@@ -209,15 +209,15 @@ class Watch(Watcher):
             for seen in take_marks(losses, _DIFFERENCE, behind=_RANKING):
                 self._in_losses.add_seen(*seen)
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         tally = self._in_losses if run.backwards else self._all  # of torch.autograd.grad
         for found in tally:
             if found.mistakes >= _FEWEST:
-                yield Observation(
-                    found.location,
+                yield Problem(
                     f"{found.reason}, in {found.mistakes} calls.",
-                    found.since_step,
                     {"calls": found.mistakes},
+                    location=found.location,
+                    since_step=found.since_step,
                 )
 
 

@@ -65,7 +65,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from surestep.doctor.problem import Problem, at_event
+from surestep.doctor.problem import Location, Problem, at_event
 from surestep.doctor.rules.ss508_padding_counted.padding import (
     IGNORED,
     find_base,
@@ -78,7 +78,7 @@ from surestep.doctor.source.trace import Program
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Attribute, Call, Constant, Either, Unknown, Value
 from surestep.doctor.watcher import Call as Called
-from surestep.doctor.watcher import Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -228,7 +228,7 @@ class Watch(Watcher):
             matching = (found for found in self._repeats if found.shape == table.shape)
             seen.repeats.append(next(matching, None))
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for seen in self._targets.values():
             tables = [_drop_ignored_ends(table) for table in seen.tables]
             found = [_find_padding_in(table.tolist()) for table in tables]
@@ -239,12 +239,12 @@ class Watch(Watcher):
                 continue
             padded = sum(count for _, count in found)
             total = sum(table.numel() for table in seen.tables)
-            yield Observation(
-                seen.location,
+            yield Problem(
                 f"The loss counts the padding: {padded} of {total} targets are {found[0][0]}, which"
                 " is only at the ends of sequences, and is not ignored.",
-                seen.since_step,
                 {"padding": found[0][0], "padded": padded, "targets": total},
+                location=seen.location,
+                since_step=seen.since_step,
             )
 
 

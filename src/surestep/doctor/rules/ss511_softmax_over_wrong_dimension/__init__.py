@@ -52,7 +52,7 @@ from surestep.doctor.source.trace import Event, Program
 from surestep.doctor.source.training import describe, tensor_of
 from surestep.doctor.source.values import Call, Constant, Value
 from surestep.doctor.watcher import Call as Called
-from surestep.doctor.watcher import Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -188,13 +188,13 @@ class Watch(Watcher):
         else:
             self._tally.add(run, _explain(call))
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         for seen in self._tally:
-            yield Observation(
-                seen.location,
+            yield Problem(
                 f"{seen.reason}, in {seen.mistakes} of the calls that were checked.",
-                seen.since_step,
                 {"mistakes": seen.mistakes},
+                location=seen.location,
+                since_step=seen.since_step,
             )
 
 

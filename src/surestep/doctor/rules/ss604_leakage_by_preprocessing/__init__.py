@@ -48,7 +48,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from surestep.doctor.problem import Problem
+from surestep.doctor.problem import Problem, at_node
 from surestep.doctor.rules.ss604_leakage_by_preprocessing.preprocessing import (
     FITS,
     find_learner,
@@ -114,7 +114,7 @@ def _check_standardizations(trace: Trace, splits: list[Split]) -> Iterator[Probl
             if leaks:
                 reported.add(found.statistic)
                 line = getattr(split.event.node, "lineno", None)
-                yield Problem(
+                yield at_node(
                     found.value.node or found.event.node,
                     found.value.file or found.event.file,
                     f"`{describe(found.statistic)}` is computed from all samples, also from those "
@@ -145,7 +145,7 @@ def _check_refits(trace: Trace, splits: list[Split], fits: list[Event]) -> Itera
                 for other in others
             )
             if is_again and call in others:
-                yield Problem(
+                yield at_node(
                     fit.node,
                     fit.file,
                     f"`{describe(call)}` learns from samples for evaluation, so their features "
@@ -161,7 +161,7 @@ def _has_path(value: Value | None, path: str) -> bool:
 def _report(fit: Event, split: Split, what: str) -> Problem:
     line = getattr(split.event.node, "lineno", None)
     message = f"`{describe(fit.value)}` learns from all samples, and line {line} {what}."
-    return Problem(fit.node, fit.file, message, {"split_line": line})
+    return at_node(fit.node, fit.file, message, {"split_line": line})
 
 
 def _is_of_all(fit: Event) -> bool:

@@ -56,10 +56,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
-from surestep.doctor.remark import Remark, list_names
+from surestep.doctor.problem import Location, Problem
 from surestep.doctor.runtime.batches import digest_samples, list_tensors
 from surestep.doctor.runtime.uses import BatchUses
-from surestep.doctor.watcher import Location, Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
+from surestep.doctor.wording import list_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +87,7 @@ _FEWEST_SAME = 8
 _DISTINCT = 0.99  # of the training data: rows of few categories are equal by chance
 
 
-def inspect(data: DataCase) -> Iterator[Remark]:
+def inspect(data: DataCase) -> Iterator[Problem]:
     """Find sets with samples of the training data."""
     from surestep.doctor.rules.ss605_leakage_by_duplicates.duplicates import (
         find_duplicates,
@@ -97,7 +98,7 @@ def inspect(data: DataCase) -> Iterator[Remark]:
     equal = [split.name for split in data.others if is_same(data.train, split)]
     if same := [*data.same, *equal]:
         count = "" if data.train.count is None else f"{data.train.count} "
-        yield Remark(
+        yield Problem(
             f"The {_describe(same)} has the same {count}{'batches' if is_ready else 'samples'} as "
             "the training data.",
             {"parts": same, "samples": data.train.count},
@@ -111,7 +112,7 @@ def inspect(data: DataCase) -> Iterator[Remark]:
         start = f"About {found.share:.0%} of the {_describe([split.name])} {how} in"
         if split.share is None or data.train.share is None:  # the others may be unlike those read
             start = f"Samples of the {_describe([split.name])} are also in"
-        yield Remark(
+        yield Problem(
             f"{start} the training data: of {len(split.rows)} samples that were read, "
             f"{len(found.pairs)}, such as sample {row} there and sample {of_train} here.",
             {
@@ -125,7 +126,7 @@ def inspect(data: DataCase) -> Iterator[Remark]:
     yield from _inspect_groups(data)
 
 
-def _inspect_groups(data: DataCase) -> Iterator[Remark]:
+def _inspect_groups(data: DataCase) -> Iterator[Problem]:
     """Find sets with samples of groups that are in the training data too."""
     own, others = data.read_origins("groups")
     trained = set(own)
@@ -134,7 +135,7 @@ def _inspect_groups(data: DataCase) -> Iterator[Remark]:
         if not shared:
             continue
         samples = sum(group in trained for group in groups)
-        yield Remark(
+        yield Problem(
             f"{len(shared)} of the {len(set(groups))} groups of the {_describe([name])} are in the "
             f"training data too, such as {shared[0]}: {samples} of its {len(groups)} samples.",
             {"part": name, "groups": len(shared), "samples": samples, "count": len(groups)},
@@ -241,7 +242,7 @@ class Watch(Watcher):
                 seen.since_step = run.step
             seen.same += same
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         found = [seen for seen in self._found if seen.samples >= _FEWEST_COMPARED]
         others = [seen for seen in found if seen.same == 0]
         for seen in found:
@@ -251,10 +252,10 @@ class Watch(Watcher):
             if seen.same < _FEWEST_SAME or seen.same < _SHARE * seen.samples:
                 continue
             if not is_on_purpose and not is_by_chance:
-                yield Observation(
-                    seen.location,
+                yield Problem(
                     f"{seen.same} of {seen.samples} evaluated samples that were compared had been "
                     "trained on before.",
-                    seen.since_step,
                     {"samples": seen.samples, "same": seen.same},
+                    location=seen.location,
+                    since_step=seen.since_step,
                 )

@@ -50,7 +50,6 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from surestep.doctor.problem import Problem, at_event
-from surestep.doctor.remark import Remark
 from surestep.doctor.rules.ss610_labels_do_not_match.orders import (
     Order,
     find_order,
@@ -69,7 +68,7 @@ from surestep.doctor.source.trace import Event, Program, Trace
 from surestep.doctor.source.training import describe
 from surestep.doctor.source.values import Call, Value
 from surestep.doctor.watcher import Call as Called
-from surestep.doctor.watcher import Observation, Run, Watcher
+from surestep.doctor.watcher import Run, Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -154,7 +153,7 @@ def _describe_mismatch(
     return None
 
 
-def inspect(data: DataCase) -> Iterator[Remark]:
+def inspect(data: DataCase) -> Iterator[Problem]:
     """Find targets that do not vary, and labels of which nearly all are equal."""
     values, labels = data.train.values, data.train.labels
     if values is None or len(values) < _FEWEST or data.loop.loader.loss.kind == "none":
@@ -162,7 +161,7 @@ def inspect(data: DataCase) -> Iterator[Remark]:
     if data.train.share is None:  # a stream may be ordered by its targets
         return
     if bool((values == values[0]).all()):
-        yield Remark(
+        yield Problem(
             f"All {len(values)} training targets that were read are {values[0].item():g}.",
             {"targets": len(values), "value": values[0].item()},
             "Check which column or folder the targets are read from.",
@@ -172,7 +171,7 @@ def inspect(data: DataCase) -> Iterator[Remark]:
         classes, counts = labels.unique(return_counts=True)
         share, usual = float(counts.max()) / len(labels), int(classes[counts.argmax()])
         if share >= _MOSTLY:
-            yield Remark(
+            yield Problem(
                 f"{share:.1%} of the {len(labels)} training labels that were read are {usual}, so "
                 "a model that always answers it has this accuracy.",
                 {"share": share, "class": usual, "labels": len(labels)},
@@ -237,7 +236,7 @@ class Watch(Watcher):
 
             self._targets.append(torch.stack(target.aminmax()))
 
-    def observe(self, run: Run) -> Iterator[Observation]:
+    def observe(self, run: Run) -> Iterator[Problem]:
         trained = [seen for seen in self._found if seen.entry.trained]
         if len({(seen.is_constant, seen.value) for seen in trained}) != 1:
             return
@@ -246,10 +245,10 @@ class Watch(Watcher):
             target.tolist() == [seen.value] * 2 for target in self._targets
         )
         if seen.is_constant and is_used and seen.samples >= _FEWEST_SAMPLES:
-            yield Observation(
-                seen.entry.location,
+            yield Problem(
                 f"All labels of {seen.samples} samples are {seen.value:g}, so there is nothing to "
                 "distinguish.",
-                seen.entry.since_step,
                 {"samples": seen.samples, "label": seen.value},
+                location=seen.entry.location,
+                since_step=seen.entry.since_step,
             )
