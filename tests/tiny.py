@@ -11,7 +11,7 @@ import surestep
 from surestep.engine.data.batch_loader import BatchLoader, make_loader
 from surestep.engine.plan.plan import Plan, TaskInfo
 from surestep.engine.plan.system import SystemInfo
-from surestep.engine.rules.resolve import resolve
+from surestep.engine.resolve.resolver import resolve
 from surestep.engine.state.state import WHOLE, State
 from surestep.trainer.planning import PreparedTask, plan_task
 from surestep.trainer.session import Session

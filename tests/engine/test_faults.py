@@ -6,7 +6,7 @@ import pytest
 
 from surestep.base.errors import ConfigError
 from surestep.config.config import Config
-from surestep.engine.rules.resolve import resolve
+from surestep.engine.resolve.resolver import resolve
 from tests.tiny import FACTS, GIVEN
 
 ORIGINS = {"optim.momentum": "command line", "clip_value": "run.toml:7"}

@@ -18,7 +18,7 @@ from surestep import losses
 from surestep.base.errors import NonFiniteError
 from surestep.engine import device as devices
 from surestep.engine.plan.context import PlanContext
-from surestep.engine.rules import run as rules
+from surestep.engine.resolve import run as run_options
 from tests import tiny
 
 KIND = "stub"
@@ -104,7 +104,7 @@ def register():
     torch.__future__.set_swap_module_params_on_conversion(True)
     torch.accelerator.synchronize = lambda device=None: None
     devices.WITHOUT_FLOAT64 = (KIND,)
-    rules._is_available = lambda ctx, name: True
+    run_options._is_available = lambda ctx, name: True
     PlanContext.device = property(lambda self: "mps")
 
 

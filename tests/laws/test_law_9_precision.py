@@ -12,7 +12,7 @@ import surestep
 from surestep.config.config import Config
 from surestep.engine.plan.plan import TaskInfo
 from surestep.engine.plan.system import SystemInfo, read_system
-from surestep.engine.rules.resolve import resolve
+from surestep.engine.resolve.resolver import resolve
 from tests.laws.support.tasks import rows, session_of
 
 Folder = Callable[[], Path]

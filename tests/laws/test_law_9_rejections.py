@@ -15,10 +15,10 @@ from torch import nn
 import surestep
 from surestep.base.errors import ConfigError
 from surestep.config.config import Config, iter_options, option_info
-from surestep.engine import rules
+from surestep.engine import resolve as functions
 from surestep.engine.plan.context import PlanContext
 from surestep.engine.plan.system import read_system
-from surestep.engine.rules.requirements import requirements_of
+from surestep.engine.resolve.requirements import requirements_of
 from surestep.trainer import planning
 from surestep.trainer.planning import plan_task
 from tests.laws.support.option_values import MANY, OPTION_VALUES
@@ -100,10 +100,10 @@ def test_switch_that_is_off_requires_nothing(option):
 
 
 def reject_calls() -> set[tuple[str, int]]:
-    """Return file and line of every call of `reject` in the rules."""
+    """Return file and line of every call of `reject` in the functions that decide options."""
     return {
         (file.name, node.lineno)
-        for file in Path(rules.__file__).parent.glob("*.py")
+        for file in Path(functions.__file__).parent.glob("*.py")
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "reject"
     }

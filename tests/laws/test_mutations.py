@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from surestep.config.duration import parse_duration
-from surestep.engine import own_generators, rng, rules
+from surestep.engine import own_generators, resolve, rng
 from surestep.engine.data import apply_transform, batch_loader, seeded_call, sources
 from surestep.engine.data.samplers import basic, weights
 from surestep.engine.diagnose import diagnose
@@ -195,24 +195,24 @@ def mean_of_means(batch: Any, *_: Any) -> Any:
 def ignore_set_value(option: str) -> Callable[[Patch], None]:
     """Decide an option as if it were not set."""
 
-    def rule(ctx: PlanContext, own: Callable = rules.RULES[option]) -> Any:
+    def decide(ctx: PlanContext, own: Callable = resolve.RESOLVERS[option]) -> Any:
         rest = {name: value for name, value in ctx.set_options.items() if name != option}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ctx, "set_options", rest)
             return own(ctx)
 
-    return lambda patch: patch.setitem(rules.RULES, option, rule)
+    return lambda patch: patch.setitem(resolve.RESOLVERS, option, decide)
 
 
 def accept(option: str) -> Callable[[Patch], None]:
-    """Drop what the rule of an option rejects."""
+    """Drop what is rejected of an option."""
 
-    def rule(ctx: PlanContext, own: Callable = rules.RULES[option]) -> Any:
+    def decide(ctx: PlanContext, own: Callable = resolve.RESOLVERS[option]) -> Any:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ctx, "reject", lambda message: None)
             return own(ctx)
 
-    return lambda patch: patch.setitem(rules.RULES, option, rule)
+    return lambda patch: patch.setitem(resolve.RESOLVERS, option, decide)
 
 
 def forgetful(guard: Any, *_: Any) -> None:

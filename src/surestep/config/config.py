@@ -1,7 +1,7 @@
 """The options of a run: frozen, typed and validated.
 
 Options have the same names in Python, in TOML and on the command line. This package declares what
-each option means; the rules in `engine/rules/` decide the options that are not set.
+each option means; the functions in `engine/resolve/` decide the options that are not set.
 """
 
 import re

@@ -71,14 +71,14 @@ class OptionInfo:
 
     Attributes:
         help_text: what it is, for `--help` and docs/options.md.
-        default: the value of the Plan if the option is not set, and its reason; None if a rule
-            decides.
+        default: the value of the Plan if the option is not set, and its reason; None if a
+            function decides.
         requires: the values that other options must have for this one to be of use, by full name:
             one value, several, or ON for any value but off.
         excludes: options that cannot be set together with it.
         resume: the effect of a change when a run resumes; None is the effect of the group.
         is_duration: its text is an interval, which the Plan holds as a Duration.
-        rule: decides it, for an option of a plug-in.
+        resolve: decides it, for an option of a plug-in.
         callback: makes the Callback that does what it says, for an option of a plug-in.
     """
 
@@ -88,7 +88,7 @@ class OptionInfo:
     excludes: tuple[str, ...] = ()
     resume: ResumeEffect | None = None
     is_duration: bool = False
-    rule: Callable[[Any], tuple[Any, str] | None] | None = None
+    resolve: Callable[[Any], tuple[Any, str] | None] | None = None
     callback: Callable[[Any], Any] | None = None
 
 
@@ -105,7 +105,7 @@ def option(
     Args:
         help_text: what it is, for `--help` and docs/options.md.
         default: the value if the option is not set, and the reason for it. An option whose default
-            depends on anything has a rule in `engine/rules/` instead.
+            depends on anything has a function in `engine/resolve/` instead.
         resume: the effect of a change when a run resumes; by default that of the group.
         requires: the values that other options must have, by full name, as in
             `{"on_nonfinite": "skip"}`; several values are a tuple, and ON is any value but off.
@@ -129,7 +129,7 @@ class PluginOption:
         resume: the effect of a change when a run resumes; by default it has to be allowed.
         requires: the values that other options must have, as in `option`.
         excludes: full names of options that cannot be set together with it.
-        rule: called with a PlanContext `ctx`; returns the value and its reason, often by
+        resolve: called with a PlanContext `ctx`; returns the value and its reason, often by
             `ctx.set_or(value, reason)`, and rejects values by `ctx.reject(message)`.
         callback: called with the value in the Plan, unless the option is off; returns the Callback
             that does what the option says.
@@ -149,7 +149,7 @@ class PluginOption:
         resume: ResumeEffect = UNKNOWN,
         requires: Mapping[str, Any] | None = None,
         excludes: tuple[str, ...] = (),
-        rule: Callable[[Any], tuple[Any, str] | None] | None = None,
+        resolve: Callable[[Any], tuple[Any, str] | None] | None = None,
         callback: Callable[[Any], Any] | None = None,
     ) -> None:
         self.kind = kind
@@ -160,7 +160,7 @@ class PluginOption:
             excludes,
             resume,
             is_duration=DURATION in list_types(kind),
-            rule=rule,
+            resolve=resolve,
             callback=callback,
         )
 

@@ -22,8 +22,8 @@ from surestep.config.config import Config
 from surestep.config.group import Locations, not_allowed, placed
 from surestep.engine.device import use_device
 from surestep.engine.plan.system import SystemInfo, read_system
+from surestep.engine.resolve.resolver import resolve_device, resolve_seed
 from surestep.engine.rng import derive_seed, set_seed
-from surestep.engine.rules.resolve import resolve_device, resolve_seed
 from surestep.engine.step.callback import Callback
 from surestep.engine.task.task import Task
 from surestep.recipes.find import (

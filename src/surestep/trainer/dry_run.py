@@ -19,7 +19,7 @@ from surestep.engine.data.dataset import count_samples, first_samples
 from surestep.engine.data.target_stats import with_fitted_loss
 from surestep.engine.evaluate.predict import Predictions
 from surestep.engine.losses.model_loss import IN_TRAINING
-from surestep.engine.rules.resolve import resolve_seed
+from surestep.engine.resolve.resolver import resolve_seed
 from surestep.engine.state.state import State
 from surestep.engine.step.callback import Callback, Request
 from surestep.engine.task.task import Task

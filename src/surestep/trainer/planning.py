@@ -46,9 +46,9 @@ from surestep.engine.profile.memory_estimate import (
     RankMemory,
     estimate_rank_memory,
 )
+from surestep.engine.resolve.optimizers import plan_optimizers
+from surestep.engine.resolve.resolver import resolve, resolve_device, resolve_seed
 from surestep.engine.rng import derive_seed, preserve_torch_rng, set_seed
-from surestep.engine.rules.optimizers import plan_optimizers
-from surestep.engine.rules.resolve import resolve, resolve_device, resolve_seed
 from surestep.engine.state.average import BATCH_NORM
 from surestep.engine.task.task import Task
 from surestep.record.skipped_samples import read_samples

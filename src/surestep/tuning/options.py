@@ -16,7 +16,7 @@ from surestep.base.secrets import mask_secrets
 from surestep.base.text import print_escaped
 from surestep.config.duration import parse_duration
 from surestep.engine.plan.plan import Plan
-from surestep.engine.rules.resolve import resolve_seed
+from surestep.engine.resolve.resolver import resolve_seed
 from surestep.recipes.find import SHIPPED
 from surestep.recipes.load import RecipeCall
 from surestep.record.io import os_error_hint

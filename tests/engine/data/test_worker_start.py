@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 import surestep
 from surestep.base.errors import ConfigError, DataError
 from surestep.engine.data.workers import Loader, _describe
-from surestep.engine.rules.resolve import resolve
+from surestep.engine.resolve.resolver import resolve
 from tests import tiny
 from tests.warm import warm_python
 

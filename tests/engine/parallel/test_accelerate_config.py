@@ -13,7 +13,7 @@ from surestep.engine.distributed.launcher_env import (
     read_accelerate,
 )
 from surestep.engine.plan.plan import Plan
-from surestep.engine.rules.resolve import resolve
+from surestep.engine.resolve.resolver import resolve
 from tests import tiny
 
 SAID = {

@@ -9,7 +9,7 @@ import surestep
 from surestep.config.config import Config
 from surestep.engine.plan.context import PlanContext
 from surestep.engine.plan.plan import Plan
-from surestep.engine.rules.validation import (
+from surestep.engine.resolve.validation import (
     LARGER_IS_BETTER,
     SMALLER_IS_BETTER,
     better_direction,

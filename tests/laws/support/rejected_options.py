@@ -25,7 +25,7 @@ from surestep.engine.allocator import Allocator
 from surestep.engine.distributed.launcher_env import AccelerateConfig, LaunchInfo
 from surestep.engine.optim.registry import BUILT_IN as OPTIMIZERS
 from surestep.engine.plan.system import SystemInfo, read_system
-from surestep.engine.rules.requirements import requirements_of
+from surestep.engine.resolve.requirements import requirements_of
 from surestep.engine.schedule.registry import BUILT_IN as SCHEDULES
 from tests.laws.support.detector import Detector, Images, Recall, collate
 from tests.laws.support.option_values import (

@@ -1,1 +1,1 @@
-"""The Plan and what its rules may read."""
+"""The Plan and what is read to decide its options."""

@@ -1,4 +1,4 @@
-"""What the rules of the Plan read: the set options, the machine, the Task, other decisions."""
+"""What is read to decide an option: the set options, the machine, the Task, other decisions."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ Decision = tuple[Any, str]  # a value and its reason
 
 
 class PlanContext:
-    """What a rule reads; `context["batch_size"]` is what was decided for another option.
+    """What such a function reads; `context["batch_size"]` is what was decided for another option.
 
     Attributes:
         system: the machine.
@@ -73,7 +73,7 @@ class PlanContext:
         return option in self._origins and self.origin(option).endswith(COMMAND_LINE)
 
     def reject(self, message: str) -> None:
-        """Reject what is set, with what to type instead; the rule may find more."""
+        """Reject what is set, with what to type instead; the function may find more."""
         self.rejections.append(message)
 
     def set_value(self) -> Decision:
@@ -136,19 +136,19 @@ class PlanContext:
         return self.steps(text)
 
 
-Rule = Callable[[PlanContext], Decision | None]  # None: the option does not apply
-RULES: dict[str, Rule] = {}
+Resolver = Callable[[PlanContext], Decision | None]  # None: the option does not apply
+RESOLVERS: dict[str, Resolver] = {}
 
 
-def rule(*options: str) -> Callable[[Rule], Rule]:
-    """Register a function as the rule of options, by the name in `ctx.option`.
+def resolves(*options: str) -> Callable[[Resolver], Resolver]:
+    """Register a function that decides options; `ctx.option` has the name of the one.
 
-    A rule returns a value and its reason, and calls `ctx.reject` if the option that is set cannot
-    be used here. Options without a rule have the default of their declaration.
+    It returns a value and its reason, and calls `ctx.reject` if the option that is set cannot be
+    used here. Options without such a function have the default of their declaration.
     """
 
-    def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(options, function))
+    def register(function: Resolver) -> Resolver:
+        RESOLVERS.update(dict.fromkeys(options, function))
         return function
 
     return register

@@ -6,8 +6,8 @@ from surestep.config.config import Config, option_info
 from surestep.engine.distributed.launcher_env import LaunchInfo
 from surestep.engine.optim.registry import BUILT_IN as OPTIMIZERS
 from surestep.engine.optim.registry import options_of
-from surestep.engine.rules import RULES
-from surestep.engine.rules.resolve import plan_options, resolve_seed
+from surestep.engine.resolve import RESOLVERS
+from surestep.engine.resolve.resolver import plan_options, resolve_seed
 from tests.tiny import FACTS, GIVEN, GPU, LOADED, OLD_GPU, VALIDATED, decide
 
 SAID = {
@@ -70,7 +70,7 @@ def test_manual_step_reason_names_where_gradients_are_summed():
 def test_every_option_has_a_declared_default_or_a_rule():
     """An undeclared default would be None, "not set"."""
     for option in plan_options():
-        assert option in RULES or option_info(option).default[1] != "not set", option
+        assert option in RESOLVERS or option_info(option).default[1] != "not set", option
 
 
 @pytest.mark.parametrize("option", [name for name in SAID if name != "epochs"])

@@ -13,11 +13,11 @@ from surestep.config.not_set import NOT_SET, NotSet
 from surestep.engine.plan.context import PlanContext
 from surestep.engine.plan.plan import Plan, ResolvedOption, TaskInfo
 from surestep.engine.plan.system import SystemInfo
-from surestep.engine.rules import RULES
-from surestep.engine.rules.average import make_averaging_spec
-from surestep.engine.rules.optim import own_options
-from surestep.engine.rules.requirements import find_unmet
-from surestep.engine.rules.schedule import make_schedule_spec
+from surestep.engine.resolve import RESOLVERS
+from surestep.engine.resolve.average import make_averaging_spec
+from surestep.engine.resolve.optim import own_options
+from surestep.engine.resolve.requirements import find_unmet
+from surestep.engine.resolve.schedule import make_schedule_spec
 
 
 def resolve(
@@ -93,19 +93,19 @@ class _Resolver(PlanContext):
         )
 
     def decide(self, option: str) -> None:
-        """Apply the rule of an option, after what it requires by its declaration.
+        """Decide an option, after what it requires by its declaration.
 
         Raises:
             _Rejected: the option cannot be used.
         """
         unmet = find_unmet(self, option)
-        if unmet is not None:  # the rule may rely on what is required
+        if unmet is not None:  # the function may rely on what is required
             raise _Rejected(unmet, option)
         outer = self.option, self.rejections
         self.option, self.rejections = option, []
         try:
             info = option_info(option)
-            own = RULES.get(option) or (info.rule if info is not None else None)
+            own = RESOLVERS.get(option) or (info.resolve if info is not None else None)
             decision = (own or PlanContext.declared)(self)
         except Exception:
             if not self.rejections:  # otherwise it may follow from them
@@ -126,7 +126,7 @@ def plan_options() -> tuple[str, ...]:
     The length of a run is `total_steps`, so `epochs` and `max_steps` are not listed.
     """
     names = [name for name, _ in iter_options() if name not in ("epochs", "max_steps")]
-    names += [name for name in RULES if option_info(name) is None]
+    names += [name for name in RESOLVERS if option_info(name) is None]
     groups = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
     return tuple(sorted(names, key=lambda name: groups.index(name.rpartition(".")[0])))
 

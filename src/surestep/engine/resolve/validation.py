@@ -4,7 +4,7 @@ from difflib import get_close_matches
 from typing import Literal
 
 from surestep.engine.metrics.base import find_object
-from surestep.engine.plan.context import Decision, PlanContext, rule
+from surestep.engine.plan.context import Decision, PlanContext, resolves
 from surestep.engine.plan.specs import raw_name
 
 LARGER_IS_BETTER = frozenset(
@@ -26,7 +26,7 @@ LARGER_IS_BETTER = frozenset(
 SMALLER_IS_BETTER = frozenset(("loss", "error", "mse", "mae", "rmse", "perplexity", "wer", "cer"))
 
 
-@rule("validation.batch_size")
+@resolves("validation.batch_size")
 def batch_size(ctx: PlanContext) -> Decision:
     """Use the loader's size, or the one that fits in training."""
     wanted, of_loaders = ctx.get("validation.batch_size"), ctx.task_info.val_batch_sizes
@@ -50,7 +50,7 @@ def batch_size(ctx: PlanContext) -> Decision:
     return ctx.set_or(ctx["micro_batch_size"], reason)
 
 
-@rule("validation.weights")
+@resolves("validation.weights")
 def weights(ctx: PlanContext) -> Decision:
     """Evaluate the average if there is one."""
     averages = ctx["average.kind"] != "none"
@@ -71,7 +71,7 @@ def weights(ctx: PlanContext) -> Decision:
     return ctx.set_or("raw", "there is no average")
 
 
-@rule("validation.metric")
+@resolves("validation.metric")
 def metric(ctx: PlanContext) -> Decision:
     """Use the loss, unless a metric that is measured is set."""
     task, wanted = ctx.task_info, ctx.get("validation.metric")
@@ -126,7 +126,7 @@ def _hint_at_dicts(ctx: PlanContext, wanted: str, *, is_clear: bool) -> str:
     return f" If {of!r} returns a dict, {wrap}its values are {of}_NAME each."
 
 
-@rule("validation.mode")
+@resolves("validation.mode")
 def mode(ctx: PlanContext) -> Decision:
     """Use the direction that the metric declares, or that its name implies."""
     best = better_direction(ctx)

@@ -5,8 +5,8 @@ import math
 from surestep.config.param_groups import parse_param_group
 from surestep.engine.parallel.deepspeed.config import find_problems, make_ds_config
 from surestep.engine.parallel.strategy import strategy_class
-from surestep.engine.plan.context import Decision, PlanContext, rule
-from surestep.engine.rules.parallel import NEEDS_FULL_TENSORS
+from surestep.engine.plan.context import Decision, PlanContext, resolves
+from surestep.engine.resolve.parallel import NEEDS_FULL_TENSORS
 
 _DDP = "or use parallel.strategy='ddp'."
 
@@ -15,7 +15,7 @@ def _is_chosen(ctx: PlanContext) -> bool:
     return "zero_stage" in strategy_class(ctx["parallel.strategy"]).takes
 
 
-@rule("parallel.zero_stage")
+@resolves("parallel.zero_stage")
 def zero_stage(ctx: PlanContext) -> Decision:
     """Shard optimizer state and gradients."""
     if not _is_chosen(ctx):
@@ -27,7 +27,7 @@ def zero_stage(ctx: PlanContext) -> Decision:
     )
 
 
-@rule("parallel.deepspeed")
+@resolves("parallel.deepspeed")
 def deepspeed(ctx: PlanContext) -> Decision:
     """Make DeepSpeed's configuration from the Plan and the user's keys."""
     if not _is_chosen(ctx):

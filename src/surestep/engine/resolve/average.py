@@ -3,13 +3,13 @@
 from dataclasses import replace
 from typing import Literal
 
-from surestep.engine.plan.context import Decision, PlanContext, rule
+from surestep.engine.plan.context import Decision, PlanContext, resolves
 from surestep.engine.plan.specs import AveragingSpec
 
 _NO_AVERAGE = "there is no average"
 
 
-@rule("average.start")
+@resolves("average.start")
 def start(ctx: PlanContext) -> Decision:
     """SWA averages the end of the run, EMA all of it."""
     if ctx["average.kind"] == "swa":
@@ -17,7 +17,7 @@ def start(ctx: PlanContext) -> Decision:
     return ctx.set_or("0%", "from the first step" if ctx["average.kind"] == "ema" else _NO_AVERAGE)
 
 
-@rule("average.every")
+@resolves("average.every")
 def every(ctx: PlanContext) -> Decision:
     """SWA averages epochs, if there are several."""
     if ctx["average.kind"] != "swa":
@@ -30,7 +30,7 @@ def every(ctx: PlanContext) -> Decision:
     return ctx.set_or("1 epoch", "as in the paper")
 
 
-@rule("average.buffers")
+@resolves("average.buffers")
 def buffers(ctx: PlanContext) -> Decision:
     """Recompute BatchNorm statistics for SWA, and average them for EMA."""
     kind, task = ctx["average.kind"], ctx.task_info
@@ -60,7 +60,7 @@ def buffers(ctx: PlanContext) -> Decision:
     return ctx.set_or("copy", "the model's own")
 
 
-@rule("average.lr")
+@resolves("average.lr")
 def lr(ctx: PlanContext) -> Decision:
     """Check that the schedule is known before the run."""
     if ctx.is_set("average.lr") and ctx["schedule.name"] == "reduce_on_plateau":

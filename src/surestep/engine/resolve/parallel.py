@@ -1,8 +1,8 @@
 """How many processes take a step together, and what each of them holds."""
 
 from surestep.engine.parallel.strategy import strategy_class
-from surestep.engine.plan.context import Decision, PlanContext, rule
-from surestep.engine.rules.requirements import SEVERAL
+from surestep.engine.plan.context import Decision, PlanContext, resolves
+from surestep.engine.resolve.requirements import SEVERAL
 
 _SHARDS = {
     "full": "each rank holds a shard of parameters, gradients and optimizer state",
@@ -22,7 +22,7 @@ NEEDS_FULL_TENSORS = {
 }
 
 
-@rule("parallel.strategy")
+@resolves("parallel.strategy")
 def strategy(ctx: PlanContext) -> Decision:
     """Use the strategy that is set, or the one of the launcher."""
     wanted, launched = ctx.get("parallel.strategy", "auto"), ctx.system.launched
@@ -56,7 +56,7 @@ def strategy(ctx: PlanContext) -> Decision:
     return "ddp", f"auto: {started}"
 
 
-@rule("parallel.ranks")
+@resolves("parallel.ranks")
 def ranks(ctx: PlanContext) -> Decision:
     """Count the processes, and check that the strategy can take the steps of this Task."""
     name, launched = ctx["parallel.strategy"], ctx.system.launched
@@ -81,7 +81,7 @@ def ranks(ctx: PlanContext) -> Decision:
     return launched.size, f"{launched.nodes} machine(s) x {launched.local_size} processes"
 
 
-@rule("parallel.rank")
+@resolves("parallel.rank")
 def rank(ctx: PlanContext) -> Decision:
     """Return which of the processes this one is."""
     launched = ctx.system.launched
@@ -92,7 +92,7 @@ def rank(ctx: PlanContext) -> Decision:
     return launched.rank, f"assigned by {launched.launcher}"
 
 
-@rule("parallel.backend")
+@resolves("parallel.backend")
 def backend(ctx: PlanContext) -> Decision:
     """Use NCCL on GPUs."""
     if ctx.system.launched.size == 1:
@@ -100,7 +100,7 @@ def backend(ctx: PlanContext) -> Decision:
     return ("nccl", "the device is a GPU") if ctx.on_gpu else ("gloo", "the device is the CPU")
 
 
-@rule("parallel.replica_check_every")
+@resolves("parallel.replica_check_every")
 def replica_check_every(ctx: PlanContext) -> Decision:
     """Compare replicas, if there are any."""
     wanted = ctx.get("parallel.replica_check_every")
@@ -118,7 +118,7 @@ def replica_check_every(ctx: PlanContext) -> Decision:
     return ctx.set_or("1000 steps", "a check takes one pass over the parameters, at a log point")
 
 
-@rule("parallel.start_timeout_s")
+@resolves("parallel.start_timeout_s")
 def start_timeout_s(ctx: PlanContext) -> Decision:
     """Wait longer for the first step than for the others."""
     timeout = ctx["parallel.timeout_s"]
@@ -138,7 +138,7 @@ def gathers_blocks(ctx: PlanContext) -> bool:
     return strategy_class(ctx["parallel.strategy"]).gathers_blocks
 
 
-@rule("parallel.shard")
+@resolves("parallel.shard")
 def shard(ctx: PlanContext) -> Decision:
     """Shard everything, if the strategy shards."""
     if not gathers_blocks(ctx):
@@ -165,7 +165,7 @@ def shard(ctx: PlanContext) -> Decision:
     return "full", _SHARDS["full"]
 
 
-@rule("parallel.shard_size")
+@resolves("parallel.shard_size")
 def shard_size(ctx: PlanContext) -> Decision:
     """Shard within a machine if sharding is hybrid, and else over all ranks."""
     if not gathers_blocks(ctx):
@@ -185,7 +185,7 @@ def shard_size(ctx: PlanContext) -> Decision:
     return ctx.set_or(size, "hybrid: sharded within a machine, replicated across machines")
 
 
-@rule("parallel.wrap_policy")
+@resolves("parallel.wrap_policy")
 def wrap_policy(ctx: PlanContext) -> Decision:
     """Choose the modules that are gathered one at a time."""
     if not gathers_blocks(ctx):
@@ -198,7 +198,7 @@ def wrap_policy(ctx: PlanContext) -> Decision:
     return units.names, f"auto: {units.text}"
 
 
-@rule("parallel.offload")
+@resolves("parallel.offload")
 def offload(ctx: PlanContext) -> Decision:
     """Check what FSDP can offload."""
     wanted = ctx.get("parallel.offload", "off")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from surestep.config.schedule import Schedule
-from surestep.engine.plan.context import Decision, PlanContext, rule
+from surestep.engine.plan.context import Decision, PlanContext, resolves
 from surestep.engine.schedule.curves import LENGTHS
 from surestep.engine.schedule.lr import cycle_ends, no_momentum_message
 from surestep.engine.schedule.registry import OWN, ScheduleSpec, schedule_info
@@ -17,7 +17,7 @@ _NOT_OF_CURVE = (
 _TIMESCALE = 10_000.0  # Source: transformers.get_inverse_sqrt_schedule, without warm-up
 
 
-@rule("schedule.name")
+@resolves("schedule.name")
 def name(ctx: PlanContext) -> Decision:
     """Keep the learning rate constant, unless a schedule is set."""
     if ctx.task_info.own_schedule:
@@ -36,7 +36,7 @@ def name(ctx: PlanContext) -> Decision:
     return ctx.set_or("constant", "not set: the learning rate is constant")
 
 
-@rule(*(f"schedule.{option}" for option in Schedule.model_fields if option != "name"))
+@resolves(*(f"schedule.{option}" for option in Schedule.model_fields if option != "name"))
 def own_option(ctx: PlanContext) -> Decision:
     """Use the default of the schedule."""
     chosen, option = ctx["schedule.name"], ctx.option.removeprefix("schedule.")

@@ -5,13 +5,13 @@ import torch
 from surestep.config.doctor import reasons_by_code
 from surestep.engine.distributed.launcher_env import AccelerateConfig
 from surestep.engine.parallel.strategy import strategy_class
-from surestep.engine.plan.context import Decision, PlanContext, rule
+from surestep.engine.plan.context import Decision, PlanContext, resolves
 
 _MIN_SECONDS = 10.0  # between two saves, which take 15 to 120 ms each on a local disk
 _TRACKERS = ("tensorboard", "mlflow", "wandb")  # each needs the package, and the extra, of its name
 
 
-@rule("device")
+@resolves("device")
 def device(ctx: PlanContext) -> Decision:
     """Use the device that is set, or else the best; each process of a machine has its own GPU."""
     _check_device(ctx)
@@ -76,7 +76,7 @@ def _is_available(ctx: PlanContext, name: str) -> bool:
     return wanted.type == "cpu" or (wanted.type == "mps" and ctx.system.mps)
 
 
-@rule("precision")
+@resolves("precision")
 def precision(ctx: PlanContext) -> Decision:
     """Use the precision that is set, accelerate's, or bf16 if the GPU has it natively."""
     wanted = ctx.get("precision", "auto")
@@ -116,7 +116,7 @@ def precision(ctx: PlanContext) -> Decision:
     return "fp32", "auto: bf16 only if the GPU supports it natively"
 
 
-@rule("profile")
+@resolves("profile")
 def profile(ctx: PlanContext) -> Decision:
     """Check that the steps to profile are steps of the run."""
     if int((ctx.get("profile") or "0:0").split(":")[1]) > ctx["total_steps"]:
@@ -127,7 +127,7 @@ def profile(ctx: PlanContext) -> Decision:
     return ctx.declared()
 
 
-@rule("checkpoint.min_seconds")
+@resolves("checkpoint.min_seconds")
 def min_seconds(ctx: PlanContext) -> Decision:
     """Save the end of a short epoch only if the last such save was some time ago.
 
@@ -142,7 +142,7 @@ def min_seconds(ctx: PlanContext) -> Decision:
     return _MIN_SECONDS, "an epoch may take less; checkpoint.every='1 epoch' saves at each end"
 
 
-@rule("checkpoint.keep_every")
+@resolves("checkpoint.keep_every")
 def keep_every(ctx: PlanContext) -> Decision:
     """Check that the interval has a length in steps."""
     wanted = ctx.get("checkpoint.keep_every") or ""
@@ -154,7 +154,7 @@ def keep_every(ctx: PlanContext) -> Decision:
     return ctx.declared()
 
 
-@rule("checkpoint.async_save")
+@resolves("checkpoint.async_save")
 def async_save(ctx: PlanContext) -> Decision:
     """Write in a thread if a second CPU can run it."""
     if ctx.system.cpus < 2:
@@ -162,7 +162,7 @@ def async_save(ctx: PlanContext) -> Decision:
     return ctx.set_or(True, "a step waits only while the state is copied; a thread writes the copy")
 
 
-@rule("checkpoint.weights")
+@resolves("checkpoint.weights")
 def saved_weights(ctx: PlanContext) -> Decision:
     """Leave the base of adapters out."""
     if ctx.task_info.adapters:
@@ -171,7 +171,7 @@ def saved_weights(ctx: PlanContext) -> Decision:
     return ctx.set_or("all", "a checkpoint is complete by itself")
 
 
-@rule("logging.trackers")
+@resolves("logging.trackers")
 def trackers(ctx: PlanContext) -> Decision:
     """Check that the package of each built-in tracker is installed."""
     for name in ctx.get("logging.trackers", ()):
@@ -183,7 +183,7 @@ def trackers(ctx: PlanContext) -> Decision:
     return ctx.declared()
 
 
-@rule("logging.per_layer")
+@resolves("logging.per_layer")
 def per_layer(ctx: PlanContext) -> Decision:
     """Check that the norm of each gradient is known."""
     if ctx.get("logging.per_layer"):
@@ -191,7 +191,7 @@ def per_layer(ctx: PlanContext) -> Decision:
     return ctx.declared()
 
 
-@rule("logging.histograms")
+@resolves("logging.histograms")
 def histograms(ctx: PlanContext) -> Decision:
     """Check that the interval has a length in steps, and that gradients can be read."""
     wanted = ctx.get("logging.histograms") or ""
@@ -215,7 +215,7 @@ def _check_gradients(ctx: PlanContext, typed: str) -> None:
         )
 
 
-@rule("logging.graph")
+@resolves("logging.graph")
 def graph(ctx: PlanContext) -> Decision:
     """Check that TensorBoard is installed, and that a rank has the full model."""
     wanted, strategy = ctx.get("logging.graph"), ctx["parallel.strategy"]
@@ -233,7 +233,7 @@ def graph(ctx: PlanContext) -> Decision:
     return ctx.declared()
 
 
-@rule("logging.mlflow_model")
+@resolves("logging.mlflow_model")
 def mlflow_model(ctx: PlanContext) -> Decision:
     """Log weights; a registered model is a program, since others load it without its code."""
     _require_mlflow(ctx)
@@ -244,7 +244,7 @@ def mlflow_model(ctx: PlanContext) -> Decision:
     return "weights", "exporting a program takes seconds of processor time at the end of each run"
 
 
-@rule("logging.mlflow_registered_model")
+@resolves("logging.mlflow_registered_model")
 def mlflow_registered_model(ctx: PlanContext) -> Decision:
     """Check that MLflow gets a model to register, and that it can have the name."""
     _require_mlflow(ctx)
@@ -270,7 +270,7 @@ def _require_mlflow(ctx: PlanContext) -> None:
         )
 
 
-@rule("logging.progress")
+@resolves("logging.progress")
 def progress(ctx: PlanContext) -> Decision:
     """Show a bar if something can show it."""
     if ctx.get("logging.progress", "auto") != "auto":
@@ -280,7 +280,7 @@ def progress(ctx: PlanContext) -> Decision:
     return "plain", "no terminal here"
 
 
-@rule("doctor.ignore")
+@resolves("doctor.ignore")
 def doctor_ignore(ctx: PlanContext) -> Decision:
     """Name the rules that are not checked, with their reasons."""
     reasons = reasons_by_code(ctx.get("doctor.ignore", ()) or ())

@@ -1,13 +1,13 @@
 """What can be faster on this machine: compiling, memory layout, products, attention, allocation."""
 
 from surestep.engine.distributed.launcher_env import AccelerateConfig
-from surestep.engine.plan.context import Decision, PlanContext, rule
-from surestep.engine.rules.parallel import gathers_blocks
+from surestep.engine.plan.context import Decision, PlanContext, resolves
+from surestep.engine.resolve.parallel import gathers_blocks
 
 _SDPA_ON_CPU = ("auto", "flash", "math")
 
 
-@rule("compile")
+@resolves("compile")
 def compiling(ctx: PlanContext) -> Decision:
     """Compile if it is set, here or in accelerate's config."""
     wanted, config = ctx.get("compile", "off"), ctx.system.accelerate or AccelerateConfig()
@@ -37,7 +37,7 @@ def compiling(ctx: PlanContext) -> Decision:
     return ctx.declared()
 
 
-@rule("compile_blocks")
+@resolves("compile_blocks")
 def compile_blocks(ctx: PlanContext) -> Decision:
     """Compile blocks separately if they are gathered separately."""
     by_block = ctx["compile"] != "off" and gathers_blocks(ctx)
@@ -51,7 +51,7 @@ def compile_blocks(ctx: PlanContext) -> Decision:
     return ctx.declared()
 
 
-@rule("matmul_precision")
+@resolves("matmul_precision")
 def matmul_precision(ctx: PlanContext) -> Decision:
     """Follow the precision."""
     allowed = {"tf32": ("high", "medium"), "fp32": ("highest",)}.get(ctx["precision"])
@@ -66,7 +66,7 @@ def matmul_precision(ctx: PlanContext) -> Decision:
     return ctx.set_or("highest", "fp32 products keep all their digits")
 
 
-@rule("sdpa_backend")
+@resolves("sdpa_backend")
 def sdpa_backend(ctx: PlanContext) -> Decision:
     """Check that the device has the backend."""
     wanted = ctx.get("sdpa_backend", "auto")
@@ -78,7 +78,7 @@ def sdpa_backend(ctx: PlanContext) -> Decision:
     return ctx.declared()
 
 
-@rule("cpu_allocator")
+@resolves("cpu_allocator")
 def cpu_allocator(ctx: PlanContext) -> Decision:
     """Retain freed memory on a CPU, on huge pages if the system has them."""
     wanted, allocator = ctx.get("cpu_allocator", "auto"), ctx.system.allocator

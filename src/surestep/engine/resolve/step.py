@@ -1,10 +1,10 @@
 """Clipping, the guard against steps that are not finite, and loss spikes."""
 
 from surestep.engine.parallel.strategy import strategy_class
-from surestep.engine.plan.context import Decision, PlanContext, rule
+from surestep.engine.plan.context import Decision, PlanContext, resolves
 
 
-@rule("max_grad_norm", "clip_value")
+@resolves("max_grad_norm", "clip_value")
 def clipping(ctx: PlanContext) -> Decision:
     """Clip the norm, unless its elements are clipped or the optimizer needs all of the gradient."""
     is_lbfgs, value = ctx["optim.name"] == "lbfgs", ctx.get(ctx.option)
@@ -31,7 +31,7 @@ def clipping(ctx: PlanContext) -> Decision:
     )
 
 
-@rule("on_spike")
+@resolves("on_spike")
 def on_spike(ctx: PlanContext) -> Decision:
     """Decide what happens at a loss spike: a warning, if the loss is one that should fall."""
     if ctx.get("on_spike") == "rollback" and ctx.get("checkpoint.keep_last") == 1:
@@ -49,7 +49,7 @@ def on_spike(ctx: PlanContext) -> Decision:
     return ctx.set_or("warn", "a loss that jumps is reported, and training continues unchanged")
 
 
-@rule("guard")
+@resolves("guard")
 def guard(ctx: PlanContext) -> Decision:
     """Choose how a step that is not finite is skipped: on the device if everything allows it."""
     strategy = ctx["parallel.strategy"]

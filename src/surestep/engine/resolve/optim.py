@@ -5,7 +5,7 @@ from typing import Any
 from surestep.config.optim import OF_ALL, Optim
 from surestep.config.param_groups import parse_param_group
 from surestep.engine.optim.registry import BUILT_IN, default_of, optimizer_info, options_of
-from surestep.engine.plan.context import Decision, PlanContext, rule
+from surestep.engine.plan.context import Decision, PlanContext, resolves
 from surestep.engine.plan.plan import TaskInfo
 
 # Options of the parameters, which hold with Task(optimizer=) too.
@@ -18,7 +18,7 @@ def own_options(ctx: PlanContext) -> dict[str, Any]:
     return {option: ctx[f"optim.{option}"] for option in options_of(ctx["optim.name"])}
 
 
-@rule("optim.name")
+@resolves("optim.name")
 def name(ctx: PlanContext) -> Decision:
     """Use AdamW, or SparseAdam for sparse gradients."""
     task = ctx.task_info
@@ -92,7 +92,7 @@ def _decays(ctx: PlanContext) -> bool:
     return optimizer_info(chosen).decays and (chosen != "sparse_adam" or ctx.task_info.dense)
 
 
-@rule("optim.lr", "optim.weight_decay")
+@resolves("optim.lr", "optim.weight_decay")
 def lr(ctx: PlanContext) -> Decision:
     """Use torch's default for the optimizer."""
     chosen = ctx["optim.name"]
@@ -110,7 +110,7 @@ def lr(ctx: PlanContext) -> Decision:
     return ctx.set_or(default, _default_reason(chosen))
 
 
-@rule(*(f"optim.{option}" for option in _OF_ONE_OPTIMIZER))
+@resolves(*(f"optim.{option}" for option in _OF_ONE_OPTIMIZER))
 def own_option(ctx: PlanContext) -> Decision | None:
     """Use the default of the optimizer's class."""
     option, chosen = ctx.option.removeprefix("optim."), ctx["optim.name"]
@@ -162,7 +162,7 @@ def _adamw_lr(ctx: PlanContext) -> Decision | None:
     return None
 
 
-@rule("optim.split")
+@resolves("optim.split")
 def split(ctx: PlanContext) -> Decision | None:
     """Show what a second optimizer updates."""
     if ctx["optim.name"] == "muon":
@@ -174,7 +174,7 @@ def split(ctx: PlanContext) -> Decision | None:
     return None
 
 
-@rule("optim.implementation")
+@resolves("optim.implementation")
 def implementation(ctx: PlanContext) -> Decision:
     """Use the fastest implementation that torch has for these parameters."""
     chosen, task = ctx["optim.name"], ctx.task_info
@@ -220,7 +220,7 @@ def implementation(ctx: PlanContext) -> Decision:
     )
 
 
-@rule("optim.groups")
+@resolves("optim.groups")
 def groups(ctx: PlanContext) -> Decision:
     """Check that each group does something."""
     for text in map(str, ctx.get("optim.groups", ())):

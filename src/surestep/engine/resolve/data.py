@@ -5,7 +5,7 @@ from typing import Any
 
 from surestep.engine.data.stream_state import BY_STATE
 from surestep.engine.plan.batching import BatchLayout, find_single
-from surestep.engine.plan.context import Decision, PlanContext, rule
+from surestep.engine.plan.context import Decision, PlanContext, resolves
 
 _BATCHED = "the data comes in batches (Task(batched=True))"
 
@@ -29,13 +29,13 @@ def _loader_or(ctx: PlanContext, value: Any, reason: str) -> Decision:
     return _of_loader(ctx) or ctx.set_or(value, reason)
 
 
-@rule("loss")
+@resolves("loss")
 def loss(ctx: PlanContext) -> Decision:
     """Name the loss and what it is divided by."""
     return ctx.task_info.loss, ctx.task_info.loss_reason
 
 
-@rule("batch_size")
+@resolves("batch_size")
 def batch_size(ctx: PlanContext) -> Decision:
     """Use the size of the loader, or 64."""
     ranks = ctx["parallel.ranks"]
@@ -50,7 +50,7 @@ def batch_size(ctx: PlanContext) -> Decision:
     return ctx.set_or(64, "not set: a size that trains most small models")
 
 
-@rule("micro_batch_size")
+@resolves("micro_batch_size")
 def micro_batch_size(ctx: PlanContext) -> Decision:
     """Take all that a rank has of a batch at once."""
     size = ctx.get("micro_batch_size", 1)
@@ -76,7 +76,7 @@ def _rank_share(ctx: PlanContext) -> int:
     return -(-int(ctx["batch_size"]) // int(ctx["parallel.ranks"]))
 
 
-@rule("batch_layout")
+@resolves("batch_layout")
 def batch_layout(ctx: PlanContext) -> Decision:
     """Show how a batch is split over ranks and micro-batches."""
     ranks, size, micro = ctx["parallel.ranks"], ctx["batch_size"], ctx["micro_batch_size"]
@@ -96,7 +96,7 @@ def batch_layout(ctx: PlanContext) -> Decision:
     return layout, "the same update as without splitting"
 
 
-@rule("data.shuffle")
+@resolves("data.shuffle")
 def shuffle(ctx: PlanContext) -> Decision:
     """Shuffle, unless the data has an order."""
     sampler, wanted = ctx.task_info.order, ctx.get("data.shuffle")
@@ -118,7 +118,7 @@ def shuffle(ctx: PlanContext) -> Decision:
     return _loader_or(ctx, True, reason)
 
 
-@rule("data.shuffle_buffer")
+@resolves("data.shuffle_buffer")
 def shuffle_buffer(ctx: PlanContext) -> Decision:
     """Shuffle a stream if it is set."""
     if ctx.task_info.is_stream:
@@ -126,7 +126,7 @@ def shuffle_buffer(ctx: PlanContext) -> Decision:
     return None, "the data is not a stream: data.shuffle shuffles all of it"
 
 
-@rule("data.drop_last")
+@resolves("data.drop_last")
 def drop_last(ctx: PlanContext) -> Decision:
     """Keep the smaller last batch, and warn if BatchNorm cannot compute on it."""
     given = _of_loader(ctx)
@@ -154,7 +154,7 @@ def _on_every_rank(ctx: PlanContext, reason: str) -> str:
     return f"{reason}; each of {ranks} ranks loads all of it, and keeps its share"
 
 
-@rule("data.sampler")
+@resolves("data.sampler")
 def sampler(ctx: PlanContext) -> Decision:
     """Name the order of the samples."""
     own = ctx.task_info.order
@@ -171,7 +171,7 @@ def sampler(ctx: PlanContext) -> Decision:
     return "sequential", "each sample once, as stored: data.shuffle is off"
 
 
-@rule("batch_transform")
+@resolves("batch_transform")
 def batch_transform(ctx: PlanContext) -> Decision:
     """Name the transform of the Task."""
     own = ctx.task_info.batch_transform
@@ -180,7 +180,7 @@ def batch_transform(ctx: PlanContext) -> Decision:
     return own, _on_every_rank(ctx, "the Task's: of each global batch in training, seeded by step")
 
 
-@rule("exclude_samples")
+@resolves("exclude_samples")
 def exclude_samples(ctx: PlanContext) -> Decision:
     """Exclude the samples that are set."""
     skips = ctx.task_info.skips
@@ -190,13 +190,13 @@ def exclude_samples(ctx: PlanContext) -> Decision:
     return skips, f"excluded by index, set {ctx.origin('exclude_samples')}{source}"
 
 
-@rule("data.randomness")
+@resolves("data.randomness")
 def randomness(ctx: PlanContext) -> Decision:
     """Show how the randomness of loading is seeded."""
     return ctx.task_info.randomness
 
 
-@rule("data.resume")
+@resolves("data.resume")
 def resume(ctx: PlanContext) -> Decision:
     """Show how a run resumes in the data."""
     if not ctx.task_info.is_stream:
@@ -209,7 +209,7 @@ def resume(ctx: PlanContext) -> Decision:
     return BY_STATE, "the stream's own: tried on its first samples"
 
 
-@rule("data.num_workers", "data.pin_memory", "data.persistent_workers", "data.prefetch_factor")
+@resolves("data.num_workers", "data.pin_memory", "data.persistent_workers", "data.prefetch_factor")
 def loading(ctx: PlanContext) -> Decision:
     """Load in other processes beside a GPU, if there is anything to load."""
     if ctx.option == "data.num_workers":
@@ -238,7 +238,7 @@ def _num_workers(ctx: PlanContext) -> Decision:
     return min(4, max(1, cpus - 1)), f"loading beside the GPU; {cpus} cores here"
 
 
-@rule("steps_per_epoch")
+@resolves("steps_per_epoch")
 def steps_per_epoch(ctx: PlanContext) -> Decision:
     """Count the batches of an epoch."""
     samples, size = ctx.task_info.train_samples, int(ctx["batch_size"])
@@ -255,7 +255,7 @@ def steps_per_epoch(ctx: PlanContext) -> Decision:
     return (steps if limit is None else min(steps, limit)), reason
 
 
-@rule("total_steps")
+@resolves("total_steps")
 def total_steps(ctx: PlanContext) -> Decision:
     """Count the steps of the run."""
     if ctx.is_set("max_steps"):

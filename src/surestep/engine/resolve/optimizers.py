@@ -15,8 +15,8 @@ from surestep.engine.optim.multi import get_trained_module
 from surestep.engine.optim.param_roles import param_info
 from surestep.engine.plan.plan import Guard, Plan, ResolvedOption, TaskInfo
 from surestep.engine.plan.system import SystemInfo
-from surestep.engine.rules.optim import default_name
-from surestep.engine.rules.resolve import resolve
+from surestep.engine.resolve.optim import default_name
+from surestep.engine.resolve.resolver import resolve
 from surestep.engine.task.task import OptimizerSpec, Task
 
 _FROM_WEAKEST: tuple[Guard, ...] = ("grad_scaler", "host", "device")
