@@ -33,3 +33,12 @@ def test_copies_of_metrics_keep_the_tables(remake):
 def test_metrics_in_a_file_of_torch_are_a_dict_of_numbers_and_tables(tmp_path):
     torch.save({"metrics": Metrics(FOUND)}, tmp_path / "file.pt")
     assert torch.load(tmp_path / "file.pt", weights_only=True) == {"metrics": FOUND}
+
+
+def test_metrics_are_equal_if_their_tables_are():
+    other = Metrics({**FOUND, "val/table": [[1.0, 2.0], [3.0, 5.0]]})
+    assert Metrics(FOUND) == Metrics(FOUND)
+    assert (Metrics(FOUND) != Metrics(FOUND)) is False
+    assert Metrics(FOUND) != other
+    assert (Metrics(FOUND) == other) is False
+    assert Metrics(FOUND) != {"val/loss": 0.25}

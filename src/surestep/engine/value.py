@@ -37,6 +37,16 @@ class Metrics(dict[str, float]):
         is_table = name in self.tables
         raise KeyError(f"{name} is a table: use metrics.tables[{name!r}]" if is_table else name)
 
+    def __eq__(self, other: object) -> bool:
+        """Compare numbers and tables; with a plain dict, only the numbers."""
+        tables = other.tables if isinstance(other, Metrics) else self.tables
+        return super().__eq__(other) and self.tables == tables
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = None  # type: ignore[assignment]  # as of a dict
+
     def __repr__(self) -> str:
         return repr(self.with_tables())
 
