@@ -67,8 +67,11 @@ def made(tmp_path_factory):
     """A run that stopped at a bad sample, and its recipe."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "spoiled_recipe.py").write_text(BAD)
+    path = list(sys.path)
     with chdir(folder):
         assert main(["train", "spoiled_recipe.py", "--run", "r", "--data.shuffle", "False"]) == 1
+    sys.path[:] = path
+    del sys.modules["spoiled_recipe"]  # that of another test module is another file
     return folder
 
 
