@@ -18,6 +18,7 @@ from io import BytesIO
 from pathlib import Path
 
 from surestep.base.errors import SurestepError
+from surestep.base.files import replace_file
 from surestep.doctor.check import check_file
 from surestep.doctor.finding import Edit, Finding
 from surestep.doctor.report import FileReport
@@ -30,7 +31,6 @@ from surestep.doctor.source.files import (
     parse_source,
     read_source,
 )
-from surestep.record.io import replace_file
 
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")  # as `git apply` takes them
 _MOST_PASSES = 10  # over edits that overlap, and mistakes that a fix uncovers

@@ -8,6 +8,7 @@ from pathlib import Path
 from shutil import rmtree
 
 from surestep.base.errors import CheckpointError, CorruptCheckpointError, RunError
+from surestep.base.files import fsync, publish, temp_name
 from surestep.mirror.link import make_link, read_link
 from surestep.mirror.outline import complete_checkpoints, open_outline
 from surestep.mirror.owner import read_owner
@@ -23,7 +24,7 @@ from surestep.record.checkpoint.manifest import (
 )
 from surestep.record.checkpoint.retention import explain_retention
 from surestep.record.events import EventWriter
-from surestep.record.io import explain_write_errors, fsync, publish, temp_name
+from surestep.record.io import explain_write_errors
 from surestep.record.lock import LOCK
 from surestep.record.run import Run
 

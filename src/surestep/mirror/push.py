@@ -22,6 +22,7 @@ from threading import Lock
 from typing import Any
 
 from surestep.base.errors import CheckpointError, RunError
+from surestep.base.files import temp_name
 from surestep.mirror.link import MirrorLink
 from surestep.mirror.records import CHECKPOINTS, Signature, list_records, signature_of
 from surestep.mirror.store import FileHashes, Store, hash_bytes, hash_file
@@ -38,7 +39,7 @@ from surestep.record.checkpoint.manifest import (
 )
 from surestep.record.checkpoint.retention import delete as delete_local
 from surestep.record.final_wait import Sent
-from surestep.record.io import read_regular, temp_name
+from surestep.record.io import read_regular
 
 RECORDS_S = 30.0  # between two copies of records that grow
 LOOK_S = 60.0  # between two listings of the mirror: it may be deleted or damaged meanwhile

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from surestep.base.errors import CheckpointError
+from surestep.base.files import replace_file
 from surestep.engine.distributed.shards import TensorMeta
 from surestep.record.checkpoint.manifest import BUFFERS
 from surestep.record.checkpoint.reader import CheckpointReader
-from surestep.record.io import check_output, dumps, explain_write_errors, replace_file
+from surestep.record.io import check_output, dumps, explain_write_errors
 from surestep.record.safetensors_writer import stream_tensors
 
 if TYPE_CHECKING:  # a wrong path is rejected without torch

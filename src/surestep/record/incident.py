@@ -17,16 +17,14 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from surestep.base.errors import RunError
+from surestep.base.files import fsync, publish, temp_name
 from surestep.base.version import VERSION
 from surestep.record.io import (
     COPY_HINT,
     dumps,
     explain_write_errors,
-    fsync,
-    publish,
     read_json,
     read_regular,
-    temp_name,
     unreadable_error,
 )
 from surestep.record.safetensors_writer import write_tensors

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import IO
 
 from surestep.base.errors import RunError
+from surestep.base.files import fsync, temp_name
 from surestep.base.posix import fcntl
 from surestep.base.text import escape_control_chars
-from surestep.record.io import fsync, open_regular, read_regular, temp_name
+from surestep.record.io import open_regular, read_regular
 
 LOCK = "lock"
 _MAX_SHOWN = 200  # characters of the lock file

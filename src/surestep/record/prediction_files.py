@@ -14,14 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from surestep.base.errors import DataError
+from surestep.base.files import replace_file, temp_name
 from surestep.engine.distributed.shards import TensorMeta
-from surestep.record.io import (
-    check_output,
-    explain_write_errors,
-    replace_file,
-    temp_name,
-    to_jsonable,
-)
+from surestep.record.io import check_output, explain_write_errors, to_jsonable
 from surestep.record.safetensors_writer import stream_tensors
 
 Arrays = Mapping[str, NDArray[Any]]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from surestep.base.errors import CheckpointError, Preempted, RunError
+from surestep.base.files import remove_stale
 from surestep.base.paths import FixedPath
 from surestep.base.secrets import mask_secrets
 from surestep.engine.distributed.communicator import ALONE, Communicator
@@ -37,13 +38,7 @@ from surestep.record.checkpoint.writer import AsyncSaver, SaveResult
 from surestep.record.events import EventWriter, last_step, repair_events
 from surestep.record.git import read_commit
 from surestep.record.incident import FOLDER as INCIDENTS
-from surestep.record.io import (
-    COPY_HINT,
-    explain_write_errors,
-    os_error_hint,
-    remove_stale,
-    write_json,
-)
+from surestep.record.io import COPY_HINT, explain_write_errors, os_error_hint, write_json
 from surestep.record.lock import RunLock, probe_filesystem
 from surestep.record.run import Run
 from surestep.record.skipped_samples import write_skipped

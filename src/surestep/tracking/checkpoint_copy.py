@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from surestep.base.errors import CheckpointError
+from surestep.base.files import temp_name
 from surestep.record.checkpoint.manifest import MANIFEST, verify
-from surestep.record.io import read_regular, temp_name
+from surestep.record.io import read_regular
 
 
 @contextmanager

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from surestep.base.errors import RunError
+from surestep.base.files import replace_file
 from surestep.recipes.find import recipe_argument
-from surestep.record.io import explain_write_errors, replace_file, write_json
+from surestep.record.io import explain_write_errors, write_json
 from surestep.record.lock import RunLock
 from surestep.tracking.study import describe_missing, finish_study
 from surestep.tracking.tracker import StudyResult

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surestep.base.errors import ConfigError
+from surestep.base.files import replace_file
 from surestep.base.version import VERSION
-from surestep.record.io import dumps, explain_write_errors, replace_file, write_json
+from surestep.record.io import dumps, explain_write_errors, write_json
 from surestep.tuning.result import RecordedWinner, read_result
 from surestep.tuning.storage import INSTALL
 from surestep.tuning.table import IMPORTANCE_TRIALS, count_measured, find_best

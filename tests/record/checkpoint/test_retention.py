@@ -6,6 +6,7 @@ import pytest
 
 import surestep
 from surestep.base.errors import RunError
+from surestep.base.files import remove_stale, temp_name
 from surestep.record.checkpoint.discovery import list_checkpoints, scan_checkpoints
 from surestep.record.checkpoint.reader import read_info
 from surestep.record.checkpoint.retention import (
@@ -14,7 +15,7 @@ from surestep.record.checkpoint.retention import (
     explain_retention,
     prune,
 )
-from surestep.record.io import remove_stale, temp_name, write_json
+from surestep.record.io import write_json
 from tests import tiny
 from tests.record.checkpoint.on_disk import save_checkpoint
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from surestep.base.errors import ConfigError, RunError
+from surestep.base.files import temp_name
 from surestep.config.duration import count_periods, parse_duration
 from surestep.record.checkpoint.discovery import scan_checkpoints
 from surestep.record.checkpoint.reader import CheckpointInfo
 from surestep.record.incident import referenced_checkpoints
-from surestep.record.io import read_json, temp_name
+from surestep.record.io import read_json
 from surestep.record.schemas import PLAN
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from surestep.base.errors import CheckpointError, ParallelError
+from surestep.base.files import fsync, publish, temp_name
 from surestep.engine.distributed.communicator import ALONE, Communicator
 from surestep.engine.state.state import State
 from surestep.record.checkpoint.discovery import checkpoint_name
@@ -35,7 +36,7 @@ from surestep.record.checkpoint.manifest import (
 )
 from surestep.record.checkpoint.reader import check_readable, parse_state_json
 from surestep.record.checkpoint.staging import SnapshotStager, StateSnapshot
-from surestep.record.io import dumps, fsync, os_error_hint, publish, temp_name
+from surestep.record.io import dumps, os_error_hint
 from surestep.record.safetensors_writer import FileDigest, write_into
 
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
