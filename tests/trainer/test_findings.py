@@ -15,9 +15,9 @@ from torch.utils.data import Dataset
 from surestep.base.errors import ConfigError
 from surestep.doctor import data_case
 from surestep.doctor.case import Case, Observed
-from surestep.doctor.rule import load_rules
 from surestep.engine.step import loop
 from surestep.record.run import Run
+from surestep.trainer.review import ss614
 from tests import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.utils.checkpoint hides some")
@@ -98,8 +98,7 @@ def seen(steps, step_s, wait_s):
 
 
 def waits_for_data(case):
-    (rule,) = (rule for rule in load_rules() if rule.code == "SS614")
-    return list(rule.review(case))
+    return list(ss614.review(case))
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ The docstring of a module is the page of its rule, with a script that has the mi
 - `check(program)`, which yields a `Problem` for each mistake in the source of a script;
 - `FIXABLE = True` if some of its problems have edits, which `surestep check --fix` makes;
 - a class `Watch`, which observes a script while it runs;
-- `inspect(data)`, which yields a `Problem` for each mistake in the data of a run of Trainer;
-- `review(case)`, which yields a `Problem` for each mistake in a run of Trainer. A rule has one of
-  the four, or more.
+- `REVIEWED = True` if a run of Trainer is checked for the mistake, by code outside of this package.
+  A rule has one of the three, or more.
 
 More scripts with and without the mistake are in `tests/doctor/rules/ss101/`.
 """
@@ -25,17 +24,15 @@ from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from surestep.doctor import rules
 from surestep.doctor.finding import Finding, Severity
 from surestep.doctor.problem import Problem
-from surestep.doctor.source.trace import Program
-from surestep.doctor.watcher import Watcher
 
 if TYPE_CHECKING:
-    from surestep.doctor.case import Case
-    from surestep.doctor.data_case import DataCase
+    from surestep.doctor.source.trace import Program
+    from surestep.doctor.watcher import Watcher
 
 
 @dataclass(frozen=True)
@@ -80,25 +77,14 @@ class Rule:
         has = {
             "check": hasattr(self.module, "check"),
             "watch": self.watcher is not None,
-            "train": hasattr(self.module, "review") or hasattr(self.module, "inspect"),
+            "train": hasattr(self.module, "REVIEWED"),
         }
         return tuple(command for command, is_in in has.items() if is_in)
 
     def check(self, program: Program) -> Iterator[Finding]:
         """Yield the findings in a script."""
-        return self._find("check", program)
-
-    def inspect(self, data: DataCase) -> Iterator[Finding]:
-        """Yield the findings in the data of a run of Trainer."""
-        return self._find("inspect", data)
-
-    def review(self, case: Case) -> Iterator[Finding]:
-        """Yield the findings in a run of Trainer."""
-        return self._find("review", case)
-
-    def _find(self, side: str, subject: Any) -> Iterator[Finding]:
-        find: Callable[[Any], Iterator[Problem]] | None = getattr(self.module, side, None)
-        return map(self.to_finding, () if find is None else find(subject))
+        check: Callable[[Program], Iterator[Problem]] | None = getattr(self.module, "check", None)
+        return map(self.to_finding, () if check is None else check(program))
 
     def to_finding(self, problem: Problem) -> Finding:
         """Return a problem that the rule found as a finding of the rule."""
@@ -122,31 +108,25 @@ class Rule:
 @cache
 def list_codes() -> dict[str, str]:
     """Return the name of each rule by its code, in order; the rules are not loaded."""
-    return {_split(module)[0]: _split(module)[1] for module in _list_modules()}
+    modules = sorted(module.name for module in iter_modules(rules.__path__))
+    parts = (module.partition("_") for module in modules)
+    return {code.upper(): words.replace("_", "-") for code, _, words in parts}
 
 
 @cache
 def load_rules() -> tuple[Rule, ...]:
     """Return all rules, by their codes."""
-    return tuple(map(_load_rule, _list_modules()))
+    return tuple(map(load_rule, list_codes()))
 
 
-def _list_modules() -> list[str]:
-    return sorted(module.name for module in iter_modules(rules.__path__))
-
-
-def _split(module: str) -> tuple[str, str]:
-    """Return the code and the name of a rule from those of its module."""
-    code, _, words = module.partition("_")
-    return code.upper(), words.replace("_", "-")
-
-
-def _load_rule(name: str) -> Rule:
-    module = import_module(f"{rules.__name__}.{name}")
-    code, title = _split(name)
+@cache
+def load_rule(code: str) -> Rule:
+    """Return the rule of a code; no other one is loaded."""
+    name = list_codes()[code]
+    module = import_module(f"{rules.__name__}.{code}_{name}".replace("-", "_").lower())
     page, _, examples = (module.__doc__ or "").strip().partition("\n\nWrong:\n\n")
     wrong, right = (textwrap.dedent(text) for text in examples.split("\n\nRight:\n\n"))
     summary = page.partition("\n")[0]
     watcher = getattr(module, "Watch", None)
     severity, fix = module.SEVERITY, module.FIX
-    return Rule(code, title, severity, summary, page, wrong, right, fix, module, watcher)
+    return Rule(code, name, severity, summary, page, wrong, right, fix, module, watcher)

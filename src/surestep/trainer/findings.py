@@ -3,6 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import cache, partial
+from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
 from typing import Any
 
 from surestep.base.secrets import describe_error
@@ -10,13 +13,16 @@ from surestep.base.warn import warn
 from surestep.doctor.case import Case, Observed
 from surestep.doctor.data_case import DataCase, read_data
 from surestep.doctor.finding import SEVERITIES, Finding
-from surestep.doctor.rule import Rule, load_rules
+from surestep.doctor.problem import Problem
+from surestep.doctor.rule import list_codes, load_rule
 from surestep.engine.data.make_source import LOADED
+from surestep.engine.plan.plan import Plan
 from surestep.engine.plan.system import SystemInfo
 from surestep.engine.step.log_point import LogPoint
 from surestep.engine.step.loop import Loop
 from surestep.engine.task.task import Task
 from surestep.record.run_writer import RunWriter
+from surestep.trainer import review
 from surestep.trainer.data_findings import (
     NAME,
     describe_sets,
@@ -117,11 +123,7 @@ def open_data(loop: Loop, task: Task) -> DataCase | None:
 
 def find_in_data(data: DataCase) -> list[Finding]:
     """Return what the rules find in the data that are not ignored; what they raise is caught."""
-    findings: list[Finding] = []
-    for rule in _rules_with("inspect"):
-        if rule.code not in data.plan.doctor_ignore:
-            findings += _caught(rule, partial(rule.inspect, data))
-    return findings
+    return _find("inspect", data, data.plan)
 
 
 def find(case: Case, *, only_errors: bool = False) -> list[Finding]:
@@ -129,28 +131,35 @@ def find(case: Case, *, only_errors: bool = False) -> list[Finding]:
 
     What they raise is caught, since the end of the run must be written.
     """
-    ignored = case.loop.plan.doctor_ignore
+    return _find("review", case, case.loop.plan, only_errors=only_errors)
+
+
+def _find(
+    side: str, subject: Case | DataCase, plan: Plan, *, only_errors: bool = False
+) -> list[Finding]:
     findings: list[Finding] = []
-    for rule in _rules_with("review"):
-        if rule.code in ignored or (only_errors and rule.severity != "error"):
-            continue
-        findings += _caught(rule, partial(rule.review, case))
+    for code, module in load_modules(side).items():
+        is_left_out = only_errors and not hasattr(module, "WHILE_TRAINING")
+        if not is_left_out and code not in plan.doctor_ignore:
+            findings += _caught(code, partial(getattr(module, side), subject))
     return findings
 
 
 @cache
-def _rules_with(side: str) -> tuple[Rule, ...]:
-    """Return the rules whose module has this function; most of them read source code only."""
-    return tuple(rule for rule in load_rules() if hasattr(rule.module, side))
+def load_modules(side: str) -> dict[str, ModuleType]:
+    """Return the modules of this package with this function, by the codes of their rules."""
+    names = sorted(each.name for each in iter_modules(review.__path__) if each.name[:2] == "ss")
+    modules = {name.upper(): import_module(f"{review.__name__}.{name}") for name in names}
+    return {code: module for code, module in modules.items() if hasattr(module, side)}
 
 
-def _caught(rule: Rule, find: Callable[[], Iterable[Finding]]) -> list[Finding]:
+def _caught(code: str, find: Callable[[], Iterable[Problem]]) -> list[Finding]:
     """Return what a rule finds; an error, of the user's objects, is a finding."""
     try:
-        return list(find())
+        return [load_rule(code).to_finding(problem) for problem in find()]
     except Exception as error:
         text = f"This could not be checked: {describe_error(error)}."
-        return [Finding(rule.code, rule.name, "info", "", 0, 1, text)]
+        return [Finding(code, list_codes()[code], "info", "", 0, 1, text)]
 
 
 def describe(finding: Finding) -> str:

@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 
 from surestep.doctor import data_case
 from surestep.doctor.data_case import read_data, spread_indices
-from surestep.doctor.rule import load_rules
+from surestep.trainer.findings import load_modules
 from tests import tiny
 
 X, Y = tiny.data(64)
@@ -59,8 +59,7 @@ def test_samples_are_read_with_their_indices(tmp_path):
 
 
 def messages(code, data):
-    (rule,) = (rule for rule in load_rules() if rule.code == code)
-    return [finding.message for finding in rule.inspect(data)]
+    return [problem.message for problem in load_modules("inspect")[code].inspect(data)]
 
 
 @pytest.mark.parametrize(

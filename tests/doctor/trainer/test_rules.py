@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from surestep.doctor.rule import load_rules
+from surestep.doctor.rule import load_rule, load_rules
 from surestep.record.run import Run
+from surestep.trainer.findings import load_modules
 from tests.doctor.examples import KINDS, list_run
 from tests.doctor.scripts import let_only_sleep_take_time
 
@@ -32,6 +33,17 @@ def test_examples_are_found_by_the_trainer_as_they_expect(code, kind, tmp_path, 
     made = EXAMPLES[kind][code]
     found = {example.name: train_example(example, tmp_path, monkeypatch) for example in made}
     assert found == {example.name: example.expected["train"] for example in made}
+
+
+def test_rule_declares_that_runs_are_reviewed_by_it():
+    inspecting, reviewing = map(load_modules, ("inspect", "review"))
+    assert not inspecting.keys() & reviewing.keys()
+    assert {rule.code for rule in RULES} == inspecting.keys() | reviewing.keys()
+
+
+def test_run_is_reviewed_while_training_by_the_rules_that_are_errors():
+    for code, module in load_modules("review").items():
+        assert hasattr(module, "WHILE_TRAINING") == (load_rule(code).severity == "error")
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)

@@ -38,24 +38,21 @@ Right:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from surestep.doctor.problem import Problem
+from surestep.doctor.limits import ENOUGH_TO_NORMALIZE
 from surestep.doctor.runtime.tally import Tally
 from surestep.doctor.runtime.windows import Window, WindowWatcher
-from surestep.doctor.wording import list_names
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from surestep.doctor.case import Case
     from surestep.doctor.watcher import Run
 
 SEVERITY = "info"
+REVIEWED = True
 FIX = "Use GroupNorm or LayerNorm, or a batch without accumulation; or freeze the statistics."
-_ENOUGH = 32  # samples of a micro-batch
 
 
 class Watch(WindowWatcher):
@@ -81,32 +78,11 @@ class Watch(WindowWatcher):
         backward = window.find_repeated_backward()
         if backward is None or self._seen_at != run.backwards - 1:
             return
-        if self._samples < _ENOUGH:
+        if self._samples < ENOUGH_TO_NORMALIZE:
             tally.add(backward.location, run.step, len(window.list_kind("backward")))
 
     def describe(self, tally: Tally) -> str:
         return (
             f"{self._layer} normalised {self._samples} samples at a time, and a step used "
             f"{tally.most} such micro-batches."
-        )
-
-
-def review(case: Case) -> Iterator[Problem]:
-    """Find BatchNorm layers in a run that splits its batches."""
-    from surestep.engine.state.average import BATCH_NORM
-
-    layout, model = case.loop.loader.layout, case.loop.state.model
-    size, samples = layout.batch_size, layout.micro_batch_size
-    if samples >= min(size, _ENOUGH):
-        return
-    layers = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, BATCH_NORM) and module not in case.task.keep_eval
-    ]
-    if layers:
-        yield Problem(
-            f"The BatchNorm layers {list_names(layers)} normalised micro-batches of {samples} "
-            f"samples, and not the batches of {size}.",
-            {"layers": layers, "micro_batch_size": samples, "batch_size": size},
         )

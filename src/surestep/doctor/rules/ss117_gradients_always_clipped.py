@@ -45,6 +45,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
+from surestep.doctor.limits import CLIPPED_SHARE, FAR_ABOVE_LIMIT, FEWEST_CLIPPED
 from surestep.doctor.problem import NOWHERE, Problem
 from surestep.doctor.runtime.series import Series
 from surestep.doctor.watcher import Run, Watcher
@@ -52,13 +53,10 @@ from surestep.doctor.watcher import Run, Watcher
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from surestep.doctor.case import Case
 
 SEVERITY = "warning"
+REVIEWED = True
 FIX = "Lower the learning rate, average the loss, or raise max_norm to about the usual norm."
-_TIMES = 5.0  # a norm so many times the limit is far above it
-_SHARE = 0.8  # of the steps
-_FEWEST = 20  # steps
 _KEPT = 128  # of their norms: copying each norm of a long run would take longer
 
 
@@ -81,8 +79,8 @@ class Watch(Watcher):
 
     def observe(self, run: Run) -> Iterator[Problem]:
         ratios = [norm / limit for norm, limit in self._norms.read()]
-        far = sum(ratio > _TIMES for ratio in ratios)
-        if len(ratios) >= _FEWEST and far >= _SHARE * len(ratios):
+        far = sum(ratio > FAR_ABOVE_LIMIT for ratio in ratios)
+        if len(ratios) >= FEWEST_CLIPPED and far >= CLIPPED_SHARE * len(ratios):
             usual = median(ratios)
             clipped = sum(ratio > 1 for ratio in ratios)
             yield Problem(
@@ -92,24 +90,3 @@ class Watch(Watcher):
                 location=self._location,
                 since_step=1,
             )
-
-
-def review(case: Case) -> Iterator[Problem]:
-    """Find a run that clipped most of the steps that were taken, and by a large factor."""
-    state, limit, ratios = case.loop.state, case.loop.plan.max_grad_norm, case.observed.ratios
-    taken, clipped = state.progress.steps_taken, state.counts.clipped
-    if limit is None or taken < _FEWEST or clipped < _SHARE * taken or not ratios:
-        return
-    ratio = median(ratios)
-    if ratio <= _TIMES:
-        return
-    enough = float(f"{2 * ratio * limit:.1g}")
-    yield Problem(
-        f"{clipped} of {taken} steps ({clipped / taken:.0%}) were clipped: "
-        f"their gradient norm was {ratio:.3g} times max_grad_norm={limit:g} (median).",
-        {"clipped": clipped, "steps": taken, "ratio": ratio, "limit": limit},
-        "The gradient norm then has little effect: optim.lr alone sets the size of an update. "
-        f"To clip fewer steps, set max_grad_norm={enough:g}; to clip none and only measure the "
-        "norm, 'off'.",
-        "info",
-    )

@@ -63,20 +63,18 @@ from typing import TYPE_CHECKING
 from surestep.doctor.problem import NOWHERE, Problem
 from surestep.doctor.runtime.unheld import list_held
 from surestep.doctor.watcher import Run, Watcher
-from surestep.doctor.wording import list_names
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from surestep.doctor.case import Case
 
 SEVERITY = "warning"
+REVIEWED = True
 FIX = "Call the layer in forward() without detach(), or leave its parameters out of the optimizer."
 _FEWEST = 10  # steps before something is claimed
 _CHECKED = 200  # steps; later ones are not checked
 _SHOWN = 5  # names in a message
-_FEWEST_OF_TRAINER = 20  # steps of a run of Trainer
 
 
 class Watch(Watcher):
@@ -127,24 +125,3 @@ def _has_unheld_gradient(run: Run) -> bool:
     held = list_held(run.optimizers)
     parameters = (p for model in list(run.models) for p in model.parameters())
     return any(p.grad is not None and id(p) not in held for p in parameters)
-
-
-def review(case: Case) -> Iterator[Problem]:
-    """Find parameters that never had a gradient, so that no step updated them."""
-    steps, state = case.observed.steps, case.loop.state
-    if steps < _FEWEST_OF_TRAINER or not case.loop.parts.strategy.has_param_grads:
-        return
-    updated = {id(p) for optimizer in state.optimizers.values() for p in optimizer.state}
-    if case.task.step is not None and not updated:
-        return  # a manual step may clear the gradients before the log point
-    names = [name for name, p in case.observed.no_gradient.items() if id(p) not in updated]
-    if not names:
-        return
-    layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
-    yield Problem(
-        f"{len(names)} trained parameter{'s' if len(names) > 1 else ''} of {list_names(layers)} "
-        f"never had a gradient in {steps} steps, so they have their initial values.",
-        {"parameters": names, "layers": layers, "steps": steps},
-        "Use them in the forward pass, check for a detach() or no_grad() before them, or remove or "
-        "freeze them.",
-    )

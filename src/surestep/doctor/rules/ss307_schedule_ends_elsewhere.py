@@ -47,46 +47,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from surestep.doctor.limits import ABOVE_END, COMPLETE_SHARE
 from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.schedules import ScheduleWatcher, Seen
 from surestep.doctor.watcher import Run
 
-if TYPE_CHECKING:
-    from surestep.doctor.case import Case
-
 SEVERITY = "info"
+REVIEWED = True
 FIX = (
     "Plan the schedule for the steps of the run (in Trainer, by max_steps or epochs), or find out "
     "why steps are skipped."
 )
-_SHARE = 0.95  # of the planned steps: a run with more of them is complete
-_ABOVE = 0.1  # of the peak: nearer to the last rate is near
-
-
-def review(case: Case) -> Iterator[Problem]:
-    """Compare the last rate with that of the last planned step."""
-    from surestep.engine.schedule.lr import make_lr_factor
-
-    loop, plan = case.loop, case.loop.plan
-    has_own_rates = case.task.schedule is not None or case.task.step is not None
-    if not case.is_finished or loop.stopping is not None or has_own_rates:
-        return
-    taken, total = loop.state.progress.steps_taken, int(plan.schedule.total)
-    if not 0 < taken < _SHARE * total:
-        return
-    factor = make_lr_factor(plan.schedule, loop.state.plateau, None)
-    now, end = factor(taken - 1), factor(total - 1)
-    if now - end <= _ABOVE:
-        return
-    skipped = loop.state.progress.step - taken
-    of_skipped = f" ({skipped} more were skipped)" if skipped else ""
-    yield Problem(
-        f"The schedule is planned for {total} steps, and the run took {taken}{of_skipped}: the "
-        f"last learning rate was {now:.0%} of the peak, and its end is {end:.0%}.",
-        {"steps": taken, "planned": total, "skipped": skipped, "last": now, "end": end},
-    )
 
 
 @dataclass
@@ -134,8 +107,9 @@ class Watch(ScheduleWatcher):
                 continue
             if seen.is_per_epoch and seen.counts_batches(planned.total):
                 continue  # SS303
-            is_short = 0 < planned.steps < _SHARE * planned.total
-            if is_short and planned.last - planned.end > _ABOVE * (planned.highest - planned.end):
+            is_short = 0 < planned.steps < COMPLETE_SHARE * planned.total
+            height = planned.highest - planned.end
+            if is_short and planned.last - planned.end > ABOVE_END * height:
                 last, end = planned.last / planned.highest, planned.end / planned.highest
                 yield Problem(
                     f"{seen.name} is planned for {planned.total} steps, and made {planned.steps}: "

@@ -64,18 +64,15 @@ Right:
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from surestep.doctor.limits import UNHEALTHY
 from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.losses import CurveWatcher
 from surestep.doctor.watcher import Run
 
-if TYPE_CHECKING:
-    from surestep.doctor.case import Case
-
 SEVERITY = "warning"
+REVIEWED = True
 FIX = (
     "Try the usual causes in the order of `surestep docs curves`; `surestep diagnose RUN` lists "
     "them for a run of surestep."
@@ -84,7 +81,6 @@ _NOT_FINITE = (
     "an operation such as log(0) or 1/0, or a sample that is not finite. With "
     "torch.autograd.set_detect_anomaly(True), PyTorch names the operation."
 )
-_NAMES = ("overfitting", "flat", "stuck", "diverging")
 
 
 class Watch(CurveWatcher):
@@ -94,7 +90,7 @@ class Watch(CurveWatcher):
         from surestep.doctor.curves.causes import CAUSES
 
         failure = self.find_failure(run)
-        found = [named for named in self.name_curves(run) if named[1].name in _NAMES]
+        found = [named for named in self.name_curves(run) if named[1].name in UNHEALTHY]
         for watched, state in [failure] if failure else found[:1]:  # others are of one training
             title = state.title[0].upper() + state.title[1:]
             first = _NOT_FINITE if state.name == "nonfinite" else CAUSES[state.name][0].text
@@ -104,22 +100,3 @@ class Watch(CurveWatcher):
                 location=watched.location,
                 since_step=state.since_step or 1,
             )
-
-
-def review(case: Case) -> Iterator[Problem]:
-    """Name the curve of the run; that of a manual step is a sum of losses, and has no name."""
-    from surestep.doctor.curves.causes import CAUSES
-    from surestep.doctor.curves.name import name_curve
-
-    curve = case.curve
-    for state in () if curve is None else name_curve(curve):
-        if state.name not in _NAMES:
-            continue
-        title = state.title[0].upper() + state.title[1:]
-        run = shlex.quote(str(case.folder))
-        yield Problem(
-            f"{title}. {state.message}",
-            {"state": state.name, "since_step": state.since_step, **state.evidence},
-            f"The first cause to try: {CAUSES[state.name][0].text} The others, and what to type: "
-            f"surestep diagnose {run}",
-        )

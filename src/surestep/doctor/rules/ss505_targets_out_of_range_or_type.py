@@ -53,14 +53,13 @@ from surestep.doctor.watcher import Call, Run, Watcher
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from surestep.doctor.data_case import DataCase
 
 SEVERITY = "error"
+REVIEWED = True
 FIX = "Convert the targets to what the loss expects, or use the loss for these targets."
 _FEWEST = 3  # calls: fewer may be a test of a script
 _LOWEST, _HIGHEST = -0.5, 1.5  # labels of GANs are smoothed to a little more than 1
 _ROUNDING = 1e-3
-_SHOWN = 5  # samples in a message
 _BINARY = ("binary_cross_entropy_with_logits", "multilabel_soft_margin_loss")
 _SIGNED = (
     *("soft_margin_loss", "cosine_embedding_loss"),
@@ -123,28 +122,3 @@ def _check_targets(call: Call) -> tuple[str, Tensor] | None:
 
 def _is_zero_or_one(target: Tensor) -> Tensor:
     return ((target == 0) | (target == 1)).all()
-
-
-def inspect(data: DataCase) -> Iterator[Problem]:
-    """Find class indices for which the model has no output."""
-    if data.classes is None:
-        return
-    for split in (data.train, *data.others):
-        if split.targets is None or len(split.targets) != 1 or split.targets[0].is_floating_point():
-            continue
-        (targets,) = split.targets
-        is_wrong = (targets < 0) | (targets >= data.classes)
-        is_wrong &= targets != data.ignored_class
-        wrong = is_wrong.reshape(len(split.rows), -1).any(1).nonzero().flatten().tolist()
-        if not wrong:
-            continue
-        values = targets[is_wrong].unique().tolist()
-        samples = [split.rows[row] for row in wrong]
-        shown = ", ".join(map(str, samples[:_SHOWN]))
-        yield Problem(
-            f"The {split.name} data has targets from {values[0]} to {values[-1]}, and the model "
-            f"has outputs for the classes 0 to {data.classes - 1}: {len(samples)} of "
-            f"{len(split.rows)} samples that were read, such as {shown}.",
-            {"part": split.name, "samples": samples[:100], "classes": data.classes},
-            "Count the classes from 0, give the model one output for each, or set ignore_index.",
-        )

@@ -69,9 +69,9 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.utils.data import DataLoader
 
-    from surestep.doctor.data_case import DataCase
 
 SEVERITY = "error"
+REVIEWED = True
 FIX = "Split the series by time first, and make the windows of each part: train = series[:n]."
 _PART = 3  # times that are compared at once: single values are equal by chance
 _FEWEST_TIMES = 2 * _PART
@@ -95,22 +95,6 @@ def check(program: Program) -> Iterator[Problem]:
                     split.event,
                     f"`{describe(split.event.value)}` splits {windows} at random.",
                 )
-
-
-def inspect(data: DataCase) -> Iterator[Problem]:
-    """Find sets with samples from before the last one of the training data."""
-    own, others = data.read_origins("times")
-    for name, times in others.items():
-        last = max(own)
-        early = sum(time < last for time in times)
-        if early:
-            kind = "test" if name == "test" else "validation"
-            yield Problem(
-                f"{early} of {len(times)} samples of the {kind} data {name!r} are from before the "
-                f"last sample of the training data, {last}.",
-                {"part": name, "early": early, "count": len(times)},
-                fix="Split by time: train on the samples before a date, evaluate those after it.",
-            )
 
 
 def _find_windows(data: Value, trace: Trace) -> Iterator[str]:

@@ -78,16 +78,13 @@ Right:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.losses import CurveWatcher
 from surestep.doctor.watcher import Run
 
-if TYPE_CHECKING:
-    from surestep.doctor.case import Case
-
 SEVERITY = "warning"
+REVIEWED = True
 FIX = (
     "Check that no input is computed from the target, and that no sample is in both the training "
     "and the validation data."
@@ -104,13 +101,3 @@ class Watch(CurveWatcher):
                 yield Problem(
                     state.message, evidence, location=watched.evaluated_at, since_step=since
                 )
-
-
-def review(case: Case) -> Iterator[Problem]:
-    """Find validation losses and scores that are too good."""
-    from surestep.doctor.curves.name import name_curve
-
-    curve = case.curve
-    for state in () if curve is None else name_curve(curve):
-        if state.name == "leaking":
-            yield Problem(state.message, {"since_step": state.since_step, **state.evidence})

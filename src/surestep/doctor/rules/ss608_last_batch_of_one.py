@@ -44,6 +44,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from surestep.doctor.limits import SMALL_BATCH
 from surestep.doctor.problem import NOWHERE, Location, Problem
 from surestep.doctor.runtime.batches import list_tensors
 from surestep.doctor.watcher import Run, Watcher
@@ -52,38 +53,12 @@ from surestep.doctor.wording import list_names
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from surestep.doctor.data_case import DataCase
 
 SEVERITY = "warning"
+REVIEWED = True
 FIX = "Set drop_last=True (data.drop_last in a Config), or another batch size."
-_FEW = 2  # samples
 _USUAL = 4  # a batch size above which so few samples are not meant
 _MOST_LOADERS = 20
-
-
-def inspect(data: DataCase) -> Iterator[Problem]:
-    """Find BatchNorm layers that train on a last micro-batch of one or two samples."""
-    from surestep.engine.state.average import BATCH_NORM
-
-    plan, loader, model = data.plan, data.loop.loader, data.loop.state.model
-    layout = loader.layout
-    if loader.is_ready or layout.samples is None or layout.ranks > 1 or layout.drop_last:
-        return
-    if layout.limit is not None or layout.samples <= layout.batch_size:
-        return
-    rest = layout.samples % layout.batch_size % layout.micro_batch_size
-    norms = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, BATCH_NORM) and module.training and module not in data.task.keep_eval
-    ]
-    if 0 < rest <= min(_FEW, layout.micro_batch_size - 1) and norms and plan.steps_per_epoch:
-        yield Problem(
-            f"The last batch of an epoch has {layout.samples % layout.batch_size} of "
-            f"{layout.samples} samples, with batch_size={layout.batch_size}, so the BatchNorm "
-            f"layers {list_names(norms)} train on {rest} of them.",
-            {"samples": layout.samples, "rest": rest, "layers": norms},
-        )
 
 
 @dataclass
@@ -127,7 +102,7 @@ class Watch(Watcher):
             return
         tensors = list_tensors(batch)
         rests.seen_at = -1
-        if tensors and tensors[0].dim() and len(tensors[0]) <= _FEW:
+        if tensors and tensors[0].dim() and len(tensors[0]) <= SMALL_BATCH:
             rests.size, rests.seen_at = len(tensors[0]), run.step
 
     def after_loader(self, run: Run, loader: DataLoader[Any]) -> None:

@@ -56,7 +56,6 @@ Right:
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -64,6 +63,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from surestep.doctor.limits import FEWEST_TIMED
 from surestep.doctor.problem import Problem
 from surestep.doctor.runtime.passes import Pass, Passes
 from surestep.doctor.watcher import Run, Watcher
@@ -72,57 +72,14 @@ from surestep.doctor.wording import format_seconds
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from surestep.doctor.case import Case
 
 SEVERITY = "speed"
+REVIEWED = True
 FIX = "Raise data.num_workers, or make loading cheaper: decode and resize once, store the result."
-_WAIT_SHARE = 0.2  # of the time, above which waiting for data is reported
-_HANDOVER_S = 2e-3  # a batch from a worker costs about 1 ms, so faster loading needs none
-_FEWEST = 20  # steps
 _SHARE = 0.3  # of the time in a script that is watched, which itself takes time
 _WAIT_S = 15e-3  # for a batch: shorter ones may come from other work of the machine
 _MOST_BATCHES = 500  # that are measured
 _MOST_LOADERS = 20
-
-
-def review(case: Case) -> Iterator[Problem]:
-    """Find a run that waits for its data, with the number of workers that would keep up."""
-    from surestep.engine.data.sources import InMemory
-
-    seen, plan = case.observed, case.loop.plan
-    is_in_memory = isinstance(case.loop.loader.source, InMemory)
-    if seen.timed_steps < _FEWEST or is_in_memory or not seen.seconds:
-        return
-    share = seen.data_wait_s / seen.seconds
-    wait_s = seen.data_wait_s / seen.timed_steps
-    step_s = (seen.seconds - seen.data_wait_s) / seen.timed_steps
-    workers = plan.data_num_workers
-    load_s = workers * (step_s + wait_s) if workers else wait_s  # they load a batch each
-    if share <= _WAIT_SHARE or load_s < _HANDOVER_S:
-        return
-    needed = max(workers + 1, math.ceil(load_s / max(step_s, 1e-9) - 1e-6))
-    cores = max(1, case.system.cpus // max(1, case.system.launched.local_size))
-    fix = f"Set data.num_workers={needed}, which would load as fast as the step trains."
-    if needed > cores:
-        fix = (
-            f"{needed} workers would keep up, and a process has {cores} cores here: make loading "
-            "cheaper (decode and resize once, load data into memory), and set "
-            f"data.num_workers={cores}."
-        )
-    yield Problem(
-        f"{share:.0%} of the time was spent waiting for data: loading a batch takes "
-        f"{format_seconds(load_s)} and its step {format_seconds(step_s)}, with "
-        f"data.num_workers={workers}.",
-        {
-            "share": share,
-            "load_s": load_s,
-            "step_s": step_s,
-            "num_workers": workers,
-            "workers_needed": needed,
-            "cores": cores,
-        },
-        fix,
-    )
 
 
 @dataclass
@@ -174,7 +131,7 @@ class Watch(Watcher):
 
     def observe(self, run: Run) -> Iterator[Problem]:
         for times in self._found:
-            if len(times.waits) < _FEWEST or median(times.waits) < _WAIT_S:
+            if len(times.waits) < FEWEST_TIMED or median(times.waits) < _WAIT_S:
                 continue
             share = sum(times.waits) / times.total
             if share > _SHARE:

@@ -42,6 +42,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from surestep.doctor.limits import FEWEST_OTHERS, FEWEST_TARGETS
 from surestep.doctor.problem import Location, Problem
 from surestep.doctor.runtime.values import is_tensor
 from surestep.doctor.watcher import Call, Run, Watcher
@@ -51,12 +52,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from surestep.doctor.data_case import DataCase
 
 SEVERITY = "warning"
+REVIEWED = True
 FIX = "Remove the column from the inputs; of tokens, let the target be the next one."
-_FEWEST = 50  # samples
-_FEWEST_OTHERS = 10  # samples whose target is not the most frequent one
 _FEWEST_CALLS = 3
 _MOST_VALUES = 1_000_000  # of a batch that are compared
 _MOST_LINES = 20
@@ -64,35 +63,6 @@ _LOSSES = (
     *("cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
     *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
 )
-
-
-def inspect(data: DataCase) -> Iterator[Problem]:
-    """Find a column of the inputs that is the target, and tokens that are their own targets."""
-    train = data.train
-    if train.inputs is None or train.targets is None or data.loop.loader.loss.kind == "model":
-        return
-    values, table = train.values, train.features
-    if values is not None and table is not None and table.dim() == 2 and table.shape[1] > 1:
-        others = len(values) - int((values == values.mode().values).sum())
-        is_varied = len(values) >= _FEWEST and others >= _FEWEST_OTHERS
-        equal = (table == values.float()[:, None]).all(0).nonzero().flatten().tolist()
-        if is_varied and equal and train.inputs[0].dim() == 2:
-            yield Problem(
-                f"Column {equal[0]} of the inputs is the target, in all {len(values)} samples that "
-                "were read.",
-                {"columns": equal, "samples": len(values)},
-            )
-    if len(train.targets) == 1 and not train.targets[0].is_floating_point():
-        (targets,) = train.targets
-        for tensor in train.inputs:
-            is_tokens = targets.dim() == 2 and targets.shape[1] > 1 and len(targets) >= 2
-            if is_tokens and tensor.shape == targets.shape and bool((tensor == targets).all()):
-                yield Problem(
-                    f"The targets of all {len(targets)} samples that were read are the tokens of "
-                    "their own inputs: the model is to predict what it is given.",
-                    {"samples": len(targets)},
-                    "Shift them by one: inputs tokens[:, :-1], targets tokens[:, 1:].",
-                )
 
 
 @dataclass
@@ -174,8 +144,8 @@ class Watch(Watcher):
         for seen in [*self._columns.values(), *self._tokens.values()]:
             if (
                 seen.calls < _FEWEST_CALLS
-                or seen.samples < _FEWEST
-                or int(seen.varied) < _FEWEST_OTHERS
+                or seen.samples < FEWEST_TARGETS
+                or int(seen.varied) < FEWEST_OTHERS
             ):
                 continue
             equal = seen.equal.reshape(-1).nonzero().flatten().tolist()

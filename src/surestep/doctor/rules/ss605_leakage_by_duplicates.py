@@ -56,11 +56,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
+from surestep.doctor.limits import DUPLICATE_SHARE
 from surestep.doctor.problem import Location, Problem
 from surestep.doctor.runtime.batches import digest_samples, list_tensors
 from surestep.doctor.runtime.uses import BatchUses
 from surestep.doctor.watcher import Run, Watcher
-from surestep.doctor.wording import list_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,12 +69,9 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.utils.data import DataLoader
 
-    from surestep.doctor.data_case import DataCase
 
 SEVERITY = "warning"
-_FEWEST = 2  # samples in both
-_SHARE = 0.01  # of a set, below which nothing is reported
-_SHOWN = 20  # pairs in the evidence
+REVIEWED = True
 FIX = (
     "Hold samples out, such as torch.utils.data.random_split(data, [0.9, 0.1]): a metric on "
     "training data does not show how the model does on new data."
@@ -85,66 +82,6 @@ _MOST_LOADERS = 20
 _FEWEST_COMPARED = 16  # samples of an evaluation
 _FEWEST_SAME = 8
 _DISTINCT = 0.99  # of the training data: rows of few categories are equal by chance
-
-
-def inspect(data: DataCase) -> Iterator[Problem]:
-    """Find sets with samples of the training data."""
-    from surestep.doctor.rules.ss605_leakage_by_duplicates.duplicates import (
-        find_duplicates,
-        is_same,
-    )
-
-    is_ready = data.loop.loader.is_ready
-    equal = [split.name for split in data.others if is_same(data.train, split)]
-    if same := [*data.same, *equal]:
-        count = "" if data.train.count is None else f"{data.train.count} "
-        yield Problem(
-            f"The {_describe(same)} has the same {count}{'batches' if is_ready else 'samples'} as "
-            "the training data.",
-            {"parts": same, "samples": data.train.count},
-        )
-    for split in data.others:
-        found = None if split.name in same else find_duplicates(data.train, split)
-        if found is None or len(found.pairs) < _FEWEST or found.share < _SHARE:
-            continue
-        row, of_train = found.pairs[0]
-        how = "is also" if found.is_exact else "is nearly equal to a sample"
-        start = f"About {found.share:.0%} of the {_describe([split.name])} {how} in"
-        if split.share is None or data.train.share is None:  # the others may be unlike those read
-            start = f"Samples of the {_describe([split.name])} are also in"
-        yield Problem(
-            f"{start} the training data: of {len(split.rows)} samples that were read, "
-            f"{len(found.pairs)}, such as sample {row} there and sample {of_train} here.",
-            {
-                "part": split.name,
-                "share": found.share,
-                "read": len(split.rows),
-                "exact": found.is_exact,
-                "pairs": [list(pair) for pair in found.pairs[:_SHOWN]],
-            },
-        )
-    yield from _inspect_groups(data)
-
-
-def _inspect_groups(data: DataCase) -> Iterator[Problem]:
-    """Find sets with samples of groups that are in the training data too."""
-    own, others = data.read_origins("groups")
-    trained = set(own)
-    for name, groups in others.items():
-        shared = [group for group in dict.fromkeys(groups) if group in trained]
-        if not shared:
-            continue
-        samples = sum(group in trained for group in groups)
-        yield Problem(
-            f"{len(shared)} of the {len(set(groups))} groups of the {_describe([name])} are in the "
-            f"training data too, such as {shared[0]}: {samples} of its {len(groups)} samples.",
-            {"part": name, "groups": len(shared), "samples": samples, "count": len(groups)},
-            fix="Split by groups, such as with sklearn.model_selection.GroupShuffleSplit.",
-        )
-
-
-def _describe(names: list[str]) -> str:
-    return f"{'test' if names == ['test'] else 'validation'} data {list_names(names)}"
 
 
 @dataclass
@@ -249,7 +186,7 @@ class Watch(Watcher):
             # Training data may be evaluated on purpose, beside data that was not trained on.
             is_on_purpose = bool(others) or seen.dataset in self._datasets
             is_by_chance = self._distinct < _DISTINCT * self._rows
-            if seen.same < _FEWEST_SAME or seen.same < _SHARE * seen.samples:
+            if seen.same < _FEWEST_SAME or seen.same < DUPLICATE_SHARE * seen.samples:
                 continue
             if not is_on_purpose and not is_by_chance:
                 yield Problem(
